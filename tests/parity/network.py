@@ -199,7 +199,7 @@ def _instants(draw: Draw) -> Iterator[tuple[str, Observation]]:
 
 def _looks(jobs: list[Job], schedule: str) -> Iterator[Observation]:
     seen: list[Observation] = []
-    twin.emulate(jobs, generate.hosts(2), schedule, told=lambda one, _: seen.append(one))
+    twin.emulate(jobs, generate.hosts(2), schedule, decided=lambda one, _: seen.append(one))
     return iter(seen)
 
 

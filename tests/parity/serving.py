@@ -332,8 +332,8 @@ MUTANTS = (
         "branches += chosen.admitted[1:]", live=True,
     ),
     Mutant(
-        "serving.prefixcache", CACHE + "policy/__init__.py", "found.add(lookup.matched)",
-        "found.add(lookup.usable)",
+        "serving.prefixcache", CACHE + "policy/__init__.py", "places.add(lookup.matched)",
+        "places.add(lookup.usable)",
     ),
     Mutant(
         "serving.prefixcache", ENGINE + "live/prefixes.py",
@@ -342,7 +342,7 @@ MUTANTS = (
     ),
     Mutant(
         "serving.variants", VARIANTS + "policy/select.py",
-        "if seconds <= left < inf or (left == inf and seen.waiting < QUEUE):", "if True:",
+        "if seconds <= left < inf or (left == inf and request.waiting < QUEUE):", "if True:",
     ),
     Mutant(
         "serving.variants", VARIANTS + "live/service.py", "who = self.groups[request.group.variant.name]",

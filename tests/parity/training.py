@@ -581,8 +581,9 @@ MUTANTS = (
     ),
     Mutant(
         "training.pipelines", "training/pipelines/live/entry.py",
-        "return found.layout, found.how",
-        "return Layout(found.layout.pipelines[::-1], found.layout.microbatches[::-1]), found.how", live=True,
+        "return decision.layout, decision.how",
+        "return Layout(decision.layout.pipelines[::-1], decision.layout.microbatches[::-1]),"
+        " decision.how", live=True,
     ),
     Mutant(
         "training.gradsync", "training/gradsync/policy/__init__.py",

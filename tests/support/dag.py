@@ -33,7 +33,7 @@ def recorded(folder: Path) -> Path:
     log = eventlog.EventLog(folder / eventlog.NAME)
     try:
         run(
-            [job, other], resources, "mxdag", told=partial(log.decision, "network.dag", "mxdag"),
+            [job, other], resources, "mxdag", decided=partial(log.decision, "network.dag", "mxdag"),
             did=lambda what: log.append("effect", **to_plain(what)),
         )  # fmt: skip
     except UserError as error:

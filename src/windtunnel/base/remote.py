@@ -205,7 +205,7 @@ class Link:
     def _answer(
         self, connection: _Connection, declared: Method, streams: dict[str, Any], answered: list[bool]
     ) -> tuple[Message, bytes]:
-        """What the call comes to, with what it asks for meanwhile. ``heard``: filled by the first message."""
+        """What the call comes to, with what it asks for meanwhile. ``answered``: set by the first message."""
         cancel: threading.Event | None = streams.get(declared.role("cancel"))
         failed: list[Exception] = []
         while True:

@@ -42,7 +42,9 @@ def calibrate(
         return _show(load_cluster(f"{shown or 'cpu'}:1x1").host.device)
     if shown:
         raise UserError(f"calibrate: argument {shown!r} is too much, accepted are NAME, or 'show' and DEVICE")
-    capability = next((one.package for one in CAPABILITIES if one.calibrates and one.name == name), None)
+    capability = next(
+        (entry.package for entry in CAPABILITIES if entry.calibrates and entry.name == name), None
+    )
     of_device = {} if capability else {"device": name, "threads": threads, "operators": operators}
     measured = import_module(f"{capability or DEVICES}.calibrate").calibrate_here
     with shown_progress(f"calibrate {name}") as progress:

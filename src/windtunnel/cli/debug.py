@@ -30,14 +30,14 @@ def sql(trace: Where, query: Query, database: Database = None, as_json: Json = F
     """
     from windtunnel.control.debug import sql as ask
 
-    found, log = _opened(trace)
+    trace_, log = _opened(trace)
     with closing(log):
-        columns, rows, said = ask(found, query, log=log, database=database)
+        columns, rows, report = ask(trace_, query, log=log, database=database)
     if as_json:
         _json([dict(zip(columns, row, strict=True)) for row in rows])
     for row in () if as_json else (columns, *rows):
         typer.echo("\t".join(map(str, row)))
-    for note in _notes(said):
+    for note in _notes(report):
         typer.echo(note, err=True)
 
 
@@ -58,10 +58,12 @@ def replay(
 
     if debugger and request is None:
         raise UserError("debug replay: --pdb is given without --request, in whose handlers it is to stop")
-    found, log = _opened(trace)
+    trace_, log = _opened(trace)
     with closing(log):
-        done = again(found, log=log, database=database, stop=request if debugger else None)
-    done["divergences"] = [one for one in done["divergences"] if request in (None, one[1])]
+        done = again(trace_, log=log, database=database, stop=request if debugger else None)
+    done["divergences"] = [
+        divergence for divergence in done["divergences"] if request in (None, divergence[1])
+    ]
     _json(done) if as_json else typer.echo(_summary(done))
     _less(done, "debug replay: transactions did otherwise" if done["divergences"] else "")
 
@@ -81,10 +83,10 @@ def retro(
     """
     from windtunnel.control.debug import retro as tried
 
-    found, log = _opened(trace)
+    trace_, log = _opened(trace)
     with closing(log):
-        done = tried(found, code, log=log, database=database, check=check)
-    bad = sum(len(one["orders"]) for one in done["outcomes"] if one["violations"])
+        done = tried(trace_, code, log=log, database=database, check=check)
+    bad = sum(len(outcome["orders"]) for outcome in done["outcomes"] if outcome["violations"])
     if as_json:
         _json(done)
     else:
@@ -93,10 +95,16 @@ def retro(
             f"{'' if done['counted'] else 'at least '}{done['possible']} orders within 2 preemptions tried, "
             f"{len(done['outcomes'])} outcomes" + f"; the check finds rows in {bad} of them" * bool(check)
         )
-        for number, one in enumerate(done["outcomes"], 1):
-            where = "the recorded order" if 0 in one["orders"] else "other orders"
-            lines = [*(["check", "", None, row] for row in one["violations"]), *one["answers"], *one["rows"]]
-            typer.echo(f"outcome {number}: {len(one['orders'])} orders ({where}), {len(lines)} differences")
+        for number, outcome in enumerate(done["outcomes"], 1):
+            where = "the recorded order" if 0 in outcome["orders"] else "other orders"
+            lines = [
+                *(["check", "", None, row] for row in outcome["violations"]),
+                *outcome["answers"],
+                *outcome["rows"],
+            ]
+            typer.echo(
+                f"outcome {number}: {len(outcome['orders'])} orders ({where}), {len(lines)} differences"
+            )
             for table, key, before, after in lines[:20]:  # --json has all
                 typer.echo(f"  {table} {key}: {before} -> {after}"[:300])
     _less(done["recorded"], f"debug retro: the check finds rows in {bad} orders" if bad else "")
@@ -124,7 +132,7 @@ def _summary(done: dict[str, Any]) -> str:
 
 
 def _notes(done: dict[str, Any]) -> list[str]:
-    others = ["transaction {} of request {}, {}: {}".format(*one) for one in done["divergences"]]
+    others = ["transaction {} of request {}, {}: {}".format(*row) for row in done["divergences"]]
     return [*(f"note: {note}" for note in done["notes"]), *others]
 
 

@@ -69,15 +69,15 @@ def profile(
     }
     checked(tuple(like.values()), "embeddings profile")
     with shown_progress("profile") as progress:
-        found = profile(
+        statistics = profile(
             logs, features=feature or (), rows=_by_name("--rows", rows, int),
             hashes=_by_name("--hash", hashes, str), like=like, window=window, progress=progress,
         )  # fmt: skip
-        found.save(out)
+        statistics.save(out)
     if as_json:
-        tables = [to_plain(table) | to_plain(found.facts[table.name]) for table in found.tables]
+        tables = [to_plain(table) | to_plain(statistics.facts[table.name]) for table in statistics.tables]
         return print_json({"folder": str(out), "tables": tables})
-    _show(found, out)
+    _show(statistics, out)
 
 
 def _by_name(option: str, given: Sequence[str] | None, kind: Callable[[str], Value]) -> dict[str, Value]:
@@ -175,20 +175,20 @@ def plan(
     ]
     for option, path in (("--out", out), ("--torchrec", torchrec)):
         _check_place(option, path)
-    made = plan_run(
+    planned = plan_run(
         cluster, synthetic=synthetic, statistics=statistics, policy=policy, batch=batch, memory=sizes[0],
         host_memory=sizes[1], state_bytes=state_bytes, columns=columns, seed=seed,
     )  # fmt: skip
     if out is not None:
-        files.write_plan(out, made.wanted.tables, made.plan)
+        files.write_plan(out, planned.wanted.tables, planned.plan)
     if torchrec is not None:
         from windtunnel.data.embeddings.torchrec import write_sharding
 
-        write_sharding(torchrec, made.wanted.tables, made.plan)
+        write_sharding(torchrec, planned.wanted.tables, planned.plan)
     if as_json:
-        print_json(made.plain())
+        print_json(planned.plain())
     else:
-        show(made)
+        show(planned)
 
 
 def _check_place(option: str, path: Path | None) -> None:

@@ -101,15 +101,15 @@ def plan(
     if out is not None:
         check_place(out)
     with shown_progress("gradsync plan") as progress:
-        made = plan_run(
+        planned = plan_run(
             script, arguments or (), cluster=cluster, profile=profile, codecs=codecs or (), seed=seed,
             lossy=lossy, progress=progress,
         )  # fmt: skip
     if out is not None:
-        write(out, made.plan)
+        write(out, planned.plan)
     if as_json:
-        return print_json(made.plain())
-    show(made)
+        return print_json(planned.plain())
+    show(planned)
 
 
 @group.command("explain")
@@ -124,7 +124,7 @@ def explain(
     from windtunnel.training.gradsync.report import show
     from windtunnel.training.gradsync.run import stored
 
-    made = stored(run)
+    planned = stored(run)
     if as_json:
-        return print_json(made.plain())
-    show(made, reasons=True)
+        return print_json(planned.plain())
+    show(planned, reasons=True)

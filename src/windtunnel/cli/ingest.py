@@ -63,11 +63,11 @@ def layout(
 
     known = [session.read(path) for path in sessions]
     with shown_progress("layout") as progress:
-        made = lay_out(table, known, out, group_rows=rows, progress=progress)
+        new = lay_out(table, known, out, group_rows=rows, progress=progress)
     if as_json:
-        return print_json(to_plain(made) | {"folder": str(made.folder)})
+        return print_json(to_plain(new) | {"folder": str(new.folder)})
     cells = []
-    for path, before, after in zip(sessions, made.before, made.after, strict=True):
+    for path, before, after in zip(sessions, new.before, new.after, strict=True):
         counts = [
             text
             for row in (before, after)
@@ -78,8 +78,8 @@ def layout(
     head = ("session", *(f"{kind} {when}" for when in ("before", "after") for kind in kinds))
     print_table(head, cells, "counted")
     typer.echo(
-        f"{made.folder}: {len(made.order):,} columns, row groups of {made.group_rows:,} rows; the same rows"
-        f" for every session; {units.share(made.reuse.popular)} of its bytes serve 80 % of the bytes read"
+        f"{new.folder}: {len(new.order):,} columns, row groups of {new.group_rows:,} rows; the same rows"
+        f" for every session; {units.share(new.reuse.popular)} of its bytes serve 80 % of the bytes read"
     )
 
 
@@ -106,10 +106,12 @@ def characterise(
     if demand is not None and not demand > 0:
         raise UserError(f"`demand` {demand:g} is not accepted; accepted are rows a second above 0")
     with shown_progress("characterise") as progress:
-        found = characterise(session.read(path), splits=splits, demand=demand, progress=progress)
+        character = characterise(session.read(path), splits=splits, demand=demand, progress=progress)
     if as_json:
-        return print_json(to_plain(found) | {"amplification": found.amplification, "rate": found.rate})
-    print_table(("what", ">figure", "how it is known"), lines(found), str(path))
+        return print_json(
+            to_plain(character) | {"amplification": character.amplification, "rate": character.rate}
+        )
+    print_table(("what", ">figure", "how it is known"), lines(character), str(path))
 
 
 @group.command("demo")

@@ -61,9 +61,9 @@ def _missing(error: ModuleNotFoundError, verb: str) -> Exception:
     if name in ("", "windtunnel"):
         return error
     at_work = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    extras = [one.extra for one in CAPABILITIES if verb in one.verbs] or ["train"]
+    extras = [entry.extra for entry in CAPABILITIES if verb in entry.verbs] or ["train"]
     for module in at_work:
-        extras += [one.extra for one in CAPABILITIES if f"{module}.".startswith(f"{one.package}.")]
+        extras += [entry.extra for entry in CAPABILITIES if f"{module}.".startswith(f"{entry.package}.")]
     return UserError(
         f"{verb}: the Python package {name!r} is not installed, "
         f"pip install 'windtunnel[{extras[-1]}]' brings all that this needs"

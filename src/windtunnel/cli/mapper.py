@@ -38,10 +38,10 @@ def search(
 
     chip = read_accelerator(accelerator)
     rows = make(read_layers(layer), chip, dataflow, policy)
-    shown = [(f"{one.layer.name}  {one.decision.mapping.dataflow}", one.cost) for one in rows]
+    shown = [(f"{row.layer.name}  {row.decision.mapping.dataflow}", row.cost) for row in rows]
     shown += [("together", total(cost for _, cost in shown))] if len(rows) > 1 else []
     _show(chip, "layer", shown, as_json, [*map(vars, rows)])
-    if beam := [one.layer.name for one in rows if not one.decision.exact]:
+    if beam := [row.layer.name for row in rows if not row.decision.exact]:
         typer.echo(f"not exact, by a beam: {', '.join(beam)}", err=as_json)
     if len(rows) == 1 and not as_json:
         typer.echo(f"{rows[0].decision.utilisation:.0%} of all PEs work; the schedule:")
@@ -59,13 +59,15 @@ def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_js
     from windtunnel.silicon.mapper import read_accelerator, read_layers
     from windtunnel.silicon.mapper.run import allocate as make
 
-    made = make(read_layers(layer), read_accelerator(accelerator), dataflow)
+    allocation = make(read_layers(layer), read_accelerator(accelerator), dataflow)
     lines = []
-    for name, point in (("base", made.base), ("best", made.best)):
+    for name, point in (("base", allocation.base), ("best", allocation.best)):
         levels = ", ".join(f"{level.name} {size(level.capacity)}" for level in point.accelerator.levels)
         lines.append(f"{name}  {point.energy:.4g} J  {point.cycles:.4g} cycles  {levels}")
-    lines.append(f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)")
-    emit(as_json, {"energy_gain": made.gain, **to_plain(made)}, lines)
+    lines.append(
+        f"{allocation.gain:.2f} times less energy, the best of {len(allocation.points)} sizes (emulated)"
+    )
+    emit(as_json, {"energy_gain": allocation.gain, **to_plain(allocation)}, lines)
 
 
 @group.command("profile")
@@ -81,11 +83,13 @@ def profile(
     from windtunnel.silicon.mapper.run import profile as make
 
     chip = read_accelerator(accelerator)
-    made = make(run, chip, out, policy)
-    files = {"cluster": str(made.cluster), "profile": str(made.profile)}
-    _show(chip, "operators of a rank's step", [*made.kinds.items(), ("together", made.step)], as_json, files)
+    result = make(run, chip, out, policy)
+    files = {"cluster": str(result.cluster), "profile": str(result.profile)}
+    _show(
+        chip, "operators of a rank's step", [*result.kinds.items(), ("together", result.step)], as_json, files
+    )
     if not as_json:
-        typer.echo(f"Profile  {made.profile}\nCluster  {out}, for: windtunnel emulate --cluster {out} …")
+        typer.echo(f"Profile  {result.profile}\nCluster  {out}, for: windtunnel emulate --cluster {out} …")
 
 
 def _show(chip: Any, what: str, rows: list[tuple[str, Any]], as_json: bool, more: Any) -> None:

@@ -31,12 +31,12 @@ def resilience(
     from windtunnel.training.goodput.planning import plan
 
     with shown_progress("plan") as progress:
-        made = plan(request, progress)
+        result = plan(request, progress)
     if html is not None:
-        report.write_page(html, made, request.cluster)
+        report.write_page(html, result, request.cluster)
     if as_json:
-        return print_json(report.plain(made))
+        return print_json(report.plain(result))
     console = Console()
-    report.show(made, console)
+    report.show(result, console)
     if html is not None:
         console.print(f"Plots  {html}")

@@ -159,14 +159,14 @@ def serve(
     run(served, ready)
 
 
-def _emulate(as_json: bool, **asked: Any) -> None:
+def _emulate(as_json: bool, **options: Any) -> None:
     from windtunnel.serving import simulate
     from windtunnel.serving.engine import report
 
-    made = simulate(**asked)
+    emulated = simulate(**options)
     if as_json:
-        print_json({"run": made.run, **made.summary, "about": made.about})
+        print_json({"run": emulated.run, **emulated.summary, "about": emulated.about})
         return
     from rich.console import Console
 
-    report.show(made, Console())
+    report.show(emulated, Console())

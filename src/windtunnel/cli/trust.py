@@ -44,15 +44,15 @@ def attack(mode: Mode = "all", as_json: Json = False) -> None:
 
     with TemporaryDirectory() as folder:
         modes = shield.MODES if choice("mode", mode, (*shield.MODES, "all")) == "all" else [mode]
-        found = {each: shield.attack(each, Path(folder)) for each in modes}
-    missed = {each: [name for name in row if not row[name]] for each, row in found.items()}
+        results = {each: shield.attack(each, Path(folder)) for each in modes}
+    missed = {each: [name for name in row if not row[name]] for each, row in results.items()}
     lines = []
-    for each, row in found.items():
+    for each, row in results.items():
         detected = [name for name in row if row[name] and name != "honest"]
         lines.append(
             f"{each}: undetected {', '.join(missed[each]) or 'none'}; detected {', '.join(detected)}"
         )
-    emit(as_json, found, lines)
+    emit(as_json, results, lines)
     for each, names in missed.items():
         if names != (["replay", "rollback"] if each == "mac" else []):  # the control must miss them
             raise LessError(f"trust attack: {each} does not find out: {', '.join(names) or 'nothing'}")

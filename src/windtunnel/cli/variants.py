@@ -35,7 +35,7 @@ def add(
     from windtunnel.serving.variants.live.registry import add as register
 
     entries, left_out = register(model, data, home, task=task, architecture=architecture, compiled=compile)
-    _show([one.variant for one in entries])
+    _show([entry.variant for entry in entries])
     for words in left_out:
         typer.echo(f"Left out  {words}")
 

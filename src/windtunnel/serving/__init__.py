@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.serving.engine.twin.world import Served
 
 
-def simulate(**asked: Any) -> Emulated:
+def simulate(**options: Any) -> Emulated:
     """A trace of requests on a cluster that is not there, kept as a run; the arguments are the fields of
     `windtunnel.serving.engine.emulation.Emulation`.
 
@@ -24,7 +24,7 @@ def simulate(**asked: Any) -> Emulated:
     """
     from windtunnel.serving.engine.emulation import Emulation, emulate
 
-    return emulate(Emulation(**asked))
+    return emulate(Emulation(**options))
 
 
 def emulated(*given: Any, **options: Any) -> Served:

@@ -176,13 +176,13 @@ def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) ->
         with _metered(basics, "fork"):
             forked = host.fork(box.tip)
         host.remove(forked[0].name)
-        for one in boxes[1:]:
-            one.run(f"kill $(jobs -p) 2> /dev/null; sleep {1000 + number} &")
+        for other in boxes[1:]:
+            other.run(f"kill $(jobs -p) 2> /dev/null; sleep {1000 + number} &")
         with _metered(basics, "at_once"):
             for pending in [box.end_turn(urgent=True) for box in boxes[1:]]:
                 pending.wait()
-    for one in boxes:
-        host.remove(one.name)
+    for other in boxes:
+        host.remove(other.name)
     progress("basics", 1.0)
     return basics
 

@@ -257,14 +257,14 @@ def room_for(context: Context, box: str, what: str) -> None:
 def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
     """Bytes that the sandbox's root may use beyond its image. Raises UserError where it names a limit that
     cannot be held here."""
-    asked, pool = spec.limits.disk, context.pool
-    why = pool.unbounded(asked=bool(asked))
-    if asked and why:
+    limit, pool = spec.limits.disk, context.pool
+    why = pool.unbounded(limited=bool(limit))
+    if limit and why:
         raise UserError(
-            f"sandbox {spec.name}: a limit of {asked >> 20} MiB of disk cannot be held here: {why}; "
+            f"sandbox {spec.name}: a limit of {limit >> 20} MiB of disk cannot be held here: {why}; "
             "leave `disk` away, or say `disk` none"
         )
-    return disk_limit(asked, pool.usage()[1], bounded=not why)
+    return disk_limit(limit, pool.usage()[1], bounded=not why)
 
 
 def leftovers(home: Home) -> list[str]:
@@ -274,9 +274,9 @@ def leftovers(home: Home) -> list[str]:
         return []
     records = {folder.name: read_record(folder) for folder in sorted(home.boxes.iterdir())}
     owned = {name for name, record in records.items() if record is not None and record.status != "making"}
-    found = machine.leftovers(home, owned)
-    found += [f"half-made sandbox {name}" for name in records if name not in owned]
+    names = machine.leftovers(home, owned)
+    names += [f"half-made sandbox {name}" for name in records if name not in owned]
     dumps = home.path / "dumps"
     if dumps.is_dir():
-        found += [f"half-stored process image {path.name}" for path in sorted(dumps.iterdir())]
-    return found
+        names += [f"half-stored process image {path.name}" for path in sorted(dumps.iterdir())]
+    return names

@@ -75,12 +75,12 @@ class SandboxCosts:
     """How many checkpoints' disk parts go on at once before they slow one another down."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"{one.name} is {value}, accepted is a number from 0")
-            if one.name.endswith("_cpu") and value > 1:
-                raise ValueError(f"{one.name} is {value}, accepted is 0 to 1")
+                raise ValueError(f"{entry.name} is {value}, accepted is a number from 0")
+            if entry.name.endswith("_cpu") and value > 1:
+                raise ValueError(f"{entry.name} is {value}, accepted is 0 to 1")
         if self.disk_lanes <= 0:
             raise ValueError("disk_lanes is 0, accepted is a positive number")
 

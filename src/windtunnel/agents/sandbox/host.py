@@ -123,10 +123,10 @@ class Host:
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | None = None
         try:
-            pool, found = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None
+            pool, program = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None
             if policy in READS_EFFECTS:
                 inspector = (
-                    DiffInspector(self._pids, self._changed, images=found is not None)
+                    DiffInspector(self._pids, self._changed, images=program is not None)
                     if self._rootless or kernel.missing()
                     else Inspector()
                 )
@@ -134,7 +134,7 @@ class Host:
                 home=self.home,
                 pool=pool,
                 store=Store(self.home.pages),
-                criu=found,
+                criu=program,
                 inspector=inspector,
                 engine=Engine(workers, decide=self._pick, chosen=self._picked),
                 rules=rules,
@@ -590,7 +590,7 @@ class Host:
         # names what is being restored
         tips = dict.fromkeys(tuple(self._claims), "")
         tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
-        tips |= {f"in use: {one}": one for one in tuple(context.in_use)}
+        tips |= {f"in use: {id_}": id_ for id_ in tuple(context.in_use)}
 
         def decide(box: str, past: policies.Past) -> policies.Forget:
             log = context.log(box if box in self._boxes else "")

@@ -168,7 +168,9 @@ def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
             continue
         with contextlib.suppress(MachineError):
             held = State.of(known[name]).text("descriptors").splitlines()
-            lacks += [Lack("descriptors", f"shell {name}: descriptor {one}", "") for one in held]
+            lacks += [
+                Lack("descriptors", f"shell {name}: descriptor {descriptor}", "") for descriptor in held
+            ]
     with contextlib.suppress(OSError):
         count = len(os.listdir(f"/proc/{machine.pid}/root/{SHARED}"))
         if count:
@@ -179,7 +181,7 @@ def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
 def _is_service(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(one.startswith(f"{SERVICE}=".encode()) for one in file.read().split(b"\0"))
+            return any(variable.startswith(f"{SERVICE}=".encode()) for variable in file.read().split(b"\0"))
     except OSError:
         return False
 

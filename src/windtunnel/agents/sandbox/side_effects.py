@@ -228,23 +228,23 @@ class Journal:
         return happened
 
     def _make(self, planned: SideEffect, box: str, call: Callable[[str], Any], doubt: bool) -> Any:
-        one = (planned.line, planned.key, planned.intent, planned.turn)
+        record = (planned.line, planned.key, planned.intent, planned.turn)
         try:
             result = call(planned.token)
         except NotDone as error:
             # that this call did nothing says nothing about an earlier one
-            self._write(*one, "unknown" if doubt else "failed", planned.token, fault=str(error))
+            self._write(*record, "unknown" if doubt else "failed", planned.token, fault=str(error))
             raise
         except BaseException as error:
-            self._write(*one, "unknown", planned.token, fault=f"{type(error).__name__}: {error}")
+            self._write(*record, "unknown", planned.token, fault=f"{type(error).__name__}: {error}")
             raise
         try:
             text = _json(result)
         except (TypeError, ValueError) as error:
             fault = f"its result cannot be recorded: {error}"
-            self._write(*one, "done", planned.token, fault=fault)
+            self._write(*record, "done", planned.token, fault=fault)
             raise SideEffectError(f"{_words(box, planned)} happened, but {fault}") from error
-        self._write(*one, "done", planned.token, text)
+        self._write(*record, "done", planned.token, text)
         return result
 
     def _find(self, box: str, key: str) -> SideEffect | None:

@@ -25,14 +25,14 @@ def verify(context: Context, ids: Iterable[str]) -> VerifyReport:
         known, unreadable = _manifests(context)
         chosen = [known[id] for id in wanted if id in known]
         right, scrubbed = context.pool.scrubbed()
-        found, read = _damage(context, chosen, files=not right)
+        damage, read = _damage(context, chosen, files=not right)
         damaged = []
         for id in wanted:
-            words = [unreadable[id]] if id in unreadable else found.get(id, [])
+            words = [unreadable[id]] if id in unreadable else damage.get(id, [])
             if words:
                 manifest = known.get(id)
                 box, turn = (manifest.box, manifest.turn) if manifest else ("", 0)
-                instead = whole_before(context, manifest, known, found, files=not right) if manifest else ""
+                instead = whole_before(context, manifest, known, damage, files=not right) if manifest else ""
                 damaged.append(Damage(id, box, turn, tuple(words), instead))
     finally:
         for id in wanted:
@@ -46,21 +46,21 @@ def whole_before(
     context: Context,
     damaged: Manifest,
     known: Mapping[str, Manifest],
-    found: dict[str, list[str]] | None = None,
+    damage: dict[str, list[str]] | None = None,
     *,
     files: bool = False,
 ) -> str:
     """Id of the newest checkpoint before ``damaged`` that is whole; empty where there is none.
 
-    ``found``: damage that is known already; what is looked at is added. ``files``: read them, too; else they
+    ``damage``: damage that is known already; what is looked at is added. ``files``: read them, too; else they
     only have to be there.
     """
-    found = {} if found is None else found
+    damage = {} if damage is None else damage
     at = known.get(damaged.parent or "")
     while at is not None:
-        if at.id not in found:
-            found.update(_damage(context, [at], files=files)[0])
-        if not found[at.id]:
+        if at.id not in damage:
+            damage.update(_damage(context, [at], files=files)[0])
+        if not damage[at.id]:
             return at.id
         at = known.get(at.parent or "")
     return ""
@@ -88,11 +88,11 @@ def _damage(context: Context, manifests: list[Manifest], *, files: bool) -> tupl
     trees: dict[str, list[str]] = {snapshot: [] for snapshot in snapshots if snapshot in there}
     if files and trees:
         trees, read = context.pool.verify(sorted(trees))
-    found = {
+    damaged = {
         manifest.id: [
             *(pages.damage[manifest.image.id] if manifest.image else ()),
             *(trees.get(manifest.files.id, ["its snapshot of files is missing"]) if manifest.files else ()),
         ]
         for manifest in manifests
     }
-    return found, pages.bytes + read
+    return damaged, pages.bytes + read

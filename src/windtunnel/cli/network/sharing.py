@@ -31,9 +31,9 @@ def attach(device: Device, spec: File, lends: Lend = False, log: LogFile = None)
     from windtunnel.network.sharing.live import attachment
     from windtunnel.network.sharing.spec import read_spec
 
-    found = attachment.attach(device, read_spec(spec))
-    typer.echo(f"Attached  {device}, {found.hook}")
-    _stay(found, lends, log)
+    attached = attachment.attach(device, read_spec(spec))
+    typer.echo(f"Attached  {device}, {attached.hook}")
+    _stay(attached, lends, log)
 
 
 @group.command("set")
@@ -45,9 +45,9 @@ def set_(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -
     from windtunnel.network.sharing.live import attachment
     from windtunnel.network.sharing.spec import read_spec
 
-    found = attachment.set_spec(device, read_spec(spec))
-    typer.echo(f"Set  {device}, {found.hook}")
-    _stay(found, lends, log)
+    attached = attachment.set_spec(device, read_spec(spec))
+    typer.echo(f"Set  {device}, {attached.hook}")
+    _stay(attached, lends, log)
 
 
 @group.command("show")
@@ -90,12 +90,12 @@ def clear(device: Device) -> None:
     typer.echo(f"Cleared  {device}, {' and '.join(hooks)}" if hooks else f"{device} had no shares")
 
 
-def _stay(found: Attachment, lends: bool, log: Path | None) -> None:
+def _stay(attached: Attachment, lends: bool, log: Path | None) -> None:
     if log is not None and not lends:
         raise UserError("network sharing: --log needs --lend")
     if not lends:
-        found.close()
+        attached.close()
         return
     from windtunnel.network.sharing.live.lending import lend
 
-    typer.echo(f"Lends  {lend(found, log=log)}")
+    typer.echo(f"Lends  {lend(attached, log=log)}")

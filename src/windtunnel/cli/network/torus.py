@@ -40,17 +40,17 @@ def plan(
     """
     from windtunnel.network.torus.planning import plan as make
 
-    made = make(dims, failed or (), method, out).plain()
+    result = make(dims, failed or (), method, out).plain()
     lines = [
-        f"{dims}: {made['nodes']} nodes, {made['pairs']:,} pairs, by {made['method']}, no conflicts",
-        f"wavelengths       {made['wavelengths']} (lower bound {made['lower_bound']})",
+        f"{dims}: {result['nodes']} nodes, {result['pairs']:,} pairs, by {result['method']}, no conflicts",
+        f"wavelengths       {result['wavelengths']} (lower bound {result['lower_bound']})",
     ]
     if failed:
-        published = made["backup_lower_bound_published"]
+        published = result["backup_lower_bound_published"]
         also = f", published for such a failure: {published}" if published is not None else ""
         lines += [
-            f"rerouted          {made['rerouted']:,} pairs",
-            f"backup among them {made['backup_wavelengths']}"
-            f" (lower bound {made['backup_lower_bound']}{also})",
+            f"rerouted          {result['rerouted']:,} pairs",
+            f"backup among them {result['backup_wavelengths']}"
+            f" (lower bound {result['backup_lower_bound']}{also})",
         ]
-    emit(as_json, made, (*lines, f"paths             {made['file']}"))
+    emit(as_json, result, (*lines, f"paths             {result['file']}"))

@@ -60,9 +60,9 @@ def real(x: NDArray[Any]) -> NDArray[Any]:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
-def with_nulls(values: pa.Array, filled_: NDArray[Any]) -> pa.Array:
-    """``made``, with the nulls of ``values``."""
-    return pa.array(filled_, mask=null(values) if values.null_count else None)
+def with_nulls(values: pa.Array, filled: NDArray[Any]) -> pa.Array:
+    """``filled``, with the nulls of ``values``."""
+    return pa.array(filled, mask=null(values) if values.null_count else None)
 
 
 def numbers(column: pa.Array, function: Callable[[NDArray[Any]], NDArray[Any]]) -> pa.Array:

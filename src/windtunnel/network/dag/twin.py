@@ -63,8 +63,8 @@ def emulate(
 ) -> Result:  # fmt: skip
     """Let all jobs end.
 
-    ``believed``: by job and task, how many times its true size a task is thought to have (1). ``told``: gets
-    every decision beside what it was made of.
+    ``believed``: by job and task, how many times its true size a task is thought to have (1). ``decided``:
+    gets every decision beside what it was made of.
 
     Raises:
         UserError: jobs that are none (`policy.paths.checked`), or of too many pieces.

@@ -215,7 +215,7 @@ class Prices:
         )  # fmt: skip
 
     def loads(self, call: Call, loads_: dict[int, float]) -> dict[int, float]:
-        """What ``call`` puts on links for each of its bytes, where a ring puts ``found``."""
+        """What ``call`` puts on links for each of its bytes, where a ring puts ``loads_``."""
         group = tuple(self.ranks[rank] for rank in call.groups[0])
         if not self.ways or self._group(call, group, self.ways) >= self._group(call, group, ()):
             return loads_

@@ -46,5 +46,5 @@ def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
         ("for each token of it", time.token), ("for each token that such a one attends to", time.pair),
     ):  # fmt: skip
         table.add_row(words, f"{value:.4g}")
-    said = f"{len(points)} steps of {MODEL}, {error:.1%} from the step model on average"
-    return Calibrated(path, said, table)
+    summary = f"{len(points)} steps of {MODEL}, {error:.1%} from the step model on average"
+    return Calibrated(path, summary, table)

@@ -110,7 +110,7 @@ def emulate(emulation: Emulation) -> Emulated:
             emulation, trace, place, objective, log.decision if emulation.every else None, policies
         )
         times = figures.times(served, objective, emulation.pace)
-        made = figures.summary(
+        summary = figures.summary(
             served, times, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
         )  # fmt: skip
         about = {
@@ -123,8 +123,8 @@ def emulate(emulation: Emulation) -> Emulated:
             "prefix cache": _cache_in_words(emulation, trace, place),
             "promised": figures.promised(objective),
         }
-        run.finish({**made, "about": about})
-    return Emulated(run.id, made, about, tuple(served), times)
+        run.finish({**summary, "about": about})
+    return Emulated(run.id, summary, about, tuple(served), times)
 
 
 def stages(output: int, branches: tuple[int, ...]) -> tuple[Stage, ...]:
@@ -170,11 +170,11 @@ def _trace(emulation: Emulation) -> Requests:
     if emulation.count:
         trace = trace.repeated(emulation.count)
     if emulation.branches:
-        told = pairs("branches", emulation.branches, ("share", "count", "tokens"))
-        low, _, high = told["count"].partition("-")
+        fields = pairs("branches", emulation.branches, ("share", "count", "tokens"))
+        low, _, high = fields["count"].partition("-")
         try:
-            share, count = float(told["share"]), (int(low), int(high or low))
-            tokens = float(told["tokens"])
+            share, count = float(fields["share"]), (int(low), int(high or low))
+            tokens = float(fields["tokens"])
         except ValueError as error:
             raise UserError(f"serve: `branches` {emulation.branches!r}: {error}") from None
         trace = traces.branched(trace, share, count, tokens, np.random.default_rng(emulation.seed))
@@ -235,10 +235,10 @@ def pairs(field: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
     Raises:
         UserError: it is something else.
     """
-    found = dict(one.partition("=")[::2] for one in text.split(","))
-    if set(found) != set(names) or len(found) != text.count(",") + 1:
+    values = dict(part.partition("=")[::2] for part in text.split(","))
+    if set(values) != set(names) or len(values) != text.count(",") + 1:
         raise UserError(f"serve: `{field}` {text!r} is not accepted; use {'=…,'.join(names)}=…")
-    return found
+    return values
 
 
 def _serve(
@@ -257,9 +257,9 @@ def _serve(
                 decide=PREFIX_POLICIES[emulation.rules],
             )  # fmt: skip
         prefixes = Prefixes(cache, symbols) if cache is not None else None
-        told = log if host == 0 else None
+        host_log = log if host == 0 else None
         part = requests[host :: place.hosts]
         served.append(
-            serve(part, place.limits, place.time, prefixes=prefixes, log=told, every=every, own=policies)
+            serve(part, place.limits, place.time, prefixes=prefixes, log=host_log, every=every, own=policies)
         )
     return served

@@ -46,13 +46,15 @@ def chosen(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
 
 
 def _checked(path: Path, decide: Policy, kind: type, right: Callable[[Any, Any], bool]) -> Policy:
-    def checked(seen: Any) -> Any:
-        made = decide(seen)
-        if not isinstance(made, kind):
-            raise ScriptError(f"{path}: decide answered {made!r}, accepted is a {kind.__module__}.Decision")
-        if not right(seen, made):
-            raise ScriptError(f"{path}: decide answered {made!r}, which is not possible here")
-        return made
+    def checked(observation: Any) -> Any:
+        decision = decide(observation)
+        if not isinstance(decision, kind):
+            raise ScriptError(
+                f"{path}: decide answered {decision!r}, accepted is a {kind.__module__}.Decision"
+            )
+        if not right(observation, decision):
+            raise ScriptError(f"{path}: decide answered {decision!r}, which is not possible here")
+        return decision
 
     return checked
 
@@ -70,7 +72,7 @@ def _planned(observation: admission.Observation, decision: admission.Decision) -
     """Whether these requests wait, those that are admitted fit, and what is prefilled is to be prefilled."""
     waiting = {waiting.request: waiting for waiting in observation.waiting}
     moved = [*decision.admit, *decision.refuse, *decision.defer]
-    taken = [waiting[one] for one in decision.admit if one in waiting]
+    taken = [waiting[number] for number in decision.admit if number in waiting]
     stops = {(filling.request, filling.unit): filling.stop for filling in observation.filling}
     stops |= {(waiting.request, 0): waiting.stop for waiting in taken}
     return (
@@ -78,7 +80,7 @@ def _planned(observation: admission.Observation, decision: admission.Decision) -
         and len(taken) <= observation.slots
         and sum(waiting.reserve for waiting in taken) <= observation.free
         and len({part[:2] for part in decision.prefill}) == len(decision.prefill)
-        and all(1 <= tokens <= stops.get((one, unit), 0) for one, unit, tokens in decision.prefill)
+        and all(1 <= tokens <= stops.get((number, unit), 0) for number, unit, tokens in decision.prefill)
     )
 
 

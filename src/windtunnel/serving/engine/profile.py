@@ -50,9 +50,9 @@ def fit(points: Sequence[Point], seconds: Sequence[float], fused: bool = False) 
             for n, k, chunks in points
         ]
     ).T  # fmt: skip
-    found = StepTime(*least_squares(list(columns), np.array(seconds)))
-    buffer = np.array([found.of(*point) for point in points])
-    return found, float(np.mean(np.abs(buffer / np.array(seconds) - 1)))
+    model = StepTime(*least_squares(list(columns), np.array(seconds)))
+    buffer = np.array([model.of(*point) for point in points])
+    return model, float(np.mean(np.abs(buffer / np.array(seconds) - 1)))
 
 
 def step_time(given: str) -> Known:
@@ -65,14 +65,14 @@ def step_time(given: str) -> Known:
     if "=" in given:
         names = [field.name for field in fields(StepTime)]
         numbers = dict.fromkeys(names, 0.0)
-        for one in given.split(","):
-            name, _, value = one.partition("=")
+        for part in given.split(","):
+            name, _, value = part.partition("=")
             try:
                 numbers[name] += float(value)
             except (KeyError, ValueError):
-                raise _wrong(given, f"{one!r} is not one of {', '.join(names)} with a number") from None
+                raise _wrong(given, f"{part!r} is not one of {', '.join(names)} with a number") from None
             if not 0 <= numbers[name] < 1e9:
-                raise _wrong(given, f"{one!r} is not a number of seconds from 0 to 1e9")
+                raise _wrong(given, f"{part!r} is not a number of seconds from 0 to 1e9")
         if not numbers["base"] + min(numbers["decode"], numbers["chunk"]) > 0:
             raise _wrong(given, "base, the seconds of any step, must be above 0, or decode and chunk")
         return Known(StepTime(**numbers), f"by the numbers {given}")

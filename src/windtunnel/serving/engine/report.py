@@ -16,25 +16,25 @@ WORDS = {"ttft": "first token (TTFT)", "tpot": "each further token (TPOT)", "tot
 COLUMNS = ("mean", *(f"p{one}" for one in PERCENTILES))
 
 
-def headline(made: Mapping[str, Any]) -> list[tuple[str, str]]:
+def headline(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Figures in words; all of them emulated."""
     rows = [
-        ("requests", f"{made['requests']:,}: {made['finished']:,} finished, {made['refused']:,} refused"),
-        ("got what was promised", f"{made['attainment']:.2%}"),
-        ("goodput", f"{made['goodput']:.4g} requests/s that got it"),
+        ("requests", f"{data['requests']:,}: {data['finished']:,} finished, {data['refused']:,} refused"),
+        ("got what was promised", f"{data['attainment']:.2%}"),
+        ("goodput", f"{data['goodput']:.4g} requests/s that got it"),
         (
             "throughput",
-            f"{made['requests_per_second']:.4g} requests/s, {made['tokens_per_second']:,.0f} tokens/s",
+            f"{data['requests_per_second']:.4g} requests/s, {data['tokens_per_second']:,.0f} tokens/s",
         ),
         (
             "KV held",
-            f"{made['kv_mean']:.1%} on average, {made['kv_peak']:.1%} at most of {made['kv_tokens']:,}",
+            f"{data['kv_mean']:.1%} on average, {data['kv_peak']:.1%} at most of {data['kv_tokens']:,}",
         ),
-        ("prompt tokens cached", f"{made['cached']:.2%}"),
-        ("engine busy", f"{made['busy']:.1%} of {made['seconds']:,.0f} s, {made['steps']:,} steps"),
+        ("prompt tokens cached", f"{data['cached']:.2%}"),
+        ("engine busy", f"{data['busy']:.1%} of {data['seconds']:,.0f} s, {data['steps']:,} steps"),
     ]  # fmt: skip
-    if "cost" in made:
-        cost = made["cost"]
+    if "cost" in data:
+        cost = data["cost"]
         rows.append(
             (
                 "cost",
@@ -53,7 +53,7 @@ def show(emulated: Emulated, console: Console) -> None:
         console.print(f"{name:13}{words}", style="dim", highlight=False, soft_wrap=True)
     table = Table("emulated", *COLUMNS)
     for name, words in WORDS.items():
-        table.add_row(words, *(seconds(emulated.summary[name][one]) for one in COLUMNS))
+        table.add_row(words, *(seconds(emulated.summary[name][column]) for column in COLUMNS))
     console.print(table)
     for name, words in headline(emulated.summary):
         console.print(f"{name:22}{words}", highlight=False, soft_wrap=True)

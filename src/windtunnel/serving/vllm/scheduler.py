@@ -114,9 +114,9 @@ class Scheduler(AsyncScheduler):
             return
         if how.seed is not None and current_platform.is_cpu():
             return  # vLLM 0.32 ends on a CPU when it computes a part of a seeded prompt
-        asked = how.extra_args or {}
+        extra = how.extra_args or {}
         child = CHILD.fullmatch(request.request_id)
-        family = str(asked.get("branch_of") or "") or (child[1] if child else "")
+        family = str(extra.get("branch_of") or "") or (child[1] if child else "")
         if not self.cache_config.enable_prefix_caching or request.skip_reading_prefix_cache:
             family = ""  # nothing is shared
         most = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
@@ -125,7 +125,7 @@ class Scheduler(AsyncScheduler):
         self._controller.arrive(
             Arrival(
                 request.request_id, request.prompt_token_ids or request.all_token_ids, most,
-                int(came * TICK) / TICK, self._settings.objective(asked), family,
+                int(came * TICK) / TICK, self._settings.objective(extra), family,
             ),
             now,
         )  # fmt: skip

@@ -58,11 +58,11 @@ class Settings:
                 )
         return cls(**given)
 
-    def objective(self, asked: Mapping[str, Any] | None) -> Objective:
+    def objective(self, extra: Mapping[str, Any] | None) -> Objective:
         """What a request is promised: what it asks for itself (``vllm_xargs``), else the defaults."""
         seconds = {"ttft": self.ttft, "tpot": self.tpot}
         for name in seconds:
-            value = (asked or {}).get(name)
+            value = (extra or {}).get(name)
             if isinstance(value, int | float) and value > 0:
                 seconds[name] = float(value)
         return Objective(**{name: inf if value is None else value for name, value in seconds.items()})

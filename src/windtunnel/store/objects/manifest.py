@@ -33,7 +33,7 @@ def seal(kind: str, version: int, value: object) -> bytes:
 
 
 def unseal(record: type[T], kind: str, version: int, data: bytes, where: str) -> T:
-    """The dataclass ``made`` that `seal` was given; ``where`` names the file in errors.
+    """The dataclass ``record`` that `seal` was given; ``where`` names the file in errors.
 
     Raises:
         ObjectError: truncated, damaged, or of another kind.

@@ -84,12 +84,12 @@ def settings(given: dict[str, Any]) -> Settings:
     """
     text = os.environ.get(VARIABLE, "")
     try:
-        told = json.loads(text) if text else {}
+        values = json.loads(text) if text else {}
     except ValueError as error:
         raise UserError(f"{VARIABLE}: {text!r} is not JSON; an object is accepted") from error
-    if not isinstance(told, dict):
+    if not isinstance(values, dict):
         raise UserError(f"{VARIABLE}: {text!r} is not an object of JSON")
-    chosen = _checked(VARIABLE, Settings(), told)
+    chosen = _checked(VARIABLE, Settings(), values)
     return _checked("PeerCheckpointer", chosen, {k: v for k, v in given.items() if v is not None})
 
 

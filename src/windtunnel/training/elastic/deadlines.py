@@ -70,18 +70,18 @@ def read(path: Path) -> dict[str, float]:
     """
     from windtunnel.base.strict_yaml import read_yaml
 
-    found: Any = read_yaml(path, "file of deadlines", f"one with seconds for any of {', '.join(NAMES)}")
-    if found is None:
+    content: Any = read_yaml(path, "file of deadlines", f"one with seconds for any of {', '.join(NAMES)}")
+    if content is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path}: accepted are lines of a name and seconds, such as 'store: 120'")
-    for name, value in found.items():
+    for name, value in content.items():
         if name not in NAMES:
             raise UserError(f"{path}: there is no deadline {name!r}; known are {', '.join(NAMES)}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or not 0 < value <= LONGEST:
             raise UserError(f"{path}: {name} is {value!r}; a number of seconds above 0 is accepted")
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in content.items()}
 
 
 def seconds(who: Who, given: dict[str, float]) -> dict[str, float]:

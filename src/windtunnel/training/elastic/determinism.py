@@ -52,11 +52,11 @@ def samples(run_seed: int, count: int, begin: int, size: int) -> list[int]:
     """
     if count < 1 or size < 1:
         raise ValueError(f"samples={count}, size={size}: both must be at least 1")
-    found: list[int] = []
-    while len(found) < size:
-        epoch, at = divmod(begin + len(found), count)
-        found += _epoch(run_seed, count, epoch)[at : at + size - len(found)].tolist()
-    return found
+    indices: list[int] = []
+    while len(indices) < size:
+        epoch, at = divmod(begin + len(indices), count)
+        indices += _epoch(run_seed, count, epoch)[at : at + size - len(indices)].tolist()
+    return indices
 
 
 @lru_cache(maxsize=4)

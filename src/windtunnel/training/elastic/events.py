@@ -68,12 +68,12 @@ class Recovery:
         the next known moment counts for that one's phase.
         """
         moments = [self.injected, self.detected, self.decided, self.grouped, self.loaded, self.first_step]
-        found: dict[str, float | None] = {}
+        durations: dict[str, float | None] = {}
         before = moments[0]
         for name, moment in zip(PHASES, moments[1:], strict=True):
-            found[name] = max(0.0, moment - before) if moment is not None and before is not None else None
+            durations[name] = max(0.0, moment - before) if moment is not None and before is not None else None
             before = moment if moment is not None else before
-        return found
+        return durations
 
     @property
     def starting(self) -> float | None:
@@ -116,7 +116,7 @@ class Goodput:
 def recoveries(events: Iterable[Event]) -> list[Recovery]:
     """All recoveries of a run, in order, from its events in the order of the log."""
     log = list(events)
-    found: list[Recovery] = []
+    result: list[Recovery] = []
     begun: int | None = None  # index of the first event of the recovery under way
     after = 0  # index behind the last recovery
     standing: int | None = None  # the generation that works
@@ -134,18 +134,18 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
             begun = index if standing is not None else None
         elif kind == "finished":  # what follows in the same folder is another run
             if begun is not None:
-                found.append(_recovery(log, after, begun, index, forming, newest, complete=False))
+                result.append(_recovery(log, after, begun, index, forming, newest, complete=False))
             begun, after, standing, newest = None, index + 1, None, None
         elif kind == "step":
             if begun is not None and standing is not None and event["generation"] > standing:
-                found.append(_recovery(log, after, begun, index, forming, newest))
+                result.append(_recovery(log, after, begun, index, forming, newest))
                 begun, after, standing = None, index + 1, event["generation"]
                 newest = event["step"]
             else:
                 newest = event["step"]
     if begun is not None and any(event["kind"] in ("lost", "decided") for event in log[begun:]):
-        found.append(_recovery(log, after, begun, len(log), forming, newest, complete=False))
-    return found
+        result.append(_recovery(log, after, begun, len(log), forming, newest, complete=False))
+    return result
 
 
 def goodput(events: Iterable[Event]) -> Goodput:

@@ -127,8 +127,8 @@ def _ranks(ranks: list[int]) -> str:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    told = ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-    return f"rank {told}" if len(set(ranks)) == 1 else f"ranks {told}"
+    text = ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"
 
 
 def failed_rank(events: list[Event]) -> Event | None:
@@ -144,26 +144,26 @@ def print_end(events: list[Event], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    asked = stored(events)
-    missing = [step for step in asked["wanted"] if step not in asked["durable"]]
+    storage = stored(events)
+    missing = [step for step in storage["wanted"] if step not in storage["durable"]]
     if missing:
         _say(
             console,
-            f"{len(missing)} of {_count(len(asked['wanted']), 'checkpoint')} due to storage are not "
+            f"{len(missing)} of {_count(len(storage['wanted']), 'checkpoint')} due to storage are not "
             f"there: {'step' if len(missing) == 1 else 'steps'} {', '.join(map(str, missing))}",
         )
-    found = [recovery for recovery in recoveries(events) if recovery.complete]
-    if found:
+    complete = [recovery for recovery in recoveries(events) if recovery.complete]
+    if complete:
         table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
         table.add_column("failure", overflow="fold", min_width=24)
         for name in (*PHASES, "total", "steps_lost"):
             table.add_column(name.replace("_", "\n"), justify="right")
-        for recovery in found:
+        for recovery in complete:
             cells = [_seconds(recovery.phases[name]) for name in PHASES]
             lost = "–" if recovery.steps_lost is None else str(recovery.steps_lost)
             table.add_row(Text(_failure(recovery)), *cells, _seconds(recovery.seconds), lost)
         console.print(table)
-        starting = [recovery.starting for recovery in found if recovery.starting is not None]
+        starting = [recovery.starting for recovery in complete if recovery.starting is not None]
         if starting:
             _say(
                 console,
@@ -209,8 +209,8 @@ def summary(events: list[Event]) -> dict[str, Any]:
 
 def _restored(events: list[Event]) -> list[dict[str, Any]]:
     """What each generation went on from."""
-    found = {event["generation"]: event["step"] for event in events if event["kind"] == "restored"}
-    return [{"generation": generation, "step": step} for generation, step in found.items()]
+    steps = {event["generation"]: event["step"] for event in events if event["kind"] == "restored"}
+    return [{"generation": generation, "step": step} for generation, step in steps.items()]
 
 
 def stored(events: list[Event]) -> dict[str, list[int]]:
@@ -225,12 +225,14 @@ def stored(events: list[Event]) -> dict[str, list[int]]:
 
 def guarantee(events: list[Event]) -> str:
     """Whether the results are bit for bit those of a run without failures, or why that is not sure."""
-    said = [event for event in events if event["kind"] == "guarantee"]
-    reasons = dict.fromkeys(doubt for event in said for doubt in event["doubts"])
-    worlds = [len(one["membership"]["hosts"]) * one["membership"]["per_host"] for one in _formed(events)]
-    if len(set(worlds)) > 1 and not all(event["any_world"] for event in said):
+    statements = [event for event in events if event["kind"] == "guarantee"]
+    reasons = dict.fromkeys(doubt for event in statements for doubt in event["doubts"])
+    worlds = [
+        len(event_["membership"]["hosts"]) * event_["membership"]["per_host"] for event_ in _formed(events)
+    ]
+    if len(set(worlds)) > 1 and not all(event["any_world"] for event in statements):
         reasons["the number of ranks changed ({})".format(", ".join(map(str, dict.fromkeys(worlds))))] = None
-    if not said:
+    if not statements:
         reasons = {"no step was saved by a PeerCheckpointer": None}
     return f"not sure to be bit-identical: {'; '.join(reasons)}" if reasons else "bit-identical"
 

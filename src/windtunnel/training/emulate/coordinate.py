@@ -111,10 +111,10 @@ class Coordinator:
         if rank != other or not self.ranks[rank].units:
             return self.pace
         model = self.ranks[rank].expected
-        said = model.at_s[k] - model.at_s[i] + back * model.own_s
+        modelled = model.at_s[k] - model.at_s[i] + back * model.own_s
         virtual = len(model.calls[k].ranks) - 1
         took = max(unit[k] - unit[i] + back * unit[-1] for unit in self.ranks[rank].units[-virtual:])
-        return took / said if said > 0 and took >= 0 else self.pace
+        return took / modelled if modelled > 0 and took >= 0 else self.pace
 
     def take(self, rank: int, notes: Sequence[Sequence[Any]]) -> None:
         """Notes of ``rank``, in order.
@@ -127,8 +127,8 @@ class Coordinator:
         moved = True
         while moved:
             moved = False
-            for one in self.ranks.values():
-                moved |= self._go_on(one)
+            for live in self.ranks.values():
+                moved |= self._go_on(live)
         if any(rank.status is not None for rank in self.ranks.values()):
             self._check()
 
@@ -249,7 +249,7 @@ class Coordinator:
 
     def _check(self) -> None:
         """Whether a rank waits for one that has ended."""
-        over = {one.rank for one in self.ranks.values() if one.status is not None}
+        over = {live.rank for live in self.ranks.values() if live.status is not None}
         for rank in self.ranks.values():
             for meeting in rank.meets.values():
                 call = meeting[2]

@@ -168,10 +168,10 @@ def used_by(alternative: Alternative, timing: Timing, cluster: Cluster) -> Note:
             without = collective_seconds(use.call, group, cluster)
             if collective_seconds(use.call, group, cluster, alternatives=[alternative]) < without:
                 carried += use.count
-    told = "of no use"
+    text = "of no use"
     if eligible:
-        told = f"for {', '.join(dict.fromkeys(eligible))}, where it is the cheapest ({carried} of {count})"
-    return Note(f"{alternative.name} is {told}: it takes {alternative.takes}", NoteKind.APPROXIMATION)
+        text = f"for {', '.join(dict.fromkeys(eligible))}, where it is the cheapest ({carried} of {count})"
+    return Note(f"{alternative.name} is {text}: it takes {alternative.takes}", NoteKind.APPROXIMATION)
 
 
 def capture(
@@ -185,14 +185,14 @@ def capture(
 
     def choose(observation: Observation) -> Decision:
         each = statistics.fmean(session.seconds) if session.seconds else None
-        found, sources = (
+        conditions_, sources = (
             conditions(session.rank_answers, session.files, cluster.world_size, cluster.devices_per_host)
             if options.ranks == "auto" and observation.captured
             else ((), ())
         )
         observation = replace(
             observation, jobs=options.jobs, seconds_each=each, devices_per_host=cluster.devices_per_host,
-            conditions=found, sources=sources,
+            conditions=conditions_, sources=sources,
         )  # fmt: skip
         decision = decide(observation)
         if log is not None:
@@ -372,8 +372,8 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
             if counted:
                 dtype = _dtype(table[row])
                 each = (counted * once[row], counted * all_calls[row], run * once[row], run * all_calls[row])
-                for total, one in zip(flops, each, strict=True):
-                    total[dtype] += count * float(one)
+                for total, share in zip(flops, each, strict=True):
+                    total[dtype] += count * float(share)
         looked_up += count * _looked_up(cls.slice, rows, phases) / _copies(cls.slice)
     by_unit: dict[str, float] = defaultdict(float)  # both formats of float8 are done by the same units
     for name, done in flops[1].items():

@@ -87,21 +87,22 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
     begin, end = result.timing.window
     if len(job.replay.rank_join) > MOST:
         return None
-    made = skeleton(job.replay, job.programs[0].copies)
+    frame_ = skeleton(job.replay, job.programs[0].copies)
     groups: dict[Meeting, int] = {}
     met: dict[tuple[Channel, tuple[int, ...]], Meeting] = {}
     calls: dict[tuple[str, int, str, str, int], int] = {}
     marks = []
-    for mark in made.marks:
+    for mark in frame_.marks:
         call = -1
         if mark.join >= 0:
             named, meeting = _call(job, mark.join, met)
             call = calls.setdefault((*named, groups.setdefault(meeting, len(groups))), len(calls))
-        marks.append([call, [list(one) for one in mark.after]])
+        marks.append([call, [list(row_) for row_ in mark.after]])
     return {
         "version": 1, "program": result.program.name, "cluster": result.cluster.name,
         "world_size": result.cluster.world_size, "iteration_time_s": end - begin,
-        "marks": marks, "ends": list(made.ends), "groups": [[list(row) for row in group] for group in groups],
+        "marks": marks, "ends": list(frame_.ends),
+        "groups": [[list(row) for row in group] for group in groups],
         "calls": [dict(zip(CALL, call, strict=True)) for call in calls],
     }  # fmt: skip
 
@@ -128,13 +129,13 @@ def _call(
     if (channel, colours) not in met:
         if message:
             senders = np.flatnonzero(job.colour == colours[0]).tolist()
-            found = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
+            members_ = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
         else:
             rows = [tuple(sorted(set(one))) == colours for one in job.colour[family.members].tolist()]
             # the root is at the same place in all groups
             root = int(family.index_of[call.peer]) if call.peer >= 0 else 0
-            found = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))
-        met[channel, colours] = found
+            members_ = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))
+        met[channel, colours] = members_
     size = full_bytes(call, 2 if message else family.size)
     kind = "send" if message else call.kind
     return (kind, size, call.dtype, call.backend), met[channel, colours]
@@ -226,12 +227,12 @@ def _dependencies(result: EmulationResult, row: int) -> tuple[NDArray[np.int64],
     program, nodes = step.program, step.nodes
     before = step.before_on_queue[:nodes]
     pointer = np.zeros(nodes + 1, np.int64)
-    found: list[int] = []
+    flat: list[int] = []
     ptr, deps = program.dep_ptr, program.dep
     for node in range(nodes):
         waits = {int(d) for d in deps[ptr[node] : ptr[node + 1]]}
         if before[node] >= 0:
             waits.add(int(before[node]))
-        found.extend(sorted(waits))
-        pointer[node + 1] = len(found)
-    return pointer, np.array(found, np.int64)
+        flat.extend(sorted(waits))
+        pointer[node + 1] = len(flat)
+    return pointer, np.array(flat, np.int64)

@@ -67,8 +67,8 @@ def backward_of(result: EmulationResult) -> Backward:
     more = float(computed(whole)[-1]) / whole.period - float(ends[-1])  # that the mean step takes
     events = slice_.events[slice(*slice_.steady)]
     phases = events["phase"]
-    found = _allocated(slice_)
-    if not found:
+    allocations = _allocated(slice_)
+    if not allocations:
         raise UserError(
             f"{result.program.name}: its steady step makes no gradients; a script whose parameters have "
             "gradients of their own (DDP, no sharding) is accepted"
@@ -84,7 +84,7 @@ def backward_of(result: EmulationResult) -> Backward:
         later = end - first_end
     begin += later
     gradients, before = [], begin
-    for place, name, nbytes, dtype in found:
+    for place, name, nbytes, dtype in allocations:
         after = np.flatnonzero(events["kind"][place:] == EventKind.OP)
         at = float(ends[place + int(after[0])] if len(after) else ends[-1]) + later
         numel = nbytes // DTYPE_BYTES.get(dtype, 4)
@@ -96,17 +96,17 @@ def backward_of(result: EmulationResult) -> Backward:
 def _allocated(slice_: Slice) -> list[tuple[int, str, int, str]]:
     """Of each gradient of the steady step: the event that allocates it, its name, bytes and dtype."""
     events = slice_.events[slice(*slice_.steady)]
-    found, seen = [], set()
+    allocations, names = [], set()
     for place in np.flatnonzero(events["kind"] == EventKind.ALLOC):
         block = int(events["ref"][place])
         if slice_.block_category.get(block) != Category.GRADIENT or block not in slice_.block_name:
             continue
         name = slice_.block_name[block]
-        if name not in seen:
-            seen.add(name)
+        if name not in names:
+            names.add(name)
             nbytes = int(events["value"][place])
-            found.append((int(place), name, nbytes, _dtype(slice_, int(place), nbytes)))
-    return found
+            allocations.append((int(place), name, nbytes, _dtype(slice_, int(place), nbytes)))
+    return allocations
 
 
 def _dtype(slice_: Slice, place: int, nbytes: int) -> str:

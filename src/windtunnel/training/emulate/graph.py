@@ -202,11 +202,11 @@ def sentences(notes: Iterable[Note], kind: NoteKind) -> list[str]:
     for note in notes:
         if note.kind == kind:
             places.setdefault(note.text, {}).update({note.of: None} if note.of else {})
-    found = []
+    texts = []
     for text, held in places.items():
         named = [*held][:PLACES] + ([f"{len(held) - PLACES} more"] if len(held) > PLACES else [])
-        found.append(f"{text} ({'; '.join(named)})" if named else text)
-    return found
+        texts.append(f"{text} ({'; '.join(named)})" if named else text)
+    return texts
 
 
 @dataclass

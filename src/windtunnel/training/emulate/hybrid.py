@@ -153,7 +153,7 @@ def coordinate(result: EmulationResult, live: Sequence[int]) -> tuple[Coordinato
     job = build(world, cluster, result.timing.job.programs, costs.collective, slower, apart=live)
     graph = {rank: expected(world, job, rank, on_host) for rank in live}
     slice_ = result.classes.classes[0].slice
-    virtual = Virtual(job, {rank: one.joins for rank, one in graph.items()})
+    virtual = Virtual(job, {rank: record.joins for rank, record in graph.items()})
     first = len(slice_.steps) - slice_.period
     host = cluster.host
     blocking = on_host and host.cpu_cores <= host.devices

@@ -146,14 +146,14 @@ Program = Script | Module | Function
 
 def what(program: Program) -> dict[str, Any]:
     """A program as a process is told of it."""
-    told: dict[str, Any]
+    fields: dict[str, Any]
     if isinstance(program, Script):
-        told = {"script": str(program.path), "arguments": list(program.arguments)}
+        fields = {"script": str(program.path), "arguments": list(program.arguments)}
     elif isinstance(program, Module):
-        told = {"module": program.module, "arguments": list(program.arguments)}
+        fields = {"module": program.module, "arguments": list(program.arguments)}
     else:
-        told = {"arguments": [program.name], "paths": [path for path in sys.path if path]}
-    return {"script": "", "module": "", "paths": []} | told
+        fields = {"arguments": [program.name], "paths": [path for path in sys.path if path]}
+    return {"script": "", "module": "", "paths": []} | fields
 
 
 def run_program(script: str, module: str, arguments: list[str], paths: list[str], directory: Path) -> None:
@@ -177,13 +177,13 @@ def run_program(script: str, module: str, arguments: list[str], paths: list[str]
 def _find(name: str, places: list[str]) -> ModuleSpec | None:
     """As the import system would find it; only what was installed with a finder of its own is asked for by
     name."""
-    found = PathFinder.find_spec(name, places)
-    for finder in sys.meta_path if found is None else ():
+    spec = PathFinder.find_spec(name, places)
+    for finder in sys.meta_path if spec is None else ():
         ask = getattr(finder, "find_spec", None)
-        found = ask(name, places) if ask is not None else None
-        if found is not None:
+        spec = ask(name, places) if ask is not None else None
+        if spec is not None:
             break
-    return found
+    return spec
 
 
 Mark = TypeVar("Mark")

@@ -231,7 +231,7 @@ class FailOn:
             UserError: a word is not known, or two limits of slowness are given.
         """
         texts = [given] if isinstance(given, str) else given
-        words = dict.fromkeys(word.strip() for one in texts for word in one.split(","))
+        words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
         limits = []
         for word in words:
             share = re.fullmatch(r"slower:(\d+(?:\.\d+)?)\s*%", word)
@@ -267,13 +267,13 @@ class FailOn:
                     verdict is None or bool(verdict["passed"])
                 )
 
-            found = store.newest("training.emulate", alike)
-            if found is None:
+            earlier = store.newest("training.emulate", alike)
+            if earlier is None:
                 raise UserError(
                     "`fail_on` slower: the store has no run of this script with these arguments on this "
                     "cluster to compare with, give one by `baseline`, a run or a SUMMARY.json"
                 )
-            return _facts(found.summary, found.id, f"run {found.id}")
+            return _facts(earlier.summary, earlier.id, f"run {earlier.id}")
         file = Path(named)
         if file.suffix == ".json" or file.is_file():
             return _facts(_read_summary(file), str(file), str(file))

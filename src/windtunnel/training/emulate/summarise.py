@@ -126,7 +126,7 @@ def _period(result: EmulationResult) -> PeriodFacts | None:
     usual = parts[slice_.kinds.index(kinds.most_common(1)[0][0])]
 
     def facts(kind: int) -> StepFacts:
-        steps = [place for place, one in enumerate(slice_.kinds) if one == kind]
+        steps = [place for place, step_kind in enumerate(slice_.kinds) if step_kind == kind]
         allocated, reserved = zip(*(memory.steps[k] for memory in result.memory for k in steps), strict=True)
         more = parts[steps[-1]] - usual
         return StepFacts(

@@ -364,8 +364,8 @@ class Summary:
             plain = {name: value for name, value in content.items() if name in known}
             plain |= {name: _numbers(content[name]) for name in RANKS if name in content}
             plain["ranks"] = [
-                one | {name: _numbers(one[name]) for name in ("members", "captured")}
-                for one in content["ranks"]
+                row | {name: _numbers(row[name]) for name in ("members", "captured")}
+                for row in content["ranks"]
             ]
             return from_plain(cls, plain)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -107,8 +107,8 @@ def _choice(question: Question, copies: int) -> Choice:
     copy = copy_time(job, costs)
     every = best_every(copy, Failures(question.mtbf), job.step_time, replicate, question.longest)
     falls = memory_falls(question, placement, every)
-    found = failures(question, falls, replicate + (every / 2) * job.step_time)
-    to_storage = storage_every(job, costs, found, question.longest)
+    rates = failures(question, falls, replicate + (every / 2) * job.step_time)
+    to_storage = storage_every(job, costs, rates, question.longest)
     waste = falls * (to_storage * job.step_time / 2 + write_time(job, costs))
     waste += falls * job.state_bytes / costs.storage_bandwidth
     waste += question.horizon / question.mtbf * every * job.step_time / 2

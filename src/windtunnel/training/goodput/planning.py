@@ -47,37 +47,39 @@ def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | Non
     cluster = load_cluster(plan_request.cluster)
     job, horizon = _job(plan_request, cluster), plan_request.days * 86400
     leaf = cluster.topology.hosts_per_leaf if cluster.leaves else cluster.hosts
-    told, mean = _failures(plan_request, cluster, horizon, leaf)
+    trace, mean = _failures(plan_request, cluster, horizon, leaf)
     software, wide = (
-        (plan_request.software, plan_request.leaf_share) if plan_request.mtbf else (told.software, told.wide)
+        (plan_request.software, plan_request.leaf_share)
+        if plan_request.mtbf
+        else (trace.software, trace.wide)
     )
     costs = _costs(plan_request, cluster)
-    if told.replaced:  # hosts come when the trace says so
+    if trace.replaced:  # hosts come when the trace says so
         costs = replace(costs, replace=math.inf)
     question = Question(
         job,
         costs,
         mean,
-        told.seconds,
+        trace.seconds,
         _quantity(plan_request.host_memory, "bytes", "host_memory"),
         tuple(f"leaf {host // leaf}" for host in range(cluster.hosts)),
         software,
         plan_request.spares,
         wide,
         _quantity(plan_request.storage_within, "seconds", "storage_within"),
-        away=told.away if told.replaced else None,
+        away=trace.away if trace.replaced else None,
     )
-    advice = advise(question, told.changes, progress)
+    advice = advise(question, trace.changes, progress)
     lines = commands(advice, question, cluster.host.devices, plan_request.script, plan_request.persist)
-    return Plan(cluster, question, advice, len(told.losses), lines)
+    return Plan(cluster, question, advice, len(trace.losses), lines)
 
 
-def through(made: Plan, changes: Sequence[Change], measured: Mapping[str, float]) -> SimulationResult:
-    """Checkpoints in peer memory as ``made`` advises them, through other failures of the same length of time.
+def through(planned: Plan, changes: Sequence[Change], measured: Mapping[str, float]) -> SimulationResult:
+    """Checkpoints in peer memory as ``planned`` advises them, through other failures of as long a time.
 
-    ``measured``: fields of `PhaseCosts` that are known better than in ``made``.
+    ``measured``: fields of `PhaseCosts` that are known better than in ``planned``.
     """
-    question, chosen = made.question, made.advice.chosen
+    question, chosen = planned.question, planned.advice.chosen
     costs = PhaseCosts(**{**asdict(question.costs), **measured})
     scheme = PeerMemory(
         question.job, costs, chosen.placement, chosen.storage_every, question.spares or 0, chosen.every
@@ -146,15 +148,15 @@ def _failures(plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf:
         return Trace(drawn, horizon, replaced=False), mean
     if plan_request.trace is None or plan_request.mtbf is not None:
         raise UserError("plan: one of `mtbf` and `trace` is needed, and not both")
-    told = load(
+    trace = load(
         plan_request.trace, cluster.hosts, horizon, random, per_host=cluster.host.devices, domain_size=leaf
     )
-    _bound(len(told.losses), f"`trace` {plan_request.trace}", plan_request.days)
-    if not told.losses:
+    _bound(len(trace.losses), f"`trace` {plan_request.trace}", plan_request.days)
+    if not trace.losses:
         raise UserError(
             f"plan: `trace` {plan_request.trace}: no host is lost in it; there is nothing to plan for"
         )
-    return told, told.mtbf
+    return trace, trace.mtbf
 
 
 def _bound(failures: float, given: str, days: float) -> None:
@@ -175,17 +177,17 @@ def _quantity(text: str, unit: str, name: str) -> float:
 def measured_costs(path: Path, given: PhaseCosts) -> PhaseCosts:
     """``given``, with what was measured in ``path`` instead. Raises `UserError`."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"plan: `costs` {path} is no JSON file: {error}") from None
     known = asdict(given)
-    if not isinstance(found, dict) or not set(found) <= set(known):
+    if not isinstance(content, dict) or not set(content) <= set(known):
         raise UserError(f"plan: `costs` {path} must be an object with fields among {', '.join(known)}")
-    for name, value in found.items():
+    for name, value in content.items():
         if isinstance(value, bool) != isinstance(known[name], bool) or not isinstance(value, int | float):
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number is accepted")
         positive = name.endswith(("bandwidth", "share"))
         if not value >= 0 or (positive and not 0 < value < math.inf):
             least = "above 0" if positive else "from 0 up"
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number {least} is accepted")
-    return replace(given, **found)
+    return replace(given, **content)

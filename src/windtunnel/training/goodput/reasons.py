@@ -61,8 +61,8 @@ def _placement(question: Question, chosen: Choice) -> list[str]:
     if names == 1:
         return [f"Placement {chosen.placement.kind}: the fewest copy sets that two losses could hit."]
     weak = weakest_domain(chosen.placement, question.domains)
-    told = "no domain holds all copies of a shard" if weak is None else weak.why
-    return [f"Placement across the {names} failure domains: {told}."]
+    text = "no domain holds all copies of a shard" if weak is None else weak.why
+    return [f"Placement across the {names} failure domains: {text}."]
 
 
 def _to_memory(question: Question, chosen: Choice) -> str:
@@ -108,13 +108,13 @@ def _ways(
     others = ", ".join(
         f"{by_name[name].goodput:.1%} {name}" for name in RUN if name in by_name and name != best.scheme
     )
-    said = [f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}."]
+    sentences = [f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}."]
     if best.scheme == WITH_SPARE:
-        said.append(f"The spare is one host more than the {question.job.hosts} that train.")
+        sentences.append(f"The spare is one host more than the {question.job.hosts} that train.")
     if best.scheme == TEMPLATES:
         other = by_name.get(WITH_SPARE, by_name[MEMORY])
-        said.append(
+        sentences.append(
             "Templates need a program with a PipelineTrainer that takes --checkpoint and --checkpoint-every,"
             f" as examples/train_pipeline.py; any other takes {other.scheme} ({other.goodput:.1%})."
         )
-    return said
+    return sentences

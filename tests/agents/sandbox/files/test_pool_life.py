@@ -321,7 +321,7 @@ def fill(path: Path) -> int:
 def test_a_limit_is_one_of_all_that_follows(opened: Opener, image: Path) -> None:
     most = 8 << 20
     pool = opened("btrfs")
-    if reason := pool.unbounded(asked=True):
+    if reason := pool.unbounded(limited=True):
         pytest.skip(reason)
     pool.create("box", pool.import_image(str(image)), most)
     half = os.urandom(most // 2)
@@ -363,7 +363,7 @@ def test_a_limit_is_one_of_all_that_follows(opened: Opener, image: Path) -> None
 def test_a_limit_counts_files_without_bytes(opened: Opener, image: Path) -> None:
     most = 2 << 20
     pool = opened("btrfs")
-    if reason := pool.unbounded(asked=True):
+    if reason := pool.unbounded(limited=True):
         pytest.skip(reason)
     pool.create("box", pool.import_image(str(image)), most)
 

@@ -256,8 +256,8 @@ class SandboxDeployment(AbstractDeployment):
         return box
 
 
-def _failed(action: rex.BashAction | rex.Command, status: int | None, said: str) -> Exception:
-    sentence = f"Command {action.command!r} failed with exit code {status}. {said}"
+def _failed(action: rex.BashAction | rex.Command, status: int | None, output: str) -> Exception:
+    sentence = f"Command {action.command!r} failed with exit code {status}. {output}"
     failed: Exception = faults.NonZeroExitCodeError(
         f"{action.error_msg}: {sentence}" if action.error_msg else sentence
     )

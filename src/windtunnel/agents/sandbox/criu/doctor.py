@@ -151,8 +151,8 @@ def _criu() -> Facility:
     if criu is None:
         return Facility("criu", False, "not found", gives, SETUP)
     where = f"{criu.words} at {criu.path}"
-    if said := trial(criu):
-        return Facility("criu", False, f"{where} does not work: {said}", gives, SETUP)
+    if reason := trial(criu):
+        return Facility("criu", False, f"{where} does not work: {reason}", gives, SETUP)
     if criu.version < RECOMMENDED and kernel_version() >= SOCKETS_CHANGED:
         why = "cannot keep a process with a network socket on this kernel"
         return Facility("criu", False, f"{where} {why}; 4.2 can", gives, SETUP)

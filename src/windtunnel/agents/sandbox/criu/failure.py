@@ -81,10 +81,14 @@ def explain_dump(log: str, init: int) -> str:
     """Why a dump failed; ``init`` is the first process of the sandbox, named when the log names none."""
     lines = real_errors(log)
     whose = processes.who(next(filter(None, map(_pid, lines)), init))
-    if said := _sentence(FULL, lines):
-        return f"process image: {said}"
-    said = _sentence(DUMP, lines)
-    return f"process image: {whose} {said}" if said else f"process image: CRIU failed at {whose}: {_own(log)}"
+    if reason := _sentence(FULL, lines):
+        return f"process image: {reason}"
+    reason = _sentence(DUMP, lines)
+    return (
+        f"process image: {whose} {reason}"
+        if reason
+        else f"process image: CRIU failed at {whose}: {_own(log)}"
+    )
 
 
 def explain_restore(log: str) -> str:
@@ -96,9 +100,9 @@ def real_errors(log: str) -> list[str]:
     """The texts of the error lines without repetition, those that only follow from others last."""
     texts: dict[str, None] = {}
     for line in log.splitlines():
-        found = LINE.match(line)
-        if found and not HARMLESS.search(found["text"]):
-            texts[found["text"].strip()] = None
+        match = LINE.match(line)
+        if match and not HARMLESS.search(match["text"]):
+            texts[match["text"].strip()] = None
     return sorted(texts, key=lambda text: AFTERMATH.search(text) is not None)
 
 
@@ -106,8 +110,8 @@ def _sentence(known: tuple[tuple[str, str], ...], lines: list[str]) -> str:
     """That of the first line which is known; empty where none is."""
     for line in lines:
         for pattern, sentence in known:
-            if found := re.search(pattern, line):
-                return sentence.format(next(filter(None, found.groups()), ""))
+            if match := re.search(pattern, line):
+                return sentence.format(next(filter(None, match.groups()), ""))
     return ""
 
 
@@ -115,11 +119,11 @@ def _own(log: str) -> str:
     """CRIU's own words. Where there is no error line, CRIU may not even have started."""
     if lines := real_errors(log):
         return "; ".join(lines[: 1 + AFTER])
-    said = [line.strip() for line in log.splitlines() if line.strip() and not HARMLESS.search(line)]
-    return said[-1] if said else "it says nothing in its log"
+    errors = [line.strip() for line in log.splitlines() if line.strip() and not HARMLESS.search(line)]
+    return errors[-1] if errors else "it says nothing in its log"
 
 
 def _pid(text: str) -> int:
     """The host's pid that a line speaks of; 0 for none."""
-    found = PID.search(text)
-    return int(next(group for group in found.groups() if group)) if found else 0
+    match = PID.search(text)
+    return int(next(group for group in match.groups() if group)) if match else 0

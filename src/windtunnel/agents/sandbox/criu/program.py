@@ -66,14 +66,14 @@ def find_criu() -> Criu | None:
 def read_program(program: Path) -> Criu | None:
     """The CRIU at ``program``, by what it says of itself; None when that is no CRIU."""
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r"Version: *v?(\d+(?:\.\d+)*)", said)
+    match = re.search(r"Version: *v?(\d+(?:\.\d+)*)", output)
     if match is None:
         return None
     version = tuple(int(part) for part in match.group(1).split("."))
-    return Criu(program, version, patched=f"GitID: {build_id()}" in said)
+    return Criu(program, version, patched=f"GitID: {build_id()}" in output)
 
 
 @cache
@@ -94,13 +94,13 @@ def trial(criu: Criu) -> str:
         # a CRIU that was killed while it wrote its cache keeps all later ones from writing it
         if time.time() - half.stat().st_mtime > 5:
             half.unlink()
-    said = ""
+    reason = ""
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(prefix="windtunnel-trial-") as folder:
-            said = _dump_and_restore(criu.path, Path(folder))
-        if not said:
+            reason = _dump_and_restore(criu.path, Path(folder))
+        if not reason:
             break
-    return said
+    return reason
 
 
 def _dump_and_restore(program: Path, folder: Path) -> str:
@@ -120,12 +120,12 @@ def _dump_and_restore(program: Path, folder: Path) -> str:
         return f"CRIU failed: {(real_errors(log) or [log.strip()])[0]}" if done.returncode else ""
 
     try:
-        said = failed("dump", "-t", str(child.pid))
+        reason = failed("dump", "-t", str(child.pid))
     finally:
         child.kill()
         child.wait()
-    if said := said or failed("restore", "-d"):
-        return said
+    if reason := reason or failed("restore", "-d"):
+        return reason
     try:
         right = command_line(child.pid) == "sleep 1000"
         return "" if right else "the restored process is not the one that was dumped"

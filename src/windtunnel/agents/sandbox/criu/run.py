@@ -331,29 +331,29 @@ def starting(
     return [
         str(STEPS.locate()),
         "start",
-        *(str(one or "-") for one in (netns, cache, urgency, warm)),
+        *(str(value or "-") for value in (netns, cache, urgency, warm)),
         *command,
     ]
 
 
 def environment_in(work: Path) -> dict[str, str]:
     """The environment for a CRIU with messages in ``work``."""
-    found = dict(os.environ)
+    variables = dict(os.environ)
     if (tar := _tar()) is not None:
         with contextlib.suppress(FileExistsError):  # of a run before
             (work / "tar").symlink_to(STEPS.locate())
-        found |= {"PATH": f"{work}:{os.environ.get('PATH', os.defpath)}", "WINDTUNNEL_TAR": tar}
-    return found
+        variables |= {"PATH": f"{work}:{os.environ.get('PATH', os.defpath)}", "WINDTUNNEL_TAR": tar}
+    return variables
 
 
 def script(groups: Sequence[Path], hold: Path, wanted: Path | None) -> tuple[str, dict[str, str]]:
     """The action script of a restore, and what it has to find in the environment: the lists of processes that
     the first process is to enter, the v2 group to freeze when all is made, and a file without which all of it
     is ended then."""
-    found = {"WINDTUNNEL_GROUPS": "".join(f"{group}\n" for group in groups), "WINDTUNNEL_HOLD": str(hold)}
+    variables = {"WINDTUNNEL_GROUPS": "".join(f"{group}\n" for group in groups), "WINDTUNNEL_HOLD": str(hold)}
     if wanted is not None:
-        found["WINDTUNNEL_WANTED"] = str(wanted)
-    return str(STEPS.locate()), found
+        variables["WINDTUNNEL_WANTED"] = str(wanted)
+    return str(STEPS.locate()), variables
 
 
 @cache

@@ -205,8 +205,8 @@ def _failed(log: Path, begin: int, status: int) -> Exception:
     """What the daemon said last: its own sentence for the user, or that it failed."""
     with log.open("rb") as words:
         words.seek(begin)
-        said = words.read().decode(errors="replace").strip()
-    last = said.splitlines()[-1] if said else "it said nothing"
+        output = words.read().decode(errors="replace").strip()
+    last = output.splitlines()[-1] if output else "it said nothing"
     if status == 2:
         return UserError(last.removeprefix("windtunnel: "))
     return SandboxError(f"sandbox: the daemon ended with status {status}: {last}; see {log}")

@@ -194,7 +194,7 @@ class Unpacker:
 
         Layers of real images do write through links of lower layers (``lib`` into ``usr/lib``).
         """
-        found: list[str] = []
+        parts: list[str] = []
         pending = name.split("/")[::-1]
         followed = 0
         while len(pending) > 1:
@@ -202,9 +202,9 @@ class Unpacker:
             if part in ("", "."):
                 continue
             if part == "..":
-                del found[-1:]
+                del parts[-1:]
                 continue
-            path = self._target.joinpath(*found, part)
+            path = self._target.joinpath(*parts, part)
             try:
                 about = os.lstat(path)
             except FileNotFoundError:
@@ -214,15 +214,15 @@ class Unpacker:
                     followed += 1
                     ends = os.readlink(path)
                     if ends.startswith("/"):
-                        found = []
+                        parts = []
                     pending += ends.split("/")[::-1]
                     if followed > 40:
                         raise UserError(f"{self._what}: {name!r} leads through a circle of links")
                     continue
                 if not stat.S_ISDIR(about.st_mode):
                     raise UserError(f"{self._what}: {name!r} lies below {part!r}, which is no folder")
-            found.append(part)
-        return self._target.joinpath(*found, pending[0])
+            parts.append(part)
+        return self._target.joinpath(*parts, pending[0])
 
     def _cleared(self, path: Path, member: tarfile.TarInfo) -> None:
         """A later member takes the place of an earlier one; folders are merged."""

@@ -162,16 +162,16 @@ def _mount(image: Path, folder: Path) -> None:
 
 def usable(folder: Path) -> str:
     """Why this process cannot have a btrfs at ``folder``; empty when it can."""
-    return "mounting needs root" if os.geteuid() != 0 else lacking(made=image_of(folder).exists())
+    return "mounting needs root" if os.geteuid() != 0 else lacking(exists=image_of(folder).exists())
 
 
-def lacking(*, made: bool = False) -> str:
-    """What this host lacks for a btrfs in a file, ``made`` already or not; empty for nothing."""
+def lacking(*, exists: bool = False) -> str:
+    """What this host lacks for a btrfs in a file, ``exists`` already or not; empty for nothing."""
     if not has_file_system("btrfs"):
         return "this kernel has no btrfs"
     if not os.path.exists("/dev/loop-control"):
         return "there are no loop devices"
-    return "" if made or in_sbin("mkfs.btrfs") else "mkfs.btrfs is missing; install btrfs-progs"
+    return "" if exists or in_sbin("mkfs.btrfs") else "mkfs.btrfs is missing; install btrfs-progs"
 
 
 def _block(raw: bytes) -> ctypes.Array[ctypes.c_char]:
@@ -296,7 +296,7 @@ def written_in(path: Path, newer: int) -> set[int]:
 def newer(given: int, since: int) -> tuple[int, int, int]:
     """Of the subvolume that is open: bytes on disk of its extents that came in generation ``since`` or later,
     bytes of those that lie in its tree, and bytes of all items in leaves of the tree that did."""
-    seen: dict[int, int] = {}
+    extents: dict[int, int] = {}
     inline = items = 0
     for _, item, _, body in search(given, 0, (0, 0), (LAST, 255), since):
         items += _ITEM + len(body)
@@ -307,8 +307,8 @@ def newer(given: int, since: int) -> tuple[int, int, int]:
         else:
             start, size = struct.unpack_from("=QQ", body, 21)
             if start:
-                seen[start] = size
-    return sum(seen.values()), inline, items
+                extents[start] = size
+    return sum(extents.values()), inline, items
 
 
 def counted(path: Path) -> int:

@@ -152,13 +152,13 @@ class BtrfsPool(Pool):
         live = self._lives / checked(box)
         with (
             faults(f"sandbox {box!r} cannot get a root"),
-            self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
+            self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as draft,
         ):
-            self._note(made, live, self._chain(origin), usage)
-            usage.hold(made)
+            self._note(draft, live, self._chain(origin), usage)
+            usage.hold(draft)
             self.unmount(box)
             self._discard(live)
-            os.rename(made, live)
+            os.rename(draft, live)
             channel = self._channels / box
             self._discard(channel)
             btrfs.create(channel)
@@ -230,8 +230,8 @@ class BtrfsPool(Pool):
         with faults(f"what sandbox {box!r} wrote cannot be flushed"):
             btrfs.sync(self._live(box))
 
-    def unbounded(self, *, asked: bool) -> str:
-        if asked and self._unbounded == FOREIGN:
+    def unbounded(self, *, limited: bool) -> str:
+        if limited and self._unbounded == FOREIGN:
             self._unbounded = self._quotas()
         return self._unbounded
 
@@ -277,12 +277,12 @@ class BtrfsPool(Pool):
         return Usage(**noted) if noted else Usage(btrfs.subvolume(path).born)
 
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
-        made = self._unused(snapshot)
+        draft = self._unused(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
             used = archive.receive(path, source)
-            btrfs.snapshot(path, made, read_only=True)
+            btrfs.snapshot(path, draft, read_only=True)
             with suppress(OSError):
-                self._note(made, made, [], Usage(btrfs.subvolume(made).born, used, brought=used))
+                self._note(draft, draft, [], Usage(btrfs.subvolume(draft).born, used, brought=used))
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
@@ -322,17 +322,17 @@ class BtrfsPool(Pool):
 
     def _noted(self, path: Path) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self._note_of(path).read_text(encoding="ascii"))
+            note: dict[str, Any] = json.loads(self._note_of(path).read_text(encoding="ascii"))
         except (OSError, ValueError):
             return {}
-        return found
+        return note
 
     def _chain(self, path: Path) -> Chain:
         own = btrfs.subvolume(path)
         start: Chain = [(own.uuid.hex(), 2**63)]
-        found = self._noted(path)
-        if found.get("of") == own.uuid.hex():
-            return start + [(identity, generation) for identity, generation in found["chain"]]
+        note = self._noted(path)
+        if note.get("of") == own.uuid.hex():
+            return start + [(identity, generation) for identity, generation in note["chain"]]
         return [*start, (own.parent.hex(), own.born)] if any(own.parent) else start
 
 

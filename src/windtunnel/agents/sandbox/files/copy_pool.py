@@ -67,7 +67,7 @@ class CopyPool(Pool):
 
     def snapshot(self, box: str, snapshot: str) -> int:
         live, there = self._live(box), self._unused(snapshot)
-        with faults(f"no snapshot of sandbox {box!r}"), self._draft(snapshot) as made:
+        with faults(f"no snapshot of sandbox {box!r}"), self._draft(snapshot) as draft:
             root = str(self._tree(live))
             base = self._folder / (live / BASE).read_text(encoding="utf-8")
             changed = {each.path for each in self._differences(base, self._tree(live))}
@@ -85,10 +85,10 @@ class CopyPool(Pool):
                         return f"{base}{inside}"
                 return None
 
-            self._tree(made).mkdir()
+            self._tree(draft).mkdir()
             copier = Copier(reuse=reuse)
-            copier.tree(root, str(self._tree(made)))
-            os.rename(made, there)
+            copier.tree(root, str(self._tree(draft)))
+            os.rename(draft, there)
         with suppress(OSError):  # an older tree shares less, and is as right
             atomic.replace(live / BASE, str(self._tree(there).relative_to(self._folder)).encode())
         return copier.bytes

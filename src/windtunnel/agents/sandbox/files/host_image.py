@@ -77,7 +77,7 @@ def installed(status: str) -> dict[str, Package]:
 
 
 def _alternatives(dependency: str) -> tuple[str, ...]:
-    return tuple(found[1] for each in dependency.split("|") if (found := _NAMED.match(each)))
+    return tuple(match[1] for each in dependency.split("|") if (match := _NAMED.match(each)))
 
 
 def closure(packages: dict[str, Package], wanted: list[str]) -> list[Package]:
@@ -172,17 +172,17 @@ def fill(
     _etc(root, target, copier)
     for folder in folders:
         progress(f"host image: {folder}")
-        made = target / folder.relative_to("/")
-        if made.is_file() or (made.exists() and any(made.iterdir())):
+        place = target / folder.relative_to("/")
+        if place.is_file() or (place.exists() and any(place.iterdir())):
             raise UserError(
                 f"image 'host+{folder}': the packages of the image have files in {folder} already"
             )
-        made.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         if folder.is_dir():
-            made.mkdir(exist_ok=True)
-            copier.tree(str(folder), str(made))
+            place.mkdir(exist_ok=True)
+            copier.tree(str(folder), str(place))
         else:
-            copier.entry(str(folder.resolve()), str(made))
+            copier.entry(str(folder.resolve()), str(place))
     if copier.skipped:
         some = ", ".join(copier.skipped[:3]) + (", ..." if len(copier.skipped) > 3 else "")
         words = f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})"
@@ -209,14 +209,14 @@ def _copy(root: Path, target: Path, path: str, copier: Copier) -> None:
     parent = os.path.relpath(os.path.realpath((root / path.lstrip("/")).parent), base)
     if parent.startswith(".."):
         return
-    made = target / parent / os.path.basename(path)
+    place = target / parent / os.path.basename(path)
     if stat.S_ISDIR(about.st_mode):
         if path not in ("", "/", "/."):
             _folder(base, target, os.path.normpath(f"{parent}/{os.path.basename(path)}"))
-    elif not os.path.lexists(made):
+    elif not os.path.lexists(place):
         _folder(base, target, parent)
         try:
-            copier.entry(str(given), str(made))
+            copier.entry(str(given), str(place))
         except PermissionError:
             # only who reads all of this machine's files has all of its packages'
             if os.geteuid() == 0:
@@ -235,13 +235,13 @@ def _compiled(root: Path, target: Path, path: str, copier: Copier) -> None:
 
 def _folder(base: str, target: Path, path: str) -> None:
     """A folder and its parents, with this machine's modes and owners."""
-    made = target / path
-    if path == "." or os.path.lexists(made):
+    place = target / path
+    if path == "." or os.path.lexists(place):
         return
     _folder(base, target, os.path.dirname(path) or ".")
-    os.mkdir(made)
+    os.mkdir(place)
     about = os.stat(f"{base}/{path}")
-    attributes(f"{base}/{path}", str(made), about)
+    attributes(f"{base}/{path}", str(place), about)
 
 
 def _alternatives_links(root: Path, target: Path, copier: Copier) -> None:

@@ -88,27 +88,27 @@ class Pool(ABC):
         all; its name here."""
         if source in self.images():
             return source
-        found = look_at(source)
+        image = look_at(source)
         with self._importing:
-            if found.name in self.images():
-                return found.name
-            told, chain = progress or (lambda text: None), found.chain()
+            if image.name in self.images():
+                return image.name
+            report, chain = progress or (lambda text: None), image.chain()
             there = max(
                 (count for count, name in enumerate(chain, 1) if (self._layers / name).is_dir()), default=0
             )
             origin = self._layers / chain[there - 1] if there else None
             with (
                 faults(f"image {source!r} cannot be imported"),
-                self._draft(found.name, partial(self._go_on, origin) if origin else None) as path,
+                self._draft(image.name, partial(self._go_on, origin) if origin else None) as path,
             ):
                 if origin is None:
                     path.chmod(0o755)
                 keep = lambda count: self._share(path, self._layers / chain[count - 1])  # noqa: E731
-                found.fill(path, told, there, keep)
-                if look_at(source).name != found.name:
+                image.fill(path, report, there, keep)
+                if look_at(source).name != image.name:
                     raise UserError(f"image {source!r}: it was changed while it was read; import it again")
-                self._publish(path, self._images / found.name)
-        return found.name
+                self._publish(path, self._images / image.name)
+        return image.name
 
     def images(self) -> list[str]:
         return sorted(os.listdir(self._images))
@@ -176,8 +176,8 @@ class Pool(ABC):
         """Write to the disk what of the live root lies in memory only, where a snapshot needs that."""
         self._live(box)
 
-    def unbounded(self, *, asked: bool) -> str:
-        """Why the live roots of this pool cannot be bounded; empty when they can. ``asked``: somebody wants
+    def unbounded(self, *, limited: bool) -> str:
+        """Why the live roots of this pool cannot be bounded; empty when they can. ``limited``: somebody wants
         it by name."""
         return "that needs a btrfs pool"
 
@@ -224,12 +224,12 @@ class Pool(ABC):
         """What of each snapshot is damaged, in words (at most ten a snapshot), and bytes read from the disk,
         past what the kernel remembers of it."""
         damage: dict[str, list[str]] = {}
-        seen: dict[tuple[int, int], str] = {}
+        errors: dict[tuple[int, int], str] = {}
         read = 0
         for snapshot in snapshots:
             damage[snapshot] = []
             try:
-                for wrong, count in _unreadable(self._tree(self._snap(snapshot)), seen):
+                for wrong, count in _unreadable(self._tree(self._snap(snapshot)), errors):
                     read += count
                     if wrong and len(damage[snapshot]) < 10:
                         damage[snapshot].append(wrong)
@@ -361,22 +361,24 @@ class Pool(ABC):
         self, boxes: set[str], snapshots: set[str] | None
     ) -> list[tuple[str, Path, Callable[[Path], None]]]:
         """What nobody refers to: in words, where, and how it is removed."""
-        found: list[tuple[str, Path, Callable[[Path], None]]] = []
+        left_behind: list[tuple[str, Path, Callable[[Path], None]]] = []
         for point in sorted(self._points.iterdir()):
             if point.name not in boxes:
-                found.append((f"mount {point}", point, lambda path: self._hide(path.name)))
+                left_behind.append((f"mount {point}", point, lambda path: self._hide(path.name)))
         for name in sorted({*os.listdir(self._lives), *os.listdir(self._channels)} - boxes):
-            found.append((f"root of sandbox {name}", Path(name), lambda path: self.drop_box(path.name)))
+            left_behind.append((f"root of sandbox {name}", Path(name), lambda path: self.drop_box(path.name)))
         for path in sorted(self._snaps.iterdir()):
             if snapshots is not None and path.name not in snapshots:
-                found.append((f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name)))
+                left_behind.append(
+                    (f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name))
+                )
         for path in sorted(set(self._trash.iterdir()) - self._drafts):
-            found.append((f"half-made or discarded {path.name}", path, self._remove))
-        return found
+            left_behind.append((f"half-made or discarded {path.name}", path, self._remove))
+        return left_behind
 
 
-def _unreadable(tree: Path, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, int]]:
-    """Of each file of a tree: what is wrong with it (nothing: empty), and bytes read. ``seen`` holds what was
+def _unreadable(tree: Path, errors: dict[tuple[int, int], str]) -> Iterator[tuple[str, int]]:
+    """Of each file of a tree: its fault (empty: none), and bytes read. ``errors`` holds what was
     found of inodes that were read before."""
     failures: list[OSError] = []
     for folder, _, names in os.walk(tree, onerror=failures.append):
@@ -388,14 +390,14 @@ def _unreadable(tree: Path, seen: dict[tuple[int, int], str]) -> Iterator[tuple[
                 if not stat.S_ISREG(about.st_mode):
                     continue
                 key = about.st_dev, about.st_ino
-                if key not in seen:
-                    seen[key] = ""
+                if key not in errors:
+                    errors[key] = ""
                     yield "", _read_cold(path)
-                if seen[key]:
-                    yield f"{inside}: {seen[key]}", 0
+                if errors[key]:
+                    yield f"{inside}: {errors[key]}", 0
             except OSError as error:
-                seen[key] = error.strerror or str(error)
-                yield f"{inside}: {seen[key]}", 0
+                errors[key] = error.strerror or str(error)
+                yield f"{inside}: {errors[key]}", 0
     for failure in failures:
         yield f"/{os.path.relpath(failure.filename, tree)}: {failure.strerror}", 0
 

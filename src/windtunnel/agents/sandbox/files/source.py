@@ -101,9 +101,9 @@ def _of_layers(source: str, reference: str, name: str) -> Source:
         with tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp") as folder:
             progress(f"fetching {source}")
             _skopeo(source, "copy", "--quiet", reference, f"oci:{folder}:image")
-            found = _manifest(Path(folder))
-            for count, layer in enumerate(found[there:], there + 1):
-                progress(f"layer {count} of {len(found)}")
+            layers = _manifest(Path(folder))
+            for count, layer in enumerate(layers[there:], there + 1):
+                progress(f"layer {count} of {len(layers)}")
                 what = f"image {source!r}, layer {count}"
                 archive.unpack(_blob(Path(folder), layer), target, what, layered=True)
                 keep(count)
@@ -165,13 +165,13 @@ def _digest_of_path(path: Path) -> str:
 
 def _digest_of_folder(path: Path) -> str:
     """Of names, kinds, modes, owners, sizes and times: bytes are not read, as copying tools do not either."""
-    found = hashlib.blake2s(digest_size=6)
+    hasher = hashlib.blake2s(digest_size=6)
     try:
         for entry in walk(str(path)):
             about = entry.stat(follow_symlinks=False)
             ends = os.readlink(entry.path) if entry.is_symlink() else ""
-            told = (about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns, ends)
-            found.update(repr((entry.path, *told)).encode())
+            facts = (about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns, ends)
+            hasher.update(repr((entry.path, *facts)).encode())
     except OSError as error:
         raise UserError(f"image {str(path)!r}: {error.filename} cannot be read ({error.strerror})") from error
-    return found.hexdigest()
+    return hasher.hexdigest()

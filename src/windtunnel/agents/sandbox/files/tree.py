@@ -37,8 +37,8 @@ def walk(folder: str) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder in the order of names, each folder before what is in it."""
     with _entered(folder):
         with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+        for entry in ordered:
             yield entry
             if entry.is_dir(follow_symlinks=False):
                 yield from walk(entry.path)
@@ -99,21 +99,21 @@ class Copier:
 
     def _file(self, source: str, target: str, size: int) -> None:
         with _reading(source) as given:
-            made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 if self.share and size:
                     try:
-                        fcntl.ioctl(made, _FICLONE, given)
+                        fcntl.ioctl(copy, _FICLONE, given)
                         return
                     except OSError as error:
                         if error.errno not in _NO_SHARING:
                             raise
                         self.share = False
                 for start, end in extents(given, size):
-                    self.bytes += _copy_range(given, made, start, end)
-                os.ftruncate(made, size)
+                    self.bytes += _copy_range(given, copy, start, end)
+                os.ftruncate(copy, size)
             finally:
-                os.close(made)
+                os.close(copy)
 
 
 @contextmanager
@@ -184,15 +184,15 @@ def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, place
 
 
-def _copy_range(given: int, made: int, start: int, end: int) -> int:
+def _copy_range(given: int, copy: int, start: int, end: int) -> int:
     place = start
     while place < end:
         try:
-            done = os.copy_file_range(given, made, min(end - place, 1 << 30), place, place)
+            done = os.copy_file_range(given, copy, min(end - place, 1 << 30), place, place)
         except OSError as error:
             if error.errno not in _NO_SHARING:
                 raise
-            done = os.pwrite(made, os.pread(given, min(end - place, 1 << 20), place), place)
+            done = os.pwrite(copy, os.pread(given, min(end - place, 1 << 20), place), place)
         if done == 0:
             break
         place += done

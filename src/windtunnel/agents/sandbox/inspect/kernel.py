@@ -212,11 +212,11 @@ class Kernel:
 
     def doubts(self, slot: int) -> tuple[int, ...]:
         """How often each of ``syscalls.DOUBTS`` was raised, ever."""
-        found = []
+        counts = []
         for number in range(len(DOUBTS)):
             value = self._maps["doubts"].get(struct.pack("<I", slot * DOUBTS_EACH + number))
-            found.append(int(struct.unpack("<Q", value)[0]) if value else 0)
-        return tuple(found)
+            counts.append(int(struct.unpack("<Q", value)[0]) if value else 0)
+        return tuple(counts)
 
 
 if __name__ == "__main__":

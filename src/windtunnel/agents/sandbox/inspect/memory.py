@@ -74,12 +74,12 @@ def missing() -> str:
         with open("/proc/self/pagemap", "rb") as pagemap:
             _scan(pagemap.fileno(), start, start + 2 * _PAGE, _PROTECT, 0, _ALLOWED | _WRITTEN)
             pages[_PAGE] = 1
-            found = _scan(pagemap.fileno(), start, start + 2 * _PAGE, 0, 0, _ALLOWED | _WRITTEN)
+            count = _scan(pagemap.fileno(), start, start + 2 * _PAGE, 0, 0, _ALLOWED | _WRITTEN)
     except OSError as error:
         return f"userfaultfd has no asynchronous write protection (Linux 6.7): {error.strerror}"
     finally:
         os.close(fd)
-    return "" if found == 1 else "a write was not found by PAGEMAP_SCAN"
+    return "" if count == 1 else "a write was not found by PAGEMAP_SCAN"
 
 
 def _enable(fd: int) -> None:

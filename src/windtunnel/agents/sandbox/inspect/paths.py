@@ -33,10 +33,10 @@ class Mount(NamedTuple):
 def mounts(pid: int | str) -> list[Mount]:
     """The mounts that a process sees, at the paths at which it sees them; empty when it is gone."""
     try:
-        found = table(Path(f"/proc/{pid}/mountinfo"))
+        rows = table(Path(f"/proc/{pid}/mountinfo"))
     except OSError:
         return []
-    return [Mount(each.device, os.fsencode(each.root), os.fsencode(each.point), each.kind) for each in found]
+    return [Mount(each.device, os.fsencode(each.root), os.fsencode(each.point), each.kind) for each in rows]
 
 
 def below(path: bytes, folder: bytes) -> bytes | None:

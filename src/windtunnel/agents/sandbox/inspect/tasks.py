@@ -80,22 +80,22 @@ def _ran(pid: int, thread: str) -> list[int]:
 
 
 def seen_descriptors(
-    pid: int, have: Mapping[int, Descriptor], seen: Callable[[str], str], *, positions: bool = False
+    pid: int, have: Mapping[int, Descriptor], inner_path: Callable[[str], str], *, positions: bool = False
 ) -> Descriptors:
     """What a process has open: number and target of each descriptor, with the bytes that wait in a pipe or
     socket and, on request, the position in a regular file. The channel's own files do not count."""
-    found: list[tuple[str, str, int]] = []
+    rows: list[tuple[str, str, int]] = []
     with contextlib.suppress(OSError), process_handle(pid) as handle:
-        for number, one in have.items():
-            target, waiting = seen(one.link), 0
+        for number, descriptor in have.items():
+            target, waiting = inner_path(descriptor.link), 0
             if target.startswith(_CHANNEL):
                 continue
             if target.startswith(("pipe:", "socket:")):
                 waiting = _waiting(handle, number)
-            elif positions and one.regular and not target.startswith("/dev/"):
-                waiting = one.position
-            found.append((str(number), target, waiting))
-    return frozenset(found)
+            elif positions and descriptor.regular and not target.startswith("/dev/"):
+                waiting = descriptor.position
+            rows.append((str(number), target, waiting))
+    return frozenset(rows)
 
 
 def _waiting(pidfd: int, number: int) -> int:
@@ -106,21 +106,21 @@ def _waiting(pidfd: int, number: int) -> int:
     return count[0]
 
 
-def shared(pid: int, seen: Callable[[str], str]) -> list[str]:
+def shared(pid: int, inner_path: Callable[[str], str]) -> list[str]:
     """Files of the sandbox that a process has mapped shared and writable."""
-    found = []
+    paths = []
     with contextlib.suppress(OSError):
         for each in processes.mappings(pid):
             if each.rights[1] == "w" and each.rights[3] == "s" and each.path:
-                path = seen(each.path)
+                path = inner_path(each.path)
                 if path.endswith(" (deleted)"):
                     continue
                 if path.startswith("/") and not path.startswith(("/dev/", "/memfd:", "/SYSV", _CHANNEL)):
-                    found.append(path)
-    return found
+                    paths.append(path)
+    return paths
 
 
-def references(snapshot: Sequence[Process], seen: Callable[[str], str]) -> References:
+def references(snapshot: Sequence[Process], inner_path: Callable[[str], str]) -> References:
     """The paths inside that processes refer to, and among them those whose size a restore insists on.
 
     These are the mapped ones, and open regular files, except those that are open for appending alone (CRIU,
@@ -134,14 +134,14 @@ def references(snapshot: Sequence[Process], seen: Callable[[str], str]) -> Refer
         for descriptor in process.descriptors.values():
             appends = descriptor.flags & os.O_ACCMODE == os.O_WRONLY and descriptor.flags & os.O_APPEND
             (mapped if descriptor.regular and not appends else others).add(descriptor.link)
-    inside = _inside(mapped, seen)
-    return References(frozenset(inside | _inside(others, seen)), frozenset(inside))
+    inside = _inside(mapped, inner_path)
+    return References(frozenset(inside | _inside(others, inner_path)), frozenset(inside))
 
 
-def _inside(paths: set[str], seen: Callable[[str], str]) -> set[str]:
+def _inside(paths: set[str], inner_path: Callable[[str], str]) -> set[str]:
     """Those that are files of the root. A file that is deleted keeps its name here: should it be made anew,
     the image would find the wrong one."""
-    plain = {seen(path.removesuffix(" (deleted)")) for path in paths if path.startswith("/")}
+    plain = {inner_path(path.removesuffix(" (deleted)")) for path in paths if path.startswith("/")}
     return {
         path
         for path in plain
@@ -165,12 +165,12 @@ class Tasks:
         pids: Callable[[], Collection[int]],
         init: int,
         shells: Callable[[], Collection[int]],
-        seen: Callable[[str], str],
+        inner_path: Callable[[str], str],
         count: Callable[[int], Count] | None,
         track: bool,
     ) -> None:
         self._pids, self._init, self._shells = pids, init, shells
-        self._seen, self._count, self._track = seen, count, track
+        self._seen, self._count, self._track = inner_path, count, track
         self._base: dict[Key, _Base] = {}
         self._trackers: dict[Key, memory.Tracker | None] = {}
         self._shared: dict[Key, tuple[Alive, list[str]]] = {}
@@ -183,8 +183,8 @@ class Tasks:
 
     def alive(self) -> dict[Key, Alive]:
         """All processes that are no zombies."""
-        found = map(alive, self._pids())
-        return {(one.pid, one.started): one for one in found if one is not None}
+        tasks = map(alive, self._pids())
+        return {(task.pid, task.started): task for task in tasks if task is not None}
 
     def arm(self) -> None:
         """Put a memory tracker into every process that has none; shells and init need none."""
@@ -219,22 +219,22 @@ class Tasks:
         given, by an image of them, too."""
         now = self.alive()
         stores = {}
-        for key, one in now.items():
+        for key, task in now.items():
             # who can write to mapped files; that one did not run has what it had
             known = self._shared.get(key)
-            ran = known is None or known[0].ran != one.ran
-            stores[key] = (one, shared(key[0], self._seen) if ran or known is None else known[1])
+            ran = known is None or known[0].ran != task.ran
+            stores[key] = (task, shared(key[0], self._seen) if ran or known is None else known[1])
         self._shared = stores
         if snapshot is None:
             return
         have, shells = {process.pid: process.descriptors for process in snapshot}, set(self._shells())
         self._base = {
             key: _Base(
-                one,
-                self._descriptors(one.pid, have.get(one.pid, {}), key[0] in shells),
-                self._count(one.pid) if self._count is not None else None,
+                task,
+                self._descriptors(task.pid, have.get(task.pid, {}), key[0] in shells),
+                self._count(task.pid) if self._count is not None else None,
             )
-            for key, one in now.items()
+            for key, task in now.items()
         }
         for key, tracker in list(self._trackers.items()):
             if tracker is None:
@@ -252,12 +252,12 @@ class Tasks:
 
     def stored(self, now: dict[Key, Alive]) -> set[str]:
         """Files to which a process may have stored through a mapping since: it had one, and it ran."""
-        found: set[str] = set()
-        for key, (one, paths) in self._shared.items():
+        stored: set[str] = set()
+        for key, (task, paths) in self._shared.items():
             current = now.get(key)
-            if paths and (current is None or current.ran != one.ran):
-                found.update(paths)
-        return found
+            if paths and (current is None or current.ran != task.ran):
+                stored.update(paths)
+        return stored
 
     def effects(self, now: dict[Key, Alive]) -> tuple[ProcessEffect, ...]:
         """Those processes that did anything."""
@@ -267,19 +267,19 @@ class Tasks:
             for key, base in self._base.items()
             if key not in now and key[0] != self._init
         ]
-        for key, one in now.items():
+        for key, task in now.items():
             if key[0] == self._init:
                 continue
             base = self._base.get(key)
             if base is None:
                 process_effects.append(
-                    ProcessEffect(one.pid, one.command, started=True, shell=key[0] in shells)
+                    ProcessEffect(task.pid, task.command, started=True, shell=key[0] in shells)
                 )
-            elif base.alive.ran != one.ran or base.alive.settings != one.settings:
-                process_effects.append(self._effect(key, one, base, key[0] in shells))
+            elif base.alive.ran != task.ran or base.alive.settings != task.settings:
+                process_effects.append(self._effect(key, task, base, key[0] in shells))
         return tuple(process_effects)
 
-    def _effect(self, key: Key, one: Alive, base: _Base, shell: bool) -> ProcessEffect:
+    def _effect(self, key: Key, task: Alive, base: _Base, shell: bool) -> ProcessEffect:
         dirty: int | None = 0
         fresh = 0
         if not shell:
@@ -291,8 +291,8 @@ class Tasks:
             inputs, writes = count.inputs - base.count.inputs, count.writes - base.count.writes
             replaced = count.execs != base.count.execs
         return ProcessEffect(
-            pid=one.pid,
-            command=one.command,
+            pid=task.pid,
+            command=task.command,
             # another program in the same process
             started=replaced,
             shell=shell,
@@ -300,10 +300,10 @@ class Tasks:
             new_mappings=fresh,
             inputs=inputs,
             writes=writes,
-            cpu=one.cpu - base.alive.cpu,
+            cpu=task.cpu - base.alive.cpu,
             descriptors_changed=self._descriptors(key[0], read_descriptors(key[0]), shell)
             != base.descriptors,
-            settings_changed=one.settings[: -1 if shell else None]
+            settings_changed=task.settings[: -1 if shell else None]
             != base.alive.settings[: -1 if shell else None],
         )
 

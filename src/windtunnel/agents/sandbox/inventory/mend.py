@@ -176,10 +176,10 @@ def _locked(pid: int, handle: int, stood: ProcessStood) -> list[Lock]:
 
 def _lock(words: str) -> Lock:
     """From its words in an inventory."""
-    found = LOCK.fullmatch(words)
-    if found is None:
+    match = LOCK.fullmatch(words)
+    if match is None:
         return Lock(words, False, -1, b"")
-    how, kind, descriptor, start, end = found.groups()
+    how, kind, descriptor, start, end = match.groups()
     length = int(end) - int(start) + 1 if end and end != "the end" else 0
     mode = fcntl.F_WRLCK if how == "exclusive" else fcntl.F_RDLCK
     flock = struct.pack("hh4xqqi4x", mode, os.SEEK_SET, int(start or 0), length, 0)
@@ -200,8 +200,8 @@ def _lock_inside(freezer: Path, missing: Mapping[int, list[Lock]]) -> None:
                 _take(pid, inject.Calls(pid, stopped[inject.running(pid)]), locks)
     finally:
         cgroup.freeze(freezer)
-        for one in stopped.values():
-            one.close()
+        for process in stopped.values():
+            process.close()
 
 
 def _take(pid: int, calls: inject.Calls, locks: list[Lock]) -> None:

@@ -118,10 +118,10 @@ def inventory(snapshot: Sequence[Process], init: int) -> Inventory:
 
 
 def _by_kind(facts: Iterable[Fact]) -> Facts:
-    found: Facts = {}
+    by_kind: Facts = {}
     for kind, name, value in facts:
-        found.setdefault(kind, {})[name] = value.replace("\n", " ")
-    return found
+        by_kind.setdefault(kind, {})[name] = value.replace("\n", " ")
+    return by_kind
 
 
 def alarms(pids: Iterable[int]) -> tuple[int, ...]:
@@ -129,11 +129,11 @@ def alarms(pids: Iterable[int]) -> tuple[int, ...]:
 
     CRIU reads the signals of a process before its timers: an alarm that rings in between is in no image.
     """
-    found = []
+    inner = []
     for status in map(read_status, pids):
         if int(status.get("ShdPnd", "0"), 16) >> (signal.SIGALRM - 1) & 1:
-            found.append(int(status["NSpid"].split()[-1]))
-    return tuple(found)
+            inner.append(int(status["NSpid"].split()[-1]))
+    return tuple(inner)
 
 
 class _Tree:
@@ -172,9 +172,9 @@ class _Tree:
         fields = dict(word.split(":", 1) for word in watch.split() if ":" in word)
         with contextlib.suppress(OSError, KeyError, ValueError):
             handle = bytes.fromhex(fields["f_handle"])
-            asked = struct.pack("=Ii", len(handle), int(fields["fhandle-type"], 16)) + handle
+            handle_ = struct.pack("=Ii", len(handle), int(fields["fhandle-type"], 16)) + handle
             mount = self._mounts[int(fields["sdev"], 16)]
-            file = libc.open_by_handle_at(mount, ctypes.c_char_p(asked), os.O_PATH | os.O_CLOEXEC)
+            file = libc.open_by_handle_at(mount, ctypes.c_char_p(handle_), os.O_PATH | os.O_CLOEXEC)
             checked(file, "open_by_handle_at")
             try:
                 return os.fstat(file).st_nlink == 0
@@ -185,13 +185,13 @@ class _Tree:
     @cached_property
     def _mounts(self) -> dict[int, int]:
         """A descriptor on each file system, by its device."""
-        found: dict[int, int] = {}
+        mounts: dict[int, int] = {}
         for each in table(Path(f"/proc/{self._init}/mountinfo")):
-            if each.device not in found:
+            if each.device not in mounts:
                 with contextlib.suppress(OSError):
-                    found[each.device] = os.open(f"/proc/{self._init}/root{each.point}", _FOLDER)
-                    self._opened.callback(os.close, found[each.device])
-        return found
+                    mounts[each.device] = os.open(f"/proc/{self._init}/root{each.point}", _FOLDER)
+                    self._opened.callback(os.close, mounts[each.device])
+        return mounts
 
 
 def _operated(semaphores: str) -> bool:
@@ -226,8 +226,8 @@ def _threads(pid: int, inner: int, count: str) -> str:
     """The ids inside of all threads."""
     if count == "1":
         return str(inner)
-    found = (read_status(pid, thread).get("NSpid", "0") for thread in os.listdir(f"/proc/{pid}/task"))
-    return " ".join(map(str, sorted(int(each.split()[-1]) for each in found)))
+    numbers = (read_status(pid, thread).get("NSpid", "0") for thread in os.listdir(f"/proc/{pid}/task"))
+    return " ".join(map(str, sorted(int(each.split()[-1]) for each in numbers)))
 
 
 def _scheduled(pid: int, usual: str) -> Iterator[Fact]:

@@ -72,13 +72,13 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
     Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
     """
     # one whose other end has ended already waits for nothing
-    found = [orphan for orphan in orphans(held(pids)) if orphan.established]
-    if not found:
+    orphaned = [orphan for orphan in orphans(held(pids)) if orphan.established]
+    if not orphaned:
         return 0
 
     def end_all() -> int:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            return sum(destroy(channel, one.family, one.local, one.remote) for one in found)
+            return sum(destroy(channel, orphan.family, orphan.local, orphan.remote) for orphan in orphaned)
 
     try:
         return namespaces.within(netns, end_all)
@@ -92,8 +92,8 @@ def held(pids: Iterable[int]) -> list[Connection]:
     They are asked one by one: the kernel's table of a network is read by going through that of all networks,
     which takes ten milliseconds where there is much memory.
     """
-    found = [connection(plug) for _, plug in copies(_links(pids))]
-    return [one for one in found if one is not None]
+    plugs = [connection(plug) for _, plug in copies(_links(pids))]
+    return [end for end in plugs if end is not None]
 
 
 def leave_repair(pids: Iterable[int]) -> int:
@@ -115,10 +115,10 @@ def _links(pids: Iterable[int]) -> Iterator[tuple[int, Mapping[int, str]]]:
 def copies(have: Iterable[tuple[int, Mapping[int, str]]]) -> Iterator[tuple[str, socket.socket]]:
     """Copies of the sockets that processes have open, with their links in /proc; each socket once, closed
     before the next. ``have``: processes, with the links of their descriptors by number."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     for pid, links in have:
         numbers = {link: number for number, link in links.items() if link.startswith("socket:[")}
-        fresh = {link: numbers[link] for link in numbers.keys() - seen}
+        fresh = {link: numbers[link] for link in numbers.keys() - visited}
         if not fresh:
             continue
         with contextlib.suppress(OSError), process_handle(pid) as handle:
@@ -127,7 +127,7 @@ def copies(have: Iterable[tuple[int, Mapping[int, str]]]) -> Iterator[tuple[str,
                     contextlib.suppress(OSError),
                     socket.socket(fileno=copied_descriptor(handle, number)) as plug,
                 ):
-                    seen.add(link)
+                    visited.add(link)
                     yield link, plug
 
 
@@ -145,8 +145,8 @@ def connection(plug: socket.socket) -> Connection | None:
 
 def orphans(connections: list[Connection]) -> list[Connection]:
     """Those of which the other end is not among them."""
-    ends = {(_plain(one.local), _plain(one.remote)) for one in connections}
-    return [one for one in connections if (_plain(one.remote), _plain(one.local)) not in ends]
+    ends = {(_plain(end.local), _plain(end.remote)) for end in connections}
+    return [end for end in connections if (_plain(end.remote), _plain(end.local)) not in ends]
 
 
 def destroy(channel: socket.socket, family: int, local: End, remote: End) -> bool:
@@ -184,12 +184,12 @@ def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
         # kinds that do not know every question have fewer words
         with contextlib.suppress(OSError):
             words[link] = " ".join([kind, *_state(plug)])
-        if (found := connection(plug)) is not None:
-            ends[link] = found
+        if (end := connection(plug)) is not None:
+            ends[link] = end
         if words[link] == f"{kind} connected" and plug.type == socket.SOCK_DGRAM:
             connected.append(link)
     alone = set(orphans(list(ends.values())))
-    for link in (link for link, one in ends.items() if one in alone):
+    for link in (link for link, inode in ends.items() if inode in alone):
         words[link] = f"{words[link].partition(' socket ')[0]} socket connected {OUTSIDE}"
     if connected:
         peers = _peers(next(iter(have)))
@@ -202,25 +202,25 @@ def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
 def _peers(pid: int) -> dict[int, int]:
     """Of each connected Unix socket in the network of a process, by the numbers of their inodes: its peer; 0
     where that is closed. Empty where the kernel does not tell."""
-    asked = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)
-    head = struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _REQUEST_DUMP, 1, 0)
+    request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)
+    head = struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0)
 
     def ask() -> dict[int, int]:
-        found: dict[int, int] = {}
+        peers: dict[int, int] = {}
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            channel.send(head + asked)
+            channel.send(head + request)
             while True:
                 answer = channel.recv(1 << 16)
                 while answer:
                     length, kind = struct.unpack_from("=IH", answer)
                     if kind != _BY_FAMILY:
-                        return found  # the end, or an error
+                        return peers  # the end, or an error
                     (inode,) = struct.unpack_from("=I", answer, 20)
                     at = 32
                     while at < length:
                         size, what = struct.unpack_from("=HH", answer, at)
                         if what == _PEER:
-                            (found[inode],) = struct.unpack_from("=I", answer, at + 4)
+                            (peers[inode],) = struct.unpack_from("=I", answer, at + 4)
                         at += (size + 3) & ~3
                     answer = answer[(length + 3) & ~3 :]
 

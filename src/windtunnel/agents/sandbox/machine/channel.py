@@ -175,10 +175,10 @@ class Folder:
     def identity(self, name: str) -> tuple[int, int] | None:
         """Device and inode of what has the name now."""
         try:
-            found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def names(self) -> list[str]:
         return os.listdir(self.descriptor)
@@ -197,8 +197,8 @@ def kept(channel: Path) -> bytes:
     """A channel that stands still. What commands said is the host's already: of their outputs only the size
     is kept, on which a restore of who holds them open insists. Raises OSError; MachineError where somebody
     put so much into it that it would not be kept."""
-    found = (os.path.join(folder, name) for folder, _, names in os.walk(channel) for name in names)
-    size = sum(os.lstat(path).st_blocks * 512 for path in found if not OUTPUT.fullmatch(path))
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(channel) for name in names)
+    size = sum(os.lstat(path).st_blocks * 512 for path in paths if not OUTPUT.fullmatch(path))
     if size > MOST:
         raise MachineError(
             f"/{CHANNEL} holds {size >> 20} MiB that a command put there; only the host should: remove them"
@@ -438,21 +438,21 @@ class Outputs:
             pass  # the listener has waited a moment each time
         notes: list[str] = []
         tails: list[str] = []
-        found: list[bytes] = []
+        texts: list[bytes] = []
         for stream, file in self._files.items():
             size = os.fstat(file).st_size
             if self._on_output is not None:
-                found.append(self._tails[stream])
+                texts.append(self._tails[stream])
                 if self._read[stream] > TAIL:
                     tails.append(stream)
                 continue
-            found.append(read_up_to(file, min(size, WHOLE)))
+            texts.append(read_up_to(file, min(size, WHOLE)))
             if size > WHOLE:
                 notes.append(f"{stream} has {size} bytes, of which the first {WHOLE} are here")
         self.cut = self._filled()
         if self.cut:
             notes.append("the output is cut: it filled all the room that there is for outputs")
-        return found[0], found[1], notes, tails
+        return texts[0], texts[1], notes, tails
 
     def close(self) -> None:
         for file in self._files.values():

@@ -57,18 +57,18 @@ def get_to(root: int, path: str, out: IO[bytes], limit: int | None = None) -> in
         _told(path),
         open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV) as file,
     ):
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"sandbox path {path!r} is no regular file")
-        if limit is not None and found.st_size > limit:
+        if limit is not None and status.st_size > limit:
             raise UserError(
-                f"sandbox file {path!r} has {found.st_size} bytes, more than {limit}; "
+                f"sandbox file {path!r} has {status.st_size} bytes, more than {limit}; "
                 "copy it to a file instead"
             )
         copied = 0
         # a file that grows while it is read ends where it ended when it was opened
-        while copied < found.st_size:
-            piece = os.read(file, min(1 << 20, found.st_size - copied))
+        while copied < status.st_size:
+            piece = os.read(file, min(1 << 20, status.st_size - copied))
             if not piece:
                 break
             out.write(piece)
@@ -83,16 +83,16 @@ def listdir(root: int, path: str) -> list[Entry]:
         entries = []
         for name in sorted(os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                target = os.readlink(name, dir_fd=folder) if stat.S_ISLNK(found.st_mode) else ""
-                entries.append(_entry(name, found, target))
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                target = os.readlink(name, dir_fd=folder) if stat.S_ISLNK(status.st_mode) else ""
+                entries.append(_entry(name, status, target))
         return entries
 
 
-def _entry(name: str, found: os.stat_result, target: str) -> Entry:
+def _entry(name: str, status: os.stat_result, target: str) -> Entry:
     kinds: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
-    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
-    return Entry(name, kind, found.st_size, stat.S_IMODE(found.st_mode), found.st_mtime, target)
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
+    return Entry(name, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime, target)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -114,17 +114,17 @@ class Group:
             if init != self._known:
                 self._namespace, self._known = os.stat(f"/proc/{init}/ns/pid").st_ino, init
             own = os.geteuid()
-            found = set()
+            pids = set()
             with os.scandir("/proc") as entries:
                 for entry in entries:
                     if entry.name.isdecimal():
                         # gone meanwhile, or another user's
                         with contextlib.suppress(OSError):
                             if entry.stat().st_uid == own and self._inside(entry.path):
-                                found.add(int(entry.name))
+                                pids.add(int(entry.name))
         except OSError:
             return set()
-        return found
+        return pids
 
     def _inside(self, process: str) -> bool:
         return os.stat(f"{process}/ns/pid").st_ino == self._namespace

@@ -173,9 +173,9 @@ class Machine:
         """
         if "\0" in command:
             raise UserError("sandbox command holds a NUL byte; a shell's command is text")
-        found = self._shell(shell)
-        with found.lock:
-            return found.run(command.encode(errors="surrogateescape"), timeout, cancel, on_output, stdin)
+        shell_ = self._shell(shell)
+        with shell_.lock:
+            return shell_.run(command.encode(errors="surrogateescape"), timeout, cancel, on_output, stdin)
 
     def _shell(self, name: str) -> Shell:
         if not SHELL_NAME.fullmatch(name):
@@ -226,8 +226,8 @@ class Machine:
 
     def commands(self) -> tuple[str, ...]:
         """Command lines of all processes, in the order of their pids inside."""
-        found = sorted((processes.inner_pid(pid), pid) for pid in self.cgroup.pids())
-        lines = (processes.command_line(pid) for _, pid in found)
+        pairs = sorted((processes.inner_pid(pid), pid) for pid in self.cgroup.pids())
+        lines = (processes.command_line(pid) for _, pid in pairs)
         return tuple(line for line in lines if line)
 
     def freshen(self, hostname: str) -> None:

@@ -153,11 +153,11 @@ class Shell:
         if now.program != wanted.program:
             raise MachineError(f"the state is one of {wanted.program}, the shell is {now.program}")
         script, problems = replay_script(now, wanted)
-        said = self._quiet(script.encode(errors="surrogateescape"))
+        output = self._quiet(script.encode(errors="surrogateescape"))
         left = [part for part in differences(self.state(), wanted) if not any(part in p for p in problems)]
         if problems or left:
             words = [*problems, *([f"different: {', '.join(left[:8])}"] if left else [])]
-            detail = said.decode(errors="replace").strip()[-300:] if left else ""
+            detail = output.decode(errors="replace").strip()[-300:] if left else ""
             raise MachineError(f"shell {self.name}: {'; '.join(words)}{f' ({detail})' if detail else ''}")
 
     def _quiet(self, script: bytes) -> bytes:

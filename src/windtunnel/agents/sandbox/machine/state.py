@@ -255,11 +255,11 @@ def differences(now: State, wanted: State) -> list[str]:
         return [f"program ({now.program} instead of {wanted.program})"]
     if now.program != "bash":
         return [] if now.text("directory") == wanted.text("directory") else ["directory"]
-    found = [name for name in SECTIONS if name not in ("variables", "jobs")]
-    found = [name for name in found if now.text(name).strip() != wanted.text(name).strip()]
+    sections = [name for name in SECTIONS if name not in ("variables", "jobs")]
+    sections = [name for name in sections if now.text(name).strip() != wanted.text(name).strip()]
     have, want = now.variables(), wanted.variables()
     changed = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
-    return found + [f"variable {name}" for name in changed]
+    return sections + [f"variable {name}" for name in changed]
 
 
 def _options(text: str) -> str:
@@ -274,12 +274,12 @@ def _no_traps(state: State) -> list[str]:
 
 
 def _function_attributes(state: State) -> list[str]:
-    found = []
+    lines = []
     for line in state.text("attributes").splitlines():
         _, flags, name = line.split(" ", 2)
         if flags.strip("-f"):
-            found.append(f"builtin declare {flags} -- {shlex.quote(name)}")
-    return found
+            lines.append(f"builtin declare {flags} -- {shlex.quote(name)}")
+    return lines
 
 
 def _plain_script(now: State, wanted: State) -> str:

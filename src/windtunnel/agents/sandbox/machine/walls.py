@@ -73,14 +73,14 @@ WALLS = {
 
 def walls() -> dict[str, set[str]]:
     """`WALLS`, and what is covered or read-only of this kernel's /proc."""
-    found = dict(WALLS)
+    result = dict(WALLS)
     for name in READ_ONLY:
         if Path("/proc", name).exists():
-            found[f"/proc/{name}"] = {"ro", "nosuid", "nodev", "noexec"}
+            result[f"/proc/{name}"] = {"ro", "nosuid", "nodev", "noexec"}
     for name in MASKED:
         if Path("/proc", name).exists():
-            found[f"/proc/{name}"] = {"ro", "nosuid", "noexec"}
-    return found
+            result[f"/proc/{name}"] = {"ro", "nosuid", "noexec"}
+    return result
 
 
 def folder(home: Home, box: str) -> Path:

@@ -239,8 +239,8 @@ def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
     turn_class, lost = needed, ""
     if look.occasion is Occasion.FROZEN:
         turn_class = max(turn_class, TurnClass.FILES)
-    asked = look.occasion in (Occasion.ASKED, Occasion.NOTICE)
-    if look.named or (look.has_lacks and asked):  # whether it still lacks that is to be told
+    requested = look.occasion in (Occasion.ASKED, Occasion.NOTICE)
+    if look.named or (look.has_lacks and requested):  # whether it still lacks that is to be told
         turn_class = max(turn_class, TurnClass.SHELL)
     if not look.images_possible and (turn_class >= TurnClass.FILES or not look.has_image):
         turn_class, lost = min(turn_class, TurnClass.FILES), look.no_images
@@ -271,7 +271,7 @@ def _saved(notice: Notice) -> SaveOrder:
 
     for name in order:
         plan[name] = TurnClass.FULL
-        times = [costs[one][plan[one] is TurnClass.FULL] for one in planned()]
+        times = [costs[cost][plan[cost] is TurnClass.FULL] for cost in planned()]
         if _span(times, notice.workers) > notice.seconds:
             plan[name] = TurnClass.FILES
             break

@@ -61,13 +61,13 @@ def class_of(
     if unseen and references.paths and not full:
         # some changed paths are not listed, so none can be held against what the image refers to
         full.append(f"{effects.files_total} changed paths, more than could be held against open files")
-    told = [f"{change.change} {change.path}" for change in files[:5]]
+    reasons = [f"{change.change} {change.path}" for change in files[:5]]
     if len(files) > 5 or unseen:
-        told.append(f"{max(effects.files_total, len(files))} paths in all")
+        reasons.append(f"{max(effects.files_total, len(files))} paths in all")
     if full:
-        return TurnClass.FULL, (*full, *told)
+        return TurnClass.FULL, (*full, *reasons)
     if files or doubted or unseen:
-        return TurnClass.FILES, (*doubted, *told)
+        return TurnClass.FILES, (*doubted, *reasons)
     if effects.shells:
         return TurnClass.SHELL, tuple(f"state of shell {shell.name}" for shell in effects.shells)
     return TurnClass.NONE, ()
@@ -123,14 +123,14 @@ def promote(files: Iterable[FileChange], references: References) -> list[str]:
     A file that only grew or changed in place is no reason: the image holds its path, not its bytes; unless it
     is mapped, or open for more than appending, where the restore insists on its size.
     """
-    found = []
+    reasons = []
     for change in files:
         if change.change in ("deleted", "renamed", "created") and change.path in references.paths:
-            found.append(f"{change.path}, which a process refers to, was {change.change}")
+            reasons.append(f"{change.path}, which a process refers to, was {change.change}")
         elif change.change == "modified" and change.path in references.mapped:
-            found.append(f"{change.path}, which a process has mapped or open, was modified")
+            reasons.append(f"{change.path}, which a process has mapped or open, was modified")
         elif change.change in ("deleted", "renamed") and any(
             path.startswith(change.path + "/") for path in references.paths
         ):
-            found.append(f"{change.path}, in which a process has files, was {change.change}")
-    return found
+            reasons.append(f"{change.path}, in which a process has files, was {change.change}")
+    return reasons

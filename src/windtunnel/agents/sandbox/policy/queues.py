@@ -154,10 +154,10 @@ def forgettable(
             for manifest in own
         )
         gone = set(decide(box, Past(tuple(kept), box in tips, retention.keep)).checkpoints)
-        for one in own:
-            if one.id in gone:
-                dropped.append(one)
+        for checkpoint in own:
+            if checkpoint.id in gone:
+                dropped.append(checkpoint)
             else:
-                needed |= {part.id for part in (one.files, one.image) if part is not None}
+                needed |= {part.id for part in (checkpoint.files, checkpoint.image) if part is not None}
     dropped.sort(key=lambda manifest: (manifest.created, manifest.id))
     return [manifest.id for manifest in dropped], frozenset(needed)

@@ -52,8 +52,8 @@ def admitted(room: Room) -> Admission:
     )
 
 
-def disk_limit(asked: int | None, pool: int, *, bounded: bool) -> int | None:
+def disk_limit(requested: int | None, pool: int, *, bounded: bool) -> int | None:
     """Bytes that a sandbox may use beyond its image, in a pool of so many; None for no bound."""
-    if asked != HOSTS_CHOICE:
-        return asked
+    if requested != HOSTS_CHOICE:
+        return requested
     return min(USUAL, int(pool * MOST_SHARE)) if bounded else None

@@ -87,21 +87,21 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
     if shape is None:
         raise Unreadable(f"no model request is made to {path}")
     try:
-        asked = json.loads(unpacked(headers.get("content-encoding", ""), body, limit))
+        content = json.loads(unpacked(headers.get("content-encoding", ""), body, limit))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"no JSON: {error}") from error
-    if not isinstance(asked, dict):
+    if not isinstance(content, dict):
         raise Unreadable("no JSON object")
-    head, messages = _split(shape, asked)
+    head, messages = _split(shape, content)
     parts = [_text(_plain(message)) for message in messages]
-    system, tools = _system_of(shape, asked, messages), asked.get("tools") or asked.get("functions")
+    system, tools = _system_of(shape, content, messages), content.get("tools") or content.get("functions")
     plain_head = _text({"path": path.rstrip("/"), "asked": _plain(head)})
-    prompt = asked.get("prompt", "") if shape == "completions" else ""
-    limits = [asked.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    prompt = content.get("prompt", "") if shape == "completions" else ""
+    limits = [content.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     return Outline(
         digest=_digest("\n".join((plain_head, *parts))),
         shape=shape,
-        model=str(asked.get("model", "")),
+        model=str(content.get("model", "")),
         system=_digest(_text(_plain(system))) if system else "",
         tools=_digest(_text(_plain(tools))) if tools else "",
         messages=tuple(_digest(part) for part in parts[_leading_system(messages) :]),
@@ -109,7 +109,7 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
         max_tokens=next((value for value in limits if isinstance(value, int)), None),
         opening=_words(system)[:TEXT_KEPT],
         last=_words(messages[-1])[:TEXT_KEPT] if messages else "",
-        follows=bool(asked.get("previous_response_id") or asked.get("conversation")),
+        follows=bool(content.get("previous_response_id") or content.get("conversation")),
     )
 
 
@@ -118,33 +118,33 @@ def unpacked(encoding: str, body: bytes, limit: int) -> bytes:
     try:
         match encoding.strip().lower():
             case "" | "identity":
-                found = body
+                data = body
             case "gzip" | "x-gzip":
-                found = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
+                data = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
             case "deflate":
-                found = zlib.decompressobj().decompress(body, limit + 1)
+                data = zlib.decompressobj().decompress(body, limit + 1)
             case "zstd":
-                found = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body)).read(limit + 1)
+                data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body)).read(limit + 1)
             case _:
                 raise Unreadable(f"content-encoding {encoding!r} is not understood")
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         raise Unreadable(f"broken {encoding}: {error}") from error
-    if len(found) > limit:
+    if len(data) > limit:
         raise Unreadable(f"unpacks to more than {limit} bytes")
-    return found
+    return data
 
 
-def _split(shape: Shape, asked: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+def _split(shape: Shape, content: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """All but the messages, and the messages."""
     name = {"chat": "messages", "messages": "messages", "responses": "input", "completions": ""}[shape]
     if not name:
-        return asked, []
-    messages = asked.get(name)
+        return content, []
+    messages = content.get(name)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
         raise Unreadable(f"no list of {name}")
-    return {key: value for key, value in asked.items() if key != name}, messages
+    return {key: value for key, value in content.items() if key != name}, messages
 
 
 def _leading_system(messages: list[Any]) -> int:
@@ -155,12 +155,12 @@ def _leading_system(messages: list[Any]) -> int:
     return len(messages)
 
 
-def _system_of(shape: Shape, asked: dict[str, Any], messages: list[Any]) -> Any:
+def _system_of(shape: Shape, content: dict[str, Any], messages: list[Any]) -> Any:
     """The system prompt: its own field, or the messages of that role at the beginning."""
     if shape == "messages":
-        return asked.get("system")
-    if shape == "responses" and asked.get("instructions"):
-        return asked.get("instructions")
+        return content.get("system")
+    if shape == "responses" and content.get("instructions"):
+        return content.get("instructions")
     return messages[: _leading_system(messages)]
 
 
@@ -323,7 +323,7 @@ def _stranger(outline: Outline, known: Known) -> Verdict:
 def _main(outline: Outline, known: Known, reason: str, place: int | None = None) -> Verdict:
     loop = Loop(outline.shape, outline.model, outline.system, outline.tools, outline.messages, outline.prompt)
     others = [loop for number, loop in enumerate(known.loops) if number != place]
-    others = [one for one in others if (one.system, one.shape) != (loop.system, loop.shape)]
+    others = [other for other in others if (other.system, other.shape) != (loop.system, loop.shape)]
     return Verdict("main", reason, Known((*others, loop)[-LOOPS_KEPT:]))
 
 

@@ -185,14 +185,14 @@ def _host(text: str) -> str:
 
 
 async def _addresses(host: str) -> list[Address]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    every = [_literal(str(entry[4][0])) for entry in found]
-    return list(dict.fromkeys(one for one in every if one is not None))
+    entries = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    every = [_literal(str(entry[4][0])) for entry in entries]
+    return list(dict.fromkeys(address for address in every if address is not None))
 
 
 def _own_addresses() -> set[Address]:
     every = [_literal(entry.address) for entries in psutil.net_if_addrs().values() for entry in entries]
-    return {one for one in every if one is not None}
+    return {address for address in every if address is not None}
 
 
 class Egress(asyncio.DatagramProtocol):
@@ -312,18 +312,18 @@ class Egress(asyncio.DatagramProtocol):
             return
         if flags & 0xF800 or questions != 1 or group != 1:
             return
-        name, found, code = ".".join(labels), list[Address](), 0
+        name, addresses, code = ".".join(labels), list[Address](), 0
         if not HOST.fullmatch(name) or not is_listed(self._allowed, name, None):
             self._log.info("refused: the name %s", ascii(name))
             code = 5
         elif version := {1: 4, 28: 6}.get(kind):
             with contextlib.suppress(OSError):
                 every = reachable(self._allowed, await _addresses(name), None, _own_addresses())
-                found = [one for one in every if one.version == version][:8]
-        reply = struct.pack(">HHHHHH", number, 0x8080 | flags & 0x0100 | code, 1, len(found), 0, 0)
+                addresses = [entry for entry in every if entry.version == version][:8]
+        reply = struct.pack(">HHHHHH", number, 0x8080 | flags & 0x0100 | code, 1, len(addresses), 0, 0)
         reply += data[12 : place + 5]
-        for one in found:
-            reply += struct.pack(">HHHIH", 0xC00C, kind, 1, TIME_TO_LIVE, len(one.packed)) + one.packed
+        for entry in addresses:
+            reply += struct.pack(">HHHIH", 0xC00C, kind, 1, TIME_TO_LIVE, len(entry.packed)) + entry.packed
         if self._names is not None:
             self._names.sendto(reply, address)
 

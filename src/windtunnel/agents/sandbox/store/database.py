@@ -167,9 +167,9 @@ class Database:
     def in_use(self, db: sqlite3.Connection) -> dict[int, Places]:
         """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
         for table in ("image", "manifest"):
-            (said,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
-            if said != "ok":
-                raise ObjectError(f"nothing is collected while {self.path} is damaged: {said}")
+            (result,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
+            if result != "ok":
+                raise ObjectError(f"nothing is collected while {self.path} is damaged: {result}")
         used = np.empty(0, np.int64)
         for id, data in db.execute("SELECT id, recipe FROM image"):
             try:

@@ -175,7 +175,7 @@ def _drop_wrong(place: Files) -> None:
 
 def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[Chunk, ...]:
     """Send the pieces of a stream that are not there yet; all of its chunks, in order."""
-    found: list[Chunk] = []
+    sent: list[Chunk] = []
     waiting: deque[Future[Chunk]] = deque()
 
     def send(piece: bytes) -> Chunk:
@@ -185,13 +185,13 @@ def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[Chunk, ...]
     def take(piece: bytes) -> None:
         waiting.append(jobs.submit(send, piece))
         if len(waiting) > 2 * TRANSFERS:
-            found.append(waiting.popleft().result())
+            sent.append(waiting.popleft().result())
 
     with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as jobs:
         out = chunks.Cutter(take)
         write(cast(IO[bytes], out))
         out.finish()
-        return (*found, *[job.result() for job in waiting])
+        return (*sent, *[job.result() for job in waiting])
 
 
 def _write_image(store: Store, id: str, out: IO[bytes]) -> None:
@@ -212,7 +212,7 @@ def _read_image(stream: Path, into: Path) -> None:
             for member in tar:
                 if not member.isreg():
                     raise ObjectError(f"{member.name!r} is no plain file, so it cannot be part of an image")
-                with (into / checked(member.name)).open("xb") as made:
-                    shutil.copyfileobj(cast(IO[bytes], tar.extractfile(member)), made, 1 << 20)
+                with (into / checked(member.name)).open("xb") as target:
+                    shutil.copyfileobj(cast(IO[bytes], tar.extractfile(member)), target, 1 << 20)
     except tarfile.TarError as error:
         raise ObjectError(f"the stream of an image is damaged: {error}") from error

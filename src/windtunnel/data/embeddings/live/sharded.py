@@ -82,7 +82,7 @@ def exchange(
 
 
 class ShardedEmbedding(torch.nn.Module):
-    """The tables of ``seen``, spread as the policy ``decide`` says (named in the log as ``name``).
+    """The tables of ``exchange``, spread as the policy ``decide`` says (named in the log as ``name``).
 
     ``orders``: of a table the id of each rank, [rows]; default: ids are ranks. ``optimizer`` makes one from a
     list of parameters; None: the tables do not train. ``init``: of a table, a function from ids to the
@@ -232,10 +232,10 @@ class ShardedEmbedding(torch.nn.Module):
     def reshard(
         self, exchange: Exchange, orders: Mapping[str, ArrayLike] | None = None, decide: str | None = None
     ) -> None:
-        """Decides anew for ``seen``, the same tables with the curves (and ``orders``) that they have now, and
-        moves rows and the optimizer's state to where they then lie; between two steps. The tables stay what
-        they are, bit for bit. One at a time: of a table a rank has its old and its new rows, and `CHUNK` rows
-        on their way.
+        """Decides anew for ``exchange``, the same tables with the curves (and ``orders``) that they have now,
+        and moves rows and the optimizer's state to where they then lie; between two steps. The tables stay
+        what they are, bit for bit. One at a time: of a table a rank has its old and its new rows, and
+        `CHUNK` rows on their way.
 
         Raises:
             UserError: other tables or ranks, or gradients that wait for `step`; nothing has moved.

@@ -54,7 +54,7 @@ class Replaced(HostError):
 
 @dataclass(frozen=True)
 class _Batch:
-    """``made``: what it is handed out as."""
+    """``content``: what it is handed out as."""
 
     rows: int
     nbytes: int
@@ -108,7 +108,7 @@ class Client:
 
     ``buffer``: batches read ahead of each split that is being sent. ``ordered``: batches come in the order of
     splits, not of arrival. ``resume``: what `state` said, to go on there. ``patience``: seconds for which a
-    master that does not answer is waited for. ``made``: what batches are handed out as, made of them ahead.
+    master that does not answer is waited for. ``convert``: what batches are handed out as, ahead of time.
 
     Raises:
         UserError: the master refuses the secret or the state, or all epochs are over.

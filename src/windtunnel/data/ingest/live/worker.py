@@ -173,8 +173,8 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
 
 
 def _ahead(source: Iterator[T], count: int) -> Iterator[T]:
-    """What ``made`` gives, ``count`` of them ahead of who takes them: a block of rows is decoded at once, and
-    the next one meanwhile. A taker that goes away (a stream that is cancelled) ends it."""
+    """What ``source`` gives, ``count`` of them ahead of who takes them: a block of rows is decoded at once,
+    and the next one meanwhile. A taker that goes away (a stream that is cancelled) ends it."""
     ready: deque[T] = deque()
     turn = threading.Condition()
     over, failed = False, list[BaseException]()

@@ -88,8 +88,8 @@ def run(
     """Let all jobs end. ``resources``: of host H the processors (``H``) and the bytes/s of its link
     (``H.out``, ``H.in``). A computing task without a command spins for its seconds of CPU.
 
-    ``told``: gets every decision beside what it was made of, ``did`` then what became of it; what they raise
-    ends the run.
+    ``decided``: gets every decision beside what it was made of, ``did`` then what became of it; what they
+    raise ends the run.
 
     Raises:
         UserError: jobs that are none, or that cannot be run here; this host has no namespaces or no HTB.

@@ -36,7 +36,7 @@ class Meter:
 
     def look(self, now: float, backlog: float, acked: Counts, counts: Counts) -> Observation:
         """``now``: seconds of a clock that does not go back; ``backlog``: packets; ``acked``: packets that
-        were ever acknowledged; ``seen``: flows that ever were, once for each round."""
+        were ever acknowledged; ``counts``: flows that ever were, once for each round."""
         self._past.append((now, acked))
         if self._began is None:
             self._began = (now, counts)

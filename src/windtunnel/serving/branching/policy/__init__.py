@@ -119,7 +119,7 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
         observation.predicted(observation.rows, observation.read, prefill=False),
     )
     banks = ahead and observation.pace == "token"
-    wide = {one.request for one in observation.candidates} if banks else set()
+    wide = {entry.request for entry in observation.candidates} if banks else set()
     least = inf
     for number, slack, pace, left, beside in zip(
         observation.requests,
@@ -149,19 +149,21 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
         elif seconds * shortest - base > observation.rho * budget:
             break
     taken, seconds = best
-    return Decision(tuple((one.request, one.unit) for one in order[:taken]), seconds, budget, seconds - base)
+    return Decision(
+        tuple((entry.request, entry.unit) for entry in order[:taken]), seconds, budget, seconds - base
+    )
 
 
 def _order(observation: Observation) -> list[Candidate]:
     """The longest branch of each request, then the second of each, and so on."""
     turns: dict[int, int] = {}
     placed = []
-    for one in sorted(
+    for entry in sorted(
         observation.candidates,
         key=lambda candidate: (-candidate.remaining, candidate.request, candidate.unit),
     ):
-        turn = turns[one.request] = turns.get(one.request, 0) + 1
-        placed.append((turn, one))
+        turn = turns[entry.request] = turns.get(entry.request, 0) + 1
+        placed.append((turn, entry))
     placed.sort(key=lambda pair: pair[0])
     return [candidate for _, candidate in placed]
 

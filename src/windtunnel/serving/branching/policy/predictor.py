@@ -55,11 +55,11 @@ class Predictor:
     def _margins(self) -> tuple[float, ...]:
         taken, shaped, gains = np.array(self._steps).T
         taken, shaped = (np.concatenate(([0.0], each.cumsum())) for each in (taken, shaped))
-        found = []
+        margins = []
         for span in SPANS:
             if 2 * span > len(gains):  # too few to know
                 break
             expected = (shaped[span:] - shaped[:-span]) * gains[: len(gains) - span + 1]
             over = np.sort((taken[span:] - taken[:-span]) / expected) - 1
-            found.append(max(0.0, float(over[int(0.95 * (len(over) - 1))])))
-        return tuple(found)
+            margins.append(max(0.0, float(over[int(0.95 * (len(over) - 1))])))
+        return tuple(margins)

@@ -276,10 +276,10 @@ def used(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
 def named(error: RequestValidationError) -> Refused:
     """What is wrong, by the name of the first field that is."""
     wrong = error.errors()
-    same = [one for one in wrong if one["loc"][1:2] == wrong[0]["loc"][1:2]]
+    same = [detail for detail in wrong if detail["loc"][1:2] == wrong[0]["loc"][1:2]]
     # of a field that may have several forms, what is wrong within one says more than that it has not another
-    first = next((one for one in same if not one["type"].endswith("_type")), wrong[0])
-    path = [str(one) for one in first["loc"][1:] if one != "str" and "[" not in str(one)]
+    first = next((detail for detail in same if not detail["type"].endswith("_type")), wrong[0])
+    path = [str(detail) for detail in first["loc"][1:] if detail != "str" and "[" not in str(detail)]
     param = path[0] if path else None
     if first["type"] == "json_invalid":
         return Refused(f"The body is not JSON: {first['ctx']['error']}", code="invalid_json")
@@ -291,7 +291,9 @@ def named(error: RequestValidationError) -> Refused:
 
 
 def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+    return any(
+        value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in neutral
+    )
 
 
 def _token(text: str, value: float) -> dict[str, Any]:

@@ -115,12 +115,12 @@ class Step:
             top = scores.amax(-1, keepdim=True)
             weights = scores.sub_(top).exp2_()
             total = weights.sum(-1, keepdim=True)
-            found = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
+            products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
             if out is None or sums is None:
-                out = found.new_empty((queries * most + 1, heads, found.shape[-1]))
-                sums = found.new_full((queries * most + 1, heads), LOWEST)
-            found = found.view(count, shared, each, group, -1).transpose(1, 2)
-            out[batch.to] = found.reshape(count * each, heads, -1)
+                out = products.new_empty((queries * most + 1, heads, products.shape[-1]))
+                sums = products.new_full((queries * most + 1, heads), LOWEST)
+            products = products.view(count, shared, each, group, -1).transpose(1, 2)
+            out[batch.to] = products.reshape(count * each, heads, -1)
             logs = top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2)
             sums[batch.to] = logs.reshape(count * each, heads)
         assert out is not None and sums is not None  # every query reads at least itself
@@ -132,30 +132,30 @@ class Step:
         parts = [0] * self._queries
         groups: dict[tuple[Slots, int], list[tuple[Piece, Seen]]] = {}
         for piece, readers in self._readers.items():
-            seen: Seen = []
+            visible: Seen = []
             for query, at, length in readers:
                 low, high = 0 if window is None else max(0, at - window + 1), min(length, at + 1)
                 if low < high:
-                    seen.append((query, parts[query], low, high))
+                    visible.append((query, parts[query], low, high))
                     parts[query] += 1
-            if seen:
+            if visible:
                 place = -1 if len(readers) == 1 else piece.place.index
-                groups.setdefault((piece.slots, place), []).append((piece, seen))
+                groups.setdefault((piece.slots, place), []).append((piece, visible))
         most = max(parts, default=0)
         return most, [self._batch(slots, at, members, most) for (slots, at), members in groups.items()]
 
     def _batch(self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], most: int) -> _Batch:
         begin, count = (0, self._front[slots]) if at < 0 else (at, 1)
-        everyone = [one for _, seen in members for one in seen]
-        low, high = min(one[2] for one in everyone), max(one[3] for one in everyone)
+        everyone = [span for _, visible in members for span in visible]
+        low, high = min(span[2] for span in everyone), max(span[3] for span in everyone)
         each, nowhere = len(members[0][1]), self._queries * most
         rows = torch.tensor([(0, nowhere, low, high)] * (count * each)).view(count, each, 4)
         rows[[piece.place.index - begin for piece, _ in members]] = torch.tensor(
-            [[(query, query * most + part, a, b) for query, part, a, b in seen] for _, seen in members]
+            [[(query, query * most + part, a, b) for query, part, a, b in visible] for _, visible in members]
         )
         rows = rows.to(self._device)
         mask = None
-        if any(one[2:] != (low, high) for one in everyone):
+        if any(span[2:] != (low, high) for span in everyone):
             keys = torch.arange(low, high, device=self._device)
             out = (keys < rows[..., 2, None]) | (keys >= rows[..., 3, None])  # (count, each, keys)
             mask = torch.zeros(out.shape, device=self._device).masked_fill_(out, LOWEST)[:, None, :, None]

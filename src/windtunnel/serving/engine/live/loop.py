@@ -63,12 +63,12 @@ class Job:
     def of(cls, message: Mapping[str, Any]) -> Job:
         """From values of JSON; what was not promised of an objective is null."""
         stages = tuple(
-            one
-            if isinstance(one, int)
-            else Branches(tuple(map(tuple, one["heads"])), tuple(one["tokens"]), tuple(one["join"]))
-            for one in message["stages"]
+            stage
+            if isinstance(stage, int)
+            else Branches(tuple(map(tuple, stage["heads"])), tuple(stage["tokens"]), tuple(stage["join"]))
+            for stage in message["stages"]
         )
-        objective = Objective(*(inf if one is None else one for one in message["objective"]))
+        objective = Objective(*(inf if stage is None else stage for stage in message["objective"]))
         return cls(
             message["id"], message["arrival"], tuple(message["prompt"]), stages,
             Sampling(*message["sampling"]), frozenset(message["stop"]), objective,
@@ -195,14 +195,16 @@ class Engine:
             self._did(step, began, report, {})
             return report
         if step.admitted:
-            found = [(number, self._running[number].found) for number in step.admitted]
-            self._admitted([(number, one.depth if one else 0) for number, one in found])
+            lookups = [(number, self._running[number].found) for number in step.admitted]
+            self._admitted([(number, entry.depth if entry else 0) for number, entry in lookups])
         did: dict[str, Any] = {}
         try:
             did = self._compute(step, report)
         except (RuntimeError, UserError, MemoryError) as error:
             parts = (
-                {number for number, _ in step.rows} | {one.request for one in step.prefill} | {*step.admitted}
+                {number for number, _ in step.rows}
+                | {entry.request for entry in step.prefill}
+                | {*step.admitted}
             )
             for number in parts:
                 self.cancel(number)
@@ -218,7 +220,7 @@ class Engine:
             if sampled.token in self._running[number].job.stop
         }
         out = self.scheduler.done(step, computed, stopped | self._ending)
-        self._ending = {one for one in self._ending if one[0] in self._running}.difference(out.ended)
+        self._ending = {entry for entry in self._ending if entry[0] in self._running}.difference(out.ended)
         report.ended += [(*unit, unit in stopped) for unit in out.ended]
         ended = self.clock()
         for done in out.finished:
@@ -261,7 +263,7 @@ class Engine:
             (part.streams[unit], part.known[unit][-1])
             for part, (_, unit) in zip(parts, step.rows, strict=True)
         ]
-        chunks_and_rows = [(one.request, one.unit) for one in step.prefill] + list(step.rows)
+        chunks_and_rows = [(entry.request, entry.unit) for entry in step.prefill] + list(step.rows)
         streams = [stream for stream, _ in (*chunks, *rows)] if self._note is not None else []
         before = [stream.depth for stream in streams]
         logits = self.executor.step(chunks, rows)
@@ -331,10 +333,10 @@ class Engine:
         if running.found is not None:
             self.prefixes.leave(running.found)
         copies = (self.limits.kv - self.scheduler.most(request)) // self.limits.state - 1
-        running.found = found = self.prefixes.look(running.job.prompt, self.clock(), copies)
+        running.found = match = self.prefixes.look(running.job.prompt, self.clock(), copies)
         if self._note is not None:
-            self._note("looked", request=request.id, cached=found.depth, stops=found.keep, end=found.end)
-        return found.depth, found.keep
+            self._note("looked", request=request.id, cached=match.depth, stops=match.keep, end=match.end)
+        return match.depth, match.keep
 
     def _keep_end(self, running: _Running) -> None:
         """After the last token, for who goes on from there."""

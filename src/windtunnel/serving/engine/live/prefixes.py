@@ -48,21 +48,21 @@ class Prefixes:
         there is room for beside it."""
         # what was decoded is kept only where it gives the states that reading it gives
         decoded = self.executor.ready.limits is None
-        found = self.tree.look(tokens, now, copies=copies, decoded=decoded)
-        if found.depth:
-            self.tree.pin(found.node)
-        return found
+        match = self.tree.look(tokens, now, copies=copies, decoded=decoded)
+        if match.depth:
+            self.tree.pin(match.node)
+        return match
 
-    def leave(self, found: changes.Found) -> None:
+    def leave(self, match: changes.Found) -> None:
         """Who looked for it is done."""
-        if found.depth:
-            self.tree.unpin(found.node)
+        if match.depth:
+            self.tree.unpin(match.node)
 
-    def take(self, found: changes.Found) -> Stream:
+    def take(self, match: changes.Found) -> Stream:
         """A sequence that has read the first ``found.depth`` tokens."""
-        if not found.depth:
+        if not match.depth:
             return self.executor.new()
-        return self.executor.restore(self._held[found.node], found.depth)
+        return self.executor.restore(self._held[match.node], match.depth)
 
     def put(self, tokens: Sequence[int], kept: Mapping[int, Snapshot], stream: Stream, now: float) -> None:
         """``stream`` has read ``tokens``; ``kept`` are snapshots by depth, which are freed."""
@@ -98,8 +98,8 @@ class Prefixes:
         cut, held = self.executor.cut, self._held
         # with states nothing goes on from what is behind the last of them
         source = kept[max(kept)] if kept else stream
-        for one in change:
-            match one:
+        for action in change:
+            match action:
                 case changes.Make(node, _, _, end):
                     assert source is not None
                     held[node] = cut(source, end)
@@ -116,7 +116,7 @@ class Prefixes:
                 case changes.Merge(gone):
                     self._drop(gone, "kv")
         if self._note is not None and change:
-            self._note("prefixes", pieces=[self._piece(one) for one in change])
+            self._note("prefixes", pieces=[self._piece(action) for action in change])
 
     def _piece(self, op: changes.Op) -> dict[str, Any]:
         """Of a node what was to happen, and whether its keys and values, and its state, are in memory now."""
@@ -144,7 +144,7 @@ def shape_of(executor: Executor) -> Shape:
     """Bytes as the executor's tensors have them, FLOPs by the model's config; by its parameters alone where
     that has layers whose FLOPs are not counted."""
     try:
-        found = shape(executor.ready.config.to_dict())
+        form = shape(executor.ready.config.to_dict())
     except UserError:
-        found = Shape(0, 0, 2.0 * sum(each.numel() for each in executor.ready.model.parameters()))
-    return replace(found, kv=executor.token_bytes, state=executor.state_bytes)
+        form = Shape(0, 0, 2.0 * sum(each.numel() for each in executor.ready.model.parameters()))
+    return replace(form, kv=executor.token_bytes, state=executor.state_bytes)

@@ -66,11 +66,13 @@ class Slots:
 
     def tensor(self, key: Key, like: Tensor, shape: Ordered[int]) -> Tensor:
         """The tensor of ``key``: (slots, *shape), of ``like``'s type and device."""
-        made = self.tensors.get(key)
-        if made is None:
-            made = self.tensors[key] = torch.zeros((self.room, *shape), dtype=like.dtype, device=like.device)
-            self.slot_bytes += made.stride(0) * made.element_size()
-        return made
+        tensor = self.tensors.get(key)
+        if tensor is None:
+            tensor = self.tensors[key] = torch.zeros(
+                (self.room, *shape), dtype=like.dtype, device=like.device
+            )
+            self.slot_bytes += tensor.stride(0) * tensor.element_size()
+        return tensor
 
     def take(self, place: Place) -> None:
         """A zeroed slot for ``place``."""

@@ -73,7 +73,8 @@ class _Choice:
         logprobs: Logprobs = []
         if event.logprob is not None and not event.stopped:
             token, *top = (
-                (self._of.decode([one]), value) for one, value in ((event.token, event.logprob), *event.top)
+                (self._of.decode([symbol]), value)
+                for symbol, value in ((event.token, event.logprob), *event.top)
             )
             logprobs = [Logprob(token, top, offset)]
         if event.ended:
@@ -223,7 +224,8 @@ class _Work:
         promised = body.objective
         pace = self.service.objective if promised is None else (promised.ttft, promised.tpot)
         temperature, top_p, top_k = (
-            usual if one is None else one for one, usual in zip(body.drawn, about["sampling"], strict=True)
+            usual if value is None else value
+            for value, usual in zip(body.drawn, about["sampling"], strict=True)
         )
         self.jobs.append({
             "id": number, "arrival": self.began, "prompt": prompt, "stages": stages,

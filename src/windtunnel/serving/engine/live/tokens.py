@@ -39,7 +39,7 @@ class ByteTokens:
         return str(state.decode(self._bytes([token]), last))
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
-        return bytes((one - SPECIAL) % 256 for one in tokens if one >= SPECIAL)
+        return bytes((token - SPECIAL) % 256 for token in tokens if token >= SPECIAL)
 
 
 class LocalTokens:

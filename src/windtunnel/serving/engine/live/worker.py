@@ -154,7 +154,7 @@ def idle_cores() -> tuple[int, int]:
     somebody has."""
     spent = psutil.cpu_times_percent(SPAN, percpu=True)
     own = [spent[core] for core in os.sched_getaffinity(0) if core < len(spent)]
-    return sum(one.idle + one.iowait >= IDLE for one in own), len(own)
+    return sum(times.idle + times.iowait >= IDLE for times in own), len(own)
 
 
 if __name__ == "__main__":

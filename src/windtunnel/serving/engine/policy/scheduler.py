@@ -200,7 +200,7 @@ class Scheduler:
                 decision.defer,
                 decision.until,
             )
-            prefill = tuple(self._chunk(*one) for one in decision.prefill)
+            prefill = tuple(self._chunk(*part) for part in decision.prefill)
             if prefill or admitted or refused or deferred:  # the next step sees others
                 repeat = 1
         if self._rows is None:
@@ -210,8 +210,8 @@ class Scheduler:
         if protected:
             branches = tuple((running.request.id, branch.unit) for running, branch in protected)
             read += sum(running.held + branch.suffix for running, branch in protected)
-            asked = self._log is not None or self._extend is not branching.off
-            if asked and (candidates := self._candidates(protected)):
+            wanted = self._log is not None or self._extend is not branching.off
+            if wanted and (candidates := self._candidates(protected)):
                 wide = True
                 observation = self._seen(now, len(self._rows) + len(branches), read, prefill, candidates)
                 chosen = self._extend(observation)
@@ -291,19 +291,19 @@ class Scheduler:
             now, rows, slots, free, limits.chunk, self._backlog, tuple(filling),
             self._candidates_to_admit(budget, slots, free), self.time,
         )  # fmt: skip
-        made = self._admit(observation)
+        decision = self._admit(observation)
         if self._log is not None:
-            self._log("serving.engine", limits.admission, observation, made)
-        if made.admit or made.refuse or made.defer:
-            self._leave_queue(observation.waiting, made, now)
-        return made
+            self._log("serving.engine", limits.admission, observation, decision)
+        if decision.admit or decision.refuse or decision.defer:
+            self._leave_queue(observation.waiting, decision, now)
+        return decision
 
     def _candidates_to_admit(self, budget: int, slots: int, free: int) -> tuple[admission.Waiting, ...]:
         """The first of the queue; what a cache holds is looked up for those who might be admitted now."""
         queue = self._waiting or self._deferred
         if self._lookup is None or budget <= 0 or slots <= 0:
-            return tuple(one for _, one in islice(queue, LOOK))
-        found = []
+            return tuple(entry for _, entry in islice(queue, LOOK))
+        candidates = []
         self._found = {}
         for request, waiting in islice(queue, LOOK):
             if budget > 0 and slots > 0 and waiting.reserve <= free:
@@ -312,8 +312,8 @@ class Scheduler:
                 budget, slots, free = budget - waiting.stop, slots - 1, free - waiting.reserve
             else:
                 budget = 0
-            found.append(waiting)
-        return tuple(found)
+            candidates.append(waiting)
+        return tuple(candidates)
 
     def _as_waiting(self, request: Request, cached: int, stops: Depths, due: float) -> admission.Waiting:
         end = self._goal(request.stages[0], request.prompt)
@@ -324,10 +324,10 @@ class Scheduler:
         return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
 
     def _leave_queue(
-        self, seen: tuple[admission.Waiting, ...], decision: admission.Decision, now: float
+        self, candidates: tuple[admission.Waiting, ...], decision: admission.Decision, now: float
     ) -> None:
         queue, kept = self._waiting or self._deferred, []
-        for waiting in seen:
+        for waiting in candidates:
             request, as_queued = queue.popleft()
             if request.id in decision.admit:
                 cached, stops = self._found.pop(request.id, (request.cached, ()))
@@ -550,7 +550,7 @@ class Scheduler:
                 slacks.append(
                     (running.request.id, due - now, running.request.objective.tpot, *self._left(running))
                 )
-        ahead = -sum(one.end - one.begin for one in prefill)
+        ahead = -sum(part.end - part.begin for part in prefill)
         for number, unit in chain(self._urgent, self._filling):
             running = self._running[number]
             begin, end = self._span(running, unit)
@@ -560,7 +560,7 @@ class Scheduler:
                 slacks.append((number, due - now - needed, 0.0, 0, 0))
         requests, seconds, paces, left, beside = zip(*slacks, strict=True) if slacks else ((),) * 5
         return branching.Observation(
-            now, rows, read, tuple((one.end - one.begin, one.end) for one in prefill), requests, seconds,
+            now, rows, read, tuple((part.end - part.begin, part.end) for part in prefill), requests, seconds,
             paces, left, beside, candidates, limits.rows - rows, self.time, self.predictor.gain,
             self.predictor.margins, self.predictor.widths, limits.rho, limits.pace,
         )  # fmt: skip

@@ -67,7 +67,7 @@ class Step:
     """Tokens of each chunk of prefill, and their context at its end."""
 
     def __post_init__(self) -> None:
-        self.chunks = tuple([(one.end - one.begin, one.end) for one in self.prefill])
+        self.chunks = tuple([(chunk.end - chunk.begin, chunk.end) for chunk in self.prefill])
 
     @property
     def work(self) -> bool:

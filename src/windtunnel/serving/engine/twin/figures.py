@@ -46,26 +46,26 @@ def times(parts: Sequence[Served], promised: Objective, pace: str = "token") -> 
 
 
 def summary(
-    parts: Sequence[Served], found: Times, prompts: int, kv: int, price: float | None, devices: int
+    parts: Sequence[Served], times: Times, prompts: int, kv: int, price: float | None, devices: int
 ) -> dict[str, Any]:
     """Figures as values of JSON, of replicas that served at the same time. ``prompts``: tokens of all
     prompts; ``kv``: tokens for which one replica has room; ``price``: of a device for an hour; None: not
     known."""
-    count = len(found.met)
+    count = len(times.met)
     begin = min((float(part.arrival[0]) for part in parts if len(part.arrival)), default=0.0)
     seconds = max((part.looks[-1][0] for part in parts), default=0.0) - begin
     tokens = sum(int(part.tokens.sum()) for part in parts)
     each = max(seconds, 1e-12)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "origin": "emulated",
         "requests": count,
-        "finished": len(found.total),
+        "finished": len(times.total),
         "refused": sum(int(part.refused.sum()) for part in parts),
         "never": sum(len(part.never) for part in parts),
         "seconds": seconds,
-        "attainment": float(found.met.mean()) if count else 1.0,
-        "goodput": float(found.met.sum()) / each,
-        "requests_per_second": len(found.total) / each,
+        "attainment": float(times.met.mean()) if count else 1.0,
+        "goodput": float(times.met.sum()) / each,
+        "requests_per_second": len(times.total) / each,
         "tokens_per_second": tokens / each,
         "cached": sum(int(part.cached.sum()) for part in parts) / max(1, prompts),
         "kv_tokens": kv,
@@ -76,19 +76,20 @@ def summary(
         "busy": sum(part.busy for part in parts) / max(1, len(parts)) / each,
     }
     for name in ("ttft", "tpot", "total"):
-        values = getattr(found, name)
+        values = getattr(times, name)
         shown = np.percentile(values, PERCENTILES) if len(values) else [None] * len(PERCENTILES)
-        made[name] = {"mean": float(values.mean()) if len(values) else None}
-        made[name] |= {
-            f"p{one}": None if at is None else float(at) for one, at in zip(PERCENTILES, shown, strict=True)
+        result[name] = {"mean": float(values.mean()) if len(values) else None}
+        result[name] |= {
+            f"p{percentile}": None if at is None else float(at)
+            for percentile, at in zip(PERCENTILES, shown, strict=True)
         }
     if price is not None:
         cost = price * devices * seconds / 3600
-        made["cost"] = {
-            "total": cost, "per_thousand_met": 1e3 * cost / max(1, int(found.met.sum())),
+        result["cost"] = {
+            "total": cost, "per_thousand_met": 1e3 * cost / max(1, int(times.met.sum())),
             "per_million_tokens": 1e6 * cost / max(1, tokens),
         }  # fmt: skip
-    return made
+    return result
 
 
 def promised(objective: Objective) -> str:

@@ -73,7 +73,7 @@ def serve(
     """
     count = len(requests)
     arrivals = [request.arrival for request in requests]
-    if any(one > other for one, other in pairwise(arrivals)):
+    if any(earlier > other for earlier, other in pairwise(arrivals)):
         raise ValueError("requests have to be sorted by their arrivals")
     place = {request.id: number for number, request in enumerate(requests)}
     if len(place) != count:
@@ -81,9 +81,9 @@ def serve(
     truth = truth or model
     plans = 0
 
-    def logged(capability: str, policy: str, seen: object, made: object) -> None:
+    def logged(capability: str, policy: str, observation: object, decision: object) -> None:
         if log is not None and plans % every == 0:
-            log(capability, policy, seen, made)
+            log(capability, policy, observation, decision)
 
     lookup = prefixes.look if prefixes is not None else None
     scheduler = Scheduler(limits, model, lookup=lookup, log=logged if log is not None else None, own=own)
@@ -193,31 +193,31 @@ class Prefixes:
         if request.id not in self.symbols:
             return 0, ()
         unit = self.cache.unit
-        found = self.cache.look(self.symbols[request.id], self.now, (request.prompt - 1) // unit)
-        self._found[request.id] = found
-        return found.depth * unit, tuple(at * unit for at in found.keep if at * unit <= request.prompt)
+        match = self.cache.look(self.symbols[request.id], self.now, (request.prompt - 1) // unit)
+        self._found[request.id] = match
+        return match.depth * unit, tuple(at * unit for at in match.keep if at * unit <= request.prompt)
 
     def admitted(self, number: int) -> int:
         """It uses what was found, which stays until it has `left`; prompt tokens."""
-        found = self._found.pop(number, None)
-        if found is None:
+        match = self._found.pop(number, None)
+        if match is None:
             return 0
-        self._held[number] = found
-        if found.depth:
-            self.cache.pin(found.node)
-        return found.depth * self.cache.unit
+        self._held[number] = match
+        if match.depth:
+            self.cache.pin(match.node)
+        return match.depth * self.cache.unit
 
     def read(self, request: Request) -> None:
         """Its prompt is prefilled: from now on others may use it."""
-        if (found := self._held.get(request.id)) is not None:
+        if (match := self._held.get(request.id)) is not None:
             whole = self.symbols[request.id][: request.prompt // self.cache.unit]
-            kept = [at for at in found.keep if at <= len(whole)]
+            kept = [at for at in match.keep if at <= len(whole)]
             self.cache.admit(whole, kept, self.now)
             if (replay := self.cache.due()) is not None:
                 self.cache.settle(replay.run())
 
     def left(self, number: int) -> None:
         """It is done."""
-        found = self._held.pop(number, None)
-        if found is not None and found.depth:
-            self.cache.unpin(found.node)
+        match = self._held.pop(number, None)
+        if match is not None and match.depth:
+            self.cache.unpin(match.node)

@@ -132,24 +132,24 @@ def decide(observation: Observation) -> Decision:
         case Return(seconds, recompute):
             return Restore(seconds < recompute)
         case Trials(alphas, saved):
-            best = max(range(len(alphas)), key=lambda one: (saved[one], -alphas[one]))
+            best = max(range(len(alphas)), key=lambda index: (saved[index], -alphas[index]))
             return Alpha(alphas[best], f"{saved[best]:.4g} FLOPs saved, {saved[0]:.4g} by recency alone")
 
 
 def _keep(lookup: Lookup) -> Keep:
-    rules, found = lookup.rules, set()
+    rules, places = lookup.rules, set()
     block = max(1, rules.block // lookup.unit)
     for point in rules.points:
         if point == "branch":
-            found.add(lookup.matched)
+            places.add(lookup.matched)
         elif point == "boundary":
-            found.add((lookup.prompt - 1) // block * block)
+            places.add((lookup.prompt - 1) // block * block)
         elif point == "prompt":
-            found.add(lookup.prompt)
+            places.add(lookup.prompt)
         elif point == "every":
-            found.update(range((lookup.usable // block + 1) * block, lookup.prompt + 1, block))
+            places.update(range((lookup.usable // block + 1) * block, lookup.prompt + 1, block))
     grid = max(1, rules.grid // lookup.unit)
-    depths = {depth // grid * grid for depth in found}
+    depths = {depth // grid * grid for depth in places}
     end = 1 if "end" in rules.points else block if {"last", "every"} & set(rules.points) else 0
     kept = tuple(sorted(depth for depth in depths if depth > lookup.usable))
     return Keep(kept[: max(0, lookup.copies)], end if lookup.decoded and lookup.copies >= 0 else 0)
@@ -162,7 +162,7 @@ def _victim(eviction: Eviction) -> Victim:
         [(candidate.used, candidate.worth, candidate.density) for candidate in shown]
     ).T
     floats = scores(eviction, used, worth, density)
-    best = min(range(len(shown)), key=lambda one: (floats[one], used[one], shown[one].node))
+    best = min(range(len(shown)), key=lambda index: (floats[index], used[index], shown[index].node))
     return Victim(shown[best].node)
 
 
@@ -176,7 +176,7 @@ def scores(eviction: Eviction, used: Floats, worth: Floats, density: Floats) -> 
         case "density" if density.any():
             return worth * density
         case "flops" if eviction.alpha:
-            oldest, newest = (1 / max(eviction.now - one, SOON) for one in eviction.used)
+            oldest, newest = (1 / max(eviction.now - moment, SOON) for moment in eviction.used)
             recency = _within(1 / np.maximum(eviction.now - used, SOON), (oldest, newest))
             return recency + eviction.alpha * _within(worth, eviction.worth)
         case _:

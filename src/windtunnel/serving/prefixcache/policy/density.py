@@ -30,8 +30,8 @@ class Ages:
 
     def of(self, group: NDArray[np.int64], ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """Hits a second to be expected of nodes of these groups that were not used for so many seconds."""
-        found: NDArray[np.float64] = self._table[group, np.searchsorted(EDGES[1:-1], ages, "right")]
-        return found
+        densities: NDArray[np.float64] = self._table[group, np.searchsorted(EDGES[1:-1], ages, "right")]
+        return densities
 
     def note(self, group: int, age: float, hit: bool) -> None:
         bucket = 0 if age < EDGES[1] else min(BUCKETS - 1, int(STEPS * math.log2(age / FIRST)))
@@ -47,5 +47,5 @@ class Ages:
         hits, both = self._hits[group], self._hits[group] + self._ends[group]
         beyond = both[::-1].cumsum()[::-1] + 0.02  # a little of everything may happen at any age
         taken = (beyond * np.diff(EDGES))[::-1].cumsum()[::-1]
-        found: NDArray[np.float64] = (hits[::-1].cumsum()[::-1] + 0.02) / taken
-        return found
+        densities: NDArray[np.float64] = (hits[::-1].cumsum()[::-1] + 0.02) / taken
+        return densities

@@ -33,12 +33,12 @@ class Index:
         """Of all of them: node, used, worth, group, each of shape (len(self),)."""
         return [column[: len(self._slots)] for column in self._columns]
 
-    def put(self, node: int, *told: float) -> None:
+    def put(self, node: int, *values: float) -> None:
         """Add the node, or say anew when it was ``used``, what it is ``worth`` and its ``group``."""
         slot = self._slots.setdefault(node, len(self._slots))
         if slot == len(self._columns[0]):
             self._columns = [np.concatenate([column, column]) for column in self._columns]
-        for column, value in zip(self._columns, (node, *told), strict=True):
+        for column, value in zip(self._columns, (node, *values), strict=True):
             column[slot] = value
 
     def drop(self, node: int) -> None:

@@ -49,17 +49,18 @@ class Shape:
             if layer.pair:
                 pairs[layer.window] = pairs.get(layer.window, 0.0) + layer.pair
         return cls(
-            sum(one.kv for one in known), sum(one.state for one in known), sum(one.token for one in known),
+            sum(form.kv for form in known), sum(form.state for form in known),
+            sum(form.token for form in known),
             tuple(sorted(pairs.items())), square,
         )  # fmt: skip
 
     def flops(self, begin: int, end: int) -> float:
         """Of the prefill of tokens [begin, end) behind those before: what a hit at ``end`` saves beyond one
         at ``begin``."""
-        found = self.token * (end - begin)
+        total = self.token * (end - begin)
         for window, flops in self.pairs:
-            found += flops * (self._pairs(end, window) - self._pairs(begin, window))
-        return found
+            total += flops * (self._pairs(end, window) - self._pairs(begin, window))
+        return total
 
     def _pairs(self, length: int, window: int) -> float:
         if self.square:
@@ -97,19 +98,19 @@ def layers(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -
     fields = _Fields({**config, **(config.get("text_config") or {})})
     if fields.get("kv_lora_rank"):
         raise fields.wrong("kv_lora_rank", "attention with latent keys is not counted here")
-    found = []
+    result = []
     for place, kind in enumerate(_kinds(fields)):
         if kind in ("linear_attention", "mamba", "hybrid"):
-            found.append(_recurrent(fields, width, state_width))
+            result.append(_recurrent(fields, width, state_width))
         elif kind == "conv":
             size, kernel = fields.need("hidden_size"), fields.need("conv_L_cache")
-            found.append(Layer(state=size * kernel * width, token=8 * size * size + 2 * size * kernel))
+            result.append(Layer(state=size * kernel * width, token=8 * size * size + 2 * size * kernel))
         if kind in ("full_attention", "sliding_attention", "attention", "hybrid"):
-            found.append(_attention(fields, width, kind))
+            result.append(_attention(fields, width, kind))
         elif kind not in ("linear_attention", "mamba", "conv", "mlp", "moe"):
             raise fields.wrong("layer_types", f"layers of kind {kind!r} are not counted here")
-        found += [Layer(token=flops) for flops in _perceptrons(fields, place, kind)]
-    return found
+        result += [Layer(token=flops) for flops in _perceptrons(fields, place, kind)]
+    return result
 
 
 class _Fields:
@@ -135,12 +136,12 @@ class _Fields:
 
 def _kinds(fields: _Fields) -> list[str]:
     """The kind of each layer."""
-    told = fields.get("layer_types", "layers_block_type")
-    count = len(told) if told else fields.need("num_hidden_layers", "n_layer")
+    listed = fields.get("layer_types", "layers_block_type")
+    count = len(listed) if listed else fields.need("num_hidden_layers", "n_layer")
     if fields.family == "falcon_h1":
         return ["hybrid"] * count
-    if told:
-        return list(told)
+    if listed:
+        return list(listed)
     if fields.family in ("mamba", "mamba2", "falcon_mamba"):
         return ["mamba"] * count
     if period := fields.get("attn_layer_period"):

@@ -110,11 +110,11 @@ class PrefixCache:
             if not self._ask(Return(seconds, recompute), policy.Restore).restore:
                 (depth, node, reached), away, seconds = here, (), 0.0
         used = path[:reached]
-        for one in used if self.rules.touch == "path" else used[-1:]:
+        for passed in used if self.rules.touch == "path" else used[-1:]:
             if self._ages is not None:
-                self._ages.note(self._group(one), now - one.used, True)
-            one.uses += 1
-            self._touch(one)
+                self._ages.note(self._group(passed), now - passed.used, True)
+            passed.uses += 1
+            self._touch(passed)
         keep = self._ask(
             Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth, copies, decoded),
             policy.Keep,
@@ -144,13 +144,13 @@ class PrefixCache:
             self._tuner.admitted(self, known, kept, now)
         return done
 
-    def restore(self, found: Found, now: float) -> tuple[bool, Change]:
-        """Bring back what of ``found`` lies in lower tiers. Where there is no room for all of it now (False),
+    def restore(self, match: Found, now: float) -> tuple[bool, Change]:
+        """Bring back what of ``match`` lies in lower tiers. Where there is no room for all of it now (False),
         the prompt is to be looked up anew, for what is ``near``."""
         self._now = now
-        path = [self._nodes[one] for one in found.path if one in self._nodes]
+        path = [self._nodes[id_] for id_ in match.path if id_ in self._nodes]
         with self._guarded(path):
-            fits = len(path) == len(found.path) and all(self._raise(node, node is path[-1]) for node in path)
+            fits = len(path) == len(match.path) and all(self._raise(node, node is path[-1]) for node in path)
         return fits, self._changes()
 
     def shrink(self, size: int, now: float) -> Change:
@@ -162,11 +162,11 @@ class PrefixCache:
     def lose(self, node: int, what: str) -> Change:
         """KV or state of the node could not be written to its tier, or not be read; all that is of no use
         without it goes, too."""
-        if (one := self._nodes.get(node)) is not None:
+        if (lost := self._nodes.get(node)) is not None:
             if what == "kv":
-                self._remove(one)
-            elif one.state is not None:
-                self._strip(one)
+                self._remove(lost)
+            elif lost.state is not None:
+                self._strip(lost)
         return self._changes()
 
     def pin(self, node: int) -> None:
@@ -235,10 +235,10 @@ class PrefixCache:
         if not self.tiers or node is None:
             return (), 0.0
         sizes = [0] * len(self.capacity)
-        for one in path:
-            sizes[one.tier] += len(one.label) * self._kv
+        for step in path:
+            sizes[step.tier] += len(step.label) * self._kv
         sizes[node.state or 0] += self._state
-        away = tuple(one.id for one in path if one.tier or (one is node and one.state))
+        away = tuple(step.id for step in path if step.tier or (step is node and step.state))
         there = [(tier, size) for tier, size in zip(self.tiers, sizes[1:], strict=True) if size]
         return away, sum(tier.latency + size / tier.bandwidth for tier, size in there)
 
@@ -400,13 +400,13 @@ class PrefixCache:
             del parent.children[int(node.label[0])]
             queue = [node]
             while queue:
-                one = queue.pop()
-                queue += one.children.values()
-                self.used[one.tier] -= len(one.label) * self._kv
-                if one.state is not None:
-                    self.used[one.state] -= self._state
-                self._forget(one)
-                self._done.append(changes.Evict(one.id))
+                removed = queue.pop()
+                queue += removed.children.values()
+                self.used[removed.tier] -= len(removed.label) * self._kv
+                if removed.state is not None:
+                    self.used[removed.state] -= self._state
+                self._forget(removed)
+                self._done.append(changes.Evict(removed.id))
             if not self._idle(parent) or parent.children:
                 return self._bare(parent)
             node = parent
@@ -526,17 +526,17 @@ class PrefixCache:
             return
         queue = list(node.children.values())
         while queue:
-            one = queue.pop()
-            self._refresh(one)
-            if one.state is None:
-                queue += one.children.values()
+            lower = queue.pop()
+            self._refresh(lower)
+            if lower.state is None:
+                queue += lower.children.values()
 
     def _ask(self, observation: Observation, kind: type[D]) -> D:
-        made = self._decide(observation)
-        assert isinstance(made, kind)
+        decision = self._decide(observation)
+        assert isinstance(decision, kind)
         if self._log is not None:
-            self._log(observation, made)
-        return made
+            self._log(observation, decision)
+        return decision
 
     def _changes(self) -> Change:
         done, self._done = tuple(self._done), []

@@ -136,10 +136,10 @@ def application(service: Service) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
         figures = {
-            "replicas": lambda one: one.ready, "answered_total": lambda one: one.answered,
-            "late_total": lambda one: one.missed, "requeued_total": lambda one: one.requeued,
-            "shed_total": lambda one: service.desk.shed[one.variant.name],
-            "waiting": lambda one: len(one.queue) + len(one.background),
+            "replicas": lambda pool: pool.ready, "answered_total": lambda pool: pool.answered,
+            "late_total": lambda pool: pool.missed, "requeued_total": lambda pool: pool.requeued,
+            "shed_total": lambda pool: service.desk.shed[pool.variant.name],
+            "waiting": lambda pool: len(pool.queue) + len(pool.background),
         }  # fmt: skip
         return "".join(
             f'windtunnel_variant_{key}{{variant="{name}"}} {figure(group.group)}\n'
@@ -153,16 +153,16 @@ def application(service: Service) -> FastAPI:
     @app.post(f"{MODEL}/infer", responses=_INFER, openapi_extra=body)
     @app.post(f"{VERSION}/infer", responses=_INFER, openapi_extra=body)
     async def infer(request: Request, name: str, version: str = "") -> Response:
-        found = asked_for(service, name, version)
-        asked, raw = _parsed(await request.body(), request.headers.get(HEADER))
-        inputs = checked(asked.inputs, raw, service.named(found)[0].entry.signature)
-        wanted, needs = asked.outputs, asked.parameters
-        variant, made = await service.infer(
-            found, inputs, wanted=[one.name for one in wanted], **needs.bounds()
+        model = asked_for(service, name, version)
+        inference, raw = _parsed(await request.body(), request.headers.get(HEADER))
+        inputs = checked(inference.inputs, raw, service.named(model)[0].entry.signature)
+        wanted, needs = inference.outputs, inference.parameters
+        variant, outputs = await service.infer(
+            model, inputs, wanted=[output.name for output in wanted], **needs.bounds()
         )
-        said = [one.parameters.binary_data for one in wanted] or [None] * len(made)
-        binary = [needs.binary_data_output if one is None else one for one in said]
-        return _answer(asked.id, variant, made, binary)
+        flags = [output.parameters.binary_data for output in wanted] or [None] * len(outputs)
+        binary = [needs.binary_data_output if output is None else output for output in flags]
+        return _answer(inference.id, variant, outputs, binary)
 
     app.openapi()["components"]["schemas"] |= parts
     return app
@@ -214,30 +214,30 @@ def _parsed(body: bytes, header: str | None) -> tuple[Asked, dict[str, bytes]]:
         words = f"{HEADER} {str(header)[:50]!r} is not accepted; the body has {len(body)} bytes"
         raise UserError(words) from None
     try:
-        asked = Asked.model_validate_json(body[:at])
+        request = Asked.model_validate_json(body[:at])
     except ValidationError as fault:
         raise sentence(fault) from fault
     raw = {}
-    for one in asked.inputs:
-        size = one.parameters.binary_data_size
+    for given in request.inputs:
+        size = given.parameters.binary_data_size
         if size is not None:
-            if size > len(body) - at or one.data is not None:
-                raise UserError(f"input {one.name[:50]}: binary_data_size {str(size)[:50]} is not accepted;"
+            if size > len(body) - at or given.data is not None:
+                raise UserError(f"input {given.name[:50]}: binary_data_size {str(size)[:50]} is not accepted;"
                                 f" {len(body) - at} bytes follow, and no data")  # fmt: skip
-            raw[one.name], at = body[at : at + size], at + size
+            raw[given.name], at = body[at : at + size], at + size
     if at < len(body):
         raise UserError(f"{len(body) - at} bytes follow that no input's binary_data_size counts")
-    return asked, raw
+    return request, raw
 
 
 def _answer(
-    id: str | None, variant: str, made: Sequence[tuple[Tensor, NDArray[Any]]], binary: Sequence[bool]
+    id: str | None, variant: str, outputs: Sequence[tuple[Tensor, NDArray[Any]]], binary: Sequence[bool]
 ) -> Response:
     answer: dict[str, Any] = {"model_name": variant, "outputs": []}
     if id is not None:
         answer["id"] = id
     behind = []
-    for (wanted, array), packs in zip(made, binary, strict=True):
+    for (wanted, array), packs in zip(outputs, binary, strict=True):
         output: dict[str, Any] = {"name": wanted.name, "datatype": wanted.datatype}
         output["shape"] = list(array.shape)
         if packs:

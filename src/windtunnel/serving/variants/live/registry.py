@@ -82,8 +82,8 @@ class Examples(NamedTuple):
     def at(self, first: int, count: int) -> Arrays:
         """Items as the model takes them."""
         if self.signature.batched:
-            return {name: one[first : first + count] for name, one in self.inputs.items()}
-        return {name: np.asarray(one[first], one.dtype) for name, one in self.inputs.items()}
+            return {name: values[first : first + count] for name, values in self.inputs.items()}
+        return {name: np.asarray(values[first], values.dtype) for name, values in self.inputs.items()}
 
     def batch(self, most: int) -> int:
         return most if self.signature.batched else 1
@@ -114,19 +114,21 @@ def add(
     folder.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
     if model.suffix == ".onnx":
-        found, examples = _submitted(model, folder, data, given)
+        programs, examples = _submitted(model, folder, data, given)
         left_out.append("torch: the model was submitted as ONNX")
     else:
-        found, examples = _exported(model, folder, given, compiled, left_out)
+        programs, examples = _exported(model, folder, given, compiled, left_out)
     takes = examples.signature.inputs
-    others = [one.signature.inputs for one in registered(home) if one.variant.task == task]
+    others = [program_.signature.inputs for program_ in registered(home) if program_.variant.task == task]
     if others and others[0] != takes:
         raise UserError(
             f"variants add: {architecture} takes {_told(takes)}, and other models of {task} take"
             f" {_told(others[0])}; choose another `task`"
         )
-    found = [one._replace(accuracy=accuracy(one.file, examples, labels)) for one in found]
-    full, small = found[0], folder / "int8.onnx"
+    programs = [
+        program_._replace(accuracy=accuracy(program_.file, examples, labels)) for program_ in programs
+    ]
+    full, small = programs[0], folder / "int8.onnx"
     if full.precision != "fp32":
         left_out.append(f"int8: the model is {full.precision}, not float32 of ONNX")
     elif not _quantised(full.file, examples, small):
@@ -134,12 +136,12 @@ def add(
     elif (less := accuracy(small, examples, labels)) < full.accuracy - LOST:
         left_out.append(f"int8: refused: accuracy {less:.2%}, and {full.accuracy:.2%} in float32")
     else:
-        found.append(_Made("onnxruntime", "int8", small, less))
+        programs.append(_Made("onnxruntime", "int8", small, less))
     if not examples.signature.batched:
         left_out.append("batches: an item of the model is not a row of all its tensors, or not by itself")
-    preload(*(one.framework for one in found))
+    preload(*(program_.framework for program_ in programs))
     _profile(full.file, examples, 1)  # the first one starts the fork server, and pays for that
-    entries = list(_measured(found, examples, task, architecture))
+    entries = list(_measured(programs, examples, task, architecture))
     kept = [to_plain(_Kept(entry.variant, entry.file.name, entry.signature)) for entry in entries]
     atomic.replace(folder / "variants.json", json.dumps(kept, indent=1))
     return entries, left_out
@@ -157,26 +159,26 @@ def registered(home: Path) -> list[Entry]:
             kept = [from_plain(_Kept, load) for load in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError, KeyError) as fault:
             raise UserError(f"{path}: no registry of variants: {fault}") from fault
-        entries += [Entry(one.variant, path.parent / one.file, one.signature) for one in kept]
+        entries += [Entry(record.variant, path.parent / record.file, record.signature) for record in kept]
     return entries
 
 
 def read_data(path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     """Inputs by name, and labels, of an ``.npz``."""
     try:
-        with np.load(path, allow_pickle=False) as found:
-            inputs = {name: found[name] for name in found.files if name != "labels"}
-            labels = found["labels"]
+        with np.load(path, allow_pickle=False) as archive:
+            inputs = {name: archive[name] for name in archive.files if name != "labels"}
+            labels = archive["labels"]
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise UserError(f"{path}: not an .npz with inputs and labels: {fault}") from fault
-    lengths = {one.shape[:1] for one in (*inputs.values(), labels)}
+    lengths = {array.shape[:1] for array in (*inputs.values(), labels)}
     if not inputs or len(lengths) > 1 or lengths < {(max(BATCHES),)}:
-        shapes = ", ".join(f"{name} {one.shape}" for name, one in (*inputs.items(), ("labels", labels)))
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in (*inputs.items(), ("labels", labels)))
         raise UserError(
             f"{path}: {shapes} do not fit; accepted are n items of each input and n labels, {max(BATCHES)} at"
             " least"
         )
-    words = {name: one.astype(object) for name, one in inputs.items() if one.dtype.kind == "U"}
+    words = {name: array.astype(object) for name, array in inputs.items() if array.dtype.kind == "U"}
     return {**inputs, **words}, labels
 
 
@@ -195,13 +197,13 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
         raise UserError(f"{model}: ONNX Runtime cannot run it: {_line(fault)}") from fault
     tensors = []
     for kind, some in (("input", loaded.get_inputs()), ("output", loaded.get_outputs())):
-        for one in some:
-            if one.type not in ONNX or one.shape is None:
-                what = f"of type {one.type}" if one.type not in ONNX else "without a rank"
-                raise UserError(f"{model}: {kind} {one.name} {what} is not accepted; use tensors of"
+        for port in some:
+            if port.type not in ONNX or port.shape is None:
+                what = f"of type {port.type}" if port.type not in ONNX else "without a rank"
+                raise UserError(f"{model}: {kind} {port.name} {what} is not accepted; use tensors of"
                                 f" {', '.join(DATATYPES)} with their axes")  # fmt: skip
-            shape = tuple(size if isinstance(size, int) else -1 for size in one.shape)
-            tensors.append(Tensor(one.name, ONNX[one.type], shape))
+            shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
+            tensors.append(Tensor(port.name, ONNX[port.type], shape))
     count = len(loaded.get_inputs())
     wanted, outputs = tuple(tensors[:count]), tuple(tensors[count:])
     if set(given) == {"inputs"} and count == 1:
@@ -209,15 +211,15 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
     if set(given) != {tensor.name for tensor in wanted}:
         raise UserError(f"{data}: inputs {', '.join(given)} are not accepted; use {_told(wanted)}")
     free = all(tensor.shape[:1] == (-1,) for tensor in wanted)
-    for one in wanted:
-        has, sizes = given[one.name], one.shape[1:] if free else one.shape
+    for port in wanted:
+        has, sizes = given[port.name], port.shape[1:] if free else port.shape
         fits = has.ndim == len(sizes) + 1 and all(
             size in (-1, mine) for size, mine in zip(sizes, has.shape[1:], strict=True)
         )
-        if has.dtype != DATATYPES[one.datatype] or not fits:
+        if has.dtype != DATATYPES[port.datatype] or not fits:
             raise UserError(
-                f"{data}: {one.name} of {has.dtype} {has.shape} is not accepted; use n items of"
-                f" {_told([one])}"
+                f"{data}: {port.name} of {has.dtype} {has.shape} is not accepted; use n items of"
+                f" {_told([port])}"
             )
     examples = Examples(
         Signature(wanted, outputs, free), {tensor.name: given[tensor.name] for tensor in wanted}
@@ -235,8 +237,8 @@ def _precision(model: Any) -> str:
     from onnx import TensorProto
 
     sizes = Counter({"FLOAT": 0})
-    for one in model.graph.initializer:
-        sizes[TensorProto.DataType.Name(one.data_type)] += one.ByteSize()
+    for tensor in model.graph.initializer:
+        sizes[TensorProto.DataType.Name(tensor.data_type)] += tensor.ByteSize()
     most = max(sizes, key=lambda name: sizes[name])
     return "fp32" if most == "FLOAT" else most.lower()
 
@@ -251,7 +253,7 @@ def _batched(examples: Examples, file: Path) -> Examples:
         for at, whole in enumerate(parted(run(examples.at(0, 4)), [1] * 4)):
             verify(run(examples.at(at, 1)), whole, "")
     except Exception:  # of a runtime that cannot, or a difference
-        inputs = {name: one[:, None] for name, one in examples.inputs.items()}
+        inputs = {name: array[:, None] for name, array in examples.inputs.items()}
         return Examples(replace(examples.signature, batched=False), inputs)
     return examples
 
@@ -270,7 +272,7 @@ def _exported(
     if not set(given) <= set(takes):
         raise UserError(f"{model}: inputs {', '.join(given)} are not accepted; use {', '.join(takes)}")
     inputs = {name if len(given) > 1 else "input": given[name] for name in takes if name in given}
-    sample = tuple(torch.from_numpy(one[:16]) for one in inputs.values())
+    sample = tuple(torch.from_numpy(array[:16]) for array in inputs.values())
     shapes = tuple({0: torch.export.Dim("batch")} for _ in sample)
     try:
         with torch.no_grad():
@@ -282,20 +284,20 @@ def _exported(
         raise UserError(f"{model}: torch.export cannot export it: {_line(fault)}") from fault
     names = ["output"] if len(wanted) == 1 else [f"output_{at}" for at in range(len(wanted))]
     signature = Signature(
-        tuple(_free(name, one) for name, one in inputs.items()),
-        tuple(_free(name, one) for name, one in zip(names, wanted, strict=True)), True,
+        tuple(_free(name, array) for name, array in inputs.items()),
+        tuple(_free(name, array) for name, array in zip(names, wanted, strict=True)), True,
     )  # fmt: skip
-    found = []
+    exported = []
     try:
         torch.onnx.export(
             traced, (), str(folder / "fp32.onnx"), dynamo=True, input_names=list(inputs), output_names=names,
             verbose=False, external_data=False,
         )  # fmt: skip
-        found.append(_Made("onnxruntime", "fp32", folder / "fp32.onnx"))
+        exported.append(_Made("onnxruntime", "fp32", folder / "fp32.onnx"))
     except Exception as fault:
         left_out.append(f"ONNX: torch cannot export the model to it: {_line(fault)}")
     torch.export.save(traced, folder / "eager.pt2")
-    found.append(_Made("torch", "eager", folder / "eager.pt2"))
+    exported.append(_Made("torch", "eager", folder / "eager.pt2"))
     if not compiled:
         left_out.append("compiled: it was not asked for")
     elif not any(map(shutil.which, ("g++", "c++", "clang++"))):
@@ -309,18 +311,18 @@ def _exported(
         file = folder / f"model{COMPILED}"
         try:
             aoti_compile_and_package(traced, package_path=str(file), inductor_configs=settings)
-            found.append(_Made("torch", "compiled", file))
+            exported.append(_Made("torch", "compiled", file))
         except Exception as fault:  # of any kind, by the compiler
             left_out.append(f"compiled: torch cannot compile the model: {_line(fault)}")
     examples = Examples(signature, inputs)
-    for made in found:
-        verify(wanted, program(made.file, 0)(examples.at(0, 16)), f"{model}: {made.file.name}")
-    return found, _batched(examples, found[-1].file)
+    for program_ in exported:
+        verify(wanted, program(program_.file, 0)(examples.at(0, 16)), f"{model}: {program_.file.name}")
+    return exported, _batched(examples, exported[-1].file)
 
 
-def _free(name: str, one: NDArray[Any]) -> Tensor:
-    kind = next((key for key, kind in DATATYPES.items() if one.dtype == kind), str(one.dtype))
-    return Tensor(name, kind, (-1, *one.shape[1:]))
+def _free(name: str, array: NDArray[Any]) -> Tensor:
+    kind = next((key for key, kind in DATATYPES.items() if array.dtype == kind), str(array.dtype))
+    return Tensor(name, kind, (-1, *array.shape[1:]))
 
 
 def _told(tensors: Sequence[Tensor]) -> str:
@@ -337,8 +339,8 @@ def verify(wanted: Outputs, outputs: Outputs, what: str) -> None:
     Raises:
         LessError: it does, and by how much.
     """
-    if [one.shape for one in wanted] != [one.shape for one in outputs]:
-        shapes = " and ".join(str([one.shape for one in some]) for some in (outputs, wanted))
+    if [array.shape for array in wanted] != [array.shape for array in outputs]:
+        shapes = " and ".join(str([array.shape for array in some]) for some in (outputs, wanted))
         raise LessError(f"{what}: refused: the shapes of the variant's and the model's outputs are {shapes}")
     for mine, theirs in zip(wanted, outputs, strict=True):
         if mine.dtype.kind != "f":
@@ -368,7 +370,9 @@ def _quantised(full: Path, examples: Examples, file: Path) -> bool:
     prepared = file.with_suffix(".prepared")
     try:
         quant_pre_process(str(full), str(prepared), skip_symbolic_shape=True)
-        opset = max(one.version for one in onnx.load(prepared).opset_import if one.domain in ("", "ai.onnx"))
+        opset = max(
+            part.version for part in onnx.load(prepared).opset_import if part.domain in ("", "ai.onnx")
+        )
         quantize_static(
             str(prepared), str(file), Samples(), quant_format=QuantFormat.QDQ, per_channel=opset >= 13,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
@@ -381,9 +385,9 @@ def _quantised(full: Path, examples: Examples, file: Path) -> bool:
     return True
 
 
-def _measured(found: list[_Made], examples: Examples, task: str, architecture: str) -> Iterator[Entry]:
+def _measured(programs: list[_Made], examples: Examples, task: str, architecture: str) -> Iterator[Entry]:
     """Each file with so many `THREADS`, for batches of one and of eight."""
-    for framework, precision, file, right in found:
+    for framework, precision, file, right in programs:
         for threads in THREADS:
             load, slope, intercept, memory = _profile(file, examples, threads)
             for batch in dict.fromkeys((1, examples.batch(8))):
@@ -401,13 +405,13 @@ def accuracy(file: Path, examples: Examples, labels: NDArray[Any]) -> float:
     try:
         run = program(file, 0)
         first = [run(examples.at(at, step))[0] for at in range(0, count, step)]
-        made = np.concatenate([one if examples.signature.batched else one[None] for one in first]).reshape(
-            count, -1
-        )
+        outputs = np.concatenate(
+            [array if examples.signature.batched else array[None] for array in first]
+        ).reshape(count, -1)
         right = labels.reshape(count, -1)
         if labels.dtype.kind == "f":
-            return float((np.abs(made - right) <= LOST * np.abs(labels).max()).all(1).mean())
-        chosen = made.argmax(-1)[:, None] if made.dtype.kind == "f" else made
+            return float((np.abs(outputs - right) <= LOST * np.abs(labels).max()).all(1).mean())
+        chosen = outputs.argmax(-1)[:, None] if outputs.dtype.kind == "f" else outputs
         return float((chosen == np.broadcast_to(right, chosen.shape)).all(1).mean())
     except Exception as fault:  # the runtimes' own are no family of exceptions
         what = f"the labels {labels.shape} for output {examples.signature.outputs[0].name}"

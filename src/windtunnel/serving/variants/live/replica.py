@@ -59,7 +59,7 @@ def program(file: Path, threads: int) -> Program:
     """A variant's file loaded, by what it ends in; 0 threads: as the runtime will."""
     if file.suffix == ".onnx":
         loaded = session(file, threads)
-        return lambda inputs: [np.asarray(one) for one in loaded.run(None, dict(inputs))]
+        return lambda inputs: [np.asarray(output) for output in loaded.run(None, dict(inputs))]
     import torch
 
     if threads:
@@ -74,14 +74,14 @@ def program(file: Path, threads: int) -> Program:
 
     def answer(inputs: Arrays) -> list[NDArray[Any]]:
         with torch.inference_mode():
-            return arrays(run(*(torch.tensor(one) for one in inputs.values())))
+            return arrays(run(*(torch.tensor(array) for array in inputs.values())))
 
     return answer
 
 
-def arrays(made: Any) -> list[NDArray[Any]]:
+def arrays(outputs: Any) -> list[NDArray[Any]]:
     """What a module gave: one tensor, or several."""
-    return [one.numpy() for one in (made if isinstance(made, tuple | list) else (made,))]
+    return [tensor.numpy() for tensor in (outputs if isinstance(outputs, tuple | list) else (outputs,))]
 
 
 class Replica:
@@ -112,10 +112,10 @@ class Replica:
             self._pipe.send(inputs)
         except OSError as fault:
             raise Died from fault
-        made, seconds = self._receive(PATIENCE)
-        if isinstance(made, str):
-            raise Failed(made)
-        return made, seconds
+        outputs, seconds = self._receive(PATIENCE)
+        if isinstance(outputs, str):
+            raise Failed(outputs)
+        return outputs, seconds
 
     def _receive(self, seconds: float) -> Any:
         try:
@@ -147,10 +147,10 @@ def timed(run: Program, inputs: Arrays) -> tuple[list[NDArray[Any]] | str, float
     """The outputs, or why there are none; and the seconds."""
     began = time.perf_counter()
     try:
-        made: list[NDArray[Any]] | str = run(inputs)
+        outputs: list[NDArray[Any]] | str = run(inputs)
     except Exception as fault:  # the runtimes' own are no family of exceptions
-        made = next(iter(str(fault).splitlines()), type(fault).__name__)
-    return made, time.perf_counter() - began
+        outputs = next(iter(str(fault).splitlines()), type(fault).__name__)
+    return outputs, time.perf_counter() - began
 
 
 preload()

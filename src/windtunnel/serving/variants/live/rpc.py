@@ -34,10 +34,10 @@ async def refusing(context: Any) -> AsyncIterator[None]:
     try:
         yield
     except (UserError, Unanswered, ValidationError) as fault:
-        told = sentence(fault) if isinstance(fault, ValidationError) else fault
-        found = [code for kind, code in CODES if isinstance(told, kind)]
-        shed = [grpc.StatusCode.RESOURCE_EXHAUSTED] if getattr(told, "after", 0.0) else []
-        await context.abort((shed + found)[0], str(told))
+        reason = sentence(fault) if isinstance(fault, ValidationError) else fault
+        codes = [code for kind, code in CODES if isinstance(reason, kind)]
+        shed = [grpc.StatusCode.RESOURCE_EXHAUSTED] if getattr(reason, "after", 0.0) else []
+        await context.abort((shed + codes)[0], str(reason))
 
 
 class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name-defined]
@@ -62,40 +62,40 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
         async with refusing(context):
-            found = described(self._service, request.name, request.version)
-            return messages.ModelMetadataResponse(**found)
+            metadata = described(self._service, request.name, request.version)
+            return messages.ModelMetadataResponse(**metadata)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         async with refusing(context):
-            found = asked_for(self._service, request.model_name, request.model_version)
-            inputs = checked(*_given(request), self._service.named(found)[0].entry.signature)
-            said = {name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
+            model = asked_for(self._service, request.model_name, request.model_version)
+            inputs = checked(*_given(request), self._service.named(model)[0].entry.signature)
+            parameters = {name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
                     for name, parameter in request.parameters.items()}  # fmt: skip
-            bounds = Needs.model_validate(said).bounds()
+            bounds = Needs.model_validate(parameters).bounds()
             wanted = [output.name for output in request.outputs]
-            variant, made = await self._service.infer(found, inputs, wanted=wanted, **bounds)
+            variant, results = await self._service.infer(model, inputs, wanted=wanted, **bounds)
             outputs = [
                 {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
-                for tensor, array in made
+                for tensor, array in results
             ]
             return messages.ModelInferResponse(
                 model_name=variant, id=request.id, outputs=outputs,
-                raw_output_contents=[packed(array) for _, array in made],
+                raw_output_contents=[packed(array) for _, array in results],
             )  # fmt: skip
 
 
 def _given(request: Any) -> tuple[list[Given], dict[str, bytes]]:
     """The inputs; values come in each of them, or the bytes of all beside them."""
-    raw, made = list(request.raw_input_contents), []
+    raw, inputs = list(request.raw_input_contents), []
     if raw and len(raw) != len(request.inputs):
         raise UserError(f"{len(raw)} raw_input_contents came for {len(request.inputs)} inputs")
-    for one in request.inputs:
-        filled = one.contents.ListFields()
+    for tensor in request.inputs:
+        filled = tensor.contents.ListFields()
         if len(filled) + bool(raw) > 1:
-            raise UserError(f"input {one.name!r} has several contents; use one")
+            raise UserError(f"input {tensor.name!r} has several contents; use one")
         data = list(filled[0][1]) if filled else []
-        made.append(Given(name=one.name, datatype=one.datatype, shape=list(one.shape), data=data))
-    return made, {one.name: content for one, content in zip(request.inputs, raw, strict=bool(raw))}
+        inputs.append(Given(name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape), data=data))
+    return inputs, {tensor.name: content for tensor, content in zip(request.inputs, raw, strict=bool(raw))}
 
 
 async def listening(service: Service, address: str) -> tuple[Any, int]:

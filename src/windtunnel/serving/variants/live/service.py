@@ -129,10 +129,10 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     def _decide(self, observation: Observation) -> Any:
-        made = POLICIES[self.policy](observation)
+        decision = POLICIES[self.policy](observation)
         if self._log is not None:
-            self._log.decision(NAME, self.policy, observation, made)
-        return made
+            self._log.decision(NAME, self.policy, observation, decision)
+        return decision
 
     def _note(self, kind: str, **fields: Any) -> None:
         if self._log is not None:
@@ -173,7 +173,9 @@ class Service:
         first = self.named(name)[0]
         signature = first.entry.signature
         names = [output.name for output in signature.outputs]
-        if len(set(map(str, wanted))) < len(wanted) or any(one not in names for one in wanted):
+        if len(set(map(str, wanted))) < len(wanted) or any(
+            wanted_name not in names for wanted_name in wanted
+        ):
             words = (
                 f"field outputs: {str([*wanted])[:200]} is not accepted; use some of {', '.join(names)} once"
             )
@@ -186,7 +188,7 @@ class Service:
         self._note("arrives", query=to_plain(query), now=request.came, alike=request.kind)
         self._do(self.desk.ask(request, request.came))
         try:
-            made = await answer
+            outputs = await answer
         except asyncio.CancelledError:
             self._note("leaves", request=query.id)
             self.desk.leave(request)
@@ -196,12 +198,12 @@ class Service:
         assert request.group is not None
         who = self.groups[request.group.variant.name]
         self._note("responds", request=query.id, variant=who.variant.name)
-        found = dict(zip(names, zip(who.entry.signature.outputs, made, strict=True), strict=True))
-        return who.variant.name, [found[one] for one in wanted or names]
+        by_name = dict(zip(names, zip(who.entry.signature.outputs, outputs, strict=True), strict=True))
+        return who.variant.name, [by_name[wanted_name] for wanted_name in wanted or names]
 
     def _do(self, effects: Iterable[Effect]) -> None:
-        for one in () if self._ending else effects:
-            match one:
+        for effect in () if self._ending else effects:
+            match effect:
                 case Start(group, due):
                     self._spawn(self._load(self.groups[group.variant.name], due))
                 case Stop(group):
@@ -222,15 +224,15 @@ class Service:
 
     async def _load(self, served: Served, due: float) -> None:
         loop = asyncio.get_running_loop()
-        made: Replica | Remote | None = None
+        replica: Replica | Remote | None = None
         self._note("loads", variant=served.variant.name, due=due)
         try:
             file, threads = served.entry.file, served.variant.threads
-            made = begun = await loop.run_in_executor(self._threads, self._start, file, threads)
+            replica = begun = await loop.run_in_executor(self._threads, self._start, file, threads)
             await loop.run_in_executor(self._threads, begun.loaded)
         except (Died, OSError, asyncio.CancelledError) as fault:
-            if made is not None:
-                made.end()
+            if replica is not None:
+                replica.end()
             why = f"a replica of {served.variant.name} does not start: {fault}"
             now = self._told("unloadable", served, due=due, why=why)
             self._do(self.desk.unloadable(served.group, due, why, now))
@@ -244,7 +246,7 @@ class Service:
         self._note("runs", variant=served.variant.name, requests=_numbers(batch))
         inputs = joined([request.work[0] for request in batch])
         try:
-            made, seconds = await asyncio.get_running_loop().run_in_executor(
+            outputs, seconds = await asyncio.get_running_loop().run_in_executor(
                 self._threads, replica.ask, inputs
             )
         except Died:
@@ -259,7 +261,7 @@ class Service:
         else:
             served.idle.append(replica)
             self.busy += seconds * served.variant.threads
-            parts = parted(made, [request.query.items for request in batch])
+            parts = parted(outputs, [request.query.items for request in batch])
             for request, part in zip(batch, parts, strict=True):
                 if not request.work[1].done():
                     request.work[1].set_result(part)

@@ -72,16 +72,19 @@ def checked(given: Sequence[Given], raw: Mapping[str, bytes], wanted: Signature)
     Raises:
         UserError: one is missing, doubled, of another name, type or shape, or has other values than it says.
     """
-    names = [one.name for one in given]
-    if sorted(names) != sorted(one.name for one in wanted.inputs):
-        expected = ", ".join(repr(one.name) for one in wanted.inputs)
+    names = [tensor.name for tensor in given]
+    if sorted(names) != sorted(tensor.name for tensor in wanted.inputs):
+        expected = ", ".join(repr(tensor.name) for tensor in wanted.inputs)
         raise UserError(f"field inputs: {str(names)[:200]} is not accepted; use each of {expected} once")
-    found = {one.name: _array(given[names.index(one.name)], raw.get(one.name), one) for one in wanted.inputs}
-    counts = {one.shape[:1] for one in found.values()}
+    arrays = {
+        tensor.name: _array(given[names.index(tensor.name)], raw.get(tensor.name), tensor)
+        for tensor in wanted.inputs
+    }
+    counts = {tensor.shape[:1] for tensor in arrays.values()}
     if wanted.batched and (len(counts) > 1 or (0,) in counts):
         raise UserError(f"inputs of {' and '.join(str(count[0]) for count in sorted(counts))} items are not"
                         " accepted; use the same number in each, 1 at least")  # fmt: skip
-    return found
+    return arrays
 
 
 def _array(given: Given, raw: bytes | None, wanted: Tensor) -> NDArray[Any]:
@@ -93,10 +96,10 @@ def _array(given: Given, raw: bytes | None, wanted: Tensor) -> NDArray[Any]:
     ):
         raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(wanted.shape)}")
     try:
-        made = _values(given.data, wanted.datatype) if raw is None else _unpacked(raw, wanted)
-        if made.size != math.prod(shape) or (made.ndim > 1 and list(made.shape) != shape):
-            raise ValueError(f"{made.size} values came")
-        return made.reshape(shape)
+        values = _values(given.data, wanted.datatype) if raw is None else _unpacked(raw, wanted)
+        if values.size != math.prod(shape) or (values.ndim > 1 and list(values.shape) != shape):
+            raise ValueError(f"{values.size} values came")
+        return values.reshape(shape)
     except (ValueError, TypeError, OverflowError) as fault:
         words = str(fault)[:200]
         raise UserError(f"{what}: data is not accepted for shape {str(shape)[:200]}: {words}") from fault
@@ -108,18 +111,20 @@ def _values(data: Any, datatype: str) -> NDArray[Any]:
         raise ValueError("there is none")
     if kind == np.object_:
         words = np.array(data, object)
-        if not all(isinstance(one, str | bytes) for one in words.flat):
+        if not all(isinstance(word, str | bytes) for word in words.flat):
             raise ValueError("not all are strings")
-        texts = [one.decode() if isinstance(one, bytes) else one for one in words.flat]
+        texts = [word.decode() if isinstance(word, bytes) else word for word in words.flat]
         return np.array(texts, object).reshape(words.shape)
     read = np.array(data)
     if read.size and read.dtype.kind not in ACCEPTED[kind.kind]:
         raise ValueError(f"not all are of {datatype}")
     with np.errstate(over="ignore"):
-        made = read.astype(kind)
-    if (kind.kind == "f" and not np.isfinite(made).all()) or (kind.kind in "iu" and (made != read).any()):
+        converted = read.astype(kind)
+    if (kind.kind == "f" and not np.isfinite(converted).all()) or (
+        kind.kind in "iu" and (converted != read).any()
+    ):
         raise ValueError(f"not all are within {datatype}")
-    return made
+    return converted
 
 
 def _unpacked(raw: bytes, wanted: Tensor) -> NDArray[Any]:
@@ -135,11 +140,11 @@ def _unpacked(raw: bytes, wanted: Tensor) -> NDArray[Any]:
     return np.array(words, object)
 
 
-def packed(made: NDArray[Any]) -> bytes:
+def packed(array: NDArray[Any]) -> bytes:
     """As the protocol's raw contents: strings behind their length."""
-    if made.dtype.kind not in "OU":
-        return made.tobytes()
-    words = [str(one).encode() for one in made.flat]
+    if array.dtype.kind not in "OU":
+        return array.tobytes()
+    words = [str(item).encode() for item in array.flat]
     return b"".join(len(word).to_bytes(4, "little") + word for word in words)
 
 
@@ -156,10 +161,11 @@ def parted(outputs: Outputs, counts: Sequence[int]) -> list[Outputs]:
         return [outputs]
     ends = np.cumsum(counts)
     return [
-        [one[end - count : end] for one in outputs] for end, count in zip(ends.tolist(), counts, strict=True)
+        [array[end - count : end] for array in outputs]
+        for end, count in zip(ends.tolist(), counts, strict=True)
     ]
 
 
 def lengths(inputs: Arrays) -> tuple[tuple[int, ...], ...]:
     """The axes but the first: requests that agree in these may be joined."""
-    return tuple(one.shape[1:] for one in inputs.values())
+    return tuple(array.shape[1:] for array in inputs.values())

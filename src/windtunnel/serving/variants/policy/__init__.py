@@ -48,27 +48,29 @@ class Style:
     scales: bool = True
 
 
-def _decide(style: Style, seen: Observation) -> Decision:
-    match seen:
+def _decide(style: Style, observation: Observation) -> Decision:
+    match observation:
         case Asked():
-            if style.pinned and seen.pinned:
+            if style.pinned and observation.pinned:
                 only = tuple(
-                    candidate for candidate in seen.candidates if candidate.variant.name == seen.pinned
+                    candidate
+                    for candidate in observation.candidates
+                    if candidate.variant.name == observation.pinned
                 )
-                seen = replace(seen, candidates=only, recent=())
-            return select(seen, own=style.own, cheapest=style.cheapest)
+                observation = replace(observation, candidates=only, recent=())
+            return select(observation, own=style.own, cheapest=style.cheapest)
         case Waiting():
-            return gather(seen)
+            return gather(observation)
         case Measured():
-            return state_of(seen)
+            return state_of(observation)
         case Load():
             if not style.scales:
-                return Scaling((), tuple(0 for _ in seen.running), False, "nothing changes")
-            return scale(seen, upgrade=style.upgrade)
+                return Scaling((), tuple(0 for _ in observation.running), False, "nothing changes")
+            return scale(observation, upgrade=style.upgrade)
         case Fleet():
             if not style.scales:
                 return Resize(reason="nothing changes")
-            return resize(seen, last=IDLE // 2 if style.cheapest else PAUSE)
+            return resize(observation, last=IDLE // 2 if style.cheapest else PAUSE)
 
 
 decide: Callable[[Observation], Decision] = partial(_decide, Style(cheapest=True))

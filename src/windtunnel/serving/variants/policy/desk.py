@@ -163,7 +163,7 @@ class Group:
         due = self.loading if not self.ready else [
             at + variant.latency(_items(batch)) * slow for batch, at in self.begun.values()
         ]  # fmt: skip
-        free = [0.0] * self.idle + sorted(max(0.0, one - now) for one in due)
+        free = [0.0] * self.idle + sorted(max(0.0, moment - now) for moment in due)
         wait = wait_of(variant, self.waiting, free, slow)
         state = "active" if self.state == "inactive" else self.state
         return Held(
@@ -187,11 +187,11 @@ class Group:
         ]  # fmt: skip
         self.batches += stuck
         count = max(1, len(self.batches))
-        items = sum(one for one, _ in self.batches) / count
+        items = sum(count_ for count_, _ in self.batches) / count
         took = sum(seconds for _, seconds in self.batches) / count
         self.rate = 0.5 * self.rate + 0.5 * self.came
         if self.batches:  # the quickest: what held the others up is often over, and nobody is shed for that
-            self.slow = min(seconds / variant.latency(one) for one, seconds in self.batches)
+            self.slow = min(seconds / variant.latency(count_) for count_, seconds in self.batches)
         elif not self.begun:  # nobody is shed for long for what was once
             self.slow = 0.5 * self.slow + 0.5
         running = sum(_items(batch) for batch, _ in self.begun.values() if not batch[0].query.background)
@@ -213,7 +213,7 @@ class Desk:
         pinned: Mapping[str, str] | None = None, grows: bool = True,
     ) -> None:  # fmt: skip
         self._decide, self._pinned, self._grows = decide, pinned or {}, grows
-        self.variants = {one.name: one for one in variants}
+        self.variants = {entry.name: entry for entry in variants}
         self.named: dict[str, list[Variant]] = {}
         """By task, architecture and name."""
         for variant in variants:
@@ -231,11 +231,11 @@ class Desk:
 
     def group(self, variant: str, host: str) -> Group:
         """The replicas of it there."""
-        made = self.hosts[host].groups.get(variant)
-        if made is None:
-            made = self.hosts[host].groups[variant] = Group(self.variants[variant], self.hosts[host])
-            self._groups[variant].append(made)
-        return made
+        group = self.hosts[host].groups.get(variant)
+        if group is None:
+            group = self.hosts[host].groups[variant] = Group(self.variants[variant], self.hosts[host])
+            self._groups[variant].append(group)
+        return group
 
     def remove(self, host: str) -> Hosted:
         """The host goes, and all that it has."""
@@ -265,29 +265,31 @@ class Desk:
         waiting = len(self.homeless) + sum(
             len(group.queue) for variant in named for group in groups[variant.name]
         )
-        made = self._decide(
+        decision = self._decide(
             Asked(query, candidates, hosts, recent, pinned, self._grows, waiting, now - request.came)
         )
-        if isinstance(made, Refused):
-            return [Fail(request, made.reason, refused=True)]
-        if made.need:
-            self.needs.add((made.hardware, made.owner))
-        shed: list[Effect] = [Fail(request, made.reason, shed=made.shed)] if made.shed else []
-        self.shed[made.variant] += bool(shed)
-        if not made.host:
+        if isinstance(decision, Refused):
+            return [Fail(request, decision.reason, refused=True)]
+        if decision.need:
+            self.needs.add((decision.hardware, decision.owner))
+        shed: list[Effect] = [Fail(request, decision.reason, shed=decision.shed)] if decision.shed else []
+        self.shed[decision.variant] += bool(shed)
+        if not decision.host:
             self.homeless += [] if shed else [request]
             return shed
-        group = self.group(made.variant, made.host)
+        group = self.group(decision.variant, decision.host)
         if not query.background:
             group.came += query.items
-            group.late += query.items * made.need
+            group.late += query.items * decision.need
             group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
-        begun: list[Effect] = [self.start(group, now)] if made.load else []
+        begun: list[Effect] = [self.start(group, now)] if decision.load else []
         if shed:
             return begun + shed
         if key not in self._recent and len(self._recent) >= KINDS:
             self._recent.clear()
-        self._recent[key] = (made.variant, *(one for one in recent if one != made.variant))[:RECENT]
+        self._recent[key] = (decision.variant, *(name for name in recent if name != decision.variant))[
+            :RECENT
+        ]
         request.group = group
         group.put(request)
         return begun + self._next(group, now)
@@ -378,16 +380,16 @@ class Desk:
             for group in groups
         )
         elsewhere = tuple(
-            one.seen() for one in self.hosts.values()
-            if one is not host and (one.hardware, one.owner) == (host.hardware, host.owner)
+            peer.seen() for peer in self.hosts.values()
+            if peer is not host and (peer.hardware, peer.owner) == (host.hardware, host.owner)
         )  # fmt: skip
-        made = self._decide(Load(host.seen(), running, others, elsewhere))
-        for group, votes in zip(groups, made.votes, strict=True):
+        decision = self._decide(Load(host.seen(), running, others, elsewhere))
+        for group, votes in zip(groups, decision.votes, strict=True):
             group.votes = votes
-        if made.need:
+        if decision.need:
             self.needs.add((host.hardware, host.owner))
         effects: list[Effect] = []
-        for change in made.changes:
+        for change in decision.changes:
             group = self.group(change.variant, change.host or host.name)
             effects += [self.start(group, now) for _ in range(change.replicas)]
             for _ in range(-change.replicas):
@@ -417,8 +419,8 @@ class Desk:
     def _next(self, group: Group, now: float) -> list[Effect]:
         """What begins now, and a first replica where somebody waits for none."""
         effects: list[Effect] = [*self._batches(group, group.queue, now)]
-        for one in group.host.groups.values() if group.host.background else ():
-            effects += self._batches(one, one.background, now)
+        for other in group.host.groups.values() if group.host.background else ():
+            effects += self._batches(other, other.background, now)
         if not group.count and (group.queue or group.background):
             effects.append(self.start(group, now))
         return effects
@@ -429,15 +431,15 @@ class Desk:
             oldest = islice(queue, group.variant.batch)
             alike = takewhile(lambda request: request.kind == queue[0].kind and not request.alone, oldest)
             first = [*alike] or [queue[0]]
-            made = self._gather(group, first, now)
-            effects += self._shed(group, first, made)
-            batch = [request for place, request in enumerate(first) if place not in made.shed][
-                : made.requests
+            decision = self._gather(group, first, now)
+            effects += self._shed(group, first, decision)
+            batch = [request for place, request in enumerate(first) if place not in decision.shed][
+                : decision.requests
             ]
-            if not batch and not made.shed:
+            if not batch and not decision.shed:
                 break
-            for one in batch:
-                group.take(one)
+            for request_ in batch:
+                group.take(request_)
             if batch:
                 group.begun[id(batch)] = (batch, now)
                 group.host.used += group.variant.threads

@@ -104,8 +104,8 @@ def state_of(measured: Measured) -> Now:
     if was == "interfered":
         over = slow < bound.leave
         return Now("active" if over else "interfered", f"batches take {slow:.2g} of their profile")
-    asked = measured.rate * measured.latency / measured.items
-    if measured.stuck >= measured.replicas or (slow > bound.latency and asked > bound.rate):
+    offered = measured.rate * measured.latency / measured.items
+    if measured.stuck >= measured.replicas or (slow > bound.latency and offered > bound.rate):
         return Now("interfered", f"batches take {slow:.2g} of their profile, and few wait")
     return Now("active", "within its profile")
 
@@ -160,10 +160,10 @@ def scale(load: Load, *, upgrade: bool = True) -> Scaling:
     """``upgrade``: another variant may take over."""
     none = tuple(0 for _ in load.running)
     # who comes late though the mean rate is not too high came in a burst: that is lacking, too
-    lack = [max(0.0, one.rate - _does(one.variant, one.replicas), one.late) for one in load.running]
+    lack = [max(0.0, group.rate - _does(group.variant, group.replicas), group.late) for group in load.running]
     if any(lack):
         more = [
-            math.ceil(missing / one.variant.rate) for one, missing in zip(load.running, lack, strict=True)
+            math.ceil(missing / group.variant.rate) for group, missing in zip(load.running, lack, strict=True)
         ]
         replicate, changes = _replicating(load, more)
         other = _upgrade(load, lack) if upgrade else None
@@ -236,12 +236,12 @@ def _upgrade(load: Load, lack: list[float]) -> Variant | None:
     return min(fit, key=lambda variant: (variant.price, variant.load, variant.name), default=None)
 
 
-def _downgrade(one: Running, load: Load) -> Variant | None:
+def _downgrade(current: Running, load: Load) -> Variant | None:
     """A cheaper variant for the same hardware that would do what this one does."""
     fit = [
         other for other in (*load.others, *(running.variant for running in load.running))
-        if other.price < one.variant.price and other.latency() <= one.latency
-        and other.accuracy >= one.accuracy and one.rate <= 0.8 * _does(other, 1)
+        if other.price < current.variant.price and other.latency() <= current.latency
+        and other.accuracy >= current.accuracy and current.rate <= 0.8 * _does(other, 1)
         and other.memory <= load.host.free
     ]  # fmt: skip
     return min(fit, key=lambda other: (other.price, other.name), default=None)

@@ -109,29 +109,29 @@ def feasible(query: Query, variant: Variant) -> bool:
     )  # fmt: skip
 
 
-def select(seen: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen | Refused:
+def select(request: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen | Refused:
     """``own``: hosts are not shared between architectures. ``cheapest``: of the loaded ones the one that
     costs least an item, not the slowest."""
-    query = seen.query
-    fit = [candidate for candidate in seen.candidates if feasible(query, candidate.variant)]
+    query = request.query
+    fit = [candidate for candidate in request.candidates if feasible(query, candidate.variant)]
     if not fit:
-        return refusal(query, [candidate.variant for candidate in seen.candidates])
+        return refusal(query, [candidate.variant for candidate in request.candidates])
     if query.background:
-        return _whenever(query, fit, seen, own)
-    made = _online(seen, fit, own, cheapest)
-    chosen = next(candidate for candidate in fit if candidate.variant.name == made.variant)
-    waits = [held.answers(chosen.variant, query.items) for held in chosen.held if held.host == made.host]
+        return _whenever(query, fit, request, own)
+    choice = _online(request, fit, own, cheapest)
+    chosen = next(candidate for candidate in fit if candidate.variant.name == choice.variant)
+    waits = [held.answers(chosen.variant, query.items) for held in chosen.held if held.host == choice.host]
     seconds = min(waits, default=chosen.variant.load + chosen.variant.latency(query.items))
-    left = query.latency - seen.since
-    if seconds <= left < inf or (left == inf and seen.waiting < QUEUE):
-        return made
-    why = f"{made.variant} would take {seconds:.3g} s" if left < inf else f"{seen.waiting} requests wait"
+    left = query.latency - request.since
+    if seconds <= left < inf or (left == inf and request.waiting < QUEUE):
+        return choice
+    why = f"{choice.variant} would take {seconds:.3g} s" if left < inf else f"{request.waiting} requests wait"
     after = max(1.0, seconds - left if left < inf else seconds)
-    return replace(made, shed=after, reason=f"{query.name}: shed, since {why}; ask again in {after:.0f} s")
+    return replace(choice, shed=after, reason=f"{query.name}: shed, since {why}; ask again in {after:.0f} s")
 
 
-def _online(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
-    query, ready = seen.query, {}
+def _online(request: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
+    query, ready = request.query, {}
     for candidate in fit:
         least = candidate.variant.latency(query.items)
         bound = least + MARGIN * (query.latency - least)
@@ -142,21 +142,21 @@ def _online(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Cho
         if good:
             ready[candidate.variant.name] = (candidate.variant, good)
     if ready and cheapest:
-        best = min(ready.values(), key=lambda one: (one[0].cost, one[0].latency(query.items)))
+        best = min(ready.values(), key=lambda pair: (pair[0].cost, pair[0].latency(query.items)))
         return _at(best[0], _calmest(best[1]), "the cheapest loaded one that is in time")
-    for name in seen.recent:
+    for name in request.recent:
         if name in ready:
             return _at(ready[name][0], _calmest(ready[name][1]), "it answered such queries lately")
     if ready:
-        latest = max(ready.values(), key=lambda one: (one[0].latency(query.items), -one[0].cost))
+        latest = max(ready.values(), key=lambda pair: (pair[0].latency(query.items), -pair[0].cost))
         return _at(latest[0], _calmest(latest[1]), "the slowest loaded one that is in time")
-    return _soonest(seen, fit, own, cheapest)
+    return _soonest(request, fit, own, cheapest)
 
 
-def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
+def _soonest(request: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
     """Nothing is ready in time: the least seconds until the answer, loaded or not."""
-    query = seen.query
-    waits = cheapest and any(one.held for one in fit)
+    query = request.query
+    waits = cheapest and any(possible.held for possible in fit)
     ways: list[tuple[float, Variant, str, Held | None]] = []
     for candidate in fit:
         variant = candidate.variant
@@ -165,7 +165,7 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
             ways.append((held.answers(variant, query.items), variant, held.host, held))
             continue
         seconds = variant.load + variant.latency(query.items) + NOT_LOADED
-        host = room(variant, seen.hosts, variant.architecture if own else "")
+        host = room(variant, request.hosts, variant.architecture if own else "")
         if host and (not waits or seconds <= query.latency < inf):
             ways.append((seconds, variant, host.name, None))
     if query.latency > LOOSE:
@@ -173,11 +173,13 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
             way for way in ways if way[3] or way[1].hardware == CPU or way[1].latency() >= LOOSE
         ] or ways  # fmt: skip
     if not ways:
-        return _nowhere(seen, fit, own, True)
-    seconds, variant, place, found = min(ways, key=lambda way: way[0])
-    if found is not None:
-        late = found.state in ("overloaded", "interfered") or seconds > query.latency
-        return _at(variant, found, "loaded, if not in time" if late else "soonest ready", need=late, own=own)
+        return _nowhere(request, fit, own, True)
+    seconds, variant, place, replica = min(ways, key=lambda way: way[0])
+    if replica is not None:
+        late = replica.state in ("overloaded", "interfered") or seconds > query.latency
+        return _at(
+            variant, replica, "loaded, if not in time" if late else "soonest ready", need=late, own=own
+        )
     if cheapest:
         bound = query.latency if seconds <= query.latency else inf
         same = [way for way in ways if way[1].hardware == variant.hardware and way[0] <= bound]
@@ -186,7 +188,7 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
     return Chosen(variant.name, place, True, False, variant.hardware, owner, "soonest ready, once loaded")
 
 
-def _whenever(query: Query, fit: list[Candidate], seen: Asked, own: bool) -> Chosen:
+def _whenever(query: Query, fit: list[Candidate], request: Asked, own: bool) -> Chosen:
     """Of a background job: where it is soonest done by what is loaded; else it loads what costs least."""
     held = [
         (
@@ -200,19 +202,21 @@ def _whenever(query: Query, fit: list[Candidate], seen: Asked, own: bool) -> Cho
         for held in candidate.held
     ]
     if held:
-        _, variant, soonest = min(held, key=lambda one: one[0])
+        _, variant, soonest = min(held, key=lambda entry: entry[0])
         return _at(variant, soonest, "soonest done")
-    there = {host.hardware for host in seen.hosts}
-    return _nowhere(seen, fit, own, not any(candidate.variant.hardware in there for candidate in fit))
+    there = {host.hardware for host in request.hosts}
+    return _nowhere(request, fit, own, not any(candidate.variant.hardware in there for candidate in fit))
 
 
-def _nowhere(seen: Asked, fit: list[Candidate], own: bool, need: bool) -> Chosen:
+def _nowhere(request: Asked, fit: list[Candidate], own: bool, need: bool) -> Chosen:
     """The cheapest, where a host has room for it; else it waits for one, or for the load to go down."""
-    ordered = sorted((candidate.variant for candidate in fit), key=lambda one: (one.price, one.latency()))
-    most = 1.0 if need and not seen.grows else BUSY
+    ordered = sorted(
+        (candidate.variant for candidate in fit), key=lambda entry: (entry.price, entry.latency())
+    )
+    most = 1.0 if need and not request.grows else BUSY
     for variant in ordered:
         owner = variant.architecture if own else ""
-        if host := room(variant, seen.hosts, owner, most):
+        if host := room(variant, request.hosts, owner, most):
             return Chosen(
                 variant.name, host.name, True, False, variant.hardware, owner, "the cheapest is loaded"
             )
@@ -239,16 +243,16 @@ def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
     if not wide:
         most = max((variant.batch for variant in variants), default=0)
         return Refused(f"{what}: {query.items} items at once, {most} are the most")
-    told = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
+    reasons = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
     if query.cost < inf:
-        told[0] += f" for {query.cost:g} an item"
+        reasons[0] += f" for {query.cost:g} an item"
     if accurate := [variant.latency(query.items) for variant in wide if variant.accuracy >= query.accuracy]:
-        told.append(f"as accurate ones take {min(accurate):.4g} s")
+        reasons.append(f"as accurate ones take {min(accurate):.4g} s")
     else:
-        told.append(f"the most accurate has {max(variant.accuracy for variant in wide):.4g}")
+        reasons.append(f"the most accurate has {max(variant.accuracy for variant in wide):.4g}")
     if quick := [variant.accuracy for variant in wide if variant.latency(query.items) <= query.latency]:
-        told.append(f"as fast ones have accuracy {max(quick):.4g}")
-    return Refused("; ".join(told))
+        reasons.append(f"as fast ones have accuracy {max(quick):.4g}")
+    return Refused("; ".join(reasons))
 
 
 def gather(waiting: Waiting) -> Batch:

@@ -16,10 +16,10 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
         return {}
     if decision.shed:
         return {"shed": 1.0}
-    one = next(
+    chosen = next(
         candidate for candidate in observation.candidates if candidate.variant.name == decision.variant
     )
-    waits = [held.wait for held in one.held if held.host == decision.host]
-    begins = min(waits) if waits else one.variant.load + NOT_LOADED
+    waits = [held.wait for held in chosen.held if held.host == decision.host]
+    begins = min(waits) if waits else chosen.variant.load + NOT_LOADED
     items = observation.query.items
-    return {"seconds": begins + one.variant.latency(items), "price": one.variant.cost * items}
+    return {"seconds": begins + chosen.variant.latency(items), "price": chosen.variant.cost * items}

@@ -88,12 +88,12 @@ def queries(
 
 
 def simulate(
-    asked: Iterable[tuple[float, Query]], seconds: float, setting: Setting,
+    queries: Iterable[tuple[float, Query]], seconds: float, setting: Setting,
     policy: Callable[[Observation], Decision],
 ) -> Outcome:  # fmt: skip
     """What became of the queries under the policy."""
     world = _World(setting, policy, seconds)
-    world.env.process(world.arrive(asked))
+    world.env.process(world.arrive(queries))
     world.env.process(world.rounds())
     world.env.run(seconds)
     return world.ended()
@@ -158,8 +158,8 @@ class _World:
             [self.desk.start(self.desk.group(variant, host.name), self.env.now) for _ in range(replicas)]
         )
 
-    def arrive(self, asked: Iterable[tuple[float, Query]]) -> Generator[Any, Any, None]:
-        for time, query in asked:
+    def arrive(self, queries: Iterable[tuple[float, Query]]) -> Generator[Any, Any, None]:
+        for time, query in queries:
             if time > self.env.now:
                 yield self.env.timeout(time - self.env.now)
             if time >= self.setting.warm and not query.background:
@@ -181,7 +181,7 @@ class _World:
             self._do(self.desk.loaded(group, due, self.env.now))
 
     def _run(self, group: Group, batch: list[Request]) -> Generator[Any, Any, None]:
-        began, took = self.env.now, group.variant.latency(sum(one.query.items for one in batch))
+        began, took = self.env.now, group.variant.latency(sum(member.query.items for member in batch))
         shared = self.machines[group.host.name].shared
         yield from [shared.use(took) for _ in range(group.variant.threads)]
         now = self.env.now
@@ -220,19 +220,19 @@ class _World:
                 if (host.hardware, host.owner) == (hardware, owner)
             )  # fmt: skip
             need = (hardware, owner) in self.desk.needs
-            made = self.policy(
+            decision = self.policy(
                 Fleet(hardware, hosts, pool.first, need, pool.since, pool.low, pool.starting, owner)
             )
             changed = False
-            for _ in range(0 if self.setting.fixed else made.add):
+            for _ in range(0 if self.setting.fixed else decision.add):
                 pool.starting += 1
                 started = partial(self._started, pool, hardware, owner, self.env.now)
                 at(self.env, self.env.now + STARTS, started)
                 changed = True
-            if made.remove and not self._used(self.desk.hosts[made.remove]):
-                self._gone(made.remove)
+            if decision.remove and not self._used(self.desk.hosts[decision.remove]):
+                self._gone(decision.remove)
                 changed = True
-            pool.since, pool.low = 0 if changed else pool.since + 1, made.low
+            pool.since, pool.low = 0 if changed else pool.since + 1, decision.low
         self.desk.needs.clear()
 
     def _started(self, pool: _Pool, hardware: str, owner: str, began: float) -> None:

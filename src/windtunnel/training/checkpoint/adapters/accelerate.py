@@ -119,7 +119,7 @@ class ElasticAccelerator(Accelerator):
             "scaler": [self.scaler] if self.scaler is not None else [],
             "registered": self._custom_objects,
         }
-        state = {f"{name}{i}": one for name, group in named.items() for i, one in enumerate(group)}
+        state = {f"{name}{i}": item for name, group in named.items() for i, item in enumerate(group)}
         return {**state, "stand": self._stand, **self._more}
 
 

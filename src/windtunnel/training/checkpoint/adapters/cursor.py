@@ -51,11 +51,11 @@ class Cursor(BatchSampler):
         most = 2 + loader.num_workers * (loader.prefetch_factor or 0)
         self._before: deque[Drawn] = deque(maxlen=most)  # each of the newest times that one was asked for
 
-    def place(self, seen: int) -> Place:
-        """Where the loop stands that has had ``seen`` batches of this epoch."""
-        ahead = max(0, self._asked - seen)
+    def place(self, consumed: int) -> Place:
+        """Where the loop stands that has had ``consumed`` batches of this epoch."""
+        ahead = max(0, self._asked - consumed)
         return {
-            "seen": seen,
+            "seen": consumed,
             "start": self._start,
             "ahead": list(self._before)[-ahead:] if ahead else [],
             "now": drawn(self.loader),
@@ -122,33 +122,37 @@ class Cursor(BatchSampler):
 def drawn(loader: Any) -> Drawn:
     """The states of the global generators, and of those that ``loader`` (or None) and its samplers have."""
     own = [objects.saved_of(generator) for generator in _generators(loader)]
-    found, names = objects.generators() | {"own": own}, []
-    bare = objects.skeleton(found, "", lambda name, tensor: names.append((name, objects.bytes_of(tensor))))
+    states, names = objects.generators() | {"own": own}, []
+    bare = objects.skeleton(states, "", lambda name, tensor: names.append((name, objects.bytes_of(tensor))))
     return objects.pack({"states": bare, "tensors": dict(names)})
 
 
 def draw_again(loader: Any, states: Drawn) -> None:
     """The inverse of `drawn`."""
     plain = objects.unpack(states)
-    found = objects.flesh(plain["states"], lambda name: objects.tensor_of(plain["tensors"][name]))
-    for generator, state in zip(_generators(loader), found.pop("own"), strict=False):  # some are made late
+    drawn_states = objects.flesh(plain["states"], lambda name: objects.tensor_of(plain["tensors"][name]))
+    for generator, state in zip(
+        _generators(loader), drawn_states.pop("own"), strict=False
+    ):  # some are made late
         objects.put_saved({}, "", generator, state)
-    objects.put_generators(found, None)
+    objects.put_generators(drawn_states, None)
 
 
 def _generators(loader: Any) -> list[Any]:
     """Generators that are the loader's or its samplers' own, each once, in an order that stays."""
-    made = getattr(loader, "generator", None)
-    found: dict[int, Any] = {} if made is None else {id(made): made}
+    own = getattr(loader, "generator", None)
+    by_id: dict[int, Any] = {} if own is None else {id(own): own}
     owners: list[Any] = [loader]
     for owner in owners:  # which grow
         values = vars(owner) if owner is not loader else {}
-        found |= {id(one): one for _, one in sorted(values.items()) if objects.is_generator(one)}
+        by_id |= {id(value): value for _, value in sorted(values.items()) if objects.is_generator(value)}
         inner = [getattr(owner, name, None) for name in ("batch_sampler", "sampler", "_inside")]
         owners += [
-            one for one in inner if hasattr(one, "__dict__") and not any(one is other for other in owners)
+            value
+            for value in inner
+            if hasattr(value, "__dict__") and not any(value is other for other in owners)
         ]
-    return list(found.values())
+    return list(by_id.values())
 
 
 def place_in(loader: Any) -> Cursor | None:

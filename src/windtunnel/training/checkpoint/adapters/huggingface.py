@@ -109,11 +109,13 @@ class ElasticCallback(TrainerCallback):
     def _at_init_training_state(
         self, max_steps: int, updates: int, epochs: int, resume: Any, trial: Any
     ) -> tuple[int, int]:
-        told: tuple[int, int] = self._plain["_init_training_state"](max_steps, updates, epochs, resume, trial)
+        position: tuple[int, int] = self._plain["_init_training_state"](
+            max_steps, updates, epochs, resume, trial
+        )
         self._prepared = self._plain["_prepare_for_training"](max_steps, self._loader, resume)
         self._checkpointer.restore(self._state())
         if self._kept is None:
-            return told
+            return position
         self._epoch, self._seen = self._kept["epoch"], self._kept["place"]["seen"]
         return self._epoch, self._seen
 
@@ -177,8 +179,8 @@ class ElasticCallback(TrainerCallback):
         step = trainer.state.global_step - 1
         self._checkpointer.step(step, self._state())
         logged = trainer.state.log_history[-1] if trainer.state.log_history else {}
-        told = {"loss": logged["loss"]} if logged.get("step") == step + 1 and "loss" in logged else {}
-        self._job.step(step, lr=float(trainer._get_learning_rate()), **told)
+        loss = {"loss": logged["loss"]} if logged.get("step") == step + 1 and "loss" in logged else {}
+        self._job.step(step, lr=float(trainer._get_learning_rate()), **loss)
 
     # -- what is saved -------------------------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ class ElasticCallback(TrainerCallback):
             "world": self._job.world,
             "epoch": self._epoch,
             "place": self._cursor.place(self._seen) if self._cursor is not None else {"seen": self._seen},
-            "state": {name: one for name, one in asdict(trainer.state).items() if name not in _OWN},
+            "state": {name: value for name, value in asdict(trainer.state).items() if name not in _OWN},
             "control": asdict(trainer.control),
             "callbacks": [callback.state()["attributes"] for callback in callbacks],
             "loss": loss,
@@ -219,7 +221,11 @@ class ElasticCallback(TrainerCallback):
         trainer = self._trainer
         for name, value in state["state"].items():
             setattr(trainer.state, name, value)
-        callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
+        callbacks = [
+            callback_
+            for callback_ in trainer.callback_handler.callbacks
+            if isinstance(callback_, ExportableState)
+        ]
         for callback, attributes in zip(callbacks, state["callbacks"], strict=False):
             for name, value in attributes.items():
                 setattr(callback, name, value)

@@ -145,7 +145,7 @@ class _Run:
     def fit_on_advance_start(self) -> None:
         """An epoch begins, or the one that is gone on with."""
         if self._kept is not None:
-            own = {name: one for name, one in self._kept["loops"].items() if not name.startswith(_COUNTS)}
+            own = {name: state for name, state in self._kept["loops"].items() if not name.startswith(_COUNTS)}
             self._fit._load_from_state_dict(own, "")
             self._fit._restart_stage = RestartStage.RESTARTED_MID_EPOCH
             self._trainer.should_stop = self._kept["should_stop"]
@@ -165,16 +165,16 @@ class _Run:
         if kept is None:
             self._plain["epoch_on_run_start"](fetcher)
             return
-        seen, cursor = self._epoch.batch_progress.current.ready, self._cursor
+        batches, cursor = self._epoch.batch_progress.current.ready, self._cursor
         if cursor is not None:
             cursor.go_to(kept["place"])
         iter(fetcher)
         if cursor is None or not cursor.skips:
-            for _ in range(seen):
+            for _ in range(batches):
                 next(fetcher)
         if cursor is None:
             draw_again(None, kept["drawn"])
-        elif seen == self._trainer.num_training_batches:
+        elif batches == self._trainer.num_training_batches:
             cursor.settle()
         fetcher.fetched = 0  # what is counted next is what was seen
         self._fit._resuming_from_checkpoint = True  # so that it is not begun once more
@@ -190,39 +190,41 @@ class _Run:
 
     def state_dict(self) -> dict[str, Any]:
         trainer, module = self._trainer, self._trainer.lightning_module
-        seen = self._epoch.batch_progress.current.ready
+        batches = self._epoch.batch_progress.current.ready
         loops = self._fit.state_dict()
         loops["state_dict"] = {}  # of loaders that have a state: theirs are led back by the cursor, too
         extra: dict[str, Any] = {"state_dict": module.state_dict()}  # as hooks find it; not saved twice
-        for one in _hooked(trainer):
-            one.on_save_checkpoint(trainer, module, extra)
+        for hooked in _hooked(trainer):
+            hooked.on_save_checkpoint(trainer, module, extra)
         module.on_save_checkpoint(extra)
         del extra["state_dict"]
         return {
             "world": self._job.world,
             "loops": loops,
             "should_stop": trainer.should_stop,
-            "place": self._cursor.place(seen) if self._cursor is not None else None,
+            "place": self._cursor.place(batches) if self._cursor is not None else None,
             "drawn": drawn(None) if self._cursor is None else None,
             "logged": _logged(trainer),
             "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
             "extra": extra,
-            "metrics": {name: [one.update_count, one.metric_state] for name, one in _metrics(module)},
+            "metrics": {
+                name: [hooked.update_count, hooked.metric_state] for name, hooked in _metrics(module)
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         require_world(state["world"], self._job)
         trainer, module = self._trainer, self._trainer.lightning_module
         for callback in trainer.callbacks:
-            if found := state["callbacks"].get(callback.state_key):
-                callback.load_state_dict(found)
+            if saved := state["callbacks"].get(callback.state_key):
+                callback.load_state_dict(saved)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
         if extra := state["extra"]:
             extra["state_dict"] = module.state_dict()
-            for one in _hooked(trainer):
-                one.on_load_checkpoint(trainer, module, extra)
+            for hooked in _hooked(trainer):
+                hooked.on_load_checkpoint(trainer, module, extra)
             module.on_load_checkpoint(extra)
         for name, metric in _metrics(module):
             metric._update_count, values = state["metrics"][name]
@@ -243,7 +245,7 @@ def _hooked(trainer: Any) -> list[Any]:
 
 
 def _metrics(module: torch.nn.Module) -> list[tuple[str, Metric]]:
-    return [(name, one) for name, one in module.named_modules() if isinstance(one, Metric)]
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, Metric)]
 
 
 def _load(loop: Any, state: dict[str, Any], prefix: str) -> None:
@@ -271,7 +273,11 @@ def _logged(trainer: Any) -> dict[str, Any]:
                 }
             )
     newest = {name: _numbers(getattr(connector, name)) for name in _NEWEST}
-    return {"gathered": gathered, "newest": newest, "place": {one: getattr(connector, one) for one in _PLACE}}
+    return {
+        "gathered": gathered,
+        "newest": newest,
+        "place": {field: getattr(connector, field) for field in _PLACE},
+    }
 
 
 def _log_again(trainer: Any, logged: dict[str, Any]) -> None:
@@ -294,7 +300,7 @@ def _log_again(trainer: Any, logged: dict[str, Any]) -> None:
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
     """With numbers in the place of tensors: the state keeps its tensors from step to step."""
-    tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     return values | {
         name: (tensor.item(), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()
     }
@@ -302,8 +308,8 @@ def _numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 def _tensors(values: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The inverse of `_numbers`."""
-    numbers = {name: one for name, one in values.items() if isinstance(one, tuple)}
+    numbers = {name: number for name, number in values.items() if isinstance(number, tuple)}
     return values | {
-        name: torch.tensor(one, dtype=getattr(torch, dtype), device=device)
-        for name, (one, dtype) in numbers.items()
+        name: torch.tensor(number, dtype=getattr(torch, dtype), device=device)
+        for name, (number, dtype) in numbers.items()
     }

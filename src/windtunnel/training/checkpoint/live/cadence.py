@@ -33,7 +33,7 @@ class Learner:
         self._last: float | None = None
         self._plain: list[float] = []
         self._saving: list[float] = []
-        known = [one for one in job.agree(f"cadence/{key}", self._kept.get("every")).values() if one]
+        known = [value for value in job.agree(f"cadence/{key}", self._kept.get("every")).values() if value]
         self._learning = not known
         if known:
             self.every = max(known)
@@ -61,16 +61,16 @@ class Learner:
         step_times = StepTimes(self._share, tuple(self._plain), tuple(self._saving))
         decision = decide(step_times)
         assert isinstance(decision, Cadence)
-        said = self._job.agree(f"cadence-found/{self._key}", decision.every)
-        self.every = self._kept["every"] = max(said.values())
+        answers = self._job.agree(f"cadence-found/{self._key}", decision.every)
+        self.every = self._kept["every"] = max(answers.values())
         self._learning = False
         if self._job.rank == 0:
             self._job.event(
                 "decision", **eventlog.decided("training.checkpoint", "newest", step_times, decision)
             )
-            told = (
+            text = (
                 f"a checkpoint lengthens a step of {decision.plain:.3g} s by {decision.more:.3g} s: one is "
                 f"made every {self.every} steps, to stay within {self._share:.1%} of the time; a failure "
                 f"takes up to {self.every + 1} steps, which are done again"
             )
-            self._job.event("note", text=told)
+            self._job.event("note", text=text)

@@ -159,8 +159,8 @@ class PeerCheckpointer:
         # the first save at or after each `persist_every` steps goes to storage
         if chosen.persist and (step + 1) % chosen.persist_every < self._interval():
             self._want(step)
-        found, others = walk(state, chosen.rng)
-        tensors: snapshot.Tensors = found
+        tensors_, others = walk(state, chosen.rng)
+        tensors: snapshot.Tensors = tensors_
         packed = objects.pack(others)
         self._prepare(state, tensors, others, packed)
         self._calls += 1
@@ -314,10 +314,10 @@ class PeerCheckpointer:
         # A base that gets no copies holds all up; everybody has it at home, which must do.
         mine = [kept for kept in self._held if kept != EMPTY and kept >= self._base]
         try:
-            said = self.job.agree(f"stuck/{self._serial}.{step}", mine, min(self.settings.patience, 10.0))
+            answers = self.job.agree(f"stuck/{self._serial}.{step}", mine, min(self.settings.patience, 10.0))
         except TimeoutError:
             return False  # the others could save this step; the next time all are stuck together
-        everywhere = set.intersection(*(set(held) for held in said.values()))
+        everywhere = set.intersection(*(set(held) for held in answers.values()))
         if self.committed() < self._base:
             self.job.event("note", text=f"step {self._base}, which all went back to, lacks copies")
         self._base = -1
@@ -391,10 +391,14 @@ class PeerCheckpointer:
         """Without an agent: to storage, by this process, all ranks together."""
         chosen = self.settings
         if not chosen.persist:
-            text, told, self._told = "no supervisor and no storage: no checkpoints are made", self._told, True
-            if self.job.supervised and not told:
+            text, warned, self._told = (
+                "no supervisor and no storage: no checkpoints are made",
+                self._told,
+                True,
+            )
+            if self.job.supervised and not warned:
                 self.job.event("note", text=text)
-            elif self.job.rank == 0 and not told:
+            elif self.job.rank == 0 and not warned:
                 warnings.warn(text, stacklevel=4)
             return
         if (step + 1) % chosen.persist_every:

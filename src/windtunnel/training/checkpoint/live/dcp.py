@@ -85,7 +85,7 @@ def export_stored(url: str, step: int, folder: str | Path) -> list[str]:
     Raises:
         UserError: the step is not there, or not whole.
     """
-    stored_steps = [one for one in storage.steps(url) if one.step == step and not one.bad]
+    stored_steps = [stored for stored in storage.steps(url) if stored.step == step and not stored.bad]
     if not stored_steps:
         there = sorted({step.step for step in storage.steps(url) if not step.bad})
         names = ", ".join(map(str, there)) or "none"
@@ -134,8 +134,8 @@ def import_stored(
     Raises:
         UserError: there is no DCP checkpoint, or something in it cannot be saved.
     """
-    found, with_it = load(folder)
-    tensors = [((names or {}).get(name, name), value) for name, value in found.items()]
+    loaded, with_it = load(folder)
+    tensors = [((names or {}).get(name, name), value) for name, value in loaded.items()]
     plain = {**with_it, **(others or {})}
     objects.check(plain)
     whole = Whole.packed("rank0", tensors, plain)

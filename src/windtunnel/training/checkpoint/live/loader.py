@@ -58,36 +58,36 @@ def go_on(loader: Any, state: dict[str, Any]) -> None:
 
 def doubts(state: dict[str, Any]) -> list[str]:
     """Why the data of a run with failures may differ from those of one without; sentences."""
-    found: set[str] = set()
+    reasons: set[str] = set()
     for item, value in state.items():
         if not isinstance(value, DataLoader):
             continue
         sampler = _sampler(value)
         if isinstance(sampler, Sampler) and not _goes_on(sampler):
-            found.add(f"loader {item}: the order that its {type(sampler).__name__} draws is drawn anew")
+            reasons.add(f"loader {item}: the order that its {type(sampler).__name__} draws is drawn anew")
         if value.num_workers:
-            found.add(f"loader {item}: what its workers draw at random is drawn anew after a failure")
+            reasons.add(f"loader {item}: what its workers draw at random is drawn anew after a failure")
         if value.num_workers and not getattr(value, "in_order", True):
-            found.add(f"loader {item}: with in_order=False its batches come in any order")
-    return sorted(found)
+            reasons.add(f"loader {item}: with in_order=False its batches come in any order")
+    return sorted(reasons)
 
 
 def read_outside(state: dict[str, Any]) -> list[str]:
     """Of loaders that are in the midst of an epoch and not in ``state``, a sentence each. Looks at every
     object that there is, so it is not for every step."""
     inside = [getattr(value, "_iterator", None) for value in state.values() if isinstance(value, DataLoader)]
-    found: set[str] = set()
+    names: set[str] = set()
     for iterator in _iterators():
         if any(iterator is other for other in inside):
             continue
         if _is_placed(iterator._index_sampler):
             return []  # by a framework, whose adapter keeps the place; its other loaders only validate
         if 0 < iterator._num_yielded < _length(iterator):
-            found.add(
+            names.add(
                 f"a {type(iterator._dataset).__name__} is read by a loader that is not in the state, so its "
                 "place in the epoch and its random numbers are not saved"
             )
-    return sorted(found)
+    return sorted(names)
 
 
 def _iterators() -> Iterator[Any]:

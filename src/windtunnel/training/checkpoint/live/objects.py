@@ -45,20 +45,20 @@ class Ref:
     name: str
 
 
-def skeleton(value: Any, path: str, found: Callable[[str, torch.Tensor], None]) -> Any:
+def skeleton(value: Any, path: str, emit: Callable[[str, torch.Tensor], None]) -> Any:
     """``value`` with a `Ref` for every tensor in it; ``found(name, tensor)`` is told of each."""
     if isinstance(value, torch.Tensor):
-        found(path, value)
+        emit(path, value)
         return Ref(path)
     if isinstance(value, dict):
-        items = [(key, skeleton(inner, f"{path}/{key}", found)) for key, inner in value.items()]
+        items = [(key, skeleton(inner, f"{path}/{key}", emit)) for key, inner in value.items()]
         if isinstance(value, collections.Counter):
             return value
         return collections.OrderedDict(items) if isinstance(value, collections.OrderedDict) else dict(items)
     if type(value) in (list, tuple):
         if set(map(type, value)) <= _ATOMS:  # Python's generator alone has 625 of them
             return type(value)(value)
-        return type(value)(skeleton(inner, f"{path}/{i}", found) for i, inner in enumerate(value))
+        return type(value)(skeleton(inner, f"{path}/{i}", emit) for i, inner in enumerate(value))
     return value
 
 
@@ -112,14 +112,14 @@ def unpack(data: bytes | memoryview) -> dict[str, Any]:
         UserError: it holds something of a class that is not accepted, or is truncated.
     """
     try:
-        found = _Plain(io.BytesIO(data)).load()
+        content = _Plain(io.BytesIO(data)).load()
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"checkpoint: its objects are not readable ({error!r})") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError("checkpoint: its objects are not a dictionary")
-    return found
+    return content
 
 
 def check(objects: dict[str, Any]) -> None:

@@ -107,10 +107,14 @@ class _There:
 
 def _inventory(job: Any, reader: Access | Stored, key: str) -> _There:
     """What there is to go on from, alike on all ranks."""
-    said: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
+    report: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
     if job.rank == 0:
-        said |= {"stored": to_plain(reader.stored()), "log": job.checkpoints(), "seed": torch.initial_seed()}
-    all_said = job.agree(f"inventory/{key}", said)
+        report |= {
+            "stored": to_plain(reader.stored()),
+            "log": job.checkpoints(),
+            "seed": torch.initial_seed(),
+        }
+    all_said = job.agree(f"inventory/{key}", report)
     first = all_said[0]
     copies = [from_plain(Copy, copy) for rank in sorted(all_said) for copy in all_said[rank]["copies"]]
     there = [from_plain(StoredStep, step) for step in first["stored"]]
@@ -171,12 +175,12 @@ def restore(
             "loaded": loaded is not None,
             "error": error,
         }
-        said = job.agree(f"loaded/{key}.{attempt}", report)
-        bad |= {BadCopy(*one) for rank in said for one in said[rank]["bad"]}
-        refusals = [(rank, said[rank]["error"]) for rank in sorted(said) if said[rank]["error"]]
+        reports = job.agree(f"loaded/{key}.{attempt}", report)
+        bad |= {BadCopy(*copy) for rank in reports for copy in reports[rank]["bad"]}
+        refusals = [(rank, reports[rank]["error"]) for rank in sorted(reports) if reports[rank]["error"]]
         if refusals:
             raise UserError(f"rank {refusals[0][0]}: {refusals[0][1]}")
-        if loaded is not None and all(said[rank]["loaded"] for rank in said):
+        if loaded is not None and all(reports[rank]["loaded"] for rank in reports):
             break
         loaded = load = None  # type: ignore[assignment]  # free the scratch memory before the next try
     else:
@@ -332,10 +336,10 @@ class _Load:
         for copy in list(self._sources[name]):
             data = memoryview(np.empty(copy.shard.nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
             try:
-                found = self._reader.fetch(copy, data)
+                checksum = self._reader.fetch(copy, data)
             except CopyError:
-                found = ""
-            if found != copy.shard.checksum:
+                checksum = ""
+            if checksum != copy.shard.checksum:
                 self._strike(copy)
                 continue
             at_home = copy.place == self._job.place

@@ -194,8 +194,8 @@ def agree_alike(
     else:
         candidates = [(name, tensor) for name, tensor in tensors if name in before]
     prints = fingerprints(candidates)
-    said = job.agree(f"alike/{key}", prints)
-    alike = frozenset(n for n, p in prints.items() if all(other.get(n) == p for other in said.values()))
+    answers = job.agree(f"alike/{key}", prints)
+    alike = frozenset(n for n, p in prints.items() if all(other.get(n) == p for other in answers.values()))
     if before is not None:
         left = sorted(before - alike)
         if left and job.rank == 0:

@@ -148,7 +148,7 @@ def read_shard(
     files, what = open_files(url), f"shard {shard.name} of step {shard.step}"
     with told(what):
         folder = step_folder(shard.step, shard.generation)
-        wanted = next((one for one in _complete(files, folder).shards if one.shard == shard), None)
+        wanted = next((record for record in _complete(files, folder).shards if record.shard == shard), None)
         if wanted is None:
             raise ObjectError(f"{what} is not the one that {folder}/{COMPLETE} was made of")
         if into is not None and len(into) != shard.nbytes:
@@ -253,9 +253,9 @@ def prune(url: str | Files, keep: int) -> Sequence[StoredStep]:
         oldest = whole[-keep:][0] if whole else 0
         dropped = [stored_step for stored_step in stored_steps if 0 <= stored_step.step < oldest]
         folders = [step_folder(stored_step.step, stored_step.generation) for stored_step in dropped]
-        for one in stored_steps:
-            if not one.bad:  # what is kept must be so after a power loss, before the others go
-                files.rely(f"{step_folder(one.step, one.generation)}/{COMPLETE}")
+        for stored in stored_steps:
+            if not stored.bad:  # what is kept must be so after a power loss, before the others go
+                files.rely(f"{step_folder(stored.step, stored.generation)}/{COMPLETE}")
         files.settle()
         for folder in folders:
             # First what makes it a checkpoint: killed after this, it is one that was not completed.

@@ -69,8 +69,8 @@ class Whole:
         """xxh3_128 of the state, the same for equal states; bytes of equal objects may differ."""
         layout = Layout.of(self.layout)
         named = [(entry.name, entry.dtype, entry.shape) for entry in layout.entries]
-        told = json.dumps([named, self.objects()], sort_keys=True, default=repr)
-        hasher = xxhash.xxh3_128(told.encode())
+        text = json.dumps([named, self.objects()], sort_keys=True, default=repr)
+        hasher = xxhash.xxh3_128(text.encode())
         hasher.update(self.data[layout.tail :])
         return hasher.hexdigest()
 
@@ -123,11 +123,11 @@ def store(
     for name, whole in wholes.items():
         written = storage.write_shard(url, whole.shard(name, step, world, generation), whole.data)
         mine.append([to_plain(written), whole.layout.decode()])
-    said = job.agree(f"stored/{key}", mine)
+    answers = job.agree(f"stored/{key}", mine)
     if job.rank == 0:
-        told = [pair for pairs in said.values() for pair in pairs]
-        layouts = {digest(text.encode()): text.encode() for _, text in told}
-        storage.complete_step(url, [from_plain(storage.Written, one) for one, _ in told], layouts)
+        parts = [pair for pairs in answers.values() for pair in pairs]
+        layouts = {digest(text.encode()): text.encode() for _, text in parts}
+        storage.complete_step(url, [from_plain(storage.Written, record) for record, _ in parts], layouts)
         if keep:
             storage.prune(url, keep)
     job.agree(f"stored-complete/{key}")

@@ -102,16 +102,16 @@ def weakest_domain(placement: Placement, domains: Sequence[str]) -> WeakDomain |
 
 
 def _why(domain: str, size: int, lost: tuple[int, ...], placement: Placement, places: int) -> str:
-    told = f"domain {domain!r} holds all {placement.copies} copies of the shards of {len(lost)} hosts"
+    text = f"domain {domain!r} holds all {placement.copies} copies of the shards of {len(lost)} hosts"
     most = (placement.copies - 1) * places / placement.copies
     if placement.copies == 1:
-        return f"{told}; one copy survives no loss"
+        return f"{text}; one copy survives no loss"
     if size > most:
         return (
-            f"{told}; with {size} of {places} hosts in it no placement avoids that "
+            f"{text}; with {size} of {places} hosts in it no placement avoids that "
             f"(at most {int(most)} may share a domain)"
         )
-    return f"{told}; placement 'domains' may avoid that"
+    return f"{text}; placement 'domains' may avoid that"
 
 
 def _rings(rings: Sequence[Sequence[int]], places: int, copies: int) -> tuple[tuple[int, ...], ...]:
@@ -167,13 +167,13 @@ def _strided(order: Sequence[int], copies: int) -> list[list[int]]:
     Empty where a ring would have fewer than ``copies`` members.
     """
     stride = max(1, len(order) // copies)
-    seen: set[int] = set()
+    visited: set[int] = set()
     rings = []
     for start in range(len(order)):
         ring = []
         at = start
-        while at not in seen:
-            seen.add(at)
+        while at not in visited:
+            visited.add(at)
             ring.append(order[at])
             at = (at + stride) % len(order)
         if ring:

@@ -107,38 +107,38 @@ def _parts(sets: Sets) -> list[list[frozenset[int]]]:
             member = root[member]
         return member
 
-    for one in sets:
-        first, *rest = one
+    for group in sets:
+        first, *rest = group
         for other in rest:
             root[find(other)] = find(first)
     parts: dict[int, list[frozenset[int]]] = {}
-    for one in sorted(sets, key=sorted):
-        parts.setdefault(find(next(iter(one))), []).append(one)
+    for group in sorted(sets, key=sorted):
+        parts.setdefault(find(next(iter(group))), []).append(group)
     return list(parts.values())
 
 
 def _ring(part: list[frozenset[int]], members: list[int]) -> int | None:
     """The length of the copy sets if they are all windows of a ring of ``members``, else None."""
     length = len(part[0])
-    if any(len(one) != length for one in part) or len(part) != len(members) or length < 2:
+    if any(len(group) != length for group in part) or len(part) != len(members) or length < 2:
         return None
     # Windows that differ by one step share all but one member: walk along them.
-    near: dict[frozenset[int], list[frozenset[int]]] = {one: [] for one in part}
+    near: dict[frozenset[int], list[frozenset[int]]] = {group: [] for group in part}
     holding: dict[int, list[frozenset[int]]] = {}
-    for one in part:
-        for member in one:
-            holding.setdefault(member, []).append(one)
-    for one in part:
-        seen = {other for member in one for other in holding[member]}
-        near[one] = sorted((o for o in seen if len(o & one) == length - 1), key=sorted)
+    for group in part:
+        for member in group:
+            holding.setdefault(member, []).append(group)
+    for group in part:
+        neighbours = {other for member in group for other in holding[member]}
+        near[group] = sorted((o for o in neighbours if len(o & group) == length - 1), key=sorted)
     if len(members) == length + 1:  # every choice of all but one: a ring in any order
         return length
     if any(len(others) != 2 for others in near.values()):
         return None
     walk = [part[0], near[part[0]][0]]
     while len(walk) < len(part):
-        one, other = near[walk[-1]]
-        walk.append(other if one == walk[-2] else one)
+        group, other = near[walk[-1]]
+        walk.append(other if group == walk[-2] else group)
     order = [next(iter(walk[i + 1] - walk[i]), -1) for i in range(len(walk) - 1)]
     order.append(next(iter(walk[0] - walk[-1]), -1))
     if sorted(order) != members:

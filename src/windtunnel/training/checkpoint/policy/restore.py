@@ -81,8 +81,8 @@ def plan_restore(
             chosen = {name: _agreed(name, [c for c in family if c.shard.name == name]) for name in shards}
             missing = [name for name in shards if not chosen[name]]
             if not missing:
-                told, ignored = _told_unknown(unknown, step)
-                reason = _reason(step, chosen, [*told, *passed], bad)
+                reasons, ignored = _told_unknown(unknown, step)
+                reason = _reason(step, chosen, [*reasons, *passed], bad)
                 return RestorePlan(step, world, _sources(chosen), reason, ignored, store=_owed(log, step))
             lacking = lacking or _lacking(step, len(shards), missing, family)
         passed.append(lacking)
@@ -91,8 +91,8 @@ def plan_restore(
         for stored_step in stored
         if stored_step.bad
     ]
-    told, ignored = _told_unknown(unknown, -1)
-    words = "; ".join(_short([*told, *passed, *torn]))
+    reasons, ignored = _told_unknown(unknown, -1)
+    words = "; ".join(_short([*reasons, *passed, *torn]))
     reason = f"nothing can be restored: {words}" if words else "nothing was saved yet"
     failed = ""
     if log is not None and log.newest >= 0 and not restart:
@@ -120,12 +120,12 @@ def _believed(
     for shard in (copy.shard for copy in copies):
         if (shard.step, shard.generation) not in committed:
             unknown[shard.step, shard.generation, shard.world, shard.has_shared].add(shard.name)
-    found = []
+    steps = []
     for (step, _, world, has_shared), shards in sorted(unknown.items(), reverse=True):
         needed = needed_shards(world, has_shared)
         here = f"{len(shards & set(needed))} of {len(needed)} shards"
-        told = f"step {step} in memory ({here}) is not in the run's log as committed"
-        found.append((step, set(needed) <= shards, told))
+        text = f"step {step} in memory ({here}) is not in the run's log as committed"
+        steps.append((step, set(needed) <= shards, text))
     foreign = {
         (stored_step.step, stored_step.generation)
         for stored_step in stored
@@ -133,12 +133,12 @@ def _believed(
         and (stored_step.step, stored_step.generation, stored_step.check) not in persisted
     }
     for step, _ in sorted(foreign, reverse=True):
-        found.append((step, True, f"step {step} in storage is not in the run's log as written by it"))
+        steps.append((step, True, f"step {step} in storage is not in the run's log as written by it"))
     known = [copy for copy in copies if (copy.shard.step, copy.shard.generation) in committed]
     return (
         known,
         [stored_step for stored_step in stored if (stored_step.step, stored_step.generation) not in foreign],
-        found,
+        steps,
     )
 
 
@@ -152,8 +152,8 @@ def _owed(log: Log | None, step: int) -> bool:
 
 def _told_unknown(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:
     """Of what no log knows, what is newer than ``step``: all of it in words, and the whole steps."""
-    newer = [(whole, told) for at, whole, told in unknown if at > step]
-    return [told for _, told in newer], tuple(told for whole, told in newer if whole)
+    newer = [(whole, text) for at, whole, text in unknown if at > step]
+    return [text for _, text in newer], tuple(text for whole, text in newer if whole)
 
 
 def _kinds(
@@ -195,10 +195,10 @@ def _fit(left: Sequence[Copy], right: Sequence[Copy]) -> bool:
 
 
 def _contents(copies: Sequence[Copy]) -> dict[str, set[tuple[str, str, int]]]:
-    found: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    by_shard: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     for copy in copies:
-        found[copy.shard.name].add(copy.shard.content)
-    return found
+        by_shard[copy.shard.name].add(copy.shard.content)
+    return by_shard
 
 
 def _agreed(name: str, copies: Sequence[Copy]) -> list[Copy]:
@@ -236,8 +236,8 @@ def _sources(chosen: dict[str, list[Copy]]) -> tuple[tuple[Copy, ...], ...]:
 
 
 def _lacking(step: int, shards: int, missing: Sequence[str], family: Sequence[Copy]) -> str:
-    found = {copy.shard.name for copy in family}
-    torn = [name for name in missing if name in found]
+    there = {copy.shard.name for copy in family}
+    torn = [name for name in missing if name in there]
     if torn:
         return f"step {step} has copies of {', '.join(torn)} that disagree"
     names = ", ".join(missing[:4]) + (", .." if len(missing) > 4 else "")
@@ -247,16 +247,16 @@ def _lacking(step: int, shards: int, missing: Sequence[str], family: Sequence[Co
 def _reason(step: int, chosen: dict[str, list[Copy]], passed: Sequence[str], bad: frozenset[BadCopy]) -> str:
     in_memory = sum(any(copy.place is not None for copy in copies) for copies in chosen.values())
     if in_memory == len(chosen):
-        told = f"step {step} from memory: each of {len(chosen)} shards has a copy"
+        text = f"step {step} from memory: each of {len(chosen)} shards has a copy"
     elif in_memory:
-        told = f"step {step}: {in_memory} of {len(chosen)} shards from memory, the others from storage"
+        text = f"step {step}: {in_memory} of {len(chosen)} shards from memory, the others from storage"
     else:
-        told = f"step {step} from storage: nothing newer or equal is whole in memory"
+        text = f"step {step} from storage: nothing newer or equal is whole in memory"
     corrupt = len(bad)
     if corrupt:
-        told += f"; {corrupt} bad {'copy was' if corrupt == 1 else 'copies were'} passed over"
-    return "; ".join([told, *_short(passed)])
+        text += f"; {corrupt} bad {'copy was' if corrupt == 1 else 'copies were'} passed over"
+    return "; ".join([text, *_short(passed)])
 
 
-def _short(told: Sequence[str]) -> list[str]:
-    return list(told[:3]) + ([f"and {len(told) - 3} steps more"] if len(told) > 3 else [])
+def _short(texts: Sequence[str]) -> list[str]:
+    return list(texts[:3]) + ([f"and {len(texts) - 3} steps more"] if len(texts) > 3 else [])

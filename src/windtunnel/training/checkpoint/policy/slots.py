@@ -95,8 +95,8 @@ def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
 def explain(own: int, held: int, slots: int, layouts: int = 0, free: int | None = None) -> str:
     """The sum of `needed` in words; ``free``: bytes that there are."""
     more = f" + {amount(layouts)} of layouts" if layouts else ""
-    told = (
+    text = (
         f"{slots} slots x ({amount(own)} of its own + {amount(held)} held for others){more} = "
         f"{amount(needed(own, held, slots, layouts))}"
     )
-    return told if free is None else f"{told}; {amount(free)} are free"
+    return text if free is None else f"{text}; {amount(free)} are free"

@@ -62,8 +62,8 @@ def start_store(client: ForkServerClient, host: str, secret: str, tls: Sequence[
     """
     with socket.create_server((host, 0), backlog=512) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
-        told = {"address": address, "secret": secret, "tls": list(tls)}
-        wanted = {"call": SERVE, "arguments": told}
+        arguments = {"address": address, "secret": secret, "tls": list(tls)}
+        wanted = {"call": SERVE, "arguments": arguments}
         pid = client.started(wanted, (listener.fileno(),), stays=True)
     return address, pid
 

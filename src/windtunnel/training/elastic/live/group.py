@@ -89,16 +89,16 @@ def take_store(address: str) -> tuple[TCPStore, Recorder] | None:
 
 
 def _prepare(address: str, timeout: float) -> None:
-    made = None
+    store = None
     try:
-        made = connect_store(address, timeout)
+        store = connect_store(address, timeout)
     except RuntimeError:
         pass  # the store is gone; who needs one will be told
     finally:
         with _lock:
             _at_work.discard(address)
-            if made is not None:
-                _ready[address] = made
+            if store is not None:
+                _ready[address] = store
 
 
 _generation = 0
@@ -152,9 +152,9 @@ class _Recording(type):
         limit = named["timeout"]
         group.gather(store, rank, size)
         within = min(limit, timedelta(seconds=_CONNECT + _CONNECT_A_RANK * size))
-        made = group.make(lambda: _Gloo(store, rank, size, timeout=within), store, rank, size)
-        made._set_default_timeout(limit)
-        return made
+        backend = group.make(lambda: _Gloo(store, rank, size, timeout=within), store, rank, size)
+        backend._set_default_timeout(limit)
+        return backend
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _Gloo)
@@ -266,12 +266,12 @@ class CuttableGroup:
         """
         with self._recorder.recording():
             before = dict(self._recorder.sockets)
-            made = constructor()
+            backend = constructor()
         ours = [_ports(fd) for fd in appeared(self._recorder.sockets, before)]
         store.set(f"windtunnel/{rank}", json.dumps([own for listens, own, _ in ours if listens]))
         keys = [f"windtunnel/{other}" for other in range(size)]
         self._choose(before, {port for text in store.multi_get(keys) for port in json.loads(text)})
-        return made
+        return backend
 
     def _choose(self, before: dict[int, int], listening: set[int]) -> None:
         """Of what was recorded since ``before``, keep what leads from or to a port of ``listening``."""

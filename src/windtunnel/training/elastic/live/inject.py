@@ -47,10 +47,10 @@ class Injector:
             fired = self._counts.count(number)
             now = matches(fault, point, step, rank, place, generation, fired)
             if now and self._counts.claim(number, fired):
-                told = {"fault": fault.text, "place": place, "rank": rank, "generation": generation}
+                fields = {"fault": fault.text, "place": place, "rank": rank, "generation": generation}
                 if fault.action == LAUNCHER:
-                    told |= {"place": None, "rank": None, "control": True}
-                self._link.send("event", kind="injected", t=time.time(), **told)
+                    fields |= {"place": None, "rank": None, "control": True}
+                self._link.send("event", kind="injected", t=time.time(), **fields)
                 self._inject(fault)
 
     def _inject(self, fault: Fault) -> None:

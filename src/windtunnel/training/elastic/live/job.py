@@ -79,10 +79,10 @@ class Job:
         """
         value = _plain(f"the value for {key!r}", value)
         if self._link is None:
-            found = _gathered(value, self.world)
+            values = _gathered(value, self.world)
             if key.startswith(DURABLE):
-                self._kept.setdefault(DURABLE, {})[key] = found
-            return found
+                self._kept.setdefault(DURABLE, {})[key] = values
+            return values
         limit = self.timeout if timeout is None else timeout
         decided = self._link.agree(self.generation, key, self.rank, value, limit)
         if decided is None:
@@ -108,16 +108,16 @@ class Job:
         """
         if self._link is None:
             return None
-        found = self._link.ask(self.generation, RECORD, self.timeout)
-        assert found is not None
-        return dict(found[0])
+        values = self._link.ask(self.generation, RECORD, self.timeout)
+        assert values is not None
+        return dict(values[0])
 
     def stored(self, step: int) -> str:
         """What the run's log says of a step that is to go to storage (`Checkpoints.stored`): still pending
         while nobody answers, too."""
         with contextlib.suppress(TimeoutError):
-            found = self._link.ask(self.generation, f"{STORING}{step}", self.timeout) if self._link else None
-            return str(found[0]) if found is not None else PENDING
+            values = self._link.ask(self.generation, f"{STORING}{step}", self.timeout) if self._link else None
+            return str(values[0]) if values is not None else PENDING
         return PENDING
 
     def check(self) -> None:
@@ -185,10 +185,10 @@ class Job:
             return
         from windtunnel.training.elastic.live import exactness  # it needs torch
 
-        told: list[str] = self.keep("guarantee", list)
-        new = [doubt for doubt in (*doubts, *exactness.doubts()) if doubt not in told]
-        if new or not told:
-            told.extend(["", *new])
+        reported: list[str] = self.keep("guarantee", list)
+        new = [doubt for doubt in (*doubts, *exactness.doubts()) if doubt not in reported]
+        if new or not reported:
+            reported.extend(["", *new])
             self.event("guarantee", doubts=new, any_world=any_world)
 
     def event(self, kind: str, **fields: Any) -> None:

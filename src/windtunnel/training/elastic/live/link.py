@@ -42,8 +42,8 @@ class Stillness:
         A thread that computes, that waits for a processor, or that is woken by data as it comes in, is never
         still: what counts is the kernel's count of its switches.
         """
-        seen = self._switches()
-        if not seen or seen != self._seen:
+        switches = self._switches()
+        if not switches or switches != self._seen:
             self.begin()
         return time.monotonic() - self._since
 

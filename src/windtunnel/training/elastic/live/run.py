@@ -176,13 +176,13 @@ def _after(
 
 def of_peers(error: BaseException) -> bool:
     """Whether ``error``, or one that it came from, says that a peer or the store is gone or silent."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, RuntimeError) and blames_peers(f"{_family(seen)}: {_one_line(seen)}"):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RuntimeError) and blames_peers(f"{_family(cause)}: {_one_line(cause)}"):
             return True
-        if isinstance(seen, (ConnectionError, TimeoutError)) and _raised_in(seen).startswith(_LIBRARIES):
+        if isinstance(cause, (ConnectionError, TimeoutError)) and _raised_in(cause).startswith(_LIBRARIES):
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

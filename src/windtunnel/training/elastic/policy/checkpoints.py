@@ -86,7 +86,7 @@ class Checkpoints:
 
     def stored(self, step: int) -> str:
         """Of a step that was wanted in storage: `DURABLE`, `FAILED`, or `PENDING`."""
-        if any(one == step for one, _ in self.persisted):
+        if any(persisted == step for persisted, _ in self.persisted):
             return DURABLE
         return FAILED if step in self.failed else PENDING
 

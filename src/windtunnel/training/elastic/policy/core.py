@@ -217,14 +217,14 @@ class Core:
         """Ask all hosts of this generation whom of the others they reach."""
         if self.round is not None or self.membership is None:
             return
-        asked = {host.id: host.memory for host in self.membership.hosts if host.id in self.hosts.live}
+        addresses = {host.id: host.memory for host in self.membership.hosts if host.id in self.hosts.live}
         self._rounds += 1
         within = self.settings.deadlines.reach
-        self.round = Round(self._rounds, frozenset(asked), now + self._answering())
-        for id in asked:
+        self.round = Round(self._rounds, frozenset(addresses), now + self._answering())
+        for id in addresses:
             link = self.hosts.live[id].link
             if link is not None:
-                others = {other: address for other, address in asked.items() if other != id}
+                others = {other: address for other, address in addresses.items() if other != id}
                 self.send(link, {"op": "look", "round": self._rounds, "hosts": others, "within": within})
 
     def _answering(self) -> float:
@@ -233,15 +233,15 @@ class Core:
 
     def _look_at_round(self, now: float) -> None:
         """The hosts have said whom they reach, or had the time for it."""
-        asked = self.round
-        if asked is None or not asked.over(now, self.hosts.live):
+        round_ = self.round
+        if round_ is None or not round_.over(now, self.hosts.live):
             return
         self.round, self._reach_known = None, True
-        silent = asked.silent()
-        decision = self.ask(Reached(self.places(), tuple(sorted(asked.told)), silent))
+        silent = round_.silent()
+        decision = self.ask(Reached(self.places(), tuple(sorted(round_.told)), silent))
         if isinstance(decision, Fence):
             for id in decision.hosts:
-                peers = sorted({one for pair in silent if id in pair for one in pair} - {id})
+                peers = sorted({host_id for pair in silent if id in pair for host_id in pair} - {id})
                 names = ", ".join(f"host {peer}" for peer in peers)
                 self._host_lost(self.hosts.live[id], "cut", now, f"it and {names} do not reach each other")
 
@@ -395,9 +395,9 @@ class Core:
         )
         per_host = self.settings.per_host
         for place, id in enumerate(decision.places):  # its processes go on under other ranks
-            before, found = self.place_of(live[id]), live[id].workers
+            before, workers = self.place_of(live[id]), live[id].workers
             shift = 0 if before is None else (place - before) * per_host
-            live[id].workers = {} if decision.restart_all else {r + shift: p for r, p in found.items()}
+            live[id].workers = {} if decision.restart_all else {r + shift: p for r, p in workers.items()}
         self.membership, self.plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
         self._formed, self.waiting_since, self.suspected = now, None, None
@@ -462,8 +462,8 @@ class Core:
         if decision.peers:
             self.suspicions = times
             self.look(now)
-        told = f"{words}: {error}" if error else words
-        self.worker_lost(host, rank, "exit", told, decision.own, now)
+        text = f"{words}: {error}" if error else words
+        self.worker_lost(host, rank, "exit", text, decision.own, now)
         if decision.reason:
             self.finish(1, decision.reason, now)
         elif decision.hopeless and less:
@@ -512,8 +512,8 @@ class Core:
             return
         place = membership.place_of(host.member.id)
         mine = list(self.ranks(place)) if place is not None else []
-        told = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
-        self.send(host.link, told)
+        message = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
+        self.send(host.link, message)
 
     def end(self, link: int, status: int, reason: str) -> None:
         self.send(link, {"op": "end", "status": status, "reason": reason})

@@ -32,7 +32,7 @@ class Round:
 
 
 def to_fence(
-    places: Sequence[int | None], silent: Collection[tuple[int, int]], told: Collection[int]
+    places: Sequence[int | None], silent: Collection[tuple[int, int]], answered: Collection[int]
 ) -> tuple[int, ...]:
     """The hosts without which all that are left reach each other; () where nobody is cut off.
 
@@ -43,14 +43,14 @@ def to_fence(
     """
     place = {host: number for number, host in enumerate(places) if host is not None}
     against: dict[int, set[int]] = {host: set() for host in place}
-    for one, other in silent:
-        if one != other and one in place and other in place:
-            against[other].add(one)
-            if other in told:
-                against[one].add(other)
+    for first, other in silent:
+        if first != other and first in place and other in place:
+            against[other].add(first)
+            if other in answered:
+                against[first].add(other)
     gone: list[int] = []
     while any(against.values()):
-        worst = max(against, key=lambda host: (len(against[host]), host not in told, place[host]))
+        worst = max(against, key=lambda host: (len(against[host]), host not in answered, place[host]))
         gone.append(worst)
         del against[worst]
         for others in against.values():

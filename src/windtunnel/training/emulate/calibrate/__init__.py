@@ -79,7 +79,7 @@ def calibrate(
     it that is done. An unfinished profile at ``path`` of the same machine, torch and threads is continued,
     a finished one is replaced.
     """
-    told = progress or (lambda part, fraction: None)
+    report = progress or (lambda part, fraction: None)
     profile = _unfinished(name, path, _provenance(torch_device, threads, quick))
     parts = {**grid(quick, torch_device), "given": list(operators)}
     for part, ops in parts.items():
@@ -91,18 +91,18 @@ def calibrate(
             torch_device,
             threads,
             seconds=1.0 if quick else 8.0,
-            progress=lambda fraction, part=part: told(part, fraction),  # type: ignore[misc]
+            progress=lambda fraction, part=part: report(part, fraction),  # type: ignore[misc]
         )
         for op, seconds in device_profile.operators:
             profile.add(op, seconds)
         save_profile(profile, path)
     if torch_device == "cpu":
         if not profile.host_overhead:
-            told("host", 0.0)
+            report("host", 0.0)
             profile.host_overhead = measure_overhead(threads)
             save_profile(profile, path)
         if not profile.collectives:
-            told("gloo", 0.0)
+            report("gloo", 0.0)
             profile.collectives = measure_gloo(2, threads, quick=quick)
     profile.provenance["state"] = "finished"
     save_profile(profile, path)

@@ -87,9 +87,9 @@ class _Runner:
         self, order: list[int], seconds: float, progress: Callable[[float], None] | None
     ) -> list[list[float]]:
         """Samples of each operator from passes over ``order`` until ``seconds`` are over, at least three."""
-        made = Counter(_key(out) for row in order for out in self.ops[row].outputs)
+        uses = Counter(_key(out) for row in order for out in self.ops[row].outputs)
         # About half of what a step makes of a shape is held until backward.
-        self.kept = defaultdict(lambda: RECENT, {key: max(RECENT, count // 2) for key, count in made.items()})
+        self.kept = defaultdict(lambda: RECENT, {key: max(RECENT, count // 2) for key, count in uses.items()})
         deadline = perf_counter() + seconds
         begin = perf_counter()
         passes = 0

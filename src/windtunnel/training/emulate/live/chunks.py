@@ -169,12 +169,12 @@ class Chunks:
                 chunks.run(Part.BACKWARD, self, number, lambda: backward(*call), gradients)
                 return
             self.fwd_cache.pop(number)
-            self.bwd_cache[number] = found = chunks.replay(Part.BACKWARD, self, number)
+            self.bwd_cache[number] = replayed = chunks.replay(Part.BACKWARD, self, number)
             if full_backward:
                 chunks.end(self, number)
                 return
             self.dw_runner[number] = self.backward_state[number] = None
-            for info, gradient in zip(self.args_recv_info[number], found, strict=False):
+            for info, gradient in zip(self.args_recv_info[number], replayed, strict=False):
                 if not info.is_root_arg:
                     info.buffer.grad = gradient  # as autograd leaves it there until the step is over
 
@@ -200,28 +200,28 @@ class Chunks:
 
     def begin(self, of: Any, number: int, given: Any) -> None:
         """A forward of what has the signature ``given`` comes: decide whether this micro-batch is run."""
-        found = self.stages.setdefault(of, Stage(Names(self.observer)))
+        stage = self.stages.setdefault(of, Stage(Names(self.observer)))
         chunks = of.chunks or 1
-        position = found.forwards % chunks
-        found.forwards += 1
+        position = stage.forwards % chunks
+        stage.forwards += 1
         if position == 0:
             fit = self.replays and of.has_backward and of.dw_builder is None and chunks >= FEWEST
             fit = fit and not self.native.wt_flow_count() and keeps_parameters(of.submod)
-            turn = found.course.number + 1 if self.updates == found.updates else 0
-            found.course = Course(turn, not fit, given)
-            found.updates = self.updates
-            found.micros.clear()
-        course = found.course
+            turn = stage.course.number + 1 if self.updates == stage.updates else 0
+            stage.course = Course(turn, not fit, given)
+            stage.updates = self.updates
+            stage.micros.clear()
+        course = stage.course
         known = position > 0 if not course.learns else position > 2 and Part.FORWARD in course.sure
         ends = position == chunks - 1 and (course.learns or course.last)
         other = given != course.given
         course.plain |= other and course.learns and position in (1, 2)
-        found.micros[number] = Micro(position, known and not (ends or other or course.plain))
+        stage.micros[number] = Micro(position, known and not (ends or other or course.plain))
 
     def replayed(self, of: Any, number: int) -> bool:
         """Whether this micro-batch is not run."""
-        found = self.stages.get(of)
-        return found is not None and number in found.micros and found.micros[number].replayed
+        stage = self.stages.get(of)
+        return stage is not None and number in stage.micros and stage.micros[number].replayed
 
     def run(
         self, part: Part, of: Any, number: int, call: Callable[[], Any],
@@ -229,8 +229,8 @@ class Chunks:
     ) -> Any:  # fmt: skip
         """Run a part of a micro-batch, and learn from it. ``returned``: what it gives, where ``call`` does
         not."""
-        found, native, observer = self.stages[of], self.native, self.observer
-        course, micro = found.course, found.micros[number]
+        stage, native, observer = self.stages[of], self.native, self.observer
+        course, micro = stage.course, stage.micros[number]
         last = micro.position == (of.chunks or 1) - 1
         learns = not course.plain and (
             micro.position == 0 or (course.learns and (micro.position < 3 or last))
@@ -238,7 +238,7 @@ class Chunks:
         native.wt_forget_site()  # so that its call sites are written down in it, not before
         first, begin = self._next(), native.wt_event_count()
         communicated, marked = native.wt_collective_block_count(), set(observer.categories)
-        modules, heard = observer.collector.entered, self.mailbox.known
+        modules, known = observer.collector.entered, self.mailbox.known
         kept = host_state(of.submod) if learns else None
         self.mailbox.place = f"{part} {of.stage_index} {number} "
         result = call()
@@ -255,32 +255,32 @@ class Chunks:
         tensors = [meta for meta in metas if isinstance(meta, _Meta)]
         categories = {b: observer.categories[b] for b in set(observer.categories) - marked}
         did = template(
-            part, observer.events(begin), found.names, micro.taken,
+            part, observer.events(begin), stage.names, micro.taken,
             repr([meta.words if isinstance(meta, _Meta) else meta for meta in metas]),
             [meta.block for meta in tensors], observer.communicated(communicated).tolist(), categories,
             observer.collector.entered - modules,
         )  # fmt: skip
         if micro.position == 0:
             course.returned[part] = (metas, tree)
-        if kept != host_state(of.submod) or heard != self.mailbox.known:
-            self._doubt(found)
+        if kept != host_state(of.submod) or known != self.mailbox.known:
+            self._doubt(stage)
         else:
-            self._learn(found, micro, did, of.chunks, last)
+            self._learn(stage, micro, did, of.chunks, last)
         return result
 
-    def _learn(self, found: Stage, micro: Micro, did: Template, chunks: int, last: bool) -> None:
-        course, part, digest = found.course, did.part, did.digest()
+    def _learn(self, stage: Stage, micro: Micro, did: Template, chunks: int, last: bool) -> None:
+        course, part, digest = stage.course, did.part, did.digest()
         if micro.position == 0:
             if part == Part.FORWARD:
                 self._look_up(course, f"{course.number} {chunks} {digest}")
             elif not course.learns and course.firsts.get(part) != digest:
-                self._doubt(found)
+                self._doubt(stage)
             course.firsts[part] = digest
         elif micro.position == 1:
             metas, _ = course.returned[part]
             words = repr([meta.words if isinstance(meta, _Meta) else meta for meta in metas])
             if not did.is_closed or did.returned != words:
-                self._doubt(found)
+                self._doubt(stage)
             course.kind[part] = did
         elif last:
             held = [
@@ -289,7 +289,7 @@ class Chunks:
             like = part in course.kind and course.kind[part].digest(held) == did.digest(held)
             course.last |= not like
         elif part not in course.kind or course.kind[part].digest() != digest or not did.is_closed:
-            self._doubt(found)
+            self._doubt(stage)
         else:
             course.sure.add(part)
         if last and not course.plain and course.path and all(kind in micro.taken for kind in course.kind):
@@ -303,23 +303,23 @@ class Chunks:
             course.firsts, course.kind, course.last = pickle.loads(course.path.read_bytes())
             course.learns = False
 
-    def _doubt(self, found: Stage) -> None:
+    def _doubt(self, stage: Stage) -> None:
         """Micro-batches are not alike: run them all."""
-        found.course.plain = True
-        if any(micro.replayed for micro in found.micros.values()):
+        stage.course.plain = True
+        if any(micro.replayed for micro in stage.micros.values()):
             again()
 
     def replay(self, part: Part, of: Any, number: int) -> Any:
         """Write a part of a micro-batch down that is not run; returns what stands for what it would
         return."""
-        found, native, observer = self.stages[of], self.native, self.observer
-        course, micro = found.course, found.micros[number]
+        stage, native, observer = self.stages[of], self.native, self.observer
+        course, micro = stage.course, stage.micros[number]
         if part not in course.kind or part not in course.returned:
             again()
         observer.note(ALIKE, NoteKind.APPROXIMATION)
         kind = course.kind[part]
         if part not in course.events:
-            course.events[part] = localised(kind, found.names)
+            course.events[part] = localised(kind, stage.names)
         native.wt_forget_site()
         self._take_inputs(of, number, micro)
 

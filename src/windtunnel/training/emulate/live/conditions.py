@@ -87,11 +87,11 @@ def conditions(
     files = tuple(dict.fromkeys((*files, *sorted(place.file for place in answers))))
     names, read = _names(tuple(_texts(files)))
     reader = _Reader(answers, world_size, devices_per_host, names)
-    found = reader.read()
+    result = reader.read()
     unread = sorted({place.file for place in answers} - read)
     if unread or (answers and len(read) < len(files)):
-        found.append(Condition(f"source of {os.path.basename(unread[0] if unread else files[0])} not read"))
-    return tuple(found), tuple(reader.sources)
+        result.append(Condition(f"source of {os.path.basename(unread[0] if unread else files[0])} not read"))
+    return tuple(result), tuple(reader.sources)
 
 
 def _texts(files: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -129,9 +129,9 @@ class _Reader:
 
     def read(self) -> list[Condition]:
         """The conditions, in the order of the source."""
-        for place, told in self.answers.items():
-            self._rows[place] = self._sources(place, told)
-        found: dict[tuple[str, tuple[int, ...], bool], str] = {}
+        for place, answers in self.answers.items():
+            self._rows[place] = self._sources(place, answers)
+        sites: dict[tuple[str, tuple[int, ...], bool], str] = {}
         for node, scope in self.names.scope_of.items():
             for decides, is_test in _deciding(node):
                 site = f"{os.path.basename(scope.file)}:{decides.lineno}"
@@ -141,22 +141,22 @@ class _Reader:
                 if isinstance(what, Value | Each):
                     for text, sources in [what.atom] if isinstance(what, Value) else what.atoms:
                         text = f"bool({text})" if is_test else text
-                        found.setdefault((text, sources, is_test is None), site)
+                        sites.setdefault((text, sources, is_test is None), site)
                 elif isinstance(what, Mixed):
                     for text, sources in sorted(what.atoms):
-                        found.setdefault((text, sources, True), site)
+                        sites.setdefault((text, sources, True), site)
         return [
             Condition(site, _renumbered(text, sources), sources, involved)
-            for (text, sources, involved), site in found.items()
+            for (text, sources, involved), site in sites.items()
         ]
 
-    def _sources(self, place: Place, told: Mapping[int, list[int]]) -> tuple[int, ...]:
+    def _sources(self, place: Place, answers_: Mapping[int, list[int]]) -> tuple[int, ...]:
         """A source for each time the place was passed: a loop over meshes asks for several."""
-        times = max(1, *(len(answers) for answers in told.values()))
+        times = max(1, *(len(answers) for answers in answers_.values()))
         rows: dict[int, None] = {}
         site = f"{os.path.basename(place.file)}:{place.line}"
         for turn in range(times):
-            values = {rank: answers[turn] for rank, answers in told.items() if turn < len(answers)}
+            values = {rank: answers[turn] for rank, answers in answers_.items() if turn < len(answers)}
             same = next((row for row, source in enumerate(self.sources) if source.values == values), None)
             if same is None:
                 same = len(self.sources)
@@ -179,10 +179,10 @@ class _Reader:
             return None  # it is computed from itself, and from what else there is
         self._open.add(node)
         try:
-            found = self._known[node] = self._follow(node, scope)
+            sources = self._known[node] = self._follow(node, scope)
         finally:
             self._open.discard(node)
-        return found
+        return sources
 
     def _follow(self, node: ast.expr, scope: Scope) -> Found:
         if rows := self._answers(node, scope):
@@ -215,13 +215,13 @@ class _Reader:
     def _given(self, given: list[Given]) -> Found:
         """What enters a name: where one thing that it gets is of the rank and the others are constants, that
         one (the others are for a world of one rank)."""
-        found = [(one, self._one_given(one)) for one in given]
-        of_rank = [what for _, what in found if what is not None]
+        pairs = [(argument, self._one_given(argument)) for argument in given]
+        of_rank = [what for _, what in pairs if what is not None]
         if len(of_rank) == 1 and all(
-            what is not None or self._constant(one.value, one.scope) for one, what in found
+            what is not None or self._constant(argument.value, argument.scope) for argument, what in pairs
         ):
             return of_rank[0]
-        return of_rank[0] if len(set(of_rank)) == 1 and len(of_rank) == len(found) else _mixed(of_rank)
+        return of_rank[0] if len(set(of_rank)) == 1 and len(of_rank) == len(pairs) else _mixed(of_rank)
 
     def _one_given(self, given: Given) -> Found:
         value, scope, part = given.value, given.scope, given.part
@@ -229,9 +229,9 @@ class _Reader:
             return self.follow(value, scope)
         if isinstance(value, ast.Call) and part >= 0:
             returns = [
-                (one, inner)
+                (returned, inner)
                 for function, inner in self.names.functions.get(called(value), ())
-                for one in self.names.returned(function)
+                for returned in self.names.returned(function)
             ]
             if len(returns) == 1:
                 value, scope = returns[0]
@@ -262,11 +262,11 @@ class _Reader:
 
     def _seeded(self, module: str) -> Found:
         """What a module's own state depends on: ``random.seed(rank)``."""
-        found = []
+        parts = []
         for node, scope in self.names.scope_of.items():
             if isinstance(node, ast.Call) and called(node) in SEEDED.get(module, ()):
-                found += [self.follow(one, scope) for one in node.args]
-        return _mixed(found)
+                parts += [self.follow(argument, scope) for argument in node.args]
+        return _mixed(parts)
 
     def _written(self, node: ast.expr, scope: Scope) -> Found:
         """The expression with all names written out, once for each turn where something in it has several;
@@ -328,16 +328,16 @@ class _Writer(ast.NodeTransformer):
         original = getattr(node, "original", None)
         if original is None or not isinstance(node, ast.expr):
             return super().visit(node)
-        found = self.reader._known.get(original)
-        if original not in self.reader._open and found is None:
-            found = self.reader.follow(original, self.scope)
-        if isinstance(found, Value | Each):
-            if isinstance(found, Each):
-                self.turns.add(len(found.atoms))
-            text, sources = found.atoms[self.turn] if isinstance(found, Each) else found.atom
+        source = self.reader._known.get(original)
+        if original not in self.reader._open and source is None:
+            source = self.reader.follow(original, self.scope)
+        if isinstance(source, Value | Each):
+            if isinstance(source, Each):
+                self.turns.add(len(source.atoms))
+            text, sources = source.atoms[self.turn] if isinstance(source, Each) else source.atom
             self.sources.update(sources)
             return ast.parse(text, mode="eval").body
-        if isinstance(found, Mixed):
+        if isinstance(source, Mixed):
             raise _Unknown
         constant = self.reader.constant(original, self.scope)
         if constant is not None:
@@ -349,39 +349,39 @@ class _Writer(ast.NodeTransformer):
         if isinstance(node, simple):
             return super().generic_visit(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KEEPING:
-            node.args = [self._expr(one) for one in node.args]
+            node.args = [self._expr(argument) for argument in node.args]
             if node.keywords:
                 raise _Unknown
             return node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             node.func.value = self._expr(node.func.value)
-            node.args = [self._expr(one) for one in node.args]
+            node.args = [self._expr(argument) for argument in node.args]
             return node
         raise _Unknown
 
     def _expr(self, node: ast.expr) -> ast.expr:
-        found = self.visit(node)
-        assert isinstance(found, ast.expr)
-        return found
+        expression = self.visit(node)
+        assert isinstance(expression, ast.expr)
+        return expression
 
 
 def _copied(node: ast.expr) -> ast.expr:
     """A copy of the tree, in which each expression knows its original."""
 
-    def copy(one: ast.AST) -> ast.AST:
-        made = type(one)()
-        for name, value in ast.iter_fields(one):
+    def copy(original: ast.AST) -> ast.AST:
+        twin = type(original)()
+        for name, value in ast.iter_fields(original):
             if isinstance(value, list):
                 value = [copy(item) if isinstance(item, ast.AST) else item for item in value]
             elif isinstance(value, ast.AST):
                 value = copy(value)
-            setattr(made, name, value)
-        made.original = one  # type: ignore[attr-defined]
-        return made
+            setattr(twin, name, value)
+        twin.original = original  # type: ignore[attr-defined]
+        return twin
 
-    found = copy(node)
-    assert isinstance(found, ast.expr)
-    return found
+    result = copy(node)
+    assert isinstance(result, ast.expr)
+    return result
 
 
 def _place(node: ast.expr, scope: Scope) -> Place:
@@ -401,13 +401,13 @@ def _mixed(parts: Iterable[Found]) -> Found:
 
 def _parts(node: ast.expr) -> list[ast.expr]:
     """The expressions of which one is made; of a comprehension its element, iterators and tests."""
-    found: list[ast.expr] = []
+    parts: list[ast.expr] = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
-            found.append(child)
+            parts.append(child)
         elif isinstance(child, ast.comprehension):
-            found += [child.iter, *child.ifs]
-    return found
+            parts += [child.iter, *child.ifs]
+    return parts
 
 
 def _deciding(node: ast.AST) -> list[tuple[ast.expr, bool | None]]:
@@ -429,8 +429,8 @@ def _deciding(node: ast.AST) -> list[tuple[ast.expr, bool | None]]:
         case ast.Subscript(ctx=ast.Load()):
             return [(node, False)]
         case ast.Call(args=arguments, keywords=keywords) if called(node) in MET:
-            named = [one.value for one in keywords if one.arg not in PLACING]
-            return [(one, False) for one in (*arguments, *named)]
+            named = [argument.value for argument in keywords if argument.arg not in PLACING]
+            return [(argument, False) for argument in (*arguments, *named)]
     return []
 
 

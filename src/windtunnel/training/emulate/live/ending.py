@@ -265,7 +265,7 @@ class Ahead:
     ) -> Any:
         if not kwargs["accumulate_grad"]:
             self.observer.native.wt_record_on(0)
-            tensors = tuple(torch.zeros_like(one, requires_grad=create) for one in inputs)
+            tensors = tuple(torch.zeros_like(tensor, requires_grad=create) for tensor in inputs)
             self.observer.native.wt_record_on(1)
             return tensors
         for parameter, gradient in self._gradients.items():
@@ -297,7 +297,7 @@ def seldom(frame: FrameType | None, steps: int) -> Iterator[tuple[str, int]]:
             if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Mod):
                 continue
             every = None
-            if all(isinstance(one, NAMES) for one in ast.walk(part.right)):
+            if all(isinstance(part_, NAMES) for part_ in ast.walk(part.right)):
                 with contextlib.suppress(Exception):
                     divisor = compile(ast.Expression(part.right), "", "eval")
                     every = eval(divisor, frame.f_globals, frame.f_locals)

@@ -44,8 +44,8 @@ def place(error: BaseException) -> str | None:
     """The innermost line of the user's program that an exception passed, or None."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         return f"{os.path.basename(error.filename)}:{error.lineno}"
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return name_place(found[-1].filename, found[-1].lineno, found[-1].name) if found else None
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return name_place(frames[-1].filename, frames[-1].lineno, frames[-1].name) if frames else None
 
 
 def where(error: BaseException) -> str:
@@ -66,8 +66,8 @@ def lacking(error: BaseException) -> str:
     if (error.name or "").partition(".")[0] in STAND_INS:
         missed = re.match(r"cannot import name '(\w+)'", str(error))
         return f"{error.name}.{missed[1]}" if missed else str(error.name)
-    said = str(error).lower().replace(" ", "").replace("flashattention", "flash_attn")
-    return next((package for package in STAND_INS if package in said), "")
+    text = str(error).lower().replace(" ", "").replace("flashattention", "flash_attn")
+    return next((package for package in STAND_INS if package in text), "")
 
 
 def sentence(error: BaseException) -> str:
@@ -97,13 +97,13 @@ def show(error: BaseException) -> None:
     where the sentence says all."""
     if lacking(error):
         return
-    told = traceback.TracebackException.from_exception(error)
-    one: traceback.TracebackException | None = told
-    while one is not None:
-        frames = [f for f in one.stack if not f.filename.startswith(_HERE) and "runpy" not in f.filename]
-        one.stack = traceback.StackSummary.from_list(frames)
-        one = one.__cause__ or one.__context__
-    print("".join(told.format()), end="", file=sys.stderr)
+    trace = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = trace
+    while link is not None:
+        frames = [f for f in link.stack if not f.filename.startswith(_HERE) and "runpy" not in f.filename]
+        link.stack = traceback.StackSummary.from_list(frames)
+        link = link.__cause__ or link.__context__
+    print("".join(trace.format()), end="", file=sys.stderr)
 
 
 def write_reason(directory: Path, rank: int, text: str) -> None:

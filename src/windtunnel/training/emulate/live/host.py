@@ -272,10 +272,10 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def plain(value: Any) -> Any:
     """A value among the arguments or results of an operator, as JSON."""
     if isinstance(value, torch.Tensor):
-        told = {
+        fields = {
             "t": str(value.dtype).removeprefix("torch."), "s": list(value.shape), "d": list(value.stride()),
         }  # fmt: skip
-        return {**told, "c": 1} if value.device.type == "cpu" else told
+        return {**fields, "c": 1} if value.device.type == "cpu" else fields
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, torch.dtype):

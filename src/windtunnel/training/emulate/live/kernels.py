@@ -219,7 +219,7 @@ def install_deepspeed(observer: Observer, launches: Launches) -> None:
         """Apex's signature: gradients, parameters, first and second moments; all but the first are updated.
         (csrc/adam/multi_tensor_adam.cu)"""
         written = [tensor for updated in lists[1:] for tensor in updated]
-        launches.record("deepspeed.multi_tensor_adam", [list(one) for one in lists], written)
+        launches.record("deepspeed.multi_tensor_adam", [list(tensors) for tensors in lists], written)
         launches.forget(written)
 
     def replace(module: ModuleType) -> None:

@@ -52,11 +52,11 @@ LOOPBACK = "127.0.0.1"
 def launch(rank: int, world_size: int, per_host: int) -> None:
     """Say by all launchers' variables which rank this is, and call its host by its name. Call once."""
     host, hosts = rank // per_host, -(-world_size // per_host)
-    said = (
+    variables = (
         (RANK, rank), (LOCAL, rank % per_host), (HOST, host), (WORLD, world_size),
         (EACH, min(per_host, world_size)), (HOSTS, hosts),
     )  # fmt: skip
-    os.environ.update({name: str(number) for names, number in said for name in names})
+    os.environ.update({name: str(number) for names, number in variables for name in names})
     os.environ.update(
         MASTER_ADDR=LOOPBACK, MASTER_PORT="29500", TORCHELASTIC_RUN_ID="windtunnel",
         TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0", SLURM_JOB_ID="1",
@@ -75,8 +75,8 @@ def _call_host(name: str, hosts: int) -> None:
     network.getfqdn = lambda given="": name if given in ("", name) else qualify(given)
 
     def leads_here(host: Any) -> bool:
-        found = re.fullmatch(r"host(\d+)", host) if isinstance(host, str) else None
-        return found is not None and int(found[1]) < hosts
+        match = re.fullmatch(r"host(\d+)", host) if isinstance(host, str) else None
+        return match is not None and int(match[1]) < hosts
 
     for function in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getaddrinfo"):
 
@@ -155,9 +155,9 @@ class RankReads:
         environment: Any = type(os.environ)
         environment.__getitem__ = self._listen_to_environment(environment.__getitem__)
         for name in ("get_rank", "get_node_local_rank"):
-            heard = self._listen(getattr(c10d, name))
+            listening = self._listen(getattr(c10d, name))
             for module in (dist, c10d):
-                setattr(module, name, heard)
+                setattr(module, name, listening)
         mesh: Any = DeviceMesh
         for name in ("get_rank", "get_local_rank", "get_coordinate"):
             setattr(mesh, name, self._listen(getattr(mesh, name)))
@@ -166,12 +166,12 @@ class RankReads:
 
     def files(self, script: str) -> list[str]:
         """The user's own files that were loaded: the script, and what was imported since."""
-        found = dict.fromkeys([str(Path(script).resolve())] if script else [])
+        files_ = dict.fromkeys([str(Path(script).resolve())] if script else [])
         for name in sorted(sys.modules.keys() - self._before):
             file = getattr(sys.modules[name], "__file__", None)
             if isinstance(file, str) and file.endswith(".py") and failure.is_own(file):
-                found[file] = None
-        return list(found)
+                files_[file] = None
+        return list(files_)
 
     def _listen(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(ask)

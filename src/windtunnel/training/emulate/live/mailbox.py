@@ -129,8 +129,10 @@ def hanging(waiting: dict[int, Want]) -> str | None:
     chain = [min(waiting)]
     while (sender := waiting[chain[-1]].sender) in waiting and sender not in chain:
         chain.append(sender)
-    told = [f"rank {rank} for what rank {waiting[rank].sender} says ({waiting[rank].kind})" for rank in chain]
-    return f"the job would hang: ranks wait for each other, {', '.join(told)}"
+    waits = [
+        f"rank {rank} for what rank {waiting[rank].sender} says ({waiting[rank].kind})" for rank in chain
+    ]
+    return f"the job would hang: ranks wait for each other, {', '.join(waits)}"
 
 
 def path_of(directory: Path, sender: int, topic: str, number: int) -> Path:

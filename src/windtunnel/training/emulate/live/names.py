@@ -164,10 +164,10 @@ def install(note: Callable[[str, NoteKind], None]) -> None:
 
 def _change(name: str, change: Callable[[Any], Any]) -> None:
     """Put ``change`` of what a name means in its place, wherever PyTorch has it."""
-    found = find(name)
-    if found is None:
+    target = find(name)
+    if target is None:
         return
-    holder, last = found
+    holder, last = target
     before = getattr(holder, last)
     after = change(before)
     module = holder.__name__ if isinstance(holder, ModuleType) else ""

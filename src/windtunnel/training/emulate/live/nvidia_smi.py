@@ -9,12 +9,16 @@ import sys
 
 def main(name: str, memory: str, count: str, *words: str) -> int:
     """Print what is asked for. Returns the exit status."""
-    asked = dict(word.removeprefix("--").partition("=")[::2] for word in words if word.startswith("--"))
+    options = dict(word.removeprefix("--").partition("=")[::2] for word in words if word.startswith("--"))
     devices = range(int(count))
-    if len(asked) == len(words) and "query-gpu" in asked and asked.keys() <= {"query-gpu", "format", "id"}:
-        fields = [field.strip() for field in asked["query-gpu"].split(",")]
-        form = asked.get("format", "").split(",")
-        shown = [int(number) for number in asked.get("id", "").split(",") if number.isdigit()] or devices
+    if (
+        len(options) == len(words)
+        and "query-gpu" in options
+        and options.keys() <= {"query-gpu", "format", "id"}
+    ):
+        fields = [field.strip() for field in options["query-gpu"].split(",")]
+        form = options.get("format", "").split(",")
+        shown = [int(number) for number in options.get("id", "").split(",") if number.isdigit()] or devices
         mib = "" if "nounits" in form else " MiB"
         if "noheader" not in form:
             print(", ".join(f"{field} [MiB]" if field.startswith("memory.") else field for field in fields))

@@ -199,9 +199,9 @@ class Watch:
 
 def kill_tree(pid: int) -> None:
     """End a process and all that it started, also what went into a group or session of its own."""
-    for one in (pid, *descendants(pid)):
+    for target in (pid, *descendants(pid)):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(target, signal.SIGKILL)
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:
@@ -224,8 +224,8 @@ def _file_bytes(pid: int) -> int:
 
 def _most_memory(pid: int) -> int:
     with contextlib.suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
+        match = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return int(match[1]) * 1024 if match else 0
     return 0
 
 

@@ -85,11 +85,11 @@ def _replace_safetensors(
     why = "its bytes would be zeros in the place of the weights; use safetensors.torch.save_file"
 
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any) -> None:
-        found = unknown(native, tensors)
-        if not found:
+        missing = unknown(native, tensors)
+        if not missing:
             write(tensors, filename, *args, **kwargs)
             return
-        instead("safetensors.torch.save_file", found, filename)
+        instead("safetensors.torch.save_file", missing, filename)
 
     def save(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> bytes:
         if unknown(native, tensors):
@@ -140,7 +140,7 @@ def unknown(native: ctypes.CDLL, value: Any) -> list[torch.Tensor]:
     except Exception:
         finder.found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     local = [getattr(tensor, "_local_tensor", tensor) for tensor in finder.found]
-    return [one for one in local if one.is_cuda or _copied(native, one)]
+    return [item for item in local if item.is_cuda or _copied(native, item)]
 
 
 def _copied(native: ctypes.CDLL, tensor: torch.Tensor) -> bool:
@@ -236,7 +236,7 @@ class Rotation:
 
     def _was_there(self, path: str | os.PathLike[str]) -> bool:
         inside = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        files = [one for one in [os.fspath(path), *inside] if str(one).endswith(SUFFIXES)]
+        files = [entry for entry in [os.fspath(path), *inside] if str(entry).endswith(SUFFIXES)]
         return any(os.path.isfile(file) and os.stat(file).st_ctime < self.began for file in files)
 
 

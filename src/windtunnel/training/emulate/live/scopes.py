@@ -90,8 +90,8 @@ class Names:
                 inner = Scope(scope.file, scope)
                 self.functions.setdefault(node.name, []).append((node, inner))
                 arguments = node.args
-                for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-                    inner.given.setdefault(one.arg, [])
+                for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+                    inner.given.setdefault(argument.arg, [])
             elif isinstance(node, ast.Import):
                 self.imported |= {(o.asname or o.name.split(".")[0]): o.name for o in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -122,8 +122,8 @@ class Names:
             case ast.Starred(value=inner):
                 self._assign(inner, value, scope, -1)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                for place, one in enumerate(targets):
-                    self._assign(one, value, scope, place if part is None else -1)
+                for place, part_ in enumerate(targets):
+                    self._assign(part_, value, scope, place if part is None else -1)
 
     def _bind(self, call: ast.Call, scope: Scope) -> None:
         name = called(call)
@@ -150,7 +150,7 @@ class Names:
     def _bind_function(
         self, function: Function, inner: Scope, call: ast.Call, scope: Scope, bound: bool = False
     ) -> None:
-        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
         if names and names[0] in ("self", "cls") and (bound or isinstance(call.func, ast.Attribute)):
             names = names[1:]
         keywords = {*names, *(kwonlyarg.arg for kwonlyarg in function.args.kwonlyargs)}

@@ -217,9 +217,9 @@ class Session:
             raise ScriptError(
                 f"the script ended by itself as rank {rank} (os._exit?) before its steps were seen"
             )
-        found: Slice = pickle.loads(path.read_bytes())
+        slice_: Slice = pickle.loads(path.read_bytes())
         path.unlink()
-        return found
+        return slice_
 
     def _worker_died(self) -> Exception:
         assert self._worker is not None and self._scratch is not None

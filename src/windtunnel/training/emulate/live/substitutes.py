@@ -300,11 +300,11 @@ def _meshes_compared() -> None:
     def compared(self: Any, other: object) -> bool:
         if not isinstance(other, DeviceMesh):
             return bool(equal(self, other))
-        one: Any = other
-        if self._flatten_rank_map is not one._flatten_rank_map:
-            if self._flatten_rank_map != one._flatten_rank_map:
+        mesh: Any = other
+        if self._flatten_rank_map is not mesh._flatten_rank_map:
+            if self._flatten_rank_map != mesh._flatten_rank_map:
                 return False
-            one._flatten_rank_map = self._flatten_rank_map
-        return all(getattr(self, name) == getattr(one, name) for name in others)
+            mesh._flatten_rank_map = self._flatten_rank_map
+        return all(getattr(self, name) == getattr(mesh, name) for name in others)
 
     module.__eq__ = compared

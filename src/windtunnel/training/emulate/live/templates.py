@@ -126,12 +126,12 @@ def _numbered(events: Events) -> list[Where]:
 def portable(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
     """Numbers of blocks (0), event records (1) or work handles (2) as in a template."""
     numbers = np.asarray(numbers, np.int64)
-    found = np.zeros(len(numbers), np.int64)
+    ported = np.zeros(len(numbers), np.int64)
     for part, numbers_of in taken.items():
         first, count = numbers_of.first[which], numbers_of.count[which]
         inside = (numbers >= first) & (numbers < first + count)
-        found[inside] = (part << SHIFT) + numbers[inside] - first
-    return found
+        ported[inside] = (part << SHIFT) + numbers[inside] - first
+    return ported
 
 
 def own(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
@@ -163,8 +163,8 @@ class Template:
         """Equal for two parts exactly when they did the same. Left out are frees of what was made before the
         micro-batch, and of blocks that somebody else may have ``held``."""
         freed = (self.events["kind"] == EventKind.FREE) & np.isin(self.events["ref"], [0, *held])
-        said = (self.count, self.names, self.returned, self.blocks, self.categories)
-        data = self.events[~freed].tobytes() + self.communicated.tobytes() + repr(said).encode()
+        content = (self.count, self.names, self.returned, self.blocks, self.categories)
+        data = self.events[~freed].tobytes() + self.communicated.tobytes() + repr(content).encode()
         return hashlib.blake2b(data, digest_size=16).hexdigest()
 
     @property

@@ -64,14 +64,14 @@ def install_objects(world: WorldView) -> None:
 
     def everybody(call: str, group: Any, own: Any) -> list[Any]:
         mailbox.post(topic(call, group), own)
-        said, silent = [], []
+        contents, silent = [], []
         for rank in members(group):
             known, content = (
                 (True, own) if rank == world.rank else mailbox.read_earlier(rank, topic(call, group))
             )
             silent.extend([] if known else [rank])
-            said.append(content if known else own)
-        return assumed(call, silent, said) if silent else said
+            contents.append(content if known else own)
+        return assumed(call, silent, contents) if silent else contents
 
     def assumed(call: str, ranks: list[int], value: Any) -> Any:
         world.note(
@@ -115,8 +115,8 @@ def install_objects(world: WorldView) -> None:
         if sender == group.rank():
             mailbox.post(topic("broadcast_object_list", group), list(object_list))
             return
-        said = heard(sender, "broadcast_object_list", group, list(object_list))
-        for index, content in zip(range(len(object_list)), said, strict=False):
+        objects = heard(sender, "broadcast_object_list", group, list(object_list))
+        for index, content in zip(range(len(object_list)), objects, strict=False):
             object_list[index] = content
 
     def scatter_object_list(
@@ -166,8 +166,8 @@ def install_objects(world: WorldView) -> None:
                 f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank sends"
                 f" nothing to rank {world.rank} before its capture ends, or too many ranks would have to run"
             )
-        for index, one in zip(range(len(object_list)), content, strict=False):
-            object_list[index] = one
+        for index, item in zip(range(len(object_list)), content, strict=False):
+            object_list[index] = item
         return sender
 
     objects = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
@@ -244,7 +244,9 @@ class Values:
         self, kind: int, ranks: list[int], senders: list[int], topic: str, own: int | None, size: int
     ) -> Callable[[], bytes | None]:
         mailbox, rank = self.world.mailbox, self.world.rank
-        later = [one for one in ranks if one != rank and one not in mailbox.earlier]
+        later = [
+            other_rank for other_rank in ranks if other_rank != rank and other_rank not in mailbox.earlier
+        ]
         number = mailbox.counts[f"post {topic}"] - 1  # all say something in this call, as this rank just did
         mine = ctypes.string_at(own, size) if own else None
 
@@ -254,8 +256,8 @@ class Values:
             for sender in senders:
                 known, part = (True, mine)
                 if sender != rank:
-                    heard = sender in mailbox.earlier
-                    known, part = mailbox.wait(sender, topic, number) if heard else (False, None)
+                    earlier = sender in mailbox.earlier
+                    known, part = mailbox.wait(sender, topic, number) if earlier else (False, None)
                 parts.append(part if known else mine)
                 silent.extend([] if known else [sender])
             if silent and mine is not None:  # one sentence, whichever of them is asked for
@@ -273,10 +275,10 @@ class Values:
         """Write what was promised to ``into``; 0 where nobody knows it."""
         if promise not in self.kept:
             self.kept[promise] = self.promises[promise - 1]()
-        said = self.kept[promise]
-        if said is None or len(said) != size:
+        content = self.kept[promise]
+        if content is None or len(content) != size:
             return 0
-        ctypes.memmove(into, said, size)
+        ctypes.memmove(into, content, size)
         return 1
 
     def _topic(self, kind: int, name: bytes, to: int) -> tuple[list[int], str]:

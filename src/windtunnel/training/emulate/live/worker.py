@@ -197,8 +197,8 @@ def _serve(request: Request, device: Any, native: Any) -> None:
         if os.getppid() != parent:  # whoever asked is gone
             shutil.rmtree(request.directory, ignore_errors=True)
             _end_all()
-        if running and len(blocked) == len(running) and (told := hanging(blocked)):
-            atomic.replace(Path(request.directory, f"stuck-{min(blocked)}"), told)
+        if running and len(blocked) == len(running) and (text := hanging(blocked)):
+            atomic.replace(Path(request.directory, f"stuck-{min(blocked)}"), text)
         least = math.inf
         for pid, watch in running.items():
             if watch.rank in blocked:

@@ -52,11 +52,11 @@ def fake_group(rank: int, size: int) -> Any:
 
 def install(
     world: WorldView, native: ctypes.CDLL | SimpleNamespace, device_type: str,
-    create: Callable[[int, int], Any] = fake_group, made: type = FakeProcessGroup,
+    create: Callable[[int, int], Any] = fake_group, group_type: type = FakeProcessGroup,
 ) -> None:  # fmt: skip
     """Pretend the world. Call once, after the surface is there and before the script runs. ``create``: makes
-    a process group, of the type ``made``, for a place in it and its size."""
-    _pretend_backends(create, made)
+    a process group, of the type ``group_type``, for a place in it and its size."""
+    _pretend_backends(create, group_type)
     _start_without_peers(world, device_type)
     _list_groups(world)
     _batch_messages(native)
@@ -99,8 +99,8 @@ class _Backend(metaclass=_AnyFake):
         return cls.create(rank, size)
 
 
-def _pretend_backends(create: Callable[[int, int], Any], made: type) -> None:
-    own = {"create": staticmethod(create), "made": made}
+def _pretend_backends(create: Callable[[int, int], Any], group_type: type) -> None:
+    own = {"create": staticmethod(create), "made": group_type}
     for module in (dist, c10d):
         m: Any = module
         for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupGloo"):

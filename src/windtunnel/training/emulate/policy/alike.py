@@ -72,18 +72,18 @@ def canonical(slice_: Slice, families: Families, *, reads: bool = True) -> Longs
     return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
 
-def difference(one: Slice, other: Slice, families: Families) -> str:
-    """In a few words, what ``other`` does that ``one`` does not, for a reader who wants to know why; nothing
+def difference(first: Slice, other: Slice, families: Families) -> str:
+    """In a few words, what ``other`` does that ``first`` does not, for who wants to know why; nothing
     where the words would be the same, or one of them only reads (a loss to print)."""
-    ours, theirs = _parameter_bytes(one), _parameter_bytes(other)
+    ours, theirs = _parameter_bytes(first), _parameter_bytes(other)
     if _mebibytes(ours) != _mebibytes(theirs):
         size = "smaller" if theirs < ours else "larger"
         return f"a {size} shard ({_mebibytes(theirs)} of parameters instead of {_mebibytes(ours)})"
-    a, b = (canonical(slice_, families, reads=False) for slice_ in (one, other))
+    a, b = (canonical(slice_, families, reads=False) for slice_ in (first, other))
     shared = min(len(a), len(b))
-    events = _counted(one, reads=False), _counted(other, reads=False)
+    events = _counted(first, reads=False), _counted(other, reads=False)
     for row in np.flatnonzero((a[:shared] != b[:shared]).any(axis=1)).tolist():
-        was, is_now = _words(one, events[0][row]), _words(other, events[1][row])
+        was, is_now = _words(first, events[0][row]), _words(other, events[1][row])
         if was != is_now:
             return f"another graph ({is_now} instead of {was})"
     return f"{len(b)} events instead of {len(a)}" if len(a) != len(b) else ""

@@ -194,7 +194,7 @@ def _alike(observation: Observation, cases: Longs, row: Longs) -> dict[int, int]
     with_outline: dict[int, int] = {}
     for rank in sorted(observation.captured):
         with_outline.setdefault(observation.calls[observation.captured[rank]], rank)
-    found: dict[int, int] = {}
+    alike: dict[int, int] = {}
     for rank, number in sorted(observation.checked.items()):
         if rank in observation.captured or number == observation.calls[row[rank]]:
             continue
@@ -203,8 +203,8 @@ def _alike(observation: Observation, cases: Longs, row: Longs) -> dict[int, int]
         members = np.flatnonzero(cases == cases[rank]).tolist()
         for member in members:
             if member not in observation.captured and (member not in observation.checked or member == rank):
-                found[member] = with_outline[number]
-    return dict(sorted(found.items()))
+                alike[member] = with_outline[number]
+    return dict(sorted(alike.items()))
 
 
 LENGTH = 1 << 16
@@ -241,12 +241,14 @@ def _columns(condition: Condition, observation: Observation) -> list[tuple[Longs
     meanings = [_meanings(observation, observation.sources[row]) for row in condition.sources]
     if not condition.text or not meanings or not all(meanings):
         return [(ranks, True)]
-    found = []
+    columns = []
     for turn in range(max(map(len, meanings))):
-        told = [fitting[turn % len(fitting)] for fitting in meanings]
-        column = _worked_out(condition, told)
-        found += [(one, True) for one in told] if column is None else [(column, condition.involved)]
-    return found
+        chosen = [fitting[turn % len(fitting)] for fitting in meanings]
+        column = _worked_out(condition, chosen)
+        columns += (
+            [(meaning, True) for meaning in chosen] if column is None else [(column, condition.involved)]
+        )
+    return columns
 
 
 def _meanings(observation: Observation, source: Source) -> list[Longs]:
@@ -255,10 +257,10 @@ def _meanings(observation: Observation, source: Source) -> list[Longs]:
     known = [ranks, ranks % observation.devices_per_host, ranks // observation.devices_per_host]
     known += [np.asarray(family.index(observation.world_size), np.int64) for family in observation.families]
     fitting: list[Longs] = []
-    for one in known:
-        fits = all(one[rank] == value for rank, value in source.values.items())
-        if fits and not any(np.array_equal(one, other) for other in fitting):
-            fitting.append(one)
+    for meaning in known:
+        fits = all(meaning[rank] == value for rank, value in source.values.items())
+        if fits and not any(np.array_equal(meaning, other) for other in fitting):
+            fitting.append(meaning)
     return fitting
 
 
@@ -270,7 +272,7 @@ def _worked_out(condition: Condition, columns: list[Longs]) -> Longs | None:
     tree = evaluator.parse(condition.text)
     combined, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     numbers: dict[Any, int] = {}
-    found = np.zeros(len(combined), np.int64)
+    outcomes = np.zeros(len(combined), np.int64)
     for place, values in enumerate(combined.tolist()):
         evaluator.names = {f"v{i}": value for i, value in enumerate(values)}
         try:
@@ -280,8 +282,8 @@ def _worked_out(condition: Condition, columns: list[Longs]) -> Longs | None:
             return None
         except Exception as error:
             outcome = (type(error), "")  # what the program would meet there, too
-        found[place] = numbers.setdefault(outcome, len(numbers))
-    return found[np.asarray(inverse).reshape(-1)]
+        outcomes[place] = numbers.setdefault(outcome, len(numbers))
+    return outcomes[np.asarray(inverse).reshape(-1)]
 
 
 def _evaluator(simpleeval: Any) -> Any:

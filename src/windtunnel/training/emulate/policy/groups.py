@@ -88,22 +88,26 @@ class Families:
         Groups are found by name and, where names differ between ranks, by label and ranks. Raises
         `ValueError` for a group that is not among the world's.
         """
-        found = []
+        families = []
         for group in slice_.groups:  # a few, of thousands in the world
             place = _place(group, slice_.world_groups)
             if place < 0:
                 raise ValueError(
                     f"group {group.name!r} of rank {slice_.rank} is not among the world's groups"
                 )
-            found.append(int(self.family_of[place]))
-        return found
+            families.append(int(self.family_of[place]))
+        return families
 
 
 def _place(group: Group, groups: list[Group]) -> int:
     """The place of ``group`` among ``groups``, -1 where it is not there."""
     if group in groups:
         return groups.index(group)
-    alike = (i for i, one in enumerate(groups) if one.label == group.label and one.ranks == group.ranks)
+    alike = (
+        i
+        for i, candidate in enumerate(groups)
+        if candidate.label == group.label and candidate.ranks == group.ranks
+    )
     return next(alike, -1)
 
 
@@ -283,10 +287,10 @@ class Calls:
     @cached_property
     def channels(self) -> dict[Channel, NDArray[np.int64]]:
         """The calls (positions in ``event``) of each channel."""
-        found: dict[Channel, list[int]] = {}
+        by_channel: dict[Channel, list[int]] = {}
         for position, row in enumerate(self.row.tolist()):
-            found.setdefault(self.rows[row].channel, []).append(position)
-        return {channel: np.array(positions) for channel, positions in found.items()}
+            by_channel.setdefault(self.rows[row].channel, []).append(position)
+        return {channel: np.array(positions) for channel, positions in by_channel.items()}
 
     def agreed(self, channel: Channel) -> tuple[tuple[str | int, ...], ...]:
         """What each call of ``channel`` must agree on with its counterparts, in order."""
@@ -354,9 +358,9 @@ def at(slice_: Slice, event: int) -> str:
 
 def ranges(ranks: Iterable[int], most: int = 4) -> str:
     """``"0-3, 8, 12-15"``; after ``most`` ranges the rest is told by its number."""
-    found = stretches.spans(ranks)
-    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found[:most])
-    rest = sum(last - first + 1 for first, last in found[most:])
+    spans = stretches.spans(ranks)
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:most])
+    rest = sum(last - first + 1 for first, last in spans[most:])
     return f"{words} and {rest} more" if rest else words or "none"
 
 

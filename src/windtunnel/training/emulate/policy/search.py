@@ -109,8 +109,8 @@ def search(observation: Observation) -> Decision:
         if all(at(point) == at(part) for point in points):
             continue
         for a in others:
-            found, unknown = segments(lambda i, part=part, a=a: at(_moved(part, {a: i})), sizes[a])  # type: ignore[misc]
-            cuts[a].update(found)
+            edges, unknown = segments(lambda i, part=part, a=a: at(_moved(part, {a: i})), sizes[a])  # type: ignore[misc]
+            cuts[a].update(edges)
             probes.extend(_moved(part, {a: i}) for i in unknown)
     if wanted := missing(probes):
         return Capture(wanted, "where a witness differs, the places at which the graph changes")
@@ -151,7 +151,7 @@ def parse_ranks(text: str, world_size: int, option: str = "ranks") -> list[int]:
     """
     if text.strip() == "all":
         return list(range(world_size))
-    found: set[int] = set()
+    ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
@@ -164,8 +164,8 @@ def parse_ranks(text: str, world_size: int, option: str = "ranks") -> list[int]:
             raise UserError(
                 f"`{option}`: {part.strip()!r} lies outside the world of ranks 0 to {world_size - 1}"
             )
-        found.update(range(low, high + 1))
-    return sorted(found)
+        ranks.update(range(low, high + 1))
+    return sorted(ranks)
 
 
 def segments(known: Callable[[int], int | None], size: int) -> tuple[list[int], list[int]]:

@@ -92,8 +92,8 @@ def _first_break(classes: Classes, calls: list[Calls]) -> _Break | None:
     breaks += [_collectives(classes, calls, channel) for channel in channels if channel[1] == COLLECTIVE]
     sends = {classes.families.sent(channel) for channel in channels if channel[1] != COLLECTIVE}
     breaks += [_messages(classes, calls, channel) for channel in sorted(sends)]
-    found = [broken for broken in breaks if broken]
-    return min(found, key=lambda broken: broken.event) if found else None
+    broken_ones = [broken for broken in breaks if broken]
+    return min(broken_ones, key=lambda broken: broken.event) if broken_ones else None
 
 
 def _numbers(keys: list[Hashable], numbers: dict[Hashable, int]) -> NDArray[np.int64]:
@@ -120,8 +120,8 @@ def _outsiders(classes: Classes, calls: list[Calls], channel: Channel) -> _Break
 def _collectives(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
     family = classes.families.families[channel[0]]
     numbers = _numbers([call.agreed(channel) for call in calls], {})
-    found = numbers[classes.rank_class][family.members]
-    bad = np.flatnonzero((found != found[:, :1]).any(axis=1))
+    met = numbers[classes.rank_class][family.members]
+    bad = np.flatnonzero((met != met[:, :1]).any(axis=1))
     return _mismatch(classes, calls, channel, family, family.members[bad[0]], len(bad)) if len(bad) else None
 
 

@@ -144,10 +144,10 @@ def _end_with_parent() -> None:
 
 def groups(points: Iterable[Point]) -> list[list[Point]]:
     """The points that share a capture, in the order of their first."""
-    found: dict[Any, list[Point]] = {}
+    by_script: dict[Any, list[Point]] = {}
     for point in points:
-        found.setdefault(point.seen_by_script, []).append(point)
-    return list(found.values())
+        by_script.setdefault(point.seen_by_script, []).append(point)
+    return list(by_script.values())
 
 
 def emulate_group(

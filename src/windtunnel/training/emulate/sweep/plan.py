@@ -100,8 +100,8 @@ def load_sweep(path: Path) -> Sweep:
     for cluster in clusters:
         for chosen in combinations(varied):
             if conditions.hold(cluster, argument_names(fixed, chosen)):
-                one = Script(script.path, command_line(fixed, chosen))
-                points.append(Point(len(points), one, cluster, options, chosen))
+                variant = Script(script.path, command_line(fixed, chosen))
+                points.append(Point(len(points), variant, cluster, options, chosen))
     if not points:
         raise UserError(f"{path}: field where leaves none of the {size:,} points, accepted is one that does")
     name = spec.name or path.stem
@@ -227,7 +227,7 @@ def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster], profile: str
         "spec": spec.model_dump(mode="json"),
         "script": hashlib.sha256(script.read_bytes()).hexdigest(),
         "clusters": [dataclasses.asdict(dataclasses.replace(cluster, name="")) for cluster in clusters],
-        "profiles": [None if one is None else one.provenance for one in profiles],
+        "profiles": [None if entry is None else entry.provenance for entry in profiles],
         "versions": {
             name: version for name, version in versions().items() if name in ("windtunnel", "torch")
         },

@@ -85,19 +85,19 @@ def command_line(fixed: Sequence[str], chosen: Mapping[str, Value]) -> tuple[str
 
 def argument_names(fixed: Sequence[str], chosen: Mapping[str, Value]) -> dict[str, Value]:
     """What a condition may call the arguments: ``--grad-accum 4`` is ``grad_accum``, which is 4."""
-    found: dict[str, Value] = {}
+    named: dict[str, Value] = {}
     for position, word in enumerate(fixed):
         if not word.startswith("-") or isinstance(typed(word), int | float):
             continue
         option, equals, value = word.partition("=")
         following = fixed[position + 1] if position + 1 < len(fixed) else "-"
         if equals:
-            found[name_of(option)] = typed(value)
+            named[name_of(option)] = typed(value)
         elif not following.startswith("-") or isinstance(typed(following), int | float):
-            found[name_of(option)] = typed(following)
+            named[name_of(option)] = typed(following)
         else:
-            found[name_of(option)] = True
-    return found | {name_of(option): value for option, value in chosen.items()}
+            named[name_of(option)] = True
+    return named | {name_of(option): value for option, value in chosen.items()}
 
 
 def name_of(option: str) -> str:
@@ -130,7 +130,7 @@ def holds(condition: str, values: Mapping[str, Value]) -> bool:
     import simpleeval  # only a sweep with conditions needs it
 
     long = ast.Pow, ast.LShift, ast.RShift  # of large numbers
-    known = {kind: one for kind, one in simpleeval.DEFAULT_OPERATORS.items() if kind not in long}
+    known = {kind: function for kind, function in simpleeval.DEFAULT_OPERATORS.items() if kind not in long}
     evaluator = simpleeval.EvalWithCompoundTypes(operators=known, names=dict(values))
     evaluator.functions = {}
     try:
@@ -151,7 +151,7 @@ def _some(value: object) -> object:
 
 def _values(value: object) -> object:
     """Text may hold the list in braces: ``"{1,2}"`` is ``[1, 2]``."""
-    return [typed(one) for one in expand(value)] if isinstance(value, str) else _some(value)
+    return [typed(item) for item in expand(value)] if isinstance(value, str) else _some(value)
 
 
 def _list(value: object) -> object:
@@ -161,16 +161,16 @@ def _list(value: object) -> object:
 
 def _words(value: object) -> object:
     """Arguments as text stay text; in a list, numbers are text too."""
-    if isinstance(value, list) and not any(isinstance(one, bool | list | dict | None) for one in value):
-        return [str(one) for one in value]
+    if isinstance(value, list) and not any(isinstance(item, bool | list | dict | None) for item in value):
+        return [str(item) for item in value]
     return value
 
 
 def _ranks(value: object) -> object:
     """One rank, or a list of them, as the text that ``--ranks`` takes."""
     several = value if isinstance(value, list) else [value]
-    if several and all(isinstance(one, int) and not isinstance(one, bool) for one in several):
-        return ",".join(str(one) for one in several)
+    if several and all(isinstance(item, int) and not isinstance(item, bool) for item in several):
+        return ",".join(str(item) for item in several)
     return value
 
 

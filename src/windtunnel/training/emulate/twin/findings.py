@@ -137,15 +137,15 @@ def largest_waits(
     job: WorldJob, cluster: Cluster, split: Split, iteration: float, most: int = 3
 ) -> list[Wait]:
     """At most ``most`` waits, the largest first."""
-    found: dict[tuple[str, str], float] = defaultdict(float)
+    causes: dict[tuple[str, str], float] = defaultdict(float)
     for (kind, row, node), seconds in split.reasons.items():
         if kind.startswith("communication:"):
-            found[_communication(job, cluster, row, node)] += seconds
+            causes[_communication(job, cluster, row, node)] += seconds
         elif kind == "imbalance":
-            found[_imbalance(job, cluster, split)] += seconds
+            causes[_imbalance(job, cluster, split)] += seconds
         elif kind != "compute":
-            found[OTHER_WAITS[kind]] += seconds
-    ordered = sorted(found.items(), key=lambda item: -item[1])[:most]
+            causes[OTHER_WAITS[kind]] += seconds
+    ordered = sorted(causes.items(), key=lambda item: -item[1])[:most]
     return [
         Wait(what, seconds, seconds / iteration, remedy)
         for (what, remedy), seconds in ordered

@@ -139,16 +139,16 @@ def _between_parts(world: StitchedWorld, send: Channel) -> bool:
 def _crossings(
     world: StitchedWorld, cluster: Cluster, channels: Sequence[Channel], slow: Slowness
 ) -> dict[Channel, Crossing]:
-    found: dict[tuple[int, ...], tuple[Placement, float]] = {}
+    known: dict[tuple[int, ...], tuple[Placement, float]] = {}
 
     def crossing(ranks: tuple[int, ...]) -> tuple[Placement, float]:
-        if ranks not in found:
+        if ranks not in known:
             placement = cluster.placement(ranks)
             hosts = {rank // cluster.devices_per_host for rank in ranks}
             # A link's NICs matter only to what leaves the host.
             factor = max((slow.link[host] for host in hosts), default=1.0) if len(hosts) > 1 else 1.0
-            found[ranks] = placement, float(factor)
-        return found[ranks]
+            known[ranks] = placement, float(factor)
+        return known[ranks]
 
     result = {}
     for channel in channels:
@@ -329,12 +329,12 @@ def slowness(slow: Sequence[Slow], cluster: Cluster, world_size: int) -> Slownes
     host_of = np.arange(world_size) // cluster.devices_per_host
     compute, host = np.ones(world_size), np.ones(world_size)
     link = np.ones(max(cluster.hosts, int(host_of.max(initial=0)) + 1))
-    for one in slow:
-        if one.link is not None:
-            link[one.link] *= one.factor
+    for entry in slow:
+        if entry.link is not None:
+            link[entry.link] *= entry.factor
             continue
-        ranks = np.arange(world_size) == one.rank if one.host is None else host_of == one.host
-        compute[ranks] *= one.factor
-        if one.host is not None or cluster.host.device.kind == "cpu":  # whose operators the host runs
-            host[ranks] *= one.factor
+        ranks = np.arange(world_size) == entry.rank if entry.host is None else host_of == entry.host
+        compute[ranks] *= entry.factor
+        if entry.host is not None or cluster.host.device.kind == "cpu":  # whose operators the host runs
+            host[ranks] *= entry.factor
     return Slowness(compute, host, link)

@@ -212,10 +212,10 @@ def _order(pipeline: Pipeline) -> tuple[int, int]:
 
 
 def _first(places: Iterable[int], without: Container[int], count: int) -> set[int]:
-    found: set[int] = set()
+    drawn: set[int] = set()
     for place in places:
-        if len(found) == count:
+        if len(drawn) == count:
             break
         if place not in without:
-            found.add(place)
-    return found
+            drawn.add(place)
+    return drawn

@@ -114,8 +114,8 @@ def _meet(trainer: PipelineTrainer, job: Job, prefix: str) -> dict[int, Standing
         since=trainer.since,
         settings=trainer.settings(),
     )
-    told = job.agree(f"{prefix}/standing", to_plain(mine))
-    standings = {rank: from_plain(Standing, told[rank]) for rank in sorted(told)}
+    answers = job.agree(f"{prefix}/standing", to_plain(mine))
+    standings = {rank: from_plain(Standing, answers[rank]) for rank in sorted(answers)}
     settings = {standing.settings for standing in standings.values()}
     if len(settings) > 1:
         raise UserError("the hosts run trainers with different settings; accepted: the same on all")
@@ -143,11 +143,11 @@ def _settle(
 
 
 def _sizes(standings: Mapping[int, Standing]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for standing in standings.values():
         for index, nbytes in standing.nbytes.items():
-            found[index] = max(found.get(index, 0), nbytes)
-    return found
+            sizes[index] = max(sizes.get(index, 0), nbytes)
+    return sizes
 
 
 def _layout(
@@ -166,12 +166,12 @@ def _layout(
         seconds_per_byte=trainer.seconds_per_byte,
         search=trainer.search,
     )
-    found = _decided(trainer, job, changed)
-    assert isinstance(found, Reconfiguration)
-    if not found.layout.pipelines:
+    decision = _decided(trainer, job, changed)
+    assert isinstance(decision, Reconfiguration)
+    if not decision.layout.pipelines:
         count, least = len(changed.present), trainer.templates.n0
         raise UserError(f"{count} hosts are left; the model needs {least} (the smallest template)")
-    return found.layout, found.how
+    return decision.layout, decision.how
 
 
 def _decided(trainer: PipelineTrainer, job: Job, observation: Observation) -> Decision:
@@ -204,22 +204,22 @@ def _go_back(
     """All hosts go back to one checkpoint, or begin at the beginning; where the layers came from."""
     url = trainer.checkpoint
     mine = {_key(step): step for step in saved_steps(url)} if url else {}
-    told = job.agree(
+    answers = job.agree(
         f"{prefix}/checkpoints", {key: stored_step.generation for key, stored_step in mine.items()}
     )
-    trainer.before = max((max(there.values()) for there in told.values() if there), default=0)
+    trainer.before = max((max(there.values()) for there in answers.values() if there), default=0)
     problems: list[str] = []
     for key, saved in mine.items():
-        if url is None or not all(key in others for others in told.values()):
+        if url is None or not all(key in others for others in answers.values()):
             continue
         wholes, problem = {}, ""
         try:
             wholes = {index: read_layer(url, saved, index, trainer.names) for index in needed}
         except UserError as error:
             problem = str(error)
-        found = [text for text in job.agree(f"{prefix}/read/{key}", problem).values() if text]
-        problems += found
-        if not found:
+        fresh = [text for text in job.agree(f"{prefix}/read/{key}", problem).values() if text]
+        problems += fresh
+        if not fresh:
             for index, whole in wholes.items():
                 _take(trainer, index, whole)
             trainer.version, trainer.era = saved.step, job.generation

@@ -91,7 +91,7 @@ class Layer:
     def nbytes(self) -> int:
         """Bytes of all tensors of the state."""
         kept = self.optimizer.state.values() if self.optimizer else ()
-        tensors = [*self.module.state_dict().values(), *(value for one in kept for value in one.values())]
+        tensors = [*self.module.state_dict().values(), *(value for entry in kept for value in entry.values())]
         return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
     def digest(self) -> str:
@@ -127,8 +127,8 @@ def shard_of(index: int) -> str:
 def require_name(whole: Whole, name: str) -> None:
     """Raises:
     UserError: it is not of the layer ``name``."""
-    if (found := whole.objects().get("name")) != name:
-        raise UserError(f"the state is of layer {found!r}; {name!r} is needed")
+    if (name_there := whole.objects().get("name")) != name:
+        raise UserError(f"the state is of layer {name_there!r}; {name!r} is needed")
 
 
 def even_templates(
@@ -147,6 +147,6 @@ def even_templates(
     if not 1 <= n0 <= largest <= len(layers):
         raise UserError(f"templates for {n0} to {largest} hosts; accepted: 1 to {len(layers)}, the layers")
     profile = [LayerProfile(layer.name, forward=1.0, backward=2.0) for layer in layers]
-    made = [plan(profile, hosts, 1, 1.0) for hosts in range(n0, largest + 1)]
-    templates = tuple(template for template in made if template is not None)
+    planned = [plan(profile, hosts, 1, 1.0) for hosts in range(n0, largest + 1)]
+    templates = tuple(template for template in planned if template is not None)
     return TemplateSet(n0, failures, templates)

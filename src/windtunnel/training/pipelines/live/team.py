@@ -58,12 +58,12 @@ def assigned(set: TemplateSet, layout: Layout, ranks: Mapping[int, int]) -> dict
     Raises:
         UserError: a template gives a host several devices, or layers that do not follow each other.
     """
-    found: dict[int, tuple[int, ...]] = {}
+    layers_of: dict[int, tuple[int, ...]] = {}
     for pipeline in layout.pipelines:
         template = set.of(len(pipeline))
         for host, layers in zip(pipeline, _contiguous(template), strict=True):
-            found[ranks[host]] = layers
-    return found
+            layers_of[ranks[host]] = layers
+    return layers_of
 
 
 def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: int) -> Team:
@@ -79,8 +79,8 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
     sets = [
         tuple(sorted(holder for holder, held in layers.items() if index in held)) for index in range(count)
     ]
-    made = make_groups(sets, len(ranks))
-    groups = {index: made[holders] for index, holders in enumerate(sets)}
+    groups_of = make_groups(sets, len(ranks))
+    groups = {index: groups_of[holders] for index, holders in enumerate(sets)}
     mine = next(((p, line.index(rank)) for p, line in enumerate(lines) if rank in line), None)
     if mine is None:
         return Team(rank, len(ranks), layout, None, None, (), range(0), None, None, groups)
@@ -101,18 +101,18 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
 
 
 def _contiguous(template: Template) -> list[tuple[int, ...]]:
-    found = []
+    runs = []
     for layers in layers_by_host(template):
         ordered = tuple(sorted(layers))
         if ordered != tuple(range(ordered[0], ordered[-1] + 1)):
             raise UserError(f"the template for {template.hosts} hosts gives one of them layers {ordered}")
-        found.append(ordered)
+        runs.append(ordered)
     if any(stage.devices != 1 for stage in template.stages):
         raise UserError(
             f"the template for {template.hosts} hosts has stages of several devices; one rank a host"
             " works on one device: make templates with one device a host"
         )
-    return found
+    return runs
 
 
 Reduction = Literal["float", "fixed"]

@@ -335,8 +335,8 @@ class PipelineTrainer:
     def _finish(self, job: Job, prefix: str) -> dict[str, Any]:
         mine = {layer.name: layer.digest() for layer in self.layers.values()}
         hashes: dict[str, str] = {}
-        for rank, told in sorted(job.agree(f"{prefix}/finished", mine).items()):
-            for name, digest in told.items():
+        for rank, digests in sorted(job.agree(f"{prefix}/finished", mine).items()):
+            for name, digest in digests.items():
                 if hashes.setdefault(name, digest) != digest:
                     raise RuntimeError(f"layer {name}: the copy of rank {rank} differs from the others")
         ordered = {name: hashes[name] for name in self.names}

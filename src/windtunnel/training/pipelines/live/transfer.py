@@ -96,9 +96,9 @@ def _receive(transfer: Transfer, tag: int) -> Whole:
 
     length, nbytes, expected = _HEAD.unpack(received(_HEAD.size))
     whole = Whole(bytes(received(length)), received(nbytes))
-    if (found := whole.checksum()) != expected.decode():
+    if (checksum := whole.checksum()) != expected.decode():
         raise TransferError(
-            f"layer {transfer.layer} from rank {transfer.source}: the copy's checksum is {found}, "
+            f"layer {transfer.layer} from rank {transfer.source}: the copy's checksum is {checksum}, "
             f"not {expected.decode()}"
         )
     return whole

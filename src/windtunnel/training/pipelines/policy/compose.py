@@ -160,7 +160,7 @@ class _Problem:
 
     def two_sizes(self) -> tuple[int, ...]:
         """The best of one composition for each number of pipelines: sizes as equal as can be."""
-        best, found = self.ceiling() + self.reduce + 1, (0, 0)
+        best, choice = self.ceiling() + self.reduce + 1, (0, 0)
         for count in range(self.high, self.low - 1, -1):
             size, more = divmod(self.hosts, count)
 
@@ -171,28 +171,28 @@ class _Problem:
 
             limit = best - 1 - self.reduction(count)
             if fits(limit):
-                best, found = self.least(fits, limit) + self.reduction(count), (count, size)
-        count, size = found
+                best, choice = self.least(fits, limit) + self.reduction(count), (count, size)
+        count, size = choice
         more = self.hosts - count * size
         return (size,) * (count - more) + (size + 1,) * more
 
     def rooms(self, time: int) -> list[tuple[int, int]]:
         """(size, room) of the sizes that finish a microbatch by ``time``."""
-        found = [(size, self.room(size, time)) for size in self.fill]
-        return [(size, room) for size, room in found if room >= 1]
+        pairs = [(size, self.room(size, time)) for size in self.fill]
+        return [(size, room) for size, room in pairs if room >= 1]
 
     def exact(self, start: tuple[int, ...]) -> tuple[int, ...]:
         """The optimum, of equal ones that with most pipelines; ``start``: a composition that is as good or
         worse."""
-        seen: dict[int, list[int]] = {}
+        tables: dict[int, list[int]] = {}
 
         def by_count(time: int) -> list[int]:
             """The most room of so many pipelines, by their number, -1 where there is no such sum."""
-            if time not in seen:
-                seen[time] = [row[self.hosts] for row in self.table(time)]
-            return seen[time]
+            if time not in tables:
+                tables[time] = [row[self.hosts] for row in self.table(time)]
+            return tables[time]
 
-        best, found = self.total(start) + 1, 0
+        best, chosen = self.total(start) + 1, 0
         for count in range(self.high, self.low - 1, -1):
             limit = best - 1 - self.reduction(count)
             if limit >= self.floor and by_count(limit)[count] >= self.microbatches:
@@ -200,8 +200,8 @@ class _Problem:
                 def fits(time: int, count: int = count) -> bool:
                     return by_count(time)[count] >= self.microbatches
 
-                best, found = self.least(fits, limit) + self.reduction(count), count
-        return self.retrace(best - self.reduction(found), found)
+                best, chosen = self.least(fits, limit) + self.reduction(count), count
+        return self.retrace(best - self.reduction(chosen), chosen)
 
     def table(self, time: int) -> list[list[int]]:
         """``[count][hosts]``: the most room of ``count`` pipelines of so many hosts together."""

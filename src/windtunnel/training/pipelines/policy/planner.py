@@ -61,10 +61,10 @@ def plan(
     problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
     if problem.most < hosts:
         return None
-    found = problem.search()
-    if found is None:
+    solution = problem.search()
+    if solution is None:
         return None
-    return problem.template(*found)
+    return problem.template(*solution)
 
 
 def fits(
@@ -206,10 +206,10 @@ class _Problem:
     def candidates(self) -> list[int]:
         """Every time that a slowest stage can have, ascending."""
         width = self.layers + 1
-        found: set[int] = set()
+        widths: set[int] = set()
         for d in range(len(self.power)):
             row = self.time[d * width : (d + 1) * width]
-            found.update(row[q] - row[p] for p in range(width) for q in range(p + 1, width))
+            widths.update(row[q] - row[p] for p in range(width) for q in range(p + 1, width))
         # The slowest of at most so many stages takes no less than their mean, nor than any layer at its
         # fastest.
         floor = -(-self.work // self.most)
@@ -218,11 +218,11 @@ class _Problem:
                 floor,
                 min(self.time[d * width + p + 1] - self.time[d * width + p] for d in range(len(self.power))),
             )
-        return sorted(w for w in found if w >= floor)
+        return sorted(w for w in widths if w >= floor)
 
     def search(self) -> tuple[int, int] | None:
         """The slowest stage's time and the number of stages of the best plan."""
-        best, shared, found = INFINITE, 1, None
+        best, shared, solution = INFINITE, 1, None
         rounds = {s: self.microbatches(s) for s in range(self.least, self.most + 1)}
         monotone = all(rounds[s] >= s for s in rounds)
         for w in self.candidates():
@@ -237,26 +237,26 @@ class _Problem:
             for s in hopeful:
                 cost, n = int(whole[self.index(s, self.devices, 0)]), rounds[s]
                 if cost < INFINITE and (cost + n * w) * shared < best * n:
-                    best, shared, found = cost + n * w, n, (w, s)
-        return found
+                    best, shared, solution = cost + n * w, n, (w, s)
+        return solution
 
     def template(self, w: int, stages: int) -> Template:
         """The plan behind the tables' optimum, the earliest cuts and fewest devices first."""
         after, whole = self.tables(w, stages)
         width = self.layers + 1
-        p, r, seen = 0, self.devices, False
+        p, r, passed = 0, self.devices, False
         cut: list[Stage] = []
         hosts_of_stage: list[int] = []
         for j in range(stages, 0, -1):
-            wanted = (after if seen else whole)[self.index(j, r, p)]
-            p, r, seen = self._step(w, after, whole, j, r, p, seen, wanted, cut, hosts_of_stage, width)
+            wanted = (after if passed else whole)[self.index(j, r, p)]
+            p, r, passed = self._step(w, after, whole, j, r, p, passed, wanted, cut, hosts_of_stage, width)
         times = [stage.time for stage in cut]
         microbatches = self.microbatches(stages)
         time = iteration_time(times, microbatches)
         return Template(self.hosts, tuple(cut), tuple(hosts_of_stage), time, microbatches)
 
     def _step(
-        self, w: int, after: Any, whole: Any, j: int, r: int, p: int, seen: bool, wanted: int,
+        self, w: int, after: Any, whole: Any, j: int, r: int, p: int, passed: bool, wanted: int,
         cut: list[Stage], hosts_of_stage: list[int], width: int,
     ) -> tuple[int, int, bool]:  # fmt: skip
         room = (r - 1) % self.per_host + 1
@@ -271,11 +271,11 @@ class _Problem:
                     break
                 there = self.index(j - 1, r - devices, q)
                 choices = []
-                if seen and took < w:
+                if passed and took < w:
                     choices.append((True, after[there], 2 * took))
-                if not seen and took == w:
+                if not passed and took == w:
                     choices.append((True, after[there], (1 - j) * w))
-                if not seen:
+                if not passed:
                     choices.append((False, whole[there], took))
                 for then, rest, cost in choices:
                     if rest < INFINITE and rest + cost == wanted:

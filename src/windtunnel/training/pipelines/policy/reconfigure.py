@@ -78,7 +78,7 @@ def reconfigure(
         plans.append(local)
     if search or not plans:
         plans.append((_anew(set, layout, dead, new, microbatches, reduce_seconds), "search"))
-    found = []
+    options = []
     for number, (pipelines, how) in enumerate(plans):
         placed = _placed(set, layout, pipelines, layer_bytes)
         shares = share(set, [len(pipeline) for pipeline in placed], microbatches)
@@ -86,8 +86,8 @@ def reconfigure(
         copies, gone = transfers(set, layout, after, alive, layer_bytes)
         moved = sum(copy.nbytes for copy in copies)
         cost = step_seconds(set, after, reduce_seconds) + seconds_per_byte * moved
-        found.append(((cost, moved, number), Reconfiguration(after, how, copies, gone)))
-    return min(found, key=lambda each: each[0])[1]
+        options.append(((cost, moved, number), Reconfiguration(after, how, copies, gone)))
+    return min(options, key=lambda each: each[0])[1]
 
 
 def _local(

@@ -122,33 +122,33 @@ def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
     full = (f + 1) * n0
     copies = hosts // n0 if covered(set, hosts) else 0
     uncovered = tuple(n for n in range(full, hosts + 1) if not covered(set, n, f + 1))
-    said: list[str] = []
+    sentences: list[str] = []
     if hosts < n0:
-        said.append(f"{hosts} hosts do not hold the model, which needs {n0}.")
+        sentences.append(f"{hosts} hosts do not hold the model, which needs {n0}.")
     elif hosts < full:
-        said.append(
+        sentences.append(
             f"{hosts} hosts run at most {copies} pipelines: {copies - 1} may be lost at once,"
             f" not the {f} wanted, which take {full} hosts."
         )
     else:
-        said.append(
+        sentences.append(
             f"From {full} to {hosts} hosts, at least {f + 1} pipelines run:"
             f" any {f} hosts may be lost at once with a copy of every layer left."
         )
-        said.append(
+        sentences.append(
             f"From {n0} to {full - 1} hosts the job still runs, with fewer copies:"
             f" the loss of all holders of a layer then takes a checkpoint."
         )
     if uncovered:
-        said.append(
+        sentences.append(
             f"Not with {', '.join(map(str, uncovered))} hosts: templates end at {largest}, and these"
             f" numbers are no sum of {f + 1} sizes or more; some hosts would be idle."
         )
     if largest < 2 * n0 - 1:
-        said.append(
+        sentences.append(
             f"There is no template above {largest} hosts, so a merge of short pipelines,"
             f" up to {2 * n0 - 1} hosts, may leave some idle."
         )
-    said.append("More losses at once than that may or may not spare a copy of every layer.")
+    sentences.append("More losses at once than that may or may not spare a copy of every layer.")
     at_once = f if hosts >= full and hosts not in uncovered else max(0, copies - 1)
-    return Guarantee(hosts, copies, at_once, uncovered, tuple(said))
+    return Guarantee(hosts, copies, at_once, uncovered, tuple(sentences))

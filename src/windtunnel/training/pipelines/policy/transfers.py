@@ -15,10 +15,10 @@ from windtunnel.training.pipelines.model import Layout, Template, TemplateSet, T
 
 def layers_by_host(template: Template) -> tuple[frozenset[int], ...]:
     """The layers that each host of a template has."""
-    found: list[set[int]] = [set() for _ in range(template.hosts)]
+    sets: list[set[int]] = [set() for _ in range(template.hosts)]
     for stage, host in zip(template.stages, template.hosts_of_stage, strict=True):
-        found[host].update(range(stage.first, stage.last))
-    return tuple(map(frozenset, found))
+        sets[host].update(range(stage.first, stage.last))
+    return tuple(map(frozenset, sets))
 
 
 class Holders:
@@ -52,13 +52,13 @@ class Holders:
 
     def of(self, layer: int, alive: Collection[int]) -> list[int]:
         """The hosts that are ``alive`` and have ``layer``, by pipeline."""
-        found = []
+        hosts = []
         for pipeline in self.layout.pipelines:
             self.layers_at(len(pipeline))
             host = pipeline[self._position[len(pipeline)][layer]]
             if host in alive:
-                found.append(host)
-        return found
+                hosts.append(host)
+        return hosts
 
     def any(self, layer: int, alive: Collection[int]) -> bool:
         """Whether a host that is ``alive`` has ``layer``."""
@@ -89,8 +89,8 @@ def transfers(
         for layer in new.layers_of(host) - old.layers_of(host) - lost
     ]
     holders = cache(lambda layer: old.of(layer, living))
-    found = spread(wanted, holders, layer_bytes.__getitem__)
-    return tuple(sorted(found, key=lambda each: (each.target, each.layer))), tuple(sorted(lost))
+    moves = spread(wanted, holders, layer_bytes.__getitem__)
+    return tuple(sorted(moves, key=lambda each: (each.target, each.layer))), tuple(sorted(lost))
 
 
 def spread(
@@ -100,9 +100,9 @@ def spread(
 ) -> list[Transfer]:
     """A source for each (layer, target), largest layers first. ``holders``, ``nbytes``: of a layer."""
     load: dict[int, float] = {}
-    found = []
+    moves = []
     for layer, target in sorted(wanted, key=lambda each: (-nbytes(each[0]), each)):
         source = min(holders(layer), key=lambda host: (load.get(host, 0.0), host))
         load[source] = load.get(source, 0.0) + nbytes(layer)
-        found.append(Transfer(layer, source, target, nbytes(layer)))
-    return found
+        moves.append(Transfer(layer, source, target, nbytes(layer)))
+    return moves

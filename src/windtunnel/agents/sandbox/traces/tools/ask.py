@@ -17,8 +17,8 @@ def once(first: str, second: str) -> str | None:
     try:
         with socket.create_connection(("127.0.0.1", int(first)), 20) as link:
             link.sendall(f"GET {second} HTTP/1.0\r\n\r\n".encode())
-            said = b"".join(iter(lambda: link.recv(4096), b""))
-            return said.decode().partition("\r\n\r\n")[2]
+            response = b"".join(iter(lambda: link.recv(4096), b""))
+            return response.decode().partition("\r\n\r\n")[2]
     except ConnectionRefusedError:
         return None
 

@@ -21,10 +21,10 @@ class Service(http.server.BaseHTTPRequestHandler):
             Service.worker.start()
         elif verb == "result":
             self.wait()
-        said = {"result": Service.result, "work": number}.get(verb, Service.count)
+        content = {"result": Service.result, "work": number}.get(verb, Service.count)
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(f"{said}\n".encode())
+        self.wfile.write(f"{content}\n".encode())
 
     def wait(self) -> None:
         if Service.worker.ident:

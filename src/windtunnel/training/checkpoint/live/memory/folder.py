@@ -124,12 +124,12 @@ class Folder:
     def find(self, shard: str, step: int, world: int | None = None) -> tuple[Slot, Shard] | None:
         """The complete copy of a shard at ``step``; of several, that of the newest generation."""
         self.look()
-        found = [
+        copies = [
             copy
             for shelf in self.shelves
             if shelf.shard == shard and world in (None, shelf.world) and (copy := shelf.find(step))
         ]
-        return max(found, key=lambda copy: copy[1].generation, default=None)
+        return max(copies, key=lambda copy: copy[1].generation, default=None)
 
     def copies(self, place: int) -> list[Copy]:
         """All complete copies."""
@@ -211,7 +211,7 @@ class Folder:
             if since < generation and digest not in used:
                 del self._layouts[digest]
                 self._layout(digest).unlink(missing_ok=True)
-        dropped = [one for shelf in gone for one in shelf.slots.values()]
+        dropped = [old_slot for shelf in gone for old_slot in shelf.slots.values()]
         for slot in dropped:
             slot.path.unlink(missing_ok=True)
         return dropped
@@ -245,7 +245,7 @@ class Folder:
             for slot in shelf.slots.values():
                 slot.close()
 
-    def require(self, more: int, told: Callable[[], str], world: int, base: int) -> None:
+    def require(self, more: int, describe: Callable[[], str], world: int, base: int) -> None:
         """Refuse ``more`` bytes that are not there.
 
         Raises:
@@ -261,7 +261,7 @@ class Folder:
         there, bound = free(self.path)
         if more > there:
             raise UserError(
-                f"{told()}; {amount(more)} more are needed, and {amount(there)} are {bound}: "
+                f"{describe()}; {amount(more)} more are needed, and {amount(there)} are {bound}: "
                 f"use fewer copies or slots, or hosts with more memory"
             )
 
@@ -283,7 +283,7 @@ class Folder:
             self.shelves.remove(shelf)
 
     def _shrink(self, shelf: Shelf, indices: list[int]) -> None:
-        kept = [one for index, one in sorted(shelf.slots.items()) if index not in indices]
+        kept = [old_slot for index, old_slot in sorted(shelf.slots.items()) if index not in indices]
         for index in indices:
             shelf.slots[index].path.unlink(missing_ok=True)
         # Slots are numbered without gaps: those that stay move down.

@@ -70,10 +70,10 @@ class Holder:
     def _get(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         shard, step, state = message["shard"], message["step"], self._state
         with state.changed:
-            found = state.folder.find(shard, step, message.get("world"))
-            if found is None:
+            match = state.folder.find(shard, step, message.get("world"))
+            if match is None:
                 raise Refused("copy", f"{shard} of step {step} is not here")
-            slot, it = found
+            slot, it = match
             data = slot.first(it.nbytes)
         with data:
             wire.send(sock, to_plain(it))
@@ -151,10 +151,10 @@ class Holder:
         """
         state = self._state
         with state.changed:
-            found = shelf.find(shard.step)
-        if found is None:
+            match = shelf.find(shard.step)
+        if match is None:
             return False
-        slot, there = found
+        slot, there = match
         if replace(there, generation=shard.generation) != shard:
             return False
         with slot.first(there.nbytes) as data:

@@ -107,7 +107,7 @@ class Owner:
                 self._pacer.configure(Pace(**message["pace"]))
         if rank == 0:
             self._tell(copies_wanted, placement)
-        told = self._require(rank, spec)
+        needs = self._require(rank, spec)
         state.folder.keep_layout(message["layout"], layout, generation)
         paths = {}
         for shard, count in nbytes.items():
@@ -118,7 +118,7 @@ class Owner:
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
-        return {"paths": paths, "needs": told}
+        return {"paths": paths, "needs": needs}
 
     def _asked(self, message: Message) -> CopiesWanted:
         membership, wanted = self._state.membership, message["placement"]
@@ -130,8 +130,8 @@ class Owner:
     def _tell(self, observation: Observation, decision: Decision) -> None:
         """All hosts decide alike; the first one says it in the run's events."""
         if self._state.place == 0:
-            told = eventlog.decided("training.checkpoint", "newest", observation, decision)
-            self._state.context.event("decision", **told)
+            record = eventlog.decided("training.checkpoint", "newest", observation, decision)
+            self._state.context.event("decision", **record)
 
     def _require(self, rank: int, spec: Spec) -> str:
         """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones; the
@@ -156,13 +156,13 @@ class Owner:
             spec.slots * slots.HEADER * sum(len(spec.nbytes) * (1 + len(spec.holders)) for spec in specs)
         )
         more = needed(own, held, spec.slots, headers) - here
-        told = explain(own, held, spec.slots, headers)
+        needs = explain(own, held, spec.slots, headers)
         stands = all(state.folder.stands(shard, world, n, spec.slots) for shard, n in spec.nbytes.items())
         if more > 0 and not stands:  # who comes back to slots that are there needs nothing more
             state.folder.require(
-                more, lambda: f"checkpoints in memory need {told} on this host", world, state.base
+                more, lambda: f"checkpoints in memory need {needs} on this host", world, state.base
             )
-        return told
+        return needs
 
     def _prepare(self, host: int, shard: str, shelf: Shelf, message: Message) -> None:
         """Have a holder take the memory for its copy now. One that does not answer is the membership's
@@ -243,7 +243,7 @@ class Owner:
         if host not in self._senders:
             membership = state.membership
             assert membership is not None
-            target = next(one for one in membership.hosts if one.id == host)
+            target = next(member for member in membership.hosts if member.id == host)
             self._senders[host] = Sender(
                 target,
                 self._pacer,
@@ -313,10 +313,10 @@ class Owner:
         state, wanted = self._state, message["place"]
         with state.changed:
             if wanted is None or wanted == state.place:
-                found = state.folder.find(message["shard"], message["step"], message.get("world"))
-                if found is None:
+                match = state.folder.find(message["shard"], message["step"], message.get("world"))
+                if match is None:
                     raise CopyError(f"{message['shard']} of step {message['step']} is not here")
-                return {"path": str(found[0].path)}
+                return {"path": str(match[0].path)}
             hosts = state.membership.hosts if state.membership else ()
             if not isinstance(wanted, int) or not 0 <= wanted < len(hosts):
                 raise CopyError(f"there is no place {wanted!r}")

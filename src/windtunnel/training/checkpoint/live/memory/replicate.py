@@ -113,7 +113,7 @@ class Pacer:
 
     def take(self, left: int, patience: float, cancelled: threading.Event) -> int:
         """Wait for leave to send, at most ``patience`` seconds; how many bytes, 0 for none yet."""
-        told: list[tuple[Sending, Allowance]] = []
+        decisions: list[tuple[Sending, Allowance]] = []
         with self._changed:
             end = self._clock() + patience
             while True:
@@ -124,7 +124,7 @@ class Pacer:
                 size = answer.nbytes
                 paced = self._pace.mode == "idle" or self._pace.bandwidth
                 if paced and self._told < TOLD and (size or not self._waits):
-                    told.append((sending, answer))
+                    decisions.append((sending, answer))
                     self._told += 1
                 self._waits = not size
                 if size:
@@ -136,7 +136,7 @@ class Pacer:
                     break
                 pause = math.inf if answer.pause is None else answer.pause
                 self._changed.wait(min(pause, end - now))
-        for decision in told:
+        for decision in decisions:
             self._tell(*decision)
         return size
 

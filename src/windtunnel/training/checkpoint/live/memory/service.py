@@ -238,14 +238,14 @@ class Persister:
     def _shard(self, shard: str, step: int, world: int) -> tuple[Shard, memoryview]:
         state = self._state
         with state.changed:
-            found = state.folder.find(shard, step, world)
-        if found is None:
+            match = state.folder.find(shard, step, world)
+        if match is None:
             raise CopyError(f"{shard} of step {step} is not in memory")
-        slot, it = found
+        slot, it = match
         there, bound = free(state.folder.path)
         if it.nbytes > there:
-            told = f"a copy of {shard} takes {amount(it.nbytes)}"
-            raise UserError(f"{told}, {amount(there)} are {bound}")
+            text = f"a copy of {shard} takes {amount(it.nbytes)}"
+            raise UserError(f"{text}, {amount(there)} are {bound}")
         # Not the heap's: this goes back to the host at once.
         data = memoryview(mmap.mmap(-1, max(1, it.nbytes)))[: it.nbytes]
         return slots.load(slot.path, data, step=step), data
@@ -260,9 +260,14 @@ class Persister:
             return
         url, step = self._urls.pop(key)
         try:
-            told = [(int(rank), from_plain(storage.Written, one)) for rank in values for one in values[rank]]
-            blobs = {written.shard.layout: self._layout(written.shard.layout, rank) for rank, written in told}
-            manifest = storage.complete_step(url, [written for _, written in told], blobs)
+            written_by_rank = [
+                (int(rank), from_plain(storage.Written, record)) for rank in values for record in values[rank]
+            ]
+            blobs = {
+                written.shard.layout: self._layout(written.shard.layout, rank)
+                for rank, written in written_by_rank
+            }
+            manifest = storage.complete_step(url, [written for _, written in written_by_rank], blobs)
         except Exception as error:
             self._not_written(step, url, error)
             return

@@ -80,11 +80,11 @@ class Ledger:
 
 def merged(values: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
     """The holders that all ranks posted, together."""
-    found: dict[str, frozenset[int]] = {}
+    union: dict[str, frozenset[int]] = {}
     for value in values:
         for shard, hosts in value["holders"].items():
-            found[shard] = found.get(shard, frozenset()) | frozenset(hosts)
-    return found
+            union[shard] = union.get(shard, frozenset()) | frozenset(hosts)
+    return union
 
 
 def replication(holders: Mapping[str, Collection[int]], alive: Collection[int]) -> int:

@@ -180,10 +180,10 @@ class Agent:
 
     def _hello_from_link(self) -> Message:
         """Called by the link's thread: the agent's thread makes the message."""
-        made: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.do(lambda: made.put(self._hello()))
+        answer: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.do(lambda: answer.put(self._hello()))
         try:
-            return made.get(timeout=10.0)
+            return answer.get(timeout=10.0)
         except queue.Empty:
             raise OSError("the agent is busy") from None
 
@@ -218,8 +218,8 @@ class Agent:
             self._welcome(message)
         elif op == "membership":
             membership = Membership.of(message["membership"])
-            seen = (self.member.epoch, self.member.generation) if self.member is not None else (0, 0)
-            if (membership.epoch, membership.generation) >= seen:
+            current = (self.member.epoch, self.member.generation) if self.member is not None else (0, 0)
+            if (membership.epoch, membership.generation) >= current:
                 self.epoch = max(self.epoch, membership.epoch)
                 self._join(membership, message["place"], message["mine"])
         elif op == "decided":
@@ -300,8 +300,12 @@ class Agent:
     def _look(self, message: Message) -> None:
         """In a thread of its own, since it waits for hosts that do not answer."""
         hosts = {int(host): address for host, address in message["hosts"].items()}
-        told = {"op": "reached", "round": message["round"], "silent": reach.silent(hosts, message["within"])}
-        self.do(lambda: self.link.send(told, keep=False))
+        response = {
+            "op": "reached",
+            "round": message["round"],
+            "silent": reach.silent(hosts, message["within"]),
+        }
+        self.do(lambda: self.link.send(response, keep=False))
 
     def _fence(self, message: Message) -> None:
         worker = self.workers.of_pid(message["pid"]) if message.get("pid") else None
@@ -381,7 +385,9 @@ class Agent:
             return
         self._posts[generation, key, rank] = value
         posts = {**self._settled, **self._posts}
-        values = {one: posts[at] for one in self.mine if (at := (generation, key, one)) in posts}
+        values = {
+            own_rank: posts[at] for own_rank in self.mine if (at := (generation, key, own_rank)) in posts
+        }
         if len(values) == len(self.mine):  # nothing is agreed before all ranks have posted
             message = {"op": "post", "generation": generation, "key": key, "values": values}
             self.link.send(message, keep=False)  # open posts go with the next hello

@@ -22,12 +22,12 @@ _NO_WAY = {
 def silent(hosts: Mapping[int, str], within: float) -> list[int]:
     """Those of ``hosts`` ("host:port" each, "" where there is no service) of which nothing comes ``within``
     seconds."""
-    asked = [host for host, address in hosts.items() if address]
-    if not asked:
+    reachable = [host for host, address in hosts.items() if address]
+    if not reachable:
         return []
-    with ThreadPoolExecutor(min(AT_ONCE, len(asked)), thread_name_prefix="windtunnel-reach") as pool:
-        answers = pool.map(lambda host: _answers(hosts[host], within), asked)
-        return sorted(host for host, there in zip(asked, answers, strict=True) if not there)
+    with ThreadPoolExecutor(min(AT_ONCE, len(reachable)), thread_name_prefix="windtunnel-reach") as pool:
+        answers = pool.map(lambda host: _answers(hosts[host], within), reachable)
+        return sorted(host for host, there in zip(reachable, answers, strict=True) if not there)
 
 
 def _answers(address: str, within: float) -> bool:

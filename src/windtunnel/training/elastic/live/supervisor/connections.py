@@ -52,12 +52,12 @@ class Connection:
         Raises:
             WireError: the peer does not know the secret, or speaks something else.
         """
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         while True:
             try:
                 part = self.sock.recv(STRANGE if self._session is None else 1 << 18)
             except BlockingIOError:
-                return found
+                return messages
             except tls.Untrusted:
                 raise
             except OSError:
@@ -70,9 +70,9 @@ class Connection:
                 self._handshake = self._handshake or Server(self._keys, (SUPERVISOR,), self.sock.binding)
                 answer, self._session = self._handshake.take(self._unread)
                 self.unsent += answer
-            found += self._messages()
+            messages += self._messages()
             if not self.sock.pending():  # of what is, the selector says nothing
-                return found
+                return messages
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         while self._session is not None:

@@ -256,6 +256,6 @@ def _listen(host: str, last: str) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > end:
                 why = f"{error.strerror}, and the hosts of this run look for it there"
-                told = why if last else error.strerror
-                raise UserError(f"the supervisor cannot listen at {host}:{address[1]}: {told}") from error
+                reason = why if last else error.strerror
+                raise UserError(f"the supervisor cannot listen at {host}:{address[1]}: {reason}") from error
             time.sleep(0.1)  # a connection of somebody else has that port for its own end

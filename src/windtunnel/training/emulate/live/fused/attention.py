@@ -337,8 +337,8 @@ def install_flex(observer: Observer) -> None:
 def _share_of(mask: Any, observer: Observer) -> float:
     """The share of ``mask``'s blocks that are not empty, and a sentence for the report."""
     if mask is None:
-        said = "flex attention without a block mask is costed as attention to everything"
-        observer.note(said, NoteKind.APPROXIMATION)
+        text = "flex attention without a block mask is costed as attention to everything"
+        observer.note(text, NoteKind.APPROXIMATION)
         return 1.0
     share = getattr(mask, "share_of_blocks", None)
     if share is None:
@@ -350,10 +350,10 @@ def _share_of(mask: Any, observer: Observer) -> float:
             observer.native.wt_pause(-1)
         mask.share_of_blocks = share
     rows, columns = mask.BLOCK_SIZE
-    told = f"the blocks of {rows} × {columns} that its mask leaves: {100 * share:.1f} % of them"
+    basis = f"the blocks of {rows} × {columns} that its mask leaves: {100 * share:.1f} % of them"
     if share < 0:
-        told = "a causal mask: its own depends on values that are not there"
-    observer.note(f"flex attention is costed by {told}", NoteKind.APPROXIMATION)
+        basis = "a causal mask: its own depends on values that are not there"
+    observer.note(f"flex attention is costed by {basis}", NoteKind.APPROXIMATION)
     return float(share if share >= 0 else CAUSAL)
 
 

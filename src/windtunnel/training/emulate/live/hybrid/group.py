@@ -144,7 +144,7 @@ class Group(Base):  # type: ignore[misc]
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self.allgather(
-            [self._chunks(output) for output in outputs], [one.view(-1) for one in inputs], opts
+            [self._chunks(output) for output in outputs], [tensor.view(-1) for tensor in inputs], opts
         )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
@@ -204,7 +204,7 @@ class Group(Base):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         return self.reduce_scatter(
-            [output.view(-1) for output in outputs], [self._chunks(one) for one in inputs], opts
+            [output.view(-1) for output in outputs], [self._chunks(tensor) for tensor in inputs], opts
         )
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -345,8 +345,8 @@ def _combine(tensor: Tensor, others: Tensors, virtual: int, rule: str, op: Any) 
     if kind in (SUM, AVG, PREMUL_SUM):
         if copies > 1:
             tensor.mul_(copies)
-        for one in others:
-            tensor.add_(one)
+        for other in others:
+            tensor.add_(other)
         if kind == AVG:
             tensor.div_(count)
         elif kind == PREMUL_SUM:
@@ -356,11 +356,11 @@ def _combine(tensor: Tensor, others: Tensors, virtual: int, rule: str, op: Any) 
         Op.MAX: "maximum", Op.MIN: "minimum", Op.PRODUCT: "mul", Op.BAND: "bitwise_and", Op.BOR: "bitwise_or",
         Op.BXOR: "bitwise_xor",
     }  # fmt: skip
-    name = {int(one): name for one, name in names.items()}[kind]
+    name = {int(other): name for other, name in names.items()}[kind]
     alike = [tensor.clone()] * (copies - 1) if name in ("mul", "bitwise_xor") else []
     zeros = [torch.zeros_like(tensor)] if virtual and rule == "zeros" else []
-    for one in (*others, *alike, *zeros):
-        getattr(torch, name)(tensor, one, out=tensor)
+    for other in (*others, *alike, *zeros):
+        getattr(torch, name)(tensor, other, out=tensor)
 
 
 def _fill(tensor: Tensor, content: Tensor | None) -> None:

@@ -128,10 +128,10 @@ class Steps:
 
 def _own_frame(frame: FrameType) -> FrameType:
     """The innermost frame of the user's program."""
-    one: FrameType | None = frame
-    while one is not None and not failure.is_own(one.f_code.co_filename):
-        one = one.f_back
-    return one or frame
+    outer: FrameType | None = frame
+    while outer is not None and not failure.is_own(outer.f_code.co_filename):
+        outer = outer.f_back
+    return outer or frame
 
 
 def main() -> None:

@@ -75,9 +75,9 @@ class _Fusion:
             pairs = (zip(self.items[i].reads, self.items[i].sizes, strict=True) for i in sorted(readers))
             size = max(size for each in pairs for read, size in each if read == value)
             touched = {self.of[i] for i in readers if self.items[i].loops}
-            made = self.writer.get(value)
-            if made is not None and self.items[made].loops:
-                touched.add(self.of[made])
+            writer = self.writer.get(value)
+            if writer is not None and self.items[writer].loops:
+                touched.add(self.of[writer])
             ordered = sorted(touched)
             for n, a in enumerate(ordered):
                 for b in ordered[n + 1 :]:
@@ -144,9 +144,9 @@ class _Fusion:
 
 
 def _bits(mask: int) -> list[int]:
-    found = []
+    numbers = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        numbers.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return numbers

@@ -44,8 +44,8 @@ def least_kept(
             cut.add_edge("given", (value, 0))  # without a capacity: unlimited
         if value in wanted:
             cut.add_edge((value, 1), "wanted")
-    for read, made in edges:
-        cut.add_edge((read, 1), (made, 0))
+    for read, written in edges:
+        cut.add_edge((read, 1), (written, 0))
     if "given" not in cut or "wanted" not in cut:
         return frozenset()
     _, (near, _) = nx.minimum_cut(cut, "given", "wanted")
@@ -58,12 +58,15 @@ def partition(regions: Regions, sizes: dict[int, int], next_block: int) -> int:
     ``sizes``: bytes of each block; gets those of the new ones, numbered from ``next_block`` on. Returns the
     next number after them.
     """
-    found = dict(graphs(regions))
+    by_graph = dict(graphs(regions))
     checkpointed = {
-        regions.nodes[n].graph for numbers in found.values() for n in numbers if regions.nodes[n].recomputed
+        regions.nodes[n].graph
+        for numbers in by_graph.values()
+        for n in numbers
+        if regions.nodes[n].recomputed
     }
-    for (call, backward), numbers in list(found.items()):
-        if backward or (call, True) in checkpointed or (call, True) not in found:
+    for (call, backward), numbers in list(by_graph.items()):
+        if backward or (call, True) in checkpointed or (call, True) not in by_graph:
             continue
         again = _computed_again(regions, numbers, sizes, (call, True))
         if again:
@@ -178,13 +181,13 @@ def _copy(
         nodes.append(Node(graph, node.event, node.row, node.part, reads, writes, True, node.at, live=True))
         for read in reads:
             values[read.value].users.append(copy)
-    for value, made in new.items():
+    for value, copied in new.items():
         for number in readers[value]:
             nodes[number].reads = [
-                replace(r, value=made) if r.value == value else r for r in nodes[number].reads
+                replace(r, value=copied) if r.value == value else r for r in nodes[number].reads
             ]
             values[value].users.remove(number)
-            values[made].users.append(number)
+            values[copied].users.append(number)
     return next_block
 
 

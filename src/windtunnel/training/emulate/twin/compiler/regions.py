@@ -167,14 +167,14 @@ class _Reader:
                 value = self.current[block] if block in self.current else self._value(block, -1)
                 given[place] = Read(value, offset, stored_bytes(op.tensors()[place]))
         before = {block: self.current.get(block) for block, _ in writes}
-        made: dict[int, Read] = {}
+        produced: dict[int, Read] = {}
         for part in self.parts[row]:
             number = len(self.nodes)
             node = Node(graph, event, row, part, [], [], recomputed, float(event))
             for place in part.reads:
                 if place in given:
                     node.reads.append(given[place])
-            node.reads += [made[place] for place in part.again if place in made]
+            node.reads += [produced[place] for place in part.again if place in produced]
             for place in part.writes:
                 if place >= len(writes) or writes[place][0] < 0:
                     continue
@@ -183,8 +183,8 @@ class _Reader:
                 old = before.get(block)
                 if old is not None and size < self.bytes.get(block, 0):
                     node.reads.append(Read(old, 0, 0))  # a part of the block is written, the rest stays
-                made[place] = Read(self._value(block, number), offset, size)
-                node.writes.append(made[place])
+                produced[place] = Read(self._value(block, number), offset, size)
+                node.writes.append(produced[place])
             for read in node.reads:
                 self.values[read.value].users.append(number)
             self.nodes.append(node)
@@ -256,9 +256,9 @@ def mark_live(regions: Regions) -> None:
 
 def graphs(regions: Regions) -> Iterator[tuple[Graph, list[int]]]:
     """The live nodes of each graph, in order."""
-    found: dict[Graph, list[int]] = {}
+    by_graph: dict[Graph, list[int]] = {}
     for number, node in enumerate(regions.nodes):
         if node.live:
-            found.setdefault(node.graph, []).append(number)
-    for graph, numbers in found.items():
+            by_graph.setdefault(node.graph, []).append(number)
+    for graph, numbers in by_graph.items():
         yield graph, sorted(numbers, key=lambda n: (regions.nodes[n].at, n))

@@ -69,16 +69,16 @@ def compiled(slice_: Slice) -> Slice:
     merge_equal(regions, slice_.operators)
     mark_live(regions)
     events = slice_.events
-    made = events["kind"] == EventKind.ALLOC
-    sizes = dict(zip(events["ref"][made].tolist(), events["value"][made].tolist(), strict=True))
+    allocating = events["kind"] == EventKind.ALLOC
+    sizes = dict(zip(events["ref"][allocating].tolist(), events["value"][allocating].tolist(), strict=True))
     first_new = max(sizes, default=-1) + 1
     partition(regions, sizes, first_new)
     mark_live(regions)
     sink(regions)
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for _, numbers in graphs(regions):
-        found += _kernels(regions, numbers)
-    return _Writer(slice_, regions, sizes, found).written()
+        kernels += _kernels(regions, numbers)
+    return _Writer(slice_, regions, sizes, kernels).written()
 
 
 @lru_cache(maxsize=4096)
@@ -108,7 +108,7 @@ def _kernels(regions: Regions, numbers: list[int]) -> list[Kernel]:
     while waiting:
         kernel = next(k for k in waiting if needs[k] <= placed.keys())
         waiting.remove(kernel)
-        placed[kernel] = max([at[kernel], *(placed[one] for one in needs[kernel])])
+        placed[kernel] = max([at[kernel], *(placed[need] for need in needs[kernel])])
         order.append(kernel)
     result = []
     for number, kernel in enumerate(order):
@@ -163,13 +163,13 @@ def _items(regions: Regions, numbers: list[int]) -> tuple[tuple[Item, ...], list
 class _Writer:
     """Writes the events anew."""
 
-    def __init__(self, slice_: Slice, regions: Regions, sizes: dict[int, int], found: list[Kernel]) -> None:
-        self.slice, self.regions, self.sizes, self.kernels = slice_, regions, sizes, found
+    def __init__(self, slice_: Slice, regions: Regions, sizes: dict[int, int], kernels: list[Kernel]) -> None:
+        self.slice, self.regions, self.sizes, self.kernels = slice_, regions, sizes, kernels
         self.operators = list(slice_.operators)
         self.rows: dict[Operator, int] = {}
         self.makers: dict[int, int] = {}  # node -> the kernel that writes what it writes
         self.readers: dict[int, int] = {}
-        for number, kernel in enumerate(found):
+        for number, kernel in enumerate(kernels):
             for node in kernel.nodes:
                 if node not in kernel.first:
                     self.makers[node] = number
@@ -250,8 +250,10 @@ class _Writer:
     def _freed(self, block: int, died: int, first: Kernel, last: Kernel, outside: bool) -> Key | None:
         """Where ``block`` is freed: None where it is not."""
         after = (last.key[0], last.key[1] + 0.5)
-        made, read = (self.regions.nodes[kernel.nodes[0]].graph for kernel in (first, last))
-        if outside or (read != made and not read[1]):  # who called the region still holds what it was given
+        written, read = (self.regions.nodes[kernel.nodes[0]].graph for kernel in (first, last))
+        if outside or (
+            read != written and not read[1]
+        ):  # who called the region still holds what it was given
             return max(after, (float(died), 0.0)) if died >= 0 else None
         if last.fused and any(self._takes_place(other, block) for other in last.nodes):
             return (last.key[0], last.key[1] - 0.6)
@@ -302,15 +304,15 @@ class _Writer:
         for number in kernel.nodes:
             node = nodes[number]
             names[base_name(self.slice.operators[node.row].name).strip("_")] = None
-            for one in () if number in kernel.second else node.reads:
-                if one.value not in inside and one.nbytes:
-                    read[values[one.value].block, one.offset, one.nbytes] = None
-            for one in () if number in kernel.first else node.writes:
-                value = values[one.value]
+            for access in () if number in kernel.second else node.reads:
+                if access.value not in inside and access.nbytes:
+                    read[values[access.value].block, access.offset, access.nbytes] = None
+            for access in () if number in kernel.first else node.writes:
+                value = values[access.value]
                 if value.outside or any(
                     nodes[user].live and self.readers[user] != self.makers[number] for user in value.users
                 ):
-                    written[value.block] = one
+                    written[value.block] = access
         reads: dict[int, int] = defaultdict(int)
         for block, _, size in read:
             reads[block] += size

@@ -249,8 +249,8 @@ def executed_flops(op: Operator) -> float:
         query, key, _, causal, _ = attention_shapes(op)
         if causal and key[2]:
             # Row i sees the keys up to i: of a square half of the scores and half a diagonal.
-            seen = min(query[2], key[2])
-            total *= (seen * (seen + 1) / 2 + max(0, query[2] - key[2]) * key[2]) / (query[2] * key[2])
+            rows = min(query[2], key[2])
+            total *= (rows * (rows + 1) / 2 + max(0, query[2] - key[2]) * key[2]) / (query[2] * key[2])
     return total
 
 

@@ -358,15 +358,15 @@ def collect_garbage(heap: Heap, rules: Rules) -> None:
     if excess <= 0:
         return
     now = heap.totals[LOOKUPS + 1]
-    age, found = 0, 0
+    age, old = 0, 0
     for row in range(1, heap.filled.size // 2, 2):
         for block in heap.members[row, : heap.filled[row]]:
             if heap.blocks[block].before == NONE and heap.blocks[block].after == NONE:
                 age += now - heap.blocks[block].born
-                found += 1
+                old += 1
     progress = True
-    while excess > 0 and progress and found > 0:
-        oldest = age / found
+    while excess > 0 and progress and old > 0:
+        oldest = age / old
         progress = False
         for row in range(1, heap.filled.size // 2, 2):
             for block in heap.members[row, : heap.filled[row]].copy():
@@ -375,5 +375,5 @@ def collect_garbage(heap: Heap, rules: Rules) -> None:
                     progress = True
                     excess -= heap.blocks[block].size
                     age -= now - heap.blocks[block].born
-                    found -= 1
+                    old -= 1
                     give_back(heap, rules, block)

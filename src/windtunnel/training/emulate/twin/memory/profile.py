@@ -185,13 +185,13 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
     event = path.out_of_memory
     if event < 0:
         return None
-    asked = int(path.size[path.born == event][0])
+    requested = int(path.size[path.born == event][0])
     by_category, held = _held(slice, path, category, event - 1)
     return OutOfMemory(
         event=event,
         requested_bytes=int(slice.events["value"][event]),
         scope=purpose.purpose(slice, event),
-        allocated_bytes=int(path.allocated[event]) - asked,
+        allocated_bytes=int(path.allocated[event]) - requested,
         reserved_bytes=int(path.heap.totals[REFUSED]),
         by_category=by_category,
         held=held,
