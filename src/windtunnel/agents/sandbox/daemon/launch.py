@@ -165,7 +165,7 @@ def wait_gone(home: Path) -> None:
     Raises SandboxError when it is still there after `GONE_SECONDS`.
     """
     deadline = time.monotonic() + GONE_SECONDS
-    with (home / LOCK).open("rb") as lock:
+    with (home / LOCK).open("ab") as lock:  # a daemon of an earlier version may have had another
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
