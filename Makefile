@@ -97,7 +97,7 @@ $(EDGE)/ready: pyproject.toml constraints-edge.txt
 
 # TorchRec asks for the CUDA build of fbgemm, whose CPU build is among the strangers.
 $(VENV)/conformance-ready: $(VENV)/ready $(EDGE)/ready
-	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[strangers]'
+	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[strangers,ray]'
 	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0 HolisticTraceAnalysis==0.5.0
 	if [ "$$(id -u)" = 0 ]; then $(BIN)/windtunnel sandbox setup --pool-size 2G; fi
 	touch $@
