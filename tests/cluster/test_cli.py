@@ -12,13 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
-from windtunnel.cli.cluster import register
+from windtunnel.cli.cluster import group
 from windtunnel.cluster.draw import WIDTH, figures, picture, si
 from windtunnel.cluster.load import load_cluster
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 app = typer.Typer()
-register(app)
+app.add_typer(group, name="cluster")
 app.callback()(lambda: None)
 runner = CliRunner()
 

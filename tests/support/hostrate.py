@@ -64,7 +64,7 @@ class Place:
         def look() -> int:
             queue = queues.Backlog("wt0")
             try:
-                return queue.look()[1]
+                return queue.read()[1]
             finally:
                 queue.close()
 

@@ -173,7 +173,7 @@ def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
     [
         (["nothing.bin"], "nothing.bin: there is no such file"),
         (["weights.bin", "--racks", "9"], "the nearest accepted are 8 and 24"),
-        (["weights.bin", "--loss", "1"], "--loss: 1.0 is not accepted"),
+        (["weights.bin", "--loss", "1"], "--loss 1 is not accepted"),
         (["weights.bin", "--racks", "160"], "--racks: 160 on one machine, accepted are up to 64"),
         (["weights.bin"], "network namespaces need root; accepted here is plan"),
     ],

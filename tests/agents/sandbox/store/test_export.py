@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import fsspec
@@ -207,13 +208,15 @@ def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> 
 def test_an_export_that_breaks_off_is_no_checkpoint(
     here: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = LocalFiles._write
+    real, counting = LocalFiles._write, Lock()
     total = stop = 0
 
     def counted(self: LocalFiles, name: str, blocks: Any) -> None:
         nonlocal total
-        total += 1
-        if total == stop:
+        with counting:  # several threads write
+            total += 1
+            fails = total == stop
+        if fails:
             raise OSError(f"{name} cannot be written: the line is dead")
         real(self, name, blocks)
 

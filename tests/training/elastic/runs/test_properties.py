@@ -105,14 +105,12 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_step_in_doubt_on_every_subset test_step_that_was_not_decided_is_done_again
   - pipelines/live/test_pipeline_parts.py
       test_step_in_doubt_for_every_subset
-15. The planner is optimal, keeps to memory, and its files are deterministic
+15. The planner is optimal and keeps to memory
   - pipelines/policy/test_pipeline_planner.py
       test_one_device_a_host_is_optimal test_twelve_layers_and_every_number_of_stages
       test_memory_moves_the_cut
   - pipelines/policy/test_pipeline_times.py
       test_the_formula_by_hand
-  - pipelines/policy/test_pipeline_templates.py
-      test_files_round_trip
 16. Templates cover every number of hosts, with as few as can be, closed under merging
   - pipelines/policy/test_pipeline_templates.py
       test_fewest_templates test_sizes_of_a_set
