@@ -67,7 +67,7 @@ def test_a_file_names_it_too_and_it_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("multicast=shufflecast,splitter=4", r"multicast: racks: 8 are no shuffle .* accepted are 4 and 32"),
+        ("multicast=shufflecast,splitter=4", r"multicast: racks: 8 do not fit .* accepted are 4 and 32"),
         ("splitter=4", r"multicast\.kind is missing, accepted is shufflecast"),
         ("multicast=shufflecast", r"multicast\.splitter is missing, accepted is how many outputs"),
         ("multicast=mirrors,splitter=4", r"multicast\.kind is 'mirrors', accepted is 'shufflecast'"),

@@ -174,7 +174,7 @@ def test_the_checker_names_what_is_wrong() -> None:
         (
             9,
             2,
-            "9 are no shuffle with splitters of 2, whose racks are k * 2^k: the nearest accepted are 8 and",
+            "9 do not fit splitters of 2, which need k * 2^k racks; the nearest accepted are 8 and",
         ),
         (30, 3, "the nearest accepted are 18 and 81"),
         (1, 2, "the nearest accepted are 2"),

@@ -51,7 +51,9 @@ def check(option: str, where: Place, keys: Keys | None) -> None:
     """Raises UserError: it would be without a token, with one that can be guessed by who hears the proof of
     it, or open to other machines."""
     if keys is None:
-        raise UserError(f"serve: {option} needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
+        raise UserError(
+            f"sandbox serve: {option} needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN"
+        )
     if len(keys.secret) < SHORTEST:
         raise UserError(f"serve: the token has {len(keys.secret)} bytes; at least {SHORTEST} are accepted")
     if keys.tls is None:

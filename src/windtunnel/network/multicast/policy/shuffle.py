@@ -76,6 +76,6 @@ def shuffle_of(racks: int, splitter: int) -> Shuffle:
     if racks < shuffle.racks:
         sizes = sizes[:1]
     raise UserError(
-        f"racks: {racks} are no shuffle with splitters of {splitter}, whose racks are k * {splitter}^k: the "
+        f"racks: {racks} do not fit splitters of {splitter}, which need k * {splitter}^k racks; the "
         f"nearest accepted are {' and '.join(map(str, sizes))}"
     )
