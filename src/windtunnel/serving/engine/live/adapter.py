@@ -48,12 +48,13 @@ States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), la
 class Ready:
     """A prepared model: ``takes`` are its call's arguments; ``limits`` those of its scan's time steps, if
     they bound anything, which Transformers' single steps leave out: a state behind decoded tokens is another
-    one then than that of a model that has read them."""
+    one then than that of a model that has read them. ``parameters``: how many weights it has."""
 
     model: Any
     config: PreTrainedConfig
     takes: frozenset[str]
     limits: tuple[float, float] | None
+    parameters: int
 
 
 class StepCache(Cache):  # type: ignore[misc]
@@ -166,7 +167,6 @@ def prepare(model: Any) -> Ready:
         )
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
     model.eval().set_attn_implementation(ATTENTION)
-    _lay_out(model)
     if config._attn_implementation != ATTENTION:
         raise UserError(
             f"{config.model_type} does not make its attention through AttentionInterface: not supported"
@@ -179,19 +179,41 @@ def prepare(model: Any) -> Ready:
         tuple(each.time_step_limit) for each in model.modules() if getattr(each, "time_step_limit", None)
     } - {(0.0, inf)}  # time steps are positive anyway
     takes = frozenset(inspect.signature(type(model).forward).parameters)
-    return Ready(model, config, takes, limits.pop() if limits else None)
+    count = sum(each.numel() for each in model.parameters())
+    _pack(model)
+    return Ready(model, config, takes, limits.pop() if limits else None, count)
 
 
-def _lay_out(model: Any) -> None:
-    """Puts weights with more outputs than inputs into memory by columns: MKL multiplies few rows by such ones
-    up to twice as fast. Nothing else of them changes."""
-    embedding = model.get_input_embeddings()
-    for each in model.modules():
-        if isinstance(each, nn.Linear) and each.weight is not embedding.weight:
-            weight = each.weight.data
-            plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-            if plain and len(weight) >= weight.shape[1]:
-                each.weight.data = weight.t().contiguous().t()
+class _Packed(nn.Module):
+    """A linear layer whose weights lie as oneDNN multiplies them. That multiplies up to twice as fast as MKL,
+    which plain layers use, on processors that are not Intel's."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias, self._packed = linear.bias, torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy, for a model that reads it itself."""
+        return self._packed.to_dense()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            tokens.contiguous(), self._packed, self.bias, "none", [], ""
+        )
+        return product
+
+
+def _pack(model: Any) -> None:
+    """Makes linear layers of float32 on a CPU `_Packed` ones. An embedding that one is tied to stays."""
+    if not torch.backends.mkldnn.is_available():
+        return
+    packed: dict[nn.Linear, _Packed] = {}  # a layer may stand at several places
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child.weight.is_cpu and child.weight.dtype == torch.float32:
+                setattr(parent, name, packed.setdefault(child, _Packed(child)))
 
 
 def _lengthening(rope: Any) -> str:

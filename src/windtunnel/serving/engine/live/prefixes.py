@@ -146,5 +146,5 @@ def shape_of(executor: Executor) -> Shape:
     try:
         form = shape(executor.ready.config.to_dict())
     except UserError:
-        form = Shape(0, 0, 2.0 * sum(each.numel() for each in executor.ready.model.parameters()))
+        form = Shape(0, 0, 2.0 * executor.ready.parameters)
     return replace(form, kv=executor.token_bytes, state=executor.state_bytes)
