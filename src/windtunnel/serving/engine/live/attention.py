@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from windtunnel.serving.engine.live.segments import Piece, Sequence, Slots
@@ -28,7 +29,8 @@ Seen = list[tuple[int, int, int, int]]
 class _Batch:
     """Slots ``begin`` to ``begin + count``, of each the keys ``low`` to ``high``. ``readers`` are queries,
     shape (count · readers of each,); ``to`` is where each one's part goes; ``mask`` is added to the scores,
-    shape (count, 1, readers of each, 1, keys), or None."""
+    shape (count, 1, readers of each, 1, keys), or None. ``prompt``: the readers are the first tokens of a
+    prompt, in their order, each with all keys up to its own and no others."""
 
     slots: Slots
     begin: int
@@ -38,6 +40,7 @@ class _Batch:
     readers: Tensor
     to: Tensor
     mask: Tensor | None
+    prompt: bool
 
 
 class Step:
@@ -95,34 +98,24 @@ class Step:
         if window not in self._by_window:
             self._by_window[window] = self._batches(window)
         most, batches = self._by_window[window]
-        (rows, heads, tokens, dim), queries = query.shape, self._queries
-        asked_all = query.transpose(1, 2).flatten(0, 1)
-        asked_all = asked_all * (scale * LOG2_E if softcap is None else scale / softcap)
+        (rows, heads, tokens, _), queries = query.shape, self._queries
+        scaled = query.transpose(1, 2).flatten(0, 1)
+        scaled = scaled * (scale * LOG2_E if softcap is None else scale / softcap)
         out = sums = None
         for batch in batches:
             span = slice(batch.begin, batch.begin + batch.count)
             keys = batch.slots.tensors["k", layer][span, :, batch.low : batch.high]
             values = batch.slots.tensors["v", layer][span, :, batch.low : batch.high]
-            count, shared = batch.count, keys.shape[1]
-            each, group = len(batch.readers) // count, heads // shared
-            tensor = asked_all[batch.readers].view(count, each, shared, group, dim).transpose(1, 2)
-            tensor = tensor.reshape(count * shared, each * group, dim)
-            scores = torch.bmm(tensor, keys.flatten(0, 1).transpose(1, 2)).float()
-            if softcap is not None:
-                scores = scores.tanh_().mul_(softcap * LOG2_E)
-            if batch.mask is not None:
-                scores.view(count, shared, each, group, -1).add_(batch.mask)
-            top = scores.amax(-1, keepdim=True)
-            weights = scores.sub_(top).exp2_()
-            total = weights.sum(-1, keepdim=True)
-            products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
+            readers = scaled[batch.readers]
+            if batch.prompt and softcap is None and sinks is None:
+                products = _of_prompt(readers, keys, values)
+                logs = products.new_zeros(())
+            else:
+                products, logs = _products(readers, keys, values, batch, softcap)
             if out is None or sums is None:
                 out = products.new_empty((queries * most + 1, heads, products.shape[-1]))
                 sums = products.new_full((queries * most + 1, heads), LOWEST)
-            products = products.view(count, shared, each, group, -1).transpose(1, 2)
-            out[batch.to] = products.reshape(count * each, heads, -1)
-            logs = top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2)
-            sums[batch.to] = logs.reshape(count * each, heads)
+            out[batch.to], sums[batch.to] = products, logs
         assert out is not None and sums is not None  # every query reads at least itself
         parts, logs = out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads)
         return _merge(parts, logs, sinks).to(query.dtype).view(rows, tokens, heads, -1)
@@ -142,10 +135,11 @@ class Step:
                 place = -1 if len(readers) == 1 else piece.place.index
                 groups.setdefault((piece.slots, place), []).append((piece, visible))
         most = max(parts, default=0)
-        return most, [self._batch(slots, at, members, most) for (slots, at), members in groups.items()]
+        return most, [self._batch(slots, at, members, parts) for (slots, at), members in groups.items()]
 
-    def _batch(self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], most: int) -> _Batch:
+    def _batch(self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], parts: list[int]) -> _Batch:
         begin, count = (0, self._front[slots]) if at < 0 else (at, 1)
+        most = max(parts)
         everyone = [span for _, visible in members for span in visible]
         low, high = min(span[2] for span in everyone), max(span[3] for span in everyone)
         each, nowhere = len(members[0][1]), self._queries * most
@@ -159,7 +153,49 @@ class Step:
             keys = torch.arange(low, high, device=self._device)
             out = (keys < rows[..., 2, None]) | (keys >= rows[..., 3, None])  # (count, each, keys)
             mask = torch.zeros(out.shape, device=self._device).masked_fill_(out, LOWEST)[:, None, :, None]
-        return _Batch(slots, begin, count, low, high, rows[..., 0].flatten(), rows[..., 1].flatten(), mask)
+        prompt = (
+            mask is not None
+            and at >= 0
+            and all(
+                parts[query] == 1 and (first, last) == (0, number)
+                for number, (query, _, first, last) in enumerate(everyone, 1)
+            )
+        )
+        readers, to = rows[..., 0].flatten(), rows[..., 1].flatten()
+        return _Batch(slots, begin, count, low, high, readers, to, mask, prompt)
+
+
+def _products(
+    query: Tensor, keys: Tensor, values: Tensor, batch: _Batch, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """``query``, (readers, heads, dim), over all keys of a batch, (count, shared heads, keys, dim): outputs,
+    (readers, heads, dim of values), and logarithms of the sums, (readers, heads)."""
+    (readers, heads, dim), (count, shared) = query.shape, keys.shape[:2]
+    each, group = readers // count, heads // shared
+    tensor = query.view(count, each, shared, group, dim).transpose(1, 2)
+    tensor = tensor.reshape(count * shared, each * group, dim)
+    scores = torch.bmm(tensor, keys.flatten(0, 1).transpose(1, 2)).float()
+    if softcap is not None:
+        scores = scores.tanh_().mul_(softcap * LOG2_E)
+    if batch.mask is not None:
+        scores.view(count, shared, each, group, -1).add_(batch.mask)
+    top = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(top).exp2_()
+    total = weights.sum(-1, keepdim=True)
+    products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
+    products = products.view(count, shared, each, group, -1).transpose(1, 2)
+    logs = top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2)
+    return products.reshape(readers, heads, -1), logs.reshape(readers, heads)
+
+
+def _of_prompt(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The outputs of `_products` for the first tokens of a prompt, by PyTorch's own kernel: it keeps no
+    scores in memory, and leaves out those that a token does not see."""
+    query = query.transpose(0, 1)[None]
+    out = F.scaled_dot_product_attention(
+        query, keys, values, is_causal=True, scale=1 / LOG2_E, enable_gqa=True
+    )
+    return out[0].transpose(0, 1).float()
 
 
 def _merge(out: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:
