@@ -30,6 +30,7 @@ def _debug(folder: Path) -> Sequence[Path]:
     from windtunnel.control.debug import read, replay, retro
 
     with service.recorder(folder) as recorder:
+        service.overlap(recorder, 0)  # more than one order is possible
         service.busy(recorder, 3, requests=18)
     (folder / "fixed.py").write_text(FIXED)
     path = folder / "events.jsonl"

@@ -25,6 +25,8 @@ ACCOUNTS = 5
 HERE = f"{Path(__file__).resolve()}:HANDLERS"
 held: dict[str, threading.Event] = {}
 """A transaction that reads, called by name, waits for its event."""
+meetings: dict[int, threading.Barrier] = {}
+"""Requests that update an account meet between their two transactions."""
 
 
 @readonly
@@ -60,6 +62,8 @@ def put(call: Call, account: int, amount: int) -> None:
 def lost_update(runner: Runner, account: int) -> int:
     """One more, read in one transaction and written in another."""
     amount = runner.run("amount_of", account=account) + 1
+    if account in meetings:
+        meetings[account].wait(60)
     runner.run("put", account=account, amount=amount)
     return int(amount)
 
@@ -122,6 +126,14 @@ def anything(runner: Runner, draw: random.Random) -> None:
         case _:
             with suppress(ValueError):
                 runner.run("move", source=account, target=other, amount=draw.randrange(1, 90))
+
+
+def overlap(runner: Runner, account: int) -> None:
+    """Two updates of an account, of which each begins before the other has ended."""
+    meetings[account] = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: runner.run("lost_update", account=account), range(2)))
+    del meetings[account]
 
 
 def busy(runner: Runner, seed: int, requests: int = 30, threads: int = 3) -> None:
