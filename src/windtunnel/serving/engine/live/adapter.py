@@ -179,8 +179,11 @@ def prepare(model: Any) -> Ready:
         tuple(each.time_step_limit) for each in model.modules() if getattr(each, "time_step_limit", None)
     } - {(0.0, inf)}  # time steps are positive anyway
     takes = frozenset(inspect.signature(type(model).forward).parameters)
-    count = sum(each.numel() for each in model.parameters())
     _pack(model)
+    packed = sum(
+        each.in_features * each.out_features for each in model.modules() if isinstance(each, _Packed)
+    )
+    count = packed + sum(each.numel() for each in model.parameters())
     return Ready(model, config, takes, limits.pop() if limits else None, count)
 
 

@@ -138,14 +138,12 @@ def check(model: Any) -> None:
     executor = Executor(model)
     rows = [executor.new() for _ in lengths]
     read = [executor.prefill(row, tokens[:length]) for row, length in zip(rows, lengths, strict=True)]
-    held(
-        "its prefill and its plain forward pass", map(_gap, read, (plain[tensor_ - 1] for tensor_ in lengths))
-    )
+    held("its prefill and its plain forward pass", map(_gap, read, (plain[length - 1] for length in lengths)))
     for step in range(3):
         tensor = executor.decode(rows, [tokens[length + step] for length in lengths])
         held(
             "rows that decode together and each alone",
-            map(_gap, tensor, (tensor_[step] for tensor_ in stepped)),
+            map(_gap, tensor, (logits[step] for logits in stepped)),
         )
     executor.prefill(row := executor.new(), tokens[:17])
     behind = executor.restore(executor.snapshot(row))
