@@ -30,9 +30,9 @@ def sql(trace: Where, query: Query, database: Database = None, as_json: Json = F
     """
     from windtunnel.control.debug import sql as ask
 
-    trace_, log = _opened(trace)
+    recorded, log = _opened(trace)
     with closing(log):
-        columns, rows, report = ask(trace_, query, log=log, database=database)
+        columns, rows, report = ask(recorded, query, log=log, database=database)
     if as_json:
         _json([dict(zip(columns, row, strict=True)) for row in rows])
     for row in () if as_json else (columns, *rows):
@@ -58,9 +58,9 @@ def replay(
 
     if debugger and request is None:
         raise UserError("debug replay: --pdb is given without --request, in whose handlers it is to stop")
-    trace_, log = _opened(trace)
+    recorded, log = _opened(trace)
     with closing(log):
-        done = again(trace_, log=log, database=database, stop=request if debugger else None)
+        done = again(recorded, log=log, database=database, stop=request if debugger else None)
     done["divergences"] = [
         divergence for divergence in done["divergences"] if request in (None, divergence[1])
     ]
@@ -83,9 +83,9 @@ def retro(
     """
     from windtunnel.control.debug import retro as tried
 
-    trace_, log = _opened(trace)
+    recorded, log = _opened(trace)
     with closing(log):
-        done = tried(trace_, code, log=log, database=database, check=check)
+        done = tried(recorded, code, log=log, database=database, check=check)
     bad = sum(len(outcome["orders"]) for outcome in done["outcomes"] if outcome["violations"])
     if as_json:
         _json(done)

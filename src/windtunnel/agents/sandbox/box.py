@@ -309,8 +309,8 @@ class Box:
     def _cover_now(self, log: SandboxLog, look: Look, keep: Keep, label: str, pin: bool) -> Turn:
         number = self._record.turns
         manifest = self._cover(log, number, look, keep, label=label, pin=pin)
-        kept, id_ = manifest.turn_class, manifest.id
-        return Turn(number, kept, keep.turn_class, keep.reasons, id_, time.time(), 0.0, 0.0, 0)
+        kept, checkpoint = manifest.turn_class, manifest.id
+        return Turn(number, kept, keep.turn_class, keep.reasons, checkpoint, time.time(), 0.0, 0.0, 0)
 
     def _cover(
         self, log: SandboxLog, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "",
@@ -419,7 +419,9 @@ class Box:
             while at and at in known:
                 chain.add(at)
                 at = known[at].parent
-        return tuple(sorted((known[id_] for id_ in chain if id_ in known), key=lambda m: (m.created, m.id)))
+        return tuple(
+            sorted((known[number] for number in chain if number in known), key=lambda m: (m.created, m.id))
+        )
 
     def _own(self, checkpoint: str) -> Manifest:
         """One of its checkpoints; UserError where it is another sandbox's."""

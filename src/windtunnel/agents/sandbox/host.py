@@ -590,7 +590,7 @@ class Host:
         # names what is being restored
         tips = dict.fromkeys(tuple(self._claims), "")
         tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
-        tips |= {f"in use: {id_}": id_ for id_ in tuple(context.in_use)}
+        tips |= {f"in use: {used}": used for used in tuple(context.in_use)}
 
         def decide(box: str, past: policies.Past) -> policies.Forget:
             log = context.log(box if box in self._boxes else "")

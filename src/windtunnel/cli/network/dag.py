@@ -50,14 +50,14 @@ def run(
     emit(as_json, result, _lines(result))
 
 
-def _lines(plan_: dict[str, Any]) -> Iterator[str]:
+def _lines(planned: dict[str, Any]) -> Iterator[str]:
     from windtunnel.base.units import seconds
 
-    for name, job in plan_["jobs"].items():
+    for name, job in planned["jobs"].items():
         yield f"{name}: {' -> '.join(job['critical'])}, {seconds(job['length'])} with nobody in its way"
         for path in job["copaths"]:
             yield f"  beside it {' -> '.join(path['tasks'])}, {seconds(path['spare'])} to spare"
-    for title, runs in (("", plan_["runs"]), ("what if: ", plan_["what_if"])):
+    for title, runs in (("", planned["runs"]), ("what if: ", planned["what_if"])):
         for name, result in runs.items():
             ends = ", ".join(f"{job} {seconds(took)}" for job, took in result["jobs"].items())
             yield f"{title}{name}: {seconds(result['mean'])} a job ({ends})"

@@ -60,19 +60,19 @@ def plan(
     emit(as_json, result, _lines(racks, splitter, result))
 
 
-def _lines(racks: int, splitter: int, plan_: dict[str, Any]) -> Iterator[str]:
+def _lines(racks: int, splitter: int, planned: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{racks} racks, splitters of {splitter}: {plan_['columns']} columns, {plan_['relay_groups']} relay"
-        f" groups, {plan_['hops']} hops"
+        f"{racks} racks, splitters of {splitter}: {planned['columns']} columns,"
+        f" {planned['relay_groups']} relay groups, {planned['hops']} hops"
     )
-    for number, senders in enumerate(plan_["rounds"], 1):
+    for number, senders in enumerate(planned["rounds"], 1):
         yield f"round {number}           from {', '.join(map(str, senders))}"
-    yield f"transmissions     {', '.join(map(str, plan_['transmissions']))}"
-    for name, result in plan_["emulated"].items():
+    yield f"transmissions     {', '.join(map(str, planned['transmissions']))}"
+    for name, result in planned["emulated"].items():
         more = f", {result['repairs']:,} repairs" if result["repairs"] else ""
         gigabytes = result["bytes_sent"] / 1e9
         yield f"{name:<27} {result['seconds'] * 1e3:>12,.3f} ms  {gigabytes:,.2f} GB sent{more}"
-    for name, part in (plan_["parts"] or {}).items():
+    for name, part in (planned["parts"] or {}).items():
         lost = f", split loss {part['split_loss_db']:.1f} dB" if "split_loss_db" in part else ""
         yield f"{name:<27} {part['watts']:,.1f} W, price {part['price']:,.0f}{lost}"
 

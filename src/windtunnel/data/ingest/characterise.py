@@ -142,7 +142,7 @@ def characterise(
 def lines(character: Character) -> list[tuple[str, str, str]]:
     """What, how much, and how it is known, for a table on the terminal."""
     stored = character.dense + character.sparse + character.other
-    rows_ = [
+    shown = [
         ("table", f"{units.size(character.stored_bytes)}, {character.table_rows:,} rows", "from footers"),
         ("of it for the session", units.size(character.session_bytes), "from footers"),
         (
@@ -180,8 +180,8 @@ def lines(character: Character) -> list[tuple[str, str, str]]:
     ]
     if character.demand is not None and character.stall is not None:
         words = f"{units.share(character.stall)} with one worker, {character.workers:,} workers for none"
-        rows_.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
-    return rows_
+        shown.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
+    return shown
 
 
 def _features(files: Files, column: pa.Field) -> list[tuple[pa.DataType, int]]:

@@ -264,8 +264,8 @@ def keys(files: Files, column: str) -> list[Any]:
         for group in range(footer.metadata.num_row_groups):
             held = files.open(name, [footer.chunk(group, path)])
             file = pq.ParquetFile(held, metadata=footer.metadata, pre_buffer=False)
-            column_ = file.read_row_group(group, [path], use_threads=False)
-            inner: Any = column_.column(0).combine_chunks()
+            chunk = file.read_row_group(group, [path], use_threads=False)
+            inner: Any = chunk.column(0).combine_chunks()
             while not pa.types.is_primitive(inner.type) and inner.type.num_fields:
                 inner = inner.flatten() if isinstance(inner, pa.ListArray) else inner.field(0)
             values |= set(inner.unique().to_pylist())

@@ -103,12 +103,12 @@ def drawn(known: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps
         "label": pa.array((rng.random(rows) < 0.1).astype(np.int8)),
         "day": pa.array((np.arange(rows) * 10 // max(rows, 1)).astype(np.int32)),
     }
-    arrays_ = {feature.name: _values(feature, rows, rng) for feature in known}
+    generated = {feature.name: _values(feature, rows, rng) for feature in known}
     if not maps:
-        return pa.table(columns | arrays_)
+        return pa.table(columns | generated)
     for kind in KINDS:
         columns[kind] = _as_map(
-            [(name, array) for name, array in arrays_.items() if name.startswith(f"{kind}/")], kind
+            [(name, array) for name, array in generated.items() if name.startswith(f"{kind}/")], kind
         )
     return pa.table(columns)
 

@@ -154,7 +154,7 @@ class _Trace:
         for ptr, deps in ((nodes.data_ptr, nodes.data_deps), (nodes.ctrl_ptr, nodes.ctrl_deps)):
             for i in range(len(nodes)):
                 earlier = deps[ptr[i] : ptr[i + 1]].tolist()
-                needs[i] += [place[node_] for node_ in earlier if node_ in place]
+                needs[i] += [place[operator] for operator in earlier if operator in place]
         sorter = TopologicalSorter(dict(enumerate(needs)))
         try:
             sorter.prepare()
@@ -195,7 +195,7 @@ class _Trace:
                 self.receives.add((rank, len(joins)))
             joins.append(full)
         ends = np.cumsum([0, *(len(set(needs[node])) for node in order)]).astype(np.int32)
-        flat = [node_ for node in order for node_ in sorted({at[need] for need in needs[node]})]
+        flat = [operator for node in order for operator in sorted({at[need] for need in needs[node]})]
         queue_, seconds, join = zip(*columns, strict=True) if columns else ((), (), ())
         work = np.array(queue_, np.int32), np.array(seconds, np.float64), np.zeros(len(columns))
         self.programs.append(Program(*work, ends, np.array(flat, np.int32), np.array(join, np.int32)))
@@ -303,7 +303,7 @@ class Lowered:
 def lower(
     name: str, step: Step, fabric: Fabric, ranks: Sequence[int],
     seconds: Callable[[Call], float] | None = None,
-    loads: Callable[[Call, dict[int, float]], dict[int, float]] = lambda call, loads_: loads_,
+    loads: Callable[[Call, dict[int, float]], dict[int, float]] = lambda call, link_loads: link_loads,
 ) -> Lowered:  # fmt: skip
     """``step`` on ``ranks`` of the fabric's cluster. Resources are the names of links, and ``NAME devices``.
 
@@ -318,17 +318,17 @@ def lower(
     for number, issued in enumerate(step.calls):
         groups = tuple(tuple(ranks[rank] for rank in group) for group in issued.groups)
         call = Call(issued.kind, issued.nbytes, groups, issued.dtype, issued.backend)
-        loads_: dict[int, float] = defaultdict(float)
+        link_loads: dict[int, float] = defaultdict(float)
         for group in groups:
             for link, times in _one_byte(fabric, call.kind, group).items():
-                loads_[link] += times
-        loads_ = loads(issued, loads_) if issued.nbytes and loads_ else {}
-        slowest = max(loads_, key=lambda link: loads_[link] / fabric.rates[link], default=-1)
-        alone = issued.nbytes * loads_[slowest] / fabric.rates[slowest] if loads_ else 0.0
+                link_loads[link] += times
+        link_loads = loads(issued, link_loads) if issued.nbytes and link_loads else {}
+        slowest = max(link_loads, key=lambda link: link_loads[link] / fabric.rates[link], default=-1)
+        alone = issued.nbytes * link_loads[slowest] / fabric.rates[slowest] if link_loads else 0.0
         latency = max(0.0, seconds(issued) - alone) if seconds else 0.0
         part = _message(fabric, call.kind, groups[0])
-        parallel = max(1.0, round(loads_[slowest] / part, 6)) if loads_ and part else 1.0
-        named = tuple((fabric.name(link), times) for link, times in loads_.items())
+        parallel = max(1.0, round(link_loads[slowest] / part, 6)) if link_loads and part else 1.0
+        named = tuple((fabric.name(link), times) for link, times in link_loads.items())
         priced[number] = call, named, latency, parallel
     ends = tuple(dict.fromkeys(f"m{mark}" for mark in step.skeleton.ends))
 

@@ -209,22 +209,22 @@ class Prices:
             got /= len(group)
         peer = group[1] if call.kind == "send" else -1
         own = Collective(call.kind, 0, int(sent), int(got), call.dtype, peer, call.backend)
-        group_ = Group("", group)
+        members = Group("", group)
         return collective_seconds(
-            own, group_, self.cluster, self.profile, rank=group[0], alternatives=ways
+            own, members, self.cluster, self.profile, rank=group[0], alternatives=ways
         )  # fmt: skip
 
-    def loads(self, call: Call, loads_: dict[int, float]) -> dict[int, float]:
-        """What ``call`` puts on links for each of its bytes, where a ring puts ``loads_``."""
+    def loads(self, call: Call, link_loads: dict[int, float]) -> dict[int, float]:
+        """What ``call`` puts on links for each of its bytes, where a ring puts ``link_loads``."""
         group = tuple(self.ranks[rank] for rank in call.groups[0])
         if not self.ways or self._group(call, group, self.ways) >= self._group(call, group, ()):
-            return loads_
+            return link_loads
         self.added.add(call)
         wire = PACKET / VALUES / DTYPE_BYTES[call.dtype] / (2 * (len(group) - 1) / len(group))
         inside = ("device", "lanes")
         return {
             link: times * (1.0 if self.fabric.name(link).startswith(inside) else wire)
-            for link, times in loads_.items()
+            for link, times in link_loads.items()
         }
 
 

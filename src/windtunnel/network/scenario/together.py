@@ -339,13 +339,13 @@ class _Shared:
 
     def _meet(self) -> bool:
         """Whether two flows are on one link: else no order matters."""
-        links_: set[int] = set()
+        used: set[int] = set()
         for job in self.jobs:
             for _, i in job.active.values():
                 links = job.loads[i].keys()
-                if not links_.isdisjoint(links):
+                if not used.isdisjoint(links):
                     return True
-                links_ |= links
+                used |= links
         return False
 
     def _pending(self) -> tuple[Pending, ...]:

@@ -185,14 +185,14 @@ def capture(
 
     def choose(observation: Observation) -> Decision:
         each = statistics.fmean(session.seconds) if session.seconds else None
-        conditions_, sources = (
+        read, sources = (
             conditions(session.rank_answers, session.files, cluster.world_size, cluster.devices_per_host)
             if options.ranks == "auto" and observation.captured
             else ((), ())
         )
         observation = replace(
             observation, jobs=options.jobs, seconds_each=each, devices_per_host=cluster.devices_per_host,
-            conditions=conditions_, sources=sources,
+            conditions=read, sources=sources,
         )  # fmt: skip
         decision = decide(observation)
         if log is not None:

@@ -87,21 +87,21 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
     begin, end = result.timing.window
     if len(job.replay.rank_join) > MOST:
         return None
-    frame_ = skeleton(job.replay, job.programs[0].copies)
+    frames = skeleton(job.replay, job.programs[0].copies)
     groups: dict[Meeting, int] = {}
     met: dict[tuple[Channel, tuple[int, ...]], Meeting] = {}
     calls: dict[tuple[str, int, str, str, int], int] = {}
     marks = []
-    for mark in frame_.marks:
+    for mark in frames.marks:
         call = -1
         if mark.join >= 0:
             named, meeting = _call(job, mark.join, met)
             call = calls.setdefault((*named, groups.setdefault(meeting, len(groups))), len(calls))
-        marks.append([call, [list(row_) for row_ in mark.after]])
+        marks.append([call, [list(term) for term in mark.after]])
     return {
         "version": 1, "program": result.program.name, "cluster": result.cluster.name,
         "world_size": result.cluster.world_size, "iteration_time_s": end - begin,
-        "marks": marks, "ends": list(frame_.ends),
+        "marks": marks, "ends": list(frames.ends),
         "groups": [[list(row) for row in group] for group in groups],
         "calls": [dict(zip(CALL, call, strict=True)) for call in calls],
     }  # fmt: skip
@@ -129,13 +129,13 @@ def _call(
     if (channel, colours) not in met:
         if message:
             senders = np.flatnonzero(job.colour == colours[0]).tolist()
-            members_ = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
+            peers = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
         else:
             rows = [tuple(sorted(set(one))) == colours for one in job.colour[family.members].tolist()]
             # the root is at the same place in all groups
             root = int(family.index_of[call.peer]) if call.peer >= 0 else 0
-            members_ = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))
-        met[channel, colours] = members_
+            peers = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))
+        met[channel, colours] = peers
     size = full_bytes(call, 2 if message else family.size)
     kind = "send" if message else call.kind
     return (kind, size, call.dtype, call.backend), met[channel, colours]

@@ -172,9 +172,9 @@ class _Tree:
         fields = dict(word.split(":", 1) for word in watch.split() if ":" in word)
         with contextlib.suppress(OSError, KeyError, ValueError):
             handle = bytes.fromhex(fields["f_handle"])
-            handle_ = struct.pack("=Ii", len(handle), int(fields["fhandle-type"], 16)) + handle
+            request = struct.pack("=Ii", len(handle), int(fields["fhandle-type"], 16)) + handle
             mount = self._mounts[int(fields["sdev"], 16)]
-            file = libc.open_by_handle_at(mount, ctypes.c_char_p(handle_), os.O_PATH | os.O_CLOEXEC)
+            file = libc.open_by_handle_at(mount, ctypes.c_char_p(request), os.O_PATH | os.O_CLOEXEC)
             checked(file, "open_by_handle_at")
             try:
                 return os.fstat(file).st_nlink == 0

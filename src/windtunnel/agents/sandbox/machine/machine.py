@@ -173,9 +173,9 @@ class Machine:
         """
         if "\0" in command:
             raise UserError("sandbox command holds a NUL byte; a shell's command is text")
-        shell_ = self._shell(shell)
-        with shell_.lock:
-            return shell_.run(command.encode(errors="surrogateescape"), timeout, cancel, on_output, stdin)
+        named = self._shell(shell)
+        with named.lock:
+            return named.run(command.encode(errors="surrogateescape"), timeout, cancel, on_output, stdin)
 
     def _shell(self, name: str) -> Shell:
         if not SHELL_NAME.fullmatch(name):

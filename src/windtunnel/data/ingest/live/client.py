@@ -475,14 +475,14 @@ class Client:
                 self._turn.notify_all()
 
     def _lose(self, lost: list[int], reported: list[int]) -> None:
-        for stream_ in [
+        for lost_stream in [
             stream for stream in self._streams if stream.number in lost and stream.number in reported
         ]:
-            stream_.lost = True
-            stream_.queue.clear()
-            self._streams.remove(stream_)
-            _cancel(stream_)
-            if self._marks.get(stream_.number, DONE) != DONE and stream_.number in self._taken:
+            lost_stream.lost = True
+            lost_stream.queue.clear()
+            self._streams.remove(lost_stream)
+            _cancel(lost_stream)
+            if self._marks.get(lost_stream.number, DONE) != DONE and lost_stream.number in self._taken:
                 raise Replaced(f"client {self.name} stood still for longer than its lease; restart it")
         left = sum(len(stream.queue) for stream in self._streams)
         if lost and self.counts.steps + left < self._until:
@@ -555,7 +555,7 @@ class Client:
 
     def _stream_ahead(self, given: _Stream) -> _Stream | None:
         """The stream of a split that was read ahead, if it is as it was given. The lock is held."""
-        for stream in [stream_ for stream_ in self._ahead if stream_.number == given.number]:
+        for stream in [candidate for candidate in self._ahead if candidate.number == given.number]:
             if stream.worker != given.worker or given.next:
                 self._drop_ahead([stream])
                 return None

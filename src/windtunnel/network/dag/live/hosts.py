@@ -157,7 +157,7 @@ class Hosts:
             for name in (f"{flow.source}.out", f"{flow.destination}.in"):
                 if self._set.get((name, number)) != given:
                     self._set[name, number] = given
-                    rate, cap = (min(1.0, max(LEAST, rate_ / self._lines[name])) for rate_ in given)
+                    rate, cap = (min(1.0, max(LEAST, share / self._lines[name])) for share in given)
                     line = self._lines[name] * FRAMED
                     # what others leave goes to those who have most, nearly all: at once also to one that has
                     # just been given more, and still owes for what it sent when it had less

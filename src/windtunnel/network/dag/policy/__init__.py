@@ -151,8 +151,8 @@ def _slack(observation: Observation) -> Decision:
         rest[job] = max(rest[job], load)
 
     def slack(flow: Pending) -> float:
-        slack_ = ends[flow.job] - path[_key(flow)]
-        return slack_ if slack_ > NO_SLACK * ends[flow.job] else 0.0
+        left = ends[flow.job] - path[_key(flow)]
+        return left if left > NO_SLACK * ends[flow.job] else 0.0
 
     def rank(flow: Pending) -> tuple[Any, ...]:
         own = slack(flow)

@@ -79,13 +79,13 @@ def control(
         while not stop.wait(spec.period):
             backlog = queue.read()[1] / (spec.packet + 14)
             observation = meter.look(time.monotonic(), backlog, *holder.counts())
-            decision_ = decide(observation)
-            meter.took(decision_)
-            given = holder.give(decision_.shares, meter.round, max(HOLDS, TURNS * spec.period))
-            if events is not None and _differs(decision_, decision):
-                events.decision(CAPABILITY, policy, observation, decision_)
+            latest = decide(observation)
+            meter.took(latest)
+            given = holder.give(latest.shares, meter.round, max(HOLDS, TURNS * spec.period))
+            if events is not None and _differs(latest, decision):
+                events.decision(CAPABILITY, policy, observation, latest)
                 events.append("effect", given=given)
-                decision = decision_
+                decision = latest
     finally:
         queue.close()
         if events is not None:

@@ -68,14 +68,14 @@ def lend(
                 return f"the shares of {attachment.device} were cleared"
             _check_there(attachment)
             observation = looked(attachment, meter, time.monotonic())
-            decision_ = decide(observation)
-            if not _put(attachment, decision_, change, period):
+            latest = decide(observation)
+            if not _put(attachment, latest, change, period):
                 continue
-            if events is not None and _differs(decision_, decision):
-                events.decision(CAPABILITY, policy, observation, decision_)
+            if events is not None and _differs(latest, decision):
+                events.decision(CAPABILITY, policy, observation, latest)
                 allowed = native.read(attachment.maps, "allowed")
                 events.append("effect", lent=allowed["lent"][allowed["rate"] > 0].tolist())
-                decision = decision_
+                decision = latest
         _end(attachment)
         return "stopped"
     finally:

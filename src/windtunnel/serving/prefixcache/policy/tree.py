@@ -148,7 +148,7 @@ class PrefixCache:
         """Bring back what of ``match`` lies in lower tiers. Where there is no room for all of it now (False),
         the prompt is to be looked up anew, for what is ``near``."""
         self._now = now
-        path = [self._nodes[id_] for id_ in match.path if id_ in self._nodes]
+        path = [self._nodes[number] for number in match.path if number in self._nodes]
         with self._guarded(path):
             fits = len(path) == len(match.path) and all(self._raise(node, node is path[-1]) for node in path)
         return fits, self._changes()

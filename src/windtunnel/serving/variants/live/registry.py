@@ -119,14 +119,14 @@ def add(
     else:
         programs, examples = _exported(model, folder, given, compiled, left_out)
     takes = examples.signature.inputs
-    others = [program_.signature.inputs for program_ in registered(home) if program_.variant.task == task]
+    others = [exported.signature.inputs for exported in registered(home) if exported.variant.task == task]
     if others and others[0] != takes:
         raise UserError(
             f"variants add: {architecture} takes {_told(takes)}, and other models of {task} take"
             f" {_told(others[0])}; choose another `task`"
         )
     programs = [
-        program_._replace(accuracy=accuracy(program_.file, examples, labels)) for program_ in programs
+        exported._replace(accuracy=accuracy(exported.file, examples, labels)) for exported in programs
     ]
     full, small = programs[0], folder / "int8.onnx"
     if full.precision != "fp32":
@@ -139,7 +139,7 @@ def add(
         programs.append(_Made("onnxruntime", "int8", small, less))
     if not examples.signature.batched:
         left_out.append("batches: an item of the model is not a row of all its tensors, or not by itself")
-    preload(*(program_.framework for program_ in programs))
+    preload(*(exported.framework for exported in programs))
     _profile(full.file, examples, 1)  # the first one starts the fork server, and pays for that
     entries = list(_measured(programs, examples, task, architecture))
     kept = [to_plain(_Kept(entry.variant, entry.file.name, entry.signature)) for entry in entries]
@@ -315,8 +315,8 @@ def _exported(
         except Exception as fault:  # of any kind, by the compiler
             left_out.append(f"compiled: torch cannot compile the model: {_line(fault)}")
     examples = Examples(signature, inputs)
-    for program_ in exported:
-        verify(wanted, program(program_.file, 0)(examples.at(0, 16)), f"{model}: {program_.file.name}")
+    for written in exported:
+        verify(wanted, program(written.file, 0)(examples.at(0, 16)), f"{model}: {written.file.name}")
     return exported, _batched(examples, exported[-1].file)
 
 

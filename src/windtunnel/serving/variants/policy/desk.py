@@ -187,11 +187,13 @@ class Group:
         ]  # fmt: skip
         self.batches += stuck
         count = max(1, len(self.batches))
-        items = sum(count_ for count_, _ in self.batches) / count
+        items = sum(items_of_batch for items_of_batch, _ in self.batches) / count
         took = sum(seconds for _, seconds in self.batches) / count
         self.rate = 0.5 * self.rate + 0.5 * self.came
         if self.batches:  # the quickest: what held the others up is often over, and nobody is shed for that
-            self.slow = min(seconds / variant.latency(count_) for count_, seconds in self.batches)
+            self.slow = min(
+                seconds / variant.latency(items_of_batch) for items_of_batch, seconds in self.batches
+            )
         elif not self.begun:  # nobody is shed for long for what was once
             self.slow = 0.5 * self.slow + 0.5
         running = sum(_items(batch) for batch, _ in self.begun.values() if not batch[0].query.background)
@@ -438,8 +440,8 @@ class Desk:
             ]
             if not batch and not decision.shed:
                 break
-            for request_ in batch:
-                group.take(request_)
+            for member in batch:
+                group.take(member)
             if batch:
                 group.begun[id(batch)] = (batch, now)
                 group.host.used += group.variant.threads

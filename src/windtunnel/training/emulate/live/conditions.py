@@ -150,13 +150,13 @@ class _Reader:
             for (text, sources, involved), site in sites.items()
         ]
 
-    def _sources(self, place: Place, answers_: Mapping[int, list[int]]) -> tuple[int, ...]:
+    def _sources(self, place: Place, by_rank: Mapping[int, list[int]]) -> tuple[int, ...]:
         """A source for each time the place was passed: a loop over meshes asks for several."""
-        times = max(1, *(len(answers) for answers in answers_.values()))
+        times = max(1, *(len(answers) for answers in by_rank.values()))
         rows: dict[int, None] = {}
         site = f"{os.path.basename(place.file)}:{place.line}"
         for turn in range(times):
-            values = {rank: answers[turn] for rank, answers in answers_.items() if turn < len(answers)}
+            values = {rank: answers[turn] for rank, answers in by_rank.items() if turn < len(answers)}
             same = next((row for row, source in enumerate(self.sources) if source.values == values), None)
             if same is None:
                 same = len(self.sources)

@@ -297,7 +297,7 @@ def seldom(frame: FrameType | None, steps: int) -> Iterator[tuple[str, int]]:
             if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Mod):
                 continue
             every = None
-            if all(isinstance(part_, NAMES) for part_ in ast.walk(part.right)):
+            if all(isinstance(operand, NAMES) for operand in ast.walk(part.right)):
                 with contextlib.suppress(Exception):
                     divisor = compile(ast.Expression(part.right), "", "eval")
                     every = eval(divisor, frame.f_globals, frame.f_locals)

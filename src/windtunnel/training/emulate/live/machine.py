@@ -166,12 +166,12 @@ class RankReads:
 
     def files(self, script: str) -> list[str]:
         """The user's own files that were loaded: the script, and what was imported since."""
-        files_ = dict.fromkeys([str(Path(script).resolve())] if script else [])
+        paths = dict.fromkeys([str(Path(script).resolve())] if script else [])
         for name in sorted(sys.modules.keys() - self._before):
             file = getattr(sys.modules[name], "__file__", None)
             if isinstance(file, str) and file.endswith(".py") and failure.is_own(file):
-                files_[file] = None
-        return list(files_)
+                paths[file] = None
+        return list(paths)
 
     def _listen(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(ask)

@@ -122,8 +122,8 @@ class Names:
             case ast.Starred(value=inner):
                 self._assign(inner, value, scope, -1)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                for place, part_ in enumerate(targets):
-                    self._assign(part_, value, scope, place if part is None else -1)
+                for place, element in enumerate(targets):
+                    self._assign(element, value, scope, place if part is None else -1)
 
     def _bind(self, call: ast.Call, scope: Scope) -> None:
         name = called(call)

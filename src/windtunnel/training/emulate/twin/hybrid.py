@@ -157,10 +157,10 @@ class Virtual:
         while unit not in self.units:
             self._add(pace)
         mark = self.place[join]
-        unit_ = self.units[unit]
-        unit_.ready[mark] = max(unit_.ready[mark], seconds)
-        unit_.lacking[mark] -= 1
-        if unit_.lacking[mark] == 0:
+        arriving = self.units[unit]
+        arriving.ready[mark] = max(arriving.ready[mark], seconds)
+        arriving.lacking[mark] -= 1
+        if arriving.lacking[mark] == 0:
             self._settle(unit, mark)
 
     def ended(self, unit: int, join: int) -> float | None:

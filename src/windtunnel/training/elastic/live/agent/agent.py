@@ -385,9 +385,7 @@ class Agent:
             return
         self._posts[generation, key, rank] = value
         posts = {**self._settled, **self._posts}
-        values = {
-            own_rank: posts[at] for own_rank in self.mine if (at := (generation, key, own_rank)) in posts
-        }
+        values = {member: posts[at] for member in self.mine if (at := (generation, key, member)) in posts}
         if len(values) == len(self.mine):  # nothing is agreed before all ranks have posted
             message = {"op": "post", "generation": generation, "key": key, "values": values}
             self.link.send(message, keep=False)  # open posts go with the next hello
