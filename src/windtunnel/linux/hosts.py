@@ -82,7 +82,8 @@ class RayCluster:
             raise UserError(
                 f"`on` {on}: Ray is not installed, get it by: pip install 'windtunnel[ray]'"
             ) from None
-        self._ray, self._namespace, self._places = ray, namespace, None
+        self._ray, self._namespace = ray, namespace
+        self._places: Any = None
         self._connected = not ray.is_initialized()
         if self._connected:
             try:
