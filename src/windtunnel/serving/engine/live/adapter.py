@@ -216,7 +216,9 @@ def _pack(model: Any) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.is_cpu and child.weight.dtype == torch.float32:
-                setattr(parent, name, packed.setdefault(child, _Packed(child)))
+                if child not in packed:
+                    packed[child] = _Packed(child)
+                setattr(parent, name, packed[child])
 
 
 def _lengthening(rope: Any) -> str:

@@ -135,11 +135,12 @@ class Step:
                 place = -1 if len(readers) == 1 else piece.place.index
                 groups.setdefault((piece.slots, place), []).append((piece, visible))
         most = max(parts, default=0)
-        return most, [self._batch(slots, at, members, parts) for (slots, at), members in groups.items()]
+        return most, [self._batch(slots, at, members, parts, most) for (slots, at), members in groups.items()]
 
-    def _batch(self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], parts: list[int]) -> _Batch:
+    def _batch(
+        self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], parts: list[int], most: int
+    ) -> _Batch:
         begin, count = (0, self._front[slots]) if at < 0 else (at, 1)
-        most = max(parts)
         everyone = [span for _, visible in members for span in visible]
         low, high = min(span[2] for span in everyone), max(span[3] for span in everyone)
         each, nowhere = len(members[0][1]), self._queries * most
