@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import os
 import signal
 import sys
 import threading
@@ -19,6 +20,10 @@ slowly = [HealthCheck.too_slow]
 settings.register_profile("drawn", settings.default, deadline=None, suppress_health_check=slowly)
 settings.register_profile("same", settings.get_profile("drawn"), derandomize=True)
 settings.load_profile("same")
+
+# torch asks the DNS for the name of each end of a store's connections; a lost answer costs 1 s, as it does in
+# trainers, and not 10.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # What starts the tests in the background may ignore an interrupt, and all that they start would do so too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -9,9 +9,10 @@ come into a generation that is superseded comes out as well. For NCCL the same i
 A collective that was cut leaves its tensors partly reduced: restore, or begin the step anew.
 
 Connections to the store are made before they are needed: torch looks up the *name* of both ends of each
-connection of a TCPStore, on both sides, for its messages: a question to the DNS, which takes 5 s where the
-answer gets lost. A regrouping must not wait for that. So once a group is formed, a thread connects the client
-for the next one (`prepare_store`).
+connection of a TCPStore, on both sides, for its messages: a question to the DNS, which takes 5 to 10 s where
+the answer gets lost, and the store's one thread asks it for one client after the other. A regrouping must not
+wait for that. So a thread connects with the whole timeout, once a group is formed (`prepare_store`), and a
+connection on its way is never begun anew: each attempt would be one more question.
 
 Meshes of a generation that is over are kept apart from those of the next (`part_meshes`): torch takes two
 device meshes for equal that have the same ranks in the same order, whichever of them this process is, and
@@ -32,6 +33,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -47,8 +49,7 @@ from windtunnel.linux.sockets import ports as _ports
 from windtunnel.training.elastic.model import Membership
 
 _lock = threading.Lock()
-_ready: dict[str, tuple[TCPStore, Recorder]] = {}  # by "host:port"
-_at_work: set[str] = set()
+_clients: dict[str, Future[tuple[TCPStore, Recorder]]] = {}  # by "host:port", connected or on the way
 
 
 def connect_store(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
@@ -71,34 +72,23 @@ def connect_store(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
     return store, recorder
 
 
-def prepare_store(address: str, timeout: float) -> None:
-    """Connect in the background. Returns at once; clients of other stores are dropped."""
+def prepare_store(address: str, timeout: float) -> Future[tuple[TCPStore, Recorder]]:
+    """Connect in the background, or wait on with what is on the way. Clients of other stores are dropped."""
     with _lock:
-        for other in [known for known in _ready if known != address]:
-            del _ready[other]
-        if address in _ready or address in _at_work:
-            return
-        _at_work.add(address)
-    threading.Thread(target=_prepare, args=(address, timeout), name="windtunnel-ahead", daemon=True).start()
+        for other in [known for known in _clients if known != address]:
+            del _clients[other]
+        if (future := _clients.get(address)) is None:
+            future = _clients[address] = Future()
+            work = functools.partial(_connect, future, address, timeout)
+            threading.Thread(target=work, name="windtunnel-ahead", daemon=True).start()
+    return future
 
 
-def take_store(address: str) -> tuple[TCPStore, Recorder] | None:
-    """The client that was prepared, and its socket; None if there is none (yet)."""
-    with _lock:
-        return _ready.pop(address, None)
-
-
-def _prepare(address: str, timeout: float) -> None:
-    store = None
+def _connect(future: Future[tuple[TCPStore, Recorder]], address: str, timeout: float) -> None:
     try:
-        store = connect_store(address, timeout)
-    except RuntimeError:
-        pass  # the store is gone; who needs one will be told
-    finally:
-        with _lock:
-            _at_work.discard(address)
-            if store is not None:
-                _ready[address] = store
+        future.set_result(connect_store(address, timeout))
+    except Exception as error:  # the store is gone: whoever needs it is told
+        future.set_exception(error)
 
 
 _generation = 0
@@ -136,7 +126,7 @@ def part_meshes() -> None:
 
 _Gloo = c10d.ProcessGroupGloo
 _CONNECT, _CONNECT_A_RANK = 5.0, 0.05  # seconds that connecting may take once all are there, more a rank
-_LOOK = 5.0  # seconds to wait for the store before a look whether the group was cut meanwhile
+_LOOK = 0.02  # seconds between two looks whether the group was cut while its client connects
 _current: CuttableGroup | None = None  # whose subgroups are being recorded
 
 
@@ -176,7 +166,6 @@ class CuttableGroup:
     def __init__(self, backend: str, timeout: float) -> None:
         self.backend = backend
         self.timeout = timeout
-        self.is_connecting = False  # to the store, which no cut interrupts
         self._recorder = Recorder()
 
     @property
@@ -212,33 +201,22 @@ class CuttableGroup:
         prepare_store(membership.store, self.timeout)
 
     def _meet(self, address: str, limit: timedelta) -> TCPStore:
-        """A client of the store: the one made ahead if it is there and works, else a new one."""
-        if (ready := take_store(address)) is not None:
-            store, recorder = ready
+        """A client of the store: the one made ahead if it works, else a new one. A cut ends the wait; the
+        connection goes on and serves the next generation."""
+        while True:
+            future = prepare_store(address, self.timeout)
+            while not wait([future], _LOOK).done:
+                self._refuse_if_cut()
+            with _lock:
+                if _clients.get(address) is future:
+                    del _clients[address]
+            store, recorder = future.result()
             self._recorder.adopt(recorder.sockets)
-            try:
+            self._refuse_if_cut()
+            with suppress(RuntimeError):  # caught in the cut of a group that connected meanwhile
                 store.set_timeout(limit)
                 store.check(["alive"])
                 return store
-            except RuntimeError:  # it was caught in the cut of a group that connected at the same time
-                pass
-        end = time.monotonic() + self.timeout
-        self.is_connecting = True
-        try:
-            while True:
-                self._refuse_if_cut()
-                try:
-                    left = end - time.monotonic()
-                    store, recorder = connect_store(address, min(_LOOK, left))
-                    break
-                except RuntimeError:
-                    if left <= _LOOK:
-                        raise
-        finally:
-            self.is_connecting = False
-        self._recorder.adopt(recorder.sockets)
-        store.set_timeout(limit)
-        return store
 
     def _refuse_if_cut(self) -> None:
         if self.is_cut:

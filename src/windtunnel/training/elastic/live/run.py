@@ -132,7 +132,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         )
         job.event("arrived")
         group = CuttableGroup(backend, timeout)
-        link.watch(membership.generation, group.cut, functools.partial(_stuck, link, group))
+        link.watch(membership.generation, group.cut, functools.partial(_stuck, link))
         try:
             group.form(membership, rank)
             job.event("grouped")
@@ -231,9 +231,7 @@ def _agent_gone(reason: str) -> NoReturn:
     _end(1)
 
 
-def _stuck(link: Link, group: CuttableGroup) -> None:
-    if group.is_connecting:  # it asks the DNS or waits for the store, which has bounds of its own
-        return
+def _stuck(link: Link) -> None:
     text = "the program did not come out of a group that was cut; its process ends, another takes its place"
     link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation - 1)
     link.send("failed", error=text)
