@@ -23,9 +23,10 @@ def recorded(folder: Path) -> Path:
         "job",
         (
             Task("first", "compute", 0.1, (("a", 1.0),)),
-            Task("short", "network", 0.1 * line, to["b"], ("first",)),
+            # The one that may wait is so large that what the other leaves of the line does not end it first.
+            Task("other way", "network", 0.3 * line, to["b"], ("first",)),
             Task("long", "network", 0.1 * line, to["c"], ("first",)),
-            Task("last", "compute", 0.5, (("c", 1.0),), ("long",)),
+            Task("last", "compute", 1.0, (("c", 1.0),), ("long",)),
         ),
     )
     other = Job("other", (Task("only", "compute", 0.02, (("a", 1.0),)),), begins=0.03)
