@@ -130,18 +130,6 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return same and all(torch.equal(left[p][k], right[p][k]) for p in left for k in left[p])
 
 
-def test_a_lost_host_is_served_by_its_peer(folder: Path) -> None:
-    cluster = Cluster(folder, world=2)
-    states = save_some(cluster, 3)
-    cluster.wipe(1)
-    cluster.regroup(2)
-    starts, found = restore_all(cluster)
-    assert starts == [3, 3]
-    assert all(equal(a, b) for a, b in zip(states, found, strict=True))
-    tiers = {event["rank"]: event["tier"] for event in cluster.events if event["kind"] == "restored"}
-    assert tiers == {0: "memory", 1: "peer"}
-
-
 def test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step(folder: Path) -> None:
     cluster = Cluster(folder, world=2)
     states = save_some(cluster, 3)
@@ -161,18 +149,6 @@ def test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step(folder: Pa
     cluster.regroup(2)
     starts, _ = restore_all(cluster)
     assert starts == [2, 2]
-
-
-def test_all_copies_bad_begins_anew_and_says_so(folder: Path) -> None:
-    cluster = Cluster(folder, world=2)
-    save_some(cluster, 3)
-    for step in (1, 2):
-        for place in (0, 1):
-            cluster.flip(place, "rank0", step)
-    cluster.regroup(2)
-    starts, _ = restore_all(cluster)
-    assert starts == [0, 0]
-    assert any("nothing can be restored" in note for note in cluster.notes())
 
 
 def test_a_state_of_another_shape_is_refused_by_all_and_changes_nothing(folder: Path) -> None:
@@ -218,24 +194,6 @@ def test_what_is_alike_is_shared_and_what_differs_later_is_not(folder: Path) -> 
     assert starts == [4, 4]
     assert torch.equal(found[1]["model"][0].weight, states[1]["model"][0].weight)
     assert torch.equal(found[0]["model"][0].weight, states[0]["model"][0].weight)
-
-
-def test_several_ranks_of_a_host_write_what_is_shared_once(folder: Path) -> None:
-    cluster = Cluster(folder, world=4, per_host=2)
-
-    def one(rank: int) -> None:
-        state = program(0)
-        ck = PeerCheckpointer(FakeJob(cluster, rank))
-        for step in range(3):
-            ck.step(step, state)
-        ck.close()
-
-    together(4, one)
-    cluster.wipe(0)
-    cluster.regroup(4)
-    starts, found = restore_all(cluster)
-    assert starts == [3] * 4
-    assert torch.equal(found[0]["model"][0].weight, program(0)["model"][0].weight)
 
 
 def test_another_world_takes_what_is_alike_and_gives_new_ranks_their_own_seed(folder: Path) -> None:

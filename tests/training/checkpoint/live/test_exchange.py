@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 from checkpoint_world import Cluster, FakeJob
 from torch import nn
 
-from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import dcp
 from windtunnel.training.checkpoint.live.state import walk
@@ -40,7 +37,7 @@ def stored(url: str, state: dict[str, Any], step: int) -> None:
     )
 
 
-def test_round_trip_through_dcp_and_another_process(tmp_path: Path, folder: Path) -> None:
+def test_round_trip_through_dcp(tmp_path: Path, folder: Path) -> None:
     state = program(1)
     state["model"](torch.ones(2, 5)).sum().backward()
     state["optimizer"].step()
@@ -48,16 +45,9 @@ def test_round_trip_through_dcp_and_another_process(tmp_path: Path, folder: Path
     names = dcp.export_stored(str(tmp_path / "a"), 6, tmp_path / "dcp")
     assert "model/weight" in names and "optimizer/state/model/weight/exp_avg" in names
 
-    script = (
-        "import sys, torch, torch.distributed.checkpoint as dcp\n"
-        "state = {'model/weight': torch.zeros(3, 5)}\n"
-        "dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)\n"
-        "print(state['model/weight'].flatten().tolist())\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "dcp")], capture_output=True, text=True, timeout=120
-    )
-    assert run.stdout.strip() == str(state["model"].weight.flatten().tolist()), run.stderr
+    theirs = {"model/weight": torch.zeros(3, 5)}
+    torch_dcp.load(theirs, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    assert torch.equal(theirs["model/weight"], state["model"].weight)
 
     dcp.import_stored(tmp_path / "dcp", str(tmp_path / "b"), 9)
     fresh = program(2)
@@ -67,10 +57,3 @@ def test_round_trip_through_dcp_and_another_process(tmp_path: Path, folder: Path
     assert fresh["cursor"] == {"at": 1} and fresh["optimizer"].param_groups[0]["lr"] == 0.1
     old, new = state["optimizer"].state_dict()["state"], fresh["optimizer"].state_dict()["state"]
     assert all(torch.equal(old[p][k], new[p][k]) for p in old for k in old[p])
-
-
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="step 3 is not there; complete are none"):
-        dcp.export_stored(str(tmp_path), 3, tmp_path / "out")
-    with pytest.raises(UserError, match="no checkpoint of torch"):
-        dcp.load(tmp_path)

@@ -70,28 +70,12 @@ def test_a_pause_within_a_collective_is_at_no_place_of_the_profile() -> None:
     assert here is not None and here.seconds == pytest.approx(0.09, abs=0.0025)
 
 
-def test_gaps_too_short_to_use_are_no_spans() -> None:
-    profile = spans.Profile(steps=1, shortest=0.003)
-    course = Course(profile)
-    for _ in range(2):
-        course.step([0.001, 0.05])
-    assert found(profile) == pytest.approx([0.05], abs=0.0025)
-
-
 def test_a_wait_between_two_steps_is_in_no_span() -> None:
     profile = spans.Profile(steps=3, shortest=0.003)
     course = Course(profile)
     for _ in range(4):
         course.step([0.03, 0.05], wait=0.5)
     assert found(profile) == pytest.approx([0.03, 0.05], abs=0.0025)
-
-
-def test_the_profile_follows_the_training() -> None:
-    profile = spans.Profile(steps=3, shortest=0.003)
-    course = Course(profile)
-    for idle in [0.05] * 10 + [0.02] * 10:
-        course.step([idle])
-    assert found(profile) == pytest.approx([0.02], abs=0.0025)
 
 
 class Memory:

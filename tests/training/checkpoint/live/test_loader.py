@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
 
-from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import objects
-from windtunnel.training.checkpoint.live.loader import doubts, read_outside, require_stateful
+from windtunnel.training.checkpoint.live.loader import doubts, read_outside
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 COUNT = 11
@@ -40,11 +39,6 @@ class Still(Samples):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(index)
-
-
-class Stream(IterableDataset[torch.Tensor]):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        yield from map(torch.tensor, range(COUNT))
 
 
 class Place:
@@ -88,11 +82,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "here": lambda: stateful(Samples(), 2, shuffle=True),
     "own generator": lambda: stateful(Samples(), 2, shuffle=True, generator=torch.Generator().manual_seed(5)),
     "workers": lambda: stateful(Still(), 2, shuffle=True, num_workers=2),
-    "workers that stay": lambda: stateful(Still(), 2, shuffle=True, num_workers=1, persistent_workers=True),
     "set_epoch": lambda: stateful(Samples(), 1, sampler=DistributedSampler(Samples(), 2, 0)),
-    "stream": lambda: stateful(Stream(), 2),
     "placed stream": lambda: stateful(Placed(), 2),
-    "placed stream in a worker": lambda: stateful(Placed(), 2, num_workers=1),
 }
 
 
@@ -176,13 +167,6 @@ def test_a_loader_outside_of_the_state_is_told_while_it_is_read() -> None:
     for _ in reading:  # read to its end between two steps it does no harm
         pass
     assert not any("Still" in doubt for doubt in read_outside({"inside": inside}))
-
-
-def test_a_plain_loader_is_refused_in_the_state() -> None:
-    with pytest.raises(
-        UserError, match=r"state data: a DataLoader does not say where it is .*StatefulDataLoader"
-    ):
-        require_stateful({"data": DataLoader(Still(), 2)})
 
 
 def test_of_a_framework_that_reads_by_a_cursor_other_loaders_are_no_doubt() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_world import Cluster, FakeJob, together
+from checkpoint_world import Cluster, FakeJob
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -288,32 +288,6 @@ def test_resharding_puts_any_grid_together_from_any_other(
     if old != (1, 1) and shape[0] > 1 and old[0] > 1:
         with pytest.raises(UserError, match="of t, from"):
             choose_moves(layouts[copies * old[1] :], [Want("t", "float32", shape, (0, 0), shape)])
-
-
-def test_without_a_supervisor_storage_serves(tmp_path: Path, folder: Path) -> None:
-    url = str(tmp_path)
-
-    def job(cluster: Cluster, rank: int) -> FakeJob:
-        one = FakeJob(cluster, rank)
-        one.memory = None
-        return one
-
-    cluster = Cluster(folder, world=2)
-
-    def save(rank: int) -> None:
-        ck = PeerCheckpointer(job(cluster, rank), persist=url, persist_every=2)
-        for step in range(5):
-            ck.step(step, {"x": torch.full((3,), 10.0 * step + rank)})
-        ck.close()
-
-    together(2, save)
-
-    def load(rank: int) -> tuple[int, float]:
-        state = {"x": torch.zeros(3)}
-        start = PeerCheckpointer(job(cluster, rank), persist=url).restore(state)
-        return start, float(state["x"][0])
-
-    assert together(2, load) == [(4, 30.0), (4, 31.0)]
 
 
 def test_without_a_supervisor_and_storage_it_says_so_once(folder: Path) -> None:

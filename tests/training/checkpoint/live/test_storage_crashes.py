@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import random
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -122,23 +120,6 @@ def test_killed_between_any_two_calls(crash: Crash) -> None:
     assert number > 100
 
 
-@pytest.mark.parametrize("crash", ["kill", "power"])
-def test_killed_again_at_the_repair(crash: Crash) -> None:
-    """A second kill, while what the first left is saved and swept."""
-    for first in range(5, 400, 23):
-        for second in range(3, 300, 41):
-            disk = started(1)
-            for number, step in ((first, 2), (second, 3)):
-                kill_at(disk, disk.calls + number)
-                try:
-                    save(LocalFiles("/store", disk), step)
-                    prune(LocalFiles("/store", disk), 1)
-                except Killed:
-                    pass
-                disk = disk.after(crash)
-                assert good(LocalFiles("/store", disk))
-
-
 @pytest.mark.parametrize(
     ("calls", "number"),
     [
@@ -181,80 +162,6 @@ def test_a_disk_that_fails_at_any_call(calls: set[str], number: int) -> None:
         assert good(files) == [1, 2]
         assert good(LocalFiles("/store", disk.after("power"))) == [1, 2]
     assert failed > 5
-
-
-class Turns:
-    """Threads that take turns call by call, in an order drawn from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._changed = threading.Condition()
-        self._waiting: set[int] = set()
-        self._turn: int | None = None
-        self._live = 0
-        self.errors: list[BaseException] = []
-
-    def before(self, call: str, count: int) -> None:
-        me = threading.get_ident()
-        with self._changed:
-            self._waiting.add(me)
-            self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self._turn == me, 30)
-            self._turn = None
-            self._waiting.discard(me)
-
-    def run(self, *tasks: Callable[[], object]) -> None:
-        def body(task: Callable[[], object]) -> None:
-            try:
-                task()
-            except BaseException as error:
-                self.errors.append(error)
-            finally:
-                with self._changed:
-                    self._live -= 1
-                    self._changed.notify_all()
-
-        self._live = len(tasks)
-        threads = [threading.Thread(target=body, args=(task,)) for task in tasks]
-        for thread in threads:
-            thread.start()
-        with self._changed:
-            while self._live:
-                ready = lambda: self._turn is None and len(self._waiting) == self._live  # noqa: E731
-                assert self._changed.wait_for(ready, 30)
-                if self._waiting:
-                    # threads by order of start: their ids say nothing
-                    order = [t.ident for t in threads if t.ident in self._waiting]
-                    self._turn = self._rng.choice(order)
-                    self._changed.notify_all()
-        for thread in threads:
-            thread.join(30)
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_prune_beside_a_writer_a_reader_and_another_prune(seed: int) -> None:
-    disk = started(0, 1, 2)
-    turns = Turns(seed)
-
-    def pruned() -> None:
-        prune(LocalFiles("/store", disk), 2)
-
-    def written() -> None:
-        save(LocalFiles("/store", disk), 3)
-
-    def read() -> None:
-        files = LocalFiles("/store", disk)
-        for rank in range(2):
-            read_shard(files, shard(2, rank, 1), transfers=1)
-
-    disk.before = turns.before
-    turns.run(pruned, written, read, pruned)
-    disk.before = lambda call, count: None
-    assert turns.errors == []
-    files = LocalFiles("/store", disk)
-    assert set(good(files)) >= {2, 3}
-    prune(files, 1)
-    assert good(files) == [3]
 
 
 def within(disk: Disk, at: int, work: Callable[[], object]) -> list[int]:

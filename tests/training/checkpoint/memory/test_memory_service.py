@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
@@ -13,8 +12,7 @@ from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
-from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, Slot, read_header
-from windtunnel.training.checkpoint.model import Shard
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, read_header
 
 N = 10_000
 
@@ -48,17 +46,6 @@ def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..
     assert c.ranks[1].layout(DIGEST) == LAYOUT
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_other_numbers_of_copies(cluster: Callable[..., Cluster], copies: int) -> None:
-    c = cluster(4)
-    c.reserve(copies=copies, placement={"kind": "ring"})
-    for step in range(3):
-        c.save(step, step % 2)
-        c.wait(step)
-    assert [len(c.holders(f"rank{r}", 2)) for r in range(4)] == [copies] * 4
-    assert c.ranks[0].health().replication == copies
-
-
 def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster]) -> None:
     c = cluster(2, 2)
     c.reserve(copies=2)
@@ -73,18 +60,6 @@ def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster
     assert c.holders("shared", 0) == [0, 1]
     assert [c.holders(f"rank{r}", 0) for r in range(4)] == [[0, 1]] * 4
     assert c.ranks[0].health().replication == 2
-
-
-def test_service_makes_the_checksum_where_the_rank_did_not(cluster: Callable[..., Cluster]) -> None:
-    c = cluster(2)
-    c.reserve()
-    for rank in range(2):
-        slot = c.slots[rank, f"rank{rank}"][0]
-        slot.begin(Shard(f"rank{rank}", 0, 2, False, 1, DIGEST, N))
-        slot.data[:] = content(f"rank{rank}", 0, N)
-        c.ranks[rank].saved(f"rank{rank}", 0, 0)
-    c.wait(0)
-    assert c.holders("rank1", 0) == [0, 1]
 
 
 def test_a_step_is_committed_only_when_every_rank_has_all_copies(cluster: Callable[..., Cluster]) -> None:
@@ -184,17 +159,6 @@ def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
     assert not list((c.folder / "n0").glob("rank?.3.*"))
 
 
-def test_more_copies_than_hosts_are_left(cluster: Callable[..., Cluster]) -> None:
-    c = cluster(2)
-    c.stop(1)
-    c.form([0])
-    c.reserve(copies=2, placement={"kind": "group"})
-    c.save(0, 0)
-    c.wait(0)
-    health = c.ranks[0].health()
-    assert (health.replication, health.wanted) == (1, 2)
-
-
 def test_shards_that_grow_get_new_slots_and_the_old_ones_go_later(cluster: Callable[..., Cluster]) -> None:
     c = cluster(2)
     c.reserve(1000)
@@ -255,28 +219,6 @@ def test_memory_that_is_wiped_while_a_copy_comes_does_not_count(cluster: Callabl
     until(lambda: c.holders("rank0", 0) == [0, 1])
 
 
-def test_memory_that_is_wiped_before_a_copy_comes_is_made_again(
-    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shelf goes in the moment between the slot's begin and the answer that asks for its bytes."""
-    c = cluster(2)
-    c.reserve()
-    begin, wiped = Slot.begin, []
-
-    def then_wiped(self: Slot, step: int, **about: Any) -> None:
-        begin(self, step, **about)
-        if self.path.parent.name == "n1" and not wiped:
-            wiped.extend((c.folder / "n1").glob("rank0*.slot"))
-            for path in wiped:
-                path.unlink()
-            c.ranks[1].copies()  # the service finds it out
-
-    monkeypatch.setattr(Slot, "begin", then_wiped)
-    c.save(0, 0, ranks=[0])
-    until(lambda: c.holders("rank0", 0) == [0, 1])
-    assert len(wiped) == 2
-
-
 def test_what_does_not_fit_is_refused_with_the_sum(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,20 +253,6 @@ def test_who_comes_back_to_slots_that_are_there_needs_no_more_memory(
     one.reserve(10_000, [1])
     with pytest.raises(UserError, match="0 B are free here"):
         one.reserve(40_000, [0])
-
-
-def test_memory_that_the_kernel_refuses_is_told_and_given_back(
-    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = cluster(1)
-
-    def full(fd: int, offset: int, length: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(UserError, match="No space left"):
-        c.reserve(1000)
-    assert not list(c.folder.glob("n*/*.slot"))
 
 
 def test_bad_requests_are_refused_in_words(cluster: Callable[..., Cluster]) -> None:
@@ -362,20 +290,6 @@ def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Clus
     storage.read_shard(url, step.shards[3], into)
     assert bytes(into) == content("rank3", 0, N)
     assert storage.layout(url, step.shards[3]) == LAYOUT
-
-
-def test_as_many_steps_stay_in_storage_as_are_kept(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    storage = pytest.importorskip("windtunnel.training.checkpoint.live.storage")
-    c = cluster(2)
-    c.reserve()
-    url = str(tmp_path / "store")
-    for step in range(3):
-        c.save(step, step % 2)
-        for rank in (0, 1):
-            c.ranks[rank].persist(step, url, keep=2)
-        c.wait(step)
-        until(lambda n=step: sum(kind == "persisted" for kind, _ in c.contexts[0].events) > n)  # type: ignore[misc]
-    until(lambda: [one.step for one in storage.steps(url) if not one.bad] == [1, 2])
 
 
 def test_a_copy_of_an_abandoned_course_that_is_equal_counts_as_of_the_new_one(

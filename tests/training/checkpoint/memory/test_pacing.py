@@ -84,18 +84,6 @@ def test_in_idle_mode_chunks_end_before_the_window() -> None:
     assert sum(chunks) * every == pytest.approx(100 * MB, rel=0.05)
 
 
-def test_a_closed_window_stops_and_an_endless_one_sends_the_rest() -> None:
-    p, clock = pacer(mode="idle", chunk=MB, bandwidth=100e6)
-    p.window(0, clock.now + 5)
-    assert p.take(MB, 0.0, NEVER) == MB
-    p.window(0, 0.0)
-    clock.now += 1
-    assert p.take(MB, 0.0, NEVER) == 0
-    p.window(0, math.inf)
-    assert p.take(MB, 0.0, NEVER) == MB
-    assert not p.inside()
-
-
 def test_a_window_is_open_when_all_ranks_of_the_host_say_so() -> None:
     p, clock = pacer(mode="idle", chunk=MB, bandwidth=100e6)
     p.window(0, clock.now + 5)
@@ -105,13 +93,6 @@ def test_a_window_is_open_when_all_ranks_of_the_host_say_so() -> None:
     assert allowed(p, MB, clock.now)[0] == MB
     p.forget()
     assert allowed(p, MB, clock.now)[0] == 0
-
-
-def test_small_rests_are_sent_and_small_chunks_are_not() -> None:
-    p, clock = pacer(mode="idle", chunk=MB, bandwidth=1e6)
-    p.window(0, clock.now + 0.01)
-    assert allowed(p, MB, clock.now)[0] == 0
-    assert allowed(p, 5000, clock.now)[0] == 5000
 
 
 def test_an_unknown_bandwidth_is_learned() -> None:
@@ -160,10 +141,3 @@ def test_the_first_answers_are_told_and_of_waits_in_a_row_one() -> None:
     p.forget()
     assert p.take(MB, 0.0, NEVER) == 0
     assert len(told) == TOLD + 1
-
-
-def test_without_a_pace_nothing_is_told() -> None:
-    told: list[object] = []
-    p = Pacer(Clock(), lambda *one: told.append(one))
-    assert p.take(MB, 0.0, NEVER) == MB
-    assert told == []

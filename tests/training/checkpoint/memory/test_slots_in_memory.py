@@ -152,7 +152,7 @@ def test_readers_beside_a_writer_never_get_a_torn_slot(tmp_path: Path) -> None:
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for step in range(1, 150):
+    for step in range(1, 50):
         slot.begin(Shard("rank3", step, 4, False, 1, DIGEST, size))
         data = content("rank3", step, size)
         for at in range(0, size, 20_000):

@@ -10,10 +10,9 @@ copies again. Then there must be a step with a complete copy of every shard, all
 and not older than the newest committed one.
 
 The job goes on after a death (``failures`` times): a replacement with empty memory, everybody back to the
-newest complete step R, half-written slots lost. ``remake`` says what then happens to copies of R that are
-missing: made again first, and nobody saves before R is committed once more (no second loss inside the sets of
-the replaced host is survived until then, any other is), or left until the next commit (then only another
-loss of the replacement itself is).
+newest complete step R, half-written slots lost. Copies of R that are missing are made again first, and nobody
+saves before R is committed once more. Until then no second loss inside the sets of the replaced host is
+survived, and any other is.
 """
 
 from __future__ import annotations
@@ -73,20 +72,17 @@ def search(
     choose: Choose = slot_rules.slot_for,
     copies: int = 2,
     failures: int = 0,
-    remake: bool = False,
     wait: bool = True,
-    overlap: bool = True,
     start: State | None = None,
 ) -> Counterexample | None:
     """The shortest way to an unrecoverable (or stuck) state, None if there is none.
 
     ``steps``: saves after the start and after each restore. ``failures``: after how many losses the job goes
-    on; one more is then checked in every state. ``wait``: with ``remake``, for the commit. ``overlap``: a
-    rank may save again while its previous save is still being replicated. ``start``: the state to begin
+    on; one more is then checked in every state. ``wait``: for R to be committed. ``start``: the state to begin
     with, as `lead` gives it.
     """
     placement = placements.place(ranks, copies, "mixed")
-    world = _World(slots, placement, rule, choose, steps, failures, remake, remake and wait, overlap)
+    world = _World(slots, placement, rule, choose, steps, failures, wait)
     start = start or world.empty
     came: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
@@ -108,19 +104,15 @@ def search(
     return None
 
 
-def lead(
-    slots: int, ranks: int, told: Sequence[str], *, copies: int = 2, remake: bool = False, wait: bool = True
-) -> State:
+def lead(slots: int, ranks: int, told: Sequence[str], *, wait: bool = True) -> State:
     """The state after the happenings ``told``, in the words of a trace.
 
     Raises:
         ValueError: one of them cannot happen.
     """
-    placement, rules = (
-        placements.place(ranks, copies, "mixed"),
-        (slot_rules.may_overwrite, slot_rules.slot_for),
-    )
-    world = _World(slots, placement, *rules, len(told), len(told), remake, remake and wait, True)
+    placement = placements.place(ranks, 2, "mixed")
+    count = len(told)
+    world = _World(slots, placement, slot_rules.may_overwrite, slot_rules.slot_for, count, count, wait)
     state = world.empty
     for text in told:
         moves = dict((*world.moves(state), *world.deaths(state)))
@@ -146,9 +138,7 @@ class _World:
     choose: Choose
     steps: int
     failures: int
-    remake: bool
     wait: bool
-    overlap: bool
 
     @property
     def empty(self) -> State:
@@ -182,8 +172,6 @@ class _World:
         if step > state.base + self.steps or any(other.written < step for other in state.ranks):
             return
         if self.wait and rank.seen < state.base:
-            return
-        if not self.overlap and rank.sent < step:
             return
         held = _steps(rank.own)
         if self.rule(self.slots, step, held, rank.seen):
@@ -233,9 +221,7 @@ class _World:
             return
         for place in range(len(state.ranks)):
             lost = {place} | ({state.impaired} if state.impaired >= 0 else set())
-            if not placements.survives(self.placement, lost):
-                continue
-            if self.remake or len(lost) == 1:
+            if placements.survives(self.placement, lost):
                 yield place
 
     def _alive(self, state: State, dead: Collection[int]) -> list[set[tuple[int, int]]]:
@@ -260,24 +246,21 @@ class _World:
         lost."""
         restored = max(set.intersection(*self._alive(state, {dead})))
         base = restored[0]
+        wiped = (None,) * self.slots
         ranks = []
         for r, rank in enumerate(state.ranks):
-            wiped = (None,) * self.slots
             own = rank.own
             if r == dead:
-                own = _put(wiped, 0, restored) if self.remake else wiped
-            elif self.remake and restored not in own:
+                own = _put(wiped, 0, restored)
+            elif restored not in own:
                 # Its own copy was overwritten or torn: it is fetched, like the replacement's.
                 own = _put(own, self.choose(self.slots, base, _steps(own)), restored)
             replicas = tuple(
                 wiped if holder == dead else slots
                 for holder, slots in zip(self.placement.holders[r][1:], rank.replicas, strict=True)
             )
-            sent = base if self.remake else base + 1
-            seen = -1 if self.remake and (self.wait or r == dead) else min(rank.seen, base)
-            ranks.append(
-                _Rank(own, replicas, written=base + 1, sent=sent, seen=seen if self.remake else base)
-            )
+            seen = -1 if self.wait or r == dead else min(rank.seen, base)
+            ranks.append(_Rank(own, replicas, written=base + 1, sent=base, seen=seen))
         agreed = -1 if self.wait else state.committed
         return State(tuple(ranks), state.committed, base, state.course + 1, agreed, dead)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.cadence import SAVED, WARM, WITHOUT, Learner
-from windtunnel.training.checkpoint.policy import Cadence, StepTimes, decide
+from windtunnel.training.checkpoint.policy import Cadence
 from windtunnel.training.checkpoint.policy.cadence import MOST, every_for
 from windtunnel.training.checkpoint.settings import settings
 
@@ -25,16 +25,6 @@ def test_the_bound_is_kept_and_no_step_is_given_away(plain: float, more: float, 
         assert more / every <= share * plain * (1 + 1e-6)
     if every > 1:
         assert more / (every - 1) > share * plain * (1 - 1e-6)
-
-
-@given(
-    st.lists(SECONDS, min_size=1, max_size=9), st.lists(SECONDS, min_size=1, max_size=9), st.floats(0.001, 1)
-)
-def test_a_wider_bound_never_saves_less_often(plain: list[float], saving: list[float], share: float) -> None:
-    assert every_for(share, plain, saving) >= every_for(min(1.0, 2 * share), plain, saving)
-    assert decide(StepTimes(share, tuple(plain), tuple(saving))) == decide(
-        StepTimes(share, tuple(reversed(plain)), tuple(reversed(saving)))
-    )
 
 
 class Job:

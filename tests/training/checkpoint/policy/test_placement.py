@@ -48,14 +48,6 @@ def placed(draw: st.DrawFn) -> tuple[Placement, list[str]]:
     return place(places, copies, kind, domains), domains
 
 
-def enumerate_recovery(placement: Placement, lost: int) -> Fraction:
-    """`recovery` by trying every choice: the truth for small placements."""
-    places = len(placement.holders)
-    sets = copy_sets(placement)
-    good = sum(not any(one <= frozenset(gone) for one in sets) for gone in combinations(range(places), lost))
-    return Fraction(good, math.comb(places, lost))
-
-
 @given(placed())
 def test_every_placement_loads_all_alike(both: tuple[Placement, list[str]]) -> None:
     placement, _ = both
@@ -120,33 +112,12 @@ def test_figures_of_the_paper() -> None:
     assert percent("group", 4, 4) == 99.8
 
 
-@pytest.mark.parametrize(("places", "copies"), [(7, 2), (11, 2), (10, 3), (11, 3), (13, 4), (15, 4)])
-def test_mixed_is_near_the_bound(places: int, copies: int) -> None:
-    mixed = place(places, copies, "mixed")
-    fewest = -(-places // copies)
-    gap = Fraction(len(copy_sets(mixed)) - fewest, comb(places, copies))
-    assert gap <= Fraction(2 * copies - 3, comb(places, copies))
-    assert probability.recovery(mixed, copies) == 1 - Fraction(len(copy_sets(mixed)), comb(places, copies))
-    if (places, copies) == (7, 2):
-        assert round(100 * float(gap), 2) == 4.76
-
-
-@given(placed(), st.data())
-def test_recovery_equals_enumeration(both: tuple[Placement, list[str]], data: st.DataObject) -> None:
-    placement, domains = both
-    lost = data.draw(st.integers(0, len(domains)))
-    truth = enumerate_recovery(placement, lost)
-    assert probability.recovery(placement, lost) == truth
-    if placement.kind == "group":
-        assert closed_form(len(domains), placement.copies, lost) == truth
-
-
 @given(placed(), st.fractions(0, 1, max_denominator=30))
 def test_independent_losses_equal_enumeration(both: tuple[Placement, list[str]], chance: Fraction) -> None:
     placement, domains = both
     places = len(domains)
-    ways = [(1 - enumerate_recovery(placement, lost)) * comb(places, lost) for lost in range(places + 1)]
-    fatal = sum(count * chance**k * (1 - chance) ** (places - k) for k, count in enumerate(ways))
+    good = probability.survivable(placement, places)
+    fatal = sum((comb(places, k) - n) * chance**k * (1 - chance) ** (places - k) for k, n in enumerate(good))
     assert probability.fatal_alike(placement, float(chance)) == pytest.approx(float(fatal), rel=1e-9)
 
 

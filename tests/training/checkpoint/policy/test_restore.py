@@ -76,27 +76,6 @@ def test_shared_state_is_needed_too() -> None:
     assert places(plan)["shared"] == [1]
 
 
-def test_storage_newer_than_memory() -> None:
-    plan = plan_restore(whole(5), [stored(3), stored(6)])
-    assert plan.step == 6
-    assert places(plan)["rank0"] == [None]
-    assert "from storage" in plan.reason
-
-
-def test_memory_beats_storage_of_the_same_step_which_stays_the_last_resort() -> None:
-    plan = plan_restore(whole(6), [stored(6)])
-    for row in places(plan).values():
-        assert sorted(row[:2], key=str) == [0, 1] and row[2:] == [None]
-
-
-def test_a_group_that_is_gone_sends_all_to_storage() -> None:
-    left = [one for one in whole(9, 4) if one.place not in (0, 1)]
-    plan = plan_restore(left, [stored(4, 4)])
-    assert plan.step == 4
-    assert all(row == [None] for row in places(plan).values())
-    assert "step 9 lacks rank0" in plan.reason
-
-
 def test_storage_fills_what_memory_lacks_of_the_same_step() -> None:
     plan = plan_restore([copy(0, "rank0", 6)], [stored(6)])
     assert plan.step == 6
@@ -202,16 +181,6 @@ def test_courses_that_made_the_same_may_be_mixed() -> None:
     assert plan_restore(differing, []).step is None
 
 
-def test_the_newest_generation_first() -> None:
-    copies = [
-        *(copy(0, f"rank{r}", 9, generation=1, checksum=f"old{r}") for r in range(2)),
-        *(copy(1, f"rank{r}", 9, generation=2, checksum=f"new{r}") for r in range(2)),
-    ]
-    plan = plan_restore(copies, [])
-    assert plan.step == 9
-    assert all(row == [1] for row in places(plan).values())
-
-
 def test_the_older_course_where_the_newer_is_not_whole() -> None:
     copies = [
         *(copy(0, f"rank{r}", 9, generation=1, checksum=f"old{r}") for r in range(2)),
@@ -238,11 +207,6 @@ def test_replicas_that_differ_go_by_the_first() -> None:
         copy(1, "shared", 9, world=1, shared=True, checksum="b"),
     ]
     assert places(plan_restore(copies, []))["shared"] == [1]
-
-
-def test_another_world_is_restored_as_it_was_saved() -> None:
-    plan = plan_restore([*whole(9, 4), *whole(7, 2)], [])
-    assert (plan.step, plan.world) == (9, 4)
 
 
 def test_first_choices_are_spread() -> None:

@@ -14,7 +14,7 @@ from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
 
 def always(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
-    """Weaker: a rank waits for nobody (for its own replication only where ``overlap`` is off)."""
+    """Weaker: a rank waits for nobody."""
     return True
 
 
@@ -40,41 +40,25 @@ def the_newest(slots: int, step: int, held: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("slots", "ranks", "steps", "failures", "remake"),
+    ("slots", "ranks", "copies", "steps", "failures"),
     [
-        (2, 2, 4, 0, False),
-        (3, 2, 4, 0, False),
-        (2, 3, 3, 0, False),
-        (2, 2, 3, 1, False),
-        (2, 2, 3, 1, True),
-        (3, 2, 3, 1, True),
-        (2, 2, 2, 2, False),
-        (2, 2, 2, 2, True),
+        (2, 2, 2, 4, 0),
+        (3, 2, 2, 4, 0),
+        (2, 3, 2, 3, 0),
+        (2, 3, 3, 2, 0),
+        (2, 2, 2, 3, 1),
+        (3, 2, 2, 3, 1),
+        (2, 2, 2, 2, 2),
     ],
 )
-def test_the_shipped_rule_is_safe(slots: int, ranks: int, steps: int, failures: int, remake: bool) -> None:
-    found = search(slots, ranks, may_overwrite, steps, failures=failures, remake=remake)
+def test_the_shipped_rule_is_safe(slots: int, ranks: int, copies: int, steps: int, failures: int) -> None:
+    found = search(slots, ranks, may_overwrite, steps, copies=copies, failures=failures)
     assert found is None, found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("slots", "ranks", "copies", "steps", "failures", "remake"),
-    [(2, 4, 2, 2, 0, False), (2, 3, 3, 3, 0, False), (2, 3, 2, 2, 1, True)],
-)
-def test_the_shipped_rule_is_safe_for_more(
-    slots: int, ranks: int, copies: int, steps: int, failures: int, remake: bool
-) -> None:
-    found = search(slots, ranks, may_overwrite, steps, copies=copies, failures=failures, remake=remake)
-    assert found is None, found
-
-
-@pytest.mark.parametrize(
-    ("slots", "rule", "overlap"),
-    [(2, always, True), (2, always, False), (2, one_behind, True), (2, as_old, True), (3, always, True)],
-)
-def test_a_weaker_rule_is_found_out(slots: int, rule: Rule, overlap: bool) -> None:
-    found = search(slots, 2, rule, overlap=overlap)
+@pytest.mark.parametrize(("slots", "rule"), [(2, always), (2, one_behind), (2, as_old), (3, always)])
+def test_a_weaker_rule_is_found_out(slots: int, rule: Rule) -> None:
+    found = search(slots, 2, rule)
     assert found is not None
     assert "begins to save" in found.trace[-1]
     assert "can be restored" in found.why
@@ -96,13 +80,13 @@ IN_DOUBT = [*_saved(0, range(4)), *_saved(1, (0, 1, 3)), "host 0 dies and is rep
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [2, 3])
 def test_a_second_loss_after_a_restore_of_a_step_that_was_not_committed(slots: int) -> None:
-    begin = lead(slots, 4, IN_DOUBT, remake=True)
-    assert search(slots, 4, steps=1, failures=1, remake=True, start=begin) is None
+    begin = lead(slots, 4, IN_DOUBT)
+    assert search(slots, 4, steps=1, failures=1, start=begin) is None
 
 
 def test_who_saves_before_the_restored_step_is_committed_again_is_found_out() -> None:
-    begin = lead(2, 4, IN_DOUBT, remake=True, wait=False)
-    found = search(2, 4, steps=1, failures=1, remake=True, wait=False, start=begin)
+    begin = lead(2, 4, IN_DOUBT, wait=False)
+    found = search(2, 4, steps=1, failures=1, wait=False, start=begin)
     assert found is not None
     assert "step 0 was committed; without host 2, nothing can be restored" in found.why
 
@@ -129,10 +113,6 @@ def test_one_slot_is_never_safe() -> None:
         may_overwrite(1, 5, [4], 4)
     with pytest.raises(UserError, match="slots is 1"):
         slot_for(1, 5, [4])
-
-
-def test_three_slots_need_no_rule_where_ranks_wait_for_their_own_replication() -> None:
-    assert search(3, 2, always, overlap=False) is None
 
 
 @pytest.mark.parametrize(
