@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from benchmarks.training.checkpoint import cost, idle, recovery, wasted
 from benchmarks.training.checkpoint.recovery import GROUP, KINDS, RANKS, JobRun, Kill, Truth
 from benchmarks.training.checkpoint.wasted import Save
-from windtunnel.linux import network
 from windtunnel.training.elastic.events import Event
 
 
@@ -42,20 +41,6 @@ def test_strokes_never_take_both_copies(count: int, seed: int) -> None:
         if kill.within:
             assert not before.within
             assert kill.rank // GROUP != before.rank // GROUP
-
-
-def test_a_job_is_settled_when_the_newest_generation_stepped_and_committed() -> None:
-    events = [membership(1, 0.0), event("step", 1.0, step=0)]
-    assert not recovery.settled(events, 0)
-    events.append(event("committed", 1.1, step=0))
-    assert recovery.settled(events, 0)
-    struck = len(events)
-    assert not recovery.settled(events, struck)
-    events += [membership(2, 2.0), event("committed", 2.5, 2, step=0), event("step", 3.0, 2, step=1)]
-    assert not recovery.settled(events, struck)  # what was committed is what it came back to
-    events.append(event("committed", 3.1, 2, step=1))
-    assert recovery.settled(events, struck)
-    assert not recovery.settled([*events, membership(3, 4.0)], struck)
 
 
 def a_run(losses: dict[int, str]) -> list[Event]:
@@ -91,29 +76,7 @@ def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> N
     assert phases["host killed: recovery"] is None
 
 
-def test_two_strokes_in_one_recovery_are_several_at_once() -> None:
-    events = a_run({0: "", 1: ""})
-    events.insert(5, event("injected", 2.65, fault="kill_host(2)", place=2, rank=None))
-    kills = [Kill("worker killed", 1, 0.0, False), Kill("host killed", 2, 0.0, True)]
-    assert list(recovery.kinds_of([JobRun(kills, 2, 1, events)])) == [recovery.SEVERAL]
-
-
 # --- wasted -------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(st.floats(0.1, 5.0), st.integers(1, 20), st.floats(0.01, 3.0), st.integers(0, 9))
-def test_what_instants_lose_is_what_the_formula_says(
-    step: float, every: int, share: float, seed: int
-) -> None:
-    interval = every * step
-    complete = min(share, 1.0) * interval
-    saves = [Save(n * every, n * interval, n * interval + complete) for n in range(6)]
-    assert wasted.complete(saves) == pytest.approx(complete)
-    assert wasted.interval(saves) == pytest.approx(interval)
-    lost = [wasted.lost_work(saves, at) for at in wasted.instants(saves, 4000, seed)]
-    assert all(complete - 1e-9 <= one <= complete + interval + 1e-9 for one in lost)
-    assert sum(lost) / len(lost) == pytest.approx(complete + interval / 2, rel=0.05)
 
 
 def test_a_save_counts_when_the_last_rank_has_it() -> None:
@@ -125,23 +88,6 @@ def test_a_save_counts_when_the_last_rank_has_it() -> None:
     assert [save.step for save in wasted.saves_of(events, 4)] == [1, 0]
     # an older one that becomes whole later changes nothing
     assert wasted.lost_work(wasted.saves_of(events, 4), 5.0) == pytest.approx(3.1)
-
-
-def test_the_store_takes_as_many_steps_as_published() -> None:
-    assert RANKS * wasted.MIB * 2**20 / wasted.rate(False) == pytest.approx(8 * wasted.COMPUTE)
-    published = (8 + 8 / 2 + 8) / (1 + 1 / 2)
-    assert published == pytest.approx(13.3, abs=0.04)
-
-
-def test_a_real_kill_loses_what_came_after_the_state_that_was_read() -> None:
-    events = a_run({0: "", 1: ""})
-    for one in events:
-        if one["kind"] == "step":
-            one["ended"] = one["t"] - 0.1
-    (killed,) = wasted.killed(events)
-    assert killed.lost == pytest.approx(2.5 - 0.9)
-    assert killed.load == pytest.approx(0.1)
-    assert killed.whole == pytest.approx(1.6 + 1.0)
 
 
 # --- cost ---------------------------------------------------------------------------------------------------
@@ -166,19 +112,6 @@ def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
     assert all(row.met for row in recovery.result_rows([ran], truth, "") if row.target)
 
 
-@pytest.mark.conformance
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_launch")
-@pytest.mark.parametrize("saver", ["store", "peer"])
-def test_every_saver_brings_a_job_back(saver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"QUICK_MIB": 0.5, "QUICK_COMPUTE": 0.02, "QUICK_STEPS": 4}.items():
-        monkeypatch.setattr(wasted, name, value)
-    measured = wasted.measure(wasted.Way("tried", saver), tmp_path, True, seed=1)
-    assert len(measured.saves) >= wasted.QUICK_SAVES
-    assert [kill.recovery.complete for kill in measured.kills] == [True]
-    assert len(list(wasted.way_rows(measured, True))) == 3
-
-
 # --- idle ---------------------------------------------------------------------------------------------------
 
 
@@ -194,10 +127,3 @@ def test_figures_are_over_the_steps_without_checkpoints() -> None:
     assert missed.met is False
     free, _ = idle.rows(idle.Phase("concurrent", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
     assert free.met is None
-
-
-def test_a_host_without_network_namespaces_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "missing", lambda: "network namespaces need root")
-    (row,) = idle.idle_rows(quick=True)
-    assert row.measured is None
-    assert "root" in row.note

@@ -14,7 +14,7 @@ from windtunnel.training.goodput.twin.supervisor import Supervisor
 
 
 @given(data=st.data(), hosts=st.integers(2, 40), spares=st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_part_of_a_job_decides_as_the_whole(data: st.DataObject, hosts: int, spares: int) -> None:
     on_loss: Any = data.draw(st.sampled_from(["replace", "restart", "shrink", "shrink-restart"]))
     rules = Rules(on_loss, minimum=data.draw(st.integers(1, hosts)))

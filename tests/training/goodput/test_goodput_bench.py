@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
-
 from benchmarks.training.goodput.fidelity import Calibration, reached, replay
-from benchmarks.training.goodput.month import twin_rows
-from benchmarks.training.goodput.published import GoOnOnFewer, RestartOnFewer, published_rows, twin_runs
+from benchmarks.training.goodput.published import published_rows, twin_runs
 from benchmarks.training.pipelines.runs import JobRun
-from windtunnel.traces.failures import regular
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
-from windtunnel.training.goodput.twin.simulate import simulate
 
 
 def test_when_the_twin_was_done() -> None:
@@ -43,29 +38,9 @@ def test_the_twin_replays_the_losses_of_a_run() -> None:
     assert whole.phases["wait"] == 1.5 and whole.phases["slow"] == 0
 
 
-def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:
-    costs = PhaseCosts(
-        detect=0, regroup=0, regroup_growth=0, start=10, replace=math.inf, storage_bandwidth=1.0
-    )
-    costs = replace(costs, blocking_save=True)
-    job = JobModel(2, 1.0, 0.0)  # saves and loads take no time
-    trace = regular(2, 25.5, 1)
-    result = simulate(RestartOnFewer(job, costs, 10, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
-    assert result.steps == 20 + 5 and result.redone == 5
-    ours = simulate(GoOnOnFewer(2, 10.0, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
-    assert ours.steps == 25 + 5 and ours.redone == 0
-
-
 def test_published_rows() -> None:
     rows = list(published_rows(True))
     assert [row.published for row in rows] == [1.044, 1.087, 1.571, 3.895, 13.903]
     assert "replayed once by the artifact's rules: 13.903" in rows[-1].note
     ours, theirs = twin_runs(601.2)
     assert ours.steps > 0 and theirs.steps == 0 and rows[-1].emulated is None
-
-
-@pytest.mark.slow
-def test_twin_rows() -> None:
-    rows = list(twin_rows(True))
-    assert rows[0].measured and rows[0].met is None
-    assert {"goodput: templates", "goodput: peer memory"} <= {row.name.split(", ", 1)[1] for row in rows}

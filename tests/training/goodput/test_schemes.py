@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,14 +120,6 @@ def test_expected_falls_to_storage_are_those_of_drawn_losses() -> None:
             fatal += survives(choice.placement, away) and not survives(choice.placement, [*away, host])
             away[host] = change.time
         assert choice.fallbacks == pytest.approx(fatal / times, rel=off)
-
-
-def test_a_domain_that_holds_all_copies_falls_to_storage_with_it() -> None:
-    within = question(domains=("one",) * 24, domain_share=0.25)
-    hardware = within.horizon / within.mtbf
-    assert advise(within, ()).choices[1].fallbacks == pytest.approx(0.25 * hardware, rel=0.2)
-    across = question(domain_share=0.25)
-    assert advise(across, ()).choices[1].fallbacks < 0.1 * hardware
 
 
 def test_the_interval_of_storage_follows_what_memory_does_not_cover() -> None:
@@ -266,13 +257,3 @@ def test_overhead_stays_when_hosts_go() -> None:
     (whole, fewer), (same, less) = paces
     assert same == pytest.approx(whole) and fewer > whole
     assert less - whole == pytest.approx((fewer - whole) / 2)
-
-
-def test_time_is_not_read_by_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never() -> float:
-        raise AssertionError("the twin read a clock")
-
-    trace = poisson(24, 3600.0, 86400.0, np.random.default_rng(0))
-    monkeypatch.setattr(time, "time", never)
-    monkeypatch.setattr(time, "monotonic", never)
-    assert simulate(Templates(JOB, COSTS, 100), JOB, COSTS, trace, 86400.0).steps > 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.traces.failures import Change, poisson
+from windtunnel.traces.failures import Change
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
@@ -43,7 +42,7 @@ def traces(draw: st.DrawFn) -> tuple[Change, ...]:
 
 @pytest.mark.parametrize("name", SCHEMES)
 @given(trace=traces())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_second_is_accounted_for(name: str, trace: tuple[Change, ...]) -> None:
     result = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
     assert sum(result.phases.values()) == pytest.approx(2000.0)
@@ -51,13 +50,6 @@ def test_every_second_is_accounted_for(name: str, trace: tuple[Change, ...]) -> 
     assert result.phases["useful"] <= result.steps * JOB.step_time + 1e-6
     assert 0 <= result.steps <= 2000 // JOB.step_time
     assert result == simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_without_failures_only_checkpoints_cost(name: str) -> None:
-    result = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, (), 7000.0)
-    assert result.failures == 0 and result.redone == 0
-    assert result.phases["slow"] + result.phases["useful"] + result.phases["checkpoint"] > 6980.0
 
 
 def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]:
@@ -125,16 +117,6 @@ def test_peer_memory_loses_one_step_at_most_and_falls_to_storage_for_a_whole_gro
     assert fallen.from_storage == 1 and fallen.redone > 2
 
 
-def test_a_loss_in_a_recovery_begins_it_anew() -> None:
-    once = simulate(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, (Change(700.0, (1,), software=True),), 2000.0)
-    twice = (Change(700.0, (1,), software=True), Change(705.0, (2,), software=True))
-    again = simulate(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, twice, 2000.0)
-    assert again.failures == 2
-    assert again.phases["start"] + again.phases["detect"] == pytest.approx(
-        once.phases["start"] + once.phases["detect"] + 5.0
-    )
-
-
 @pytest.mark.parametrize("name", ["storage", "memory"])
 def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
     """What was gone back to is whole: the next loss does not go back to the checkpoint before it."""
@@ -144,17 +126,6 @@ def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
     assert often.redone == once.redone <= 5 + 2 * (name == "storage")
 
 
-def test_a_host_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
-    costs = PhaseCosts(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
-    trace = (Change(700.0, (0,)), Change(735.0, (5,), software=True))
-    for name in ("storage", "memory", "templates"):
-        scheme = SCHEMES[name](JOB, costs)
-        result = simulate(scheme, JOB, costs, trace, 2000.0)
-        assert result.failures == 2 and result.from_storage == (2 if name == "storage" else 0), name
-        joins = 1 if name == "templates" else 0
-        assert result.phases["join"] == pytest.approx(5.0 * joins), name
-
-
 def test_hosts_that_never_come_back() -> None:
     costs = PhaseCosts(replace=math.inf, storage_bandwidth=1e9)
     trace = (Change(700.0, (1,)),)
@@ -162,17 +133,6 @@ def test_hosts_that_never_come_back() -> None:
     assert stopped.phases["wait"] == pytest.approx(1300.0)
     going = simulate(Templates(JOB, costs, 50), JOB, costs, trace, 2000.0)
     assert going.phases["wait"] == 0 and going.steps > stopped.steps
-
-
-def test_a_trace_is_the_same_for_the_same_seed() -> None:
-    def make(seed: int) -> tuple[Change, ...]:
-        return poisson(
-            64, 100.0, 1e5, np.random.default_rng(seed), software=0.3, domain_size=8, domain_share=0.2
-        )
-
-    assert make(1) == make(1) != make(2)
-    wide = [change for change in make(1) if change.cause == "domain"]
-    assert wide and all(len({m // 8 for m in change.lost}) == 1 and len(change.lost) == 8 for change in wide)
 
 
 class _Names:

@@ -38,7 +38,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
     done = run_ranks([HOOKED, "refused"], 4)
     assert done.returncode == 0, done.stderr[-3000:]
     words = done.stdout.splitlines()
-    assert len(words) == 6
+    assert len(words) == 4
     assert all(one.startswith("gradsync apply: ") for one in words)
     for one, part in zip(
         words,
@@ -47,8 +47,6 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
             "the plan has no gradient",
             "for 5 ranks",
             "names a gradient twice",
-            "a communication hook",
-            "a communication hook already (of another plan)",
         ),
         strict=True,
     ):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_up import network, profile
 from threads import on_ranks
@@ -82,10 +82,8 @@ def zipf(rng: np.random.Generator, units: int, draws: int, power: float, mixed: 
 @pytest.mark.parametrize(
     ("world", "width", "mixed"),
     [
-        (2, 16, False),
-        (3, 1, True),
+        (3, 16, True),
         (8, 1, False),
-        (12, 16, True),
     ],
 )
 def test_estimates_are_near_what_is_sent(world: int, width: int, mixed: bool) -> None:
@@ -133,14 +131,6 @@ def test_the_choice_follows_overlap_density_and_latency() -> None:
     # where all take less than what is not predicted, all are tried, and else those that are near the best
     assert promising(alike, network(16, 1, 1e12, latency=0.0)) == [*SCHEMES]
     assert promising(alike, slow) == ["zen"]
-
-
-@given(sparsities(), st.integers(2, 1024))
-@settings(max_examples=50)
-def test_growth_beyond_what_was_measured_stays_possible(case: tuple[Sparsity, int], world: int) -> None:
-    one, _ = case
-    assert 1.0 <= one.gamma(world) <= 1 / one.density + 1e-9
-    assert one.gamma(world) <= one.gamma(2 * world) + 1e-9
 
 
 def test_a_plan_sums_a_table_by_the_best_scheme() -> None:

@@ -149,16 +149,6 @@ def test_no_unit_is_lost_or_doubled(total: int, parts: int, seed: int) -> None:
         assert places.max() // slice_length(total, parts) < parts
 
 
-def test_a_part_that_gets_everything_holds_it() -> None:
-    """Nothing has a size that could be too small: here all units of all ranks are of one part."""
-    total, world = 4000, 4
-    mine = np.flatnonzero(Order(total, 0).places(np.arange(total)) < slice_length(total, world))
-    gradient = torch.zeros(total, 2)
-    gradient[torch.from_numpy(mine)] = 1.5
-    for one in on_ranks(world, lambda peers: reduce_with(peers, gradient, "zen")):
-        assert isinstance(one, Tensor) and torch.equal(one, gradient * world)
-
-
 def test_measured_sparsity() -> None:
     """Two pairs of ranks, alike in a pair and with nothing in common between them, all in the first half."""
     total, world = 100_000, 4

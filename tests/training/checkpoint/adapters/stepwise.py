@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from windtunnel.training.checkpoint.live import objects
 from windtunnel.training.checkpoint.live.layout import Entry
@@ -84,42 +83,6 @@ class Patience(dict):
         better = loss < self["best"] - 0.05
         self.update(best=loss if better else self["best"], waited=0 if better else self["waited"] + 1)
         return self["waited"] > 4
-
-
-def plain(kept: Kept) -> list[Any]:
-    torch.manual_seed(3)
-    model = Network()
-    ema, scale, patience = averaged(model), scaler(127), Patience(best=9.0, waited=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
-    loader = StatefulDataLoader(rows(22, 1), 4, shuffle=True)
-    state = {
-        "model": model,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "scaler": scale,
-        "ema": ema,
-        "loader": loader,
-        "patience": patience,
-    }
-    seen: list[Any] = []
-    step = kept.restore(state)
-    while step < 18 and patience["waited"] <= 4:
-        for values, targets in loader:
-            optimizer.zero_grad()
-            loss = loss_of(model, values, targets)
-            scale.scale(loss).backward()
-            scale.step(optimizer)
-            scale.update()
-            scheduler.step()
-            ema.update_parameters(model)
-            seen.append([step, float(loss), scale.get_scale(), dict(patience), scheduler.get_last_lr()])
-            over = patience.lost(float(loss))
-            kept.step(step, state)
-            step += 1
-            if over:
-                break
-    return [*seen, digest(model), digest(ema)]
 
 
 def accelerate(kept: Kept) -> list[Any]:
@@ -288,7 +251,7 @@ def lightning(kept: Kept) -> list[Any]:
     return [*watch.seen, early.wait_count, digest(module)]  # on_train_end has put the average into it
 
 
-LOOPS = {one.__name__: one for one in (accelerate, hf, lightning, plain)}
+LOOPS = {one.__name__: one for one in (accelerate, hf, lightning)}
 
 
 def main(name: str) -> None:

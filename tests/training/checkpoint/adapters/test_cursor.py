@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from windtunnel.base.errors import UserError  # noqa: E402
 from windtunnel.training.checkpoint.adapters import cursor as cursors  # noqa: E402
@@ -42,18 +42,8 @@ def of_the_global() -> Any:
     return DataLoader(Noisy(), batch_size=2, shuffle=True)
 
 
-def of_its_own() -> Any:
-    """It draws with replacement, a few at a time, and once more when it is exhausted."""
-    own = torch.Generator().manual_seed(5)
-    return DataLoader(Noisy(), 2, sampler=RandomSampler(range(COUNT), True, 80, generator=own))
-
-
 def single_samples() -> Any:
     return DataLoader(Noisy(), batch_size=None, shuffle=True)
-
-
-def from_workers() -> Any:
-    return DataLoader(range(COUNT), shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(5))
 
 
 def stream() -> Any:
@@ -104,34 +94,14 @@ def loop(loader: Any, looks_ahead: bool, stop: int = -1, saved: Any = None) -> t
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True])
-@pytest.mark.parametrize("make", [of_the_global, of_its_own, single_samples, stream])
+@pytest.mark.parametrize("make", [of_the_global, single_samples, stream])
 def test_it_goes_on_after_any_batch(make: Any, looks_ahead: bool) -> None:
     whole, _ = loop(make(), looks_ahead)
-    for stop in range(1, len(whole), 9 if make is of_its_own else 1):
+    for stop in range(1, len(whole)):
         begun, saved = loop(make(), looks_ahead, stop)
         if saved is not None:
             rest, _ = loop(make(), looks_ahead, saved=saved)
             assert begun + rest == whole, stop
-
-
-@pytest.mark.slow
-def test_it_goes_on_with_workers() -> None:
-    """Who ask for batches long before they are wanted."""
-    whole, _ = loop(from_workers(), True)
-    for stop in (1, 4, 7, 12):
-        begun, saved = loop(from_workers(), True, stop)
-        rest, _ = loop(from_workers(), True, saved=saved)
-        assert begun + rest == whole, stop
-
-
-def test_a_loop_that_is_only_watched_draws_what_it_drew_before() -> None:
-    plain, watched = of_the_global(), of_the_global()
-    cursors.place_in(watched)
-    drawn = []
-    for loader in (plain, watched):
-        seeds()
-        drawn.append([batch.tolist() for _ in range(2) for batch in loader])
-    assert drawn[0] == drawn[1]
 
 
 def test_the_sampler_shows_through() -> None:

@@ -108,12 +108,12 @@ def test_it_ends_as_one_that_nobody_struck(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NEEDS, "plain"])
+@pytest.mark.parametrize("name", NEEDS)
 def test_it_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
     """The first and the last of an epoch, before and after a validation: what it gives then is the rest of
     what one gives that nobody breaks off. Logged means, averaged weights, the scale of gradients (it leaves
     steps out) and what early stopping knows are among it."""
-    if missing := [package for package in NEEDS.get(name, ()) if not find_spec(package)]:
+    if missing := [package for package in NEEDS[name] if not find_spec(package)]:
         pytest.skip(f"needs {', '.join(missing)}: pip install windtunnel[strangers]")
     program = Path(__file__).with_name("stepwise.py")
     done = preloaded.run([program, name], modules=PRELOAD, cwd=tmp_path)
@@ -123,23 +123,6 @@ def test_it_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
     for step, rest in enumerate(rests):
         assert rest == whole[-len(rest) :], f"after step {step}"
     assert [len(rest) for rest in rests] == sorted({len(rest) for rest in rests}, reverse=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not find_spec("accelerate"), reason="needs accelerate: pip install windtunnel[strangers]")
-def test_who_has_the_adapter_imported_prepares_without_imports() -> None:
-    """Survivors wait for the process that takes a lost one's place, and it for what Accelerate imports."""
-    code = """
-import sys
-from windtunnel.training.checkpoint.adapters import accelerate
-from accelerate.data_loader import prepare_data_loader
-from torch.utils.data import DataLoader
-before = {name.partition(".")[0] for name in sys.modules}
-prepare_data_loader(DataLoader(range(8), 2), num_processes=2, process_index=0)
-print({name.partition(".")[0] for name in sys.modules} - before - {"torchdata"})
-"""
-    done = preloaded.run(["-c", code])
-    assert done.stdout.splitlines()[-1:] == [b"set()"], done.stderr
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ class Cluster:
     copies: int = 2
     replicate: bool = True
     generation: int = 1
-    alone: bool = False  # other ranks are other processes: what this one saved counts as committed
     committed: int = -1
     ready: dict[int, set[int]] = field(default_factory=dict)
     layouts: dict[str, bytes] = field(default_factory=dict)
@@ -112,7 +111,7 @@ class FakeMemory:
             other.complete(header.shard.checksum)
         with self.cluster.changed:
             self.cluster.ready.setdefault(step, set()).add(self.rank)
-            if self.cluster.alone or len(self.cluster.ready[step]) == self.cluster.world:
+            if len(self.cluster.ready[step]) == self.cluster.world:
                 self.cluster.committed = max(self.cluster.committed, step)
             self.cluster.changed.notify_all()
 

@@ -70,14 +70,6 @@ def test_a_pause_within_a_collective_is_at_no_place_of_the_profile() -> None:
     assert here is not None and here.seconds == pytest.approx(0.09, abs=0.0025)
 
 
-def test_a_wait_between_two_steps_is_in_no_span() -> None:
-    profile = spans.Profile(steps=3, shortest=0.003)
-    course = Course(profile)
-    for _ in range(4):
-        course.step([0.03, 0.05], wait=0.5)
-    assert found(profile) == pytest.approx([0.03, 0.05], abs=0.0025)
-
-
 class Memory:
     def __init__(self) -> None:
         self.told: list[float] = []

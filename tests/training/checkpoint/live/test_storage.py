@@ -225,14 +225,6 @@ def test_prune(url: str, small_parts: None) -> None:
         prune(url, 0)
 
 
-def test_what_is_damaged_is_whole_after_the_next_save(tmp_path: Path) -> None:
-    url, folder = saved(tmp_path)
-    (folder / "rank0.00000").write_bytes(bytes(200))
-    assert usable(url) == [1]
-    whole(url, 2, bytes([2]) * 200)
-    assert usable(url) == [1, 2]
-
-
 def test_places_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nosuch://x cannot be used"):
         steps("nosuch://x")

@@ -12,7 +12,7 @@ from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
-from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, read_header
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError
 
 N = 10_000
 
@@ -204,19 +204,6 @@ def test_a_wiped_memory_counts_as_empty_and_is_filled_again(cluster: Callable[..
     c.save(1, 1)
     c.wait(1)
     assert c.holders("rank0", 1) == [0, 1]
-
-
-def test_memory_that_is_wiped_while_a_copy_comes_does_not_count(cluster: Callable[..., Cluster]) -> None:
-    c = cluster(2)
-    c.reserve(N, mode="idle", bandwidth=1e9)
-    c.save(0, 0, ranks=[0])
-    held = c.folder / "n1" / f"rank0.2.{N}.0.slot"
-    until(lambda: (header := read_header(held)) is not None and header.shard.step == 0)
-    for path in (c.folder / "n1").glob("rank0*.slot"):
-        path.unlink()
-    for memory in c.ranks:
-        memory.flush()
-    until(lambda: c.holders("rank0", 0) == [0, 1])
 
 
 def test_what_does_not_fit_is_refused_with_the_sum(

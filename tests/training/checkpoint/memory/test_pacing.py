@@ -7,11 +7,9 @@ import threading
 
 import pytest
 
-from windtunnel.training.checkpoint.live.memory.replicate import TOLD, Pace, Pacer
+from windtunnel.training.checkpoint.live.memory.replicate import Pace, Pacer
 from windtunnel.training.checkpoint.policy.pacing import (
     LONGEST,
-    Allowance,
-    Sending,
     allowance,
 )
 from windtunnel.training.checkpoint.policy.spans import NetworkProfile, Profiles, spread
@@ -122,22 +120,3 @@ def test_who_waits_is_woken_by_a_window_and_by_a_cancellation() -> None:
     p.window(0, math.inf)
     threads[0].join(10.0)
     assert got == [0, 1000]
-
-
-def test_the_first_answers_are_told_and_of_waits_in_a_row_one() -> None:
-    told: list[tuple[Sending, Allowance]] = []
-    clock = Clock()
-    p = Pacer(clock, lambda *one: told.append(one))
-    p.configure(Pace(mode="idle", chunk=MB, bandwidth=100e6))
-    for _ in range(3):
-        assert p.take(MB, 0.0, NEVER) == 0
-    p.window(0, math.inf)
-    for _ in range(100):
-        clock.now += 1.0
-        assert p.take(MB, 0.0, NEVER) == MB
-    assert len(told) == TOLD
-    assert [answer.nbytes for _, answer in told[:3]] == [0, MB, MB]
-    assert all(allowance(asked) == answer for asked, answer in told)
-    p.forget()
-    assert p.take(MB, 0.0, NEVER) == 0
-    assert len(told) == TOLD + 1

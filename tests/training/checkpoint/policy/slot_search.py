@@ -78,8 +78,8 @@ def search(
     """The shortest way to an unrecoverable (or stuck) state, None if there is none.
 
     ``steps``: saves after the start and after each restore. ``failures``: after how many losses the job goes
-    on; one more is then checked in every state. ``wait``: for R to be committed. ``start``: the state to begin
-    with, as `lead` gives it.
+    on; one more is then checked in every state. ``wait``: for R to be committed. ``start``: the state to
+    begin with, as `lead` gives it.
     """
     placement = placements.place(ranks, copies, "mixed")
     world = _World(slots, placement, rule, choose, steps, failures, wait)

@@ -94,17 +94,6 @@ def test_limits_of_what_memory_covers() -> None:
     assert found == sorted(found) and found[0] == 100 and found[-1] == 10**6 and len(set(found)) > 8
 
 
-def test_extremes() -> None:
-    assert slowdown(1e9, 1.0, Failures(1.0)) == math.inf
-    assert slowdown(0.0, 0.0, Failures(100.0)) == 1.0
-    assert slowdown(10.0, 1.0, Failures(1.0, 0.0, recovery=1e6)) == math.inf
-    assert best_interval(1e-3, 1e30) == pytest.approx(math.sqrt(2e-3 * 1e30))
-    with pytest.raises(ValueError, match="mtbf=0"):
-        best_interval(1.0, 0.0)
-    with pytest.raises(ValueError, match="impossible"):
-        Failures(10.0, 1.5)
-
-
 def test_the_sum_of_memory() -> None:
     assert needed(10, 30, 2, 5) == 85
     told = explain(1_500_000_000, 3_000_000_000, 2, 4096, free=5_000_000_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given
@@ -19,7 +18,7 @@ from windtunnel.training.checkpoint.model import (
     needed_shards,
 )
 from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.checkpoint.policy.restore import BadCopy, local_first, plan_restore
+from windtunnel.training.checkpoint.policy.restore import BadCopy, plan_restore
 
 
 def copy(
@@ -63,24 +62,12 @@ def test_the_newest_whole_step_wins() -> None:
     assert "step 9 lacks rank1 (1 of 2 shards are left)" in plan.reason
 
 
-def test_own_memory_first() -> None:
-    for row in plan_restore(whole(7), []).sources:
-        assert [one.place for one in local_first(row, 1)] == [1, 0]
-
-
 def test_shared_state_is_needed_too() -> None:
     alone = [copy(r, f"rank{r}", 5, shared=True) for r in range(2)]
     assert plan_restore(alone, []).step is None
     plan = plan_restore([*alone, copy(1, "shared", 5, shared=True)], [])
     assert plan.step == 5
     assert places(plan)["shared"] == [1]
-
-
-def test_storage_fills_what_memory_lacks_of_the_same_step() -> None:
-    plan = plan_restore([copy(0, "rank0", 6)], [stored(6)])
-    assert plan.step == 6
-    assert places(plan)["rank0"][0] == 0
-    assert places(plan)["rank1"] == [None]
 
 
 def test_bad_copies_are_passed_over_then_the_step() -> None:
@@ -207,13 +194,6 @@ def test_replicas_that_differ_go_by_the_first() -> None:
         copy(1, "shared", 9, world=1, shared=True, checksum="b"),
     ]
     assert places(plan_restore(copies, []))["shared"] == [1]
-
-
-def test_first_choices_are_spread() -> None:
-    copies = [copy(at, f"rank{r}", 3, world=8) for r in range(8) for at in range(4)]
-    plan = plan_restore(copies, [])
-    first = Counter(row[0] for row in places(plan).values())
-    assert set(first.values()) == {2}
 
 
 @given(st.data())

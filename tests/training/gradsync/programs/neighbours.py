@@ -2,7 +2,6 @@
 
 neighbours.py hooks   another hook is there before, or comes after
 neighbours.py closed  a plan is closed twice, and its model is trained on; another plan goes on then
-neighbours.py types   one model has parameters of many types
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.hook import Handle, apply, named
-from windtunnel.training.gradsync.model import PLAIN, Option
+from windtunnel.training.gradsync.model import PLAIN
 
 Batch = Callable[[], tuple[Tensor, ...]]
 
@@ -104,52 +103,7 @@ def closed() -> None:
             again.close()
 
 
-class Many(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
-        self.bfloat = nn.Linear(16, 16).to(torch.bfloat16)
-        self.two = nn.Linear(16, 16).double()
-        self.three = nn.Linear(16, 4).half()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bfloat(self.one(x).tanh().bfloat16()).tanh()
-        x = self.two(x.double()).tanh()
-        return (self.three(x.half()).float() + self.last(x.float())).square().mean()
-
-
-def types() -> None:
-    """Two models in one backward, each with its own plan; groups have gradients of several types."""
-
-    def losses(first: Option | None, second: Option | None) -> list[float]:
-        models = [wrapped(Many, find_unused_parameters=True) for _ in range(2)]
-        handles = [
-            apply(ddp, plan_of(ddp, option), deadline=60.0)
-            for ddp, option in zip(models, (first, second), strict=True)
-            if option is not None
-        ]
-        optimizer = torch.optim.SGD([one for ddp in models for one in ddp.parameters()], 0.1)
-        found = []
-        for _ in range(6):
-            torch.manual_seed(dist.get_rank())
-            optimizer.zero_grad()
-            batch = torch.randn(8, 16)
-            loss = models[0](batch) + models[1](batch)
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-        for handle in handles:
-            handle.close()
-        return found
-
-    plain = losses(None, None)
-    assert losses(LOSSLESS, LOSSLESS) == plain
-    for option in (*LOSSY, Option("dragonn:0.1", "alltoall"), Option("fp16")):
-        lossy = losses(option, LOSSLESS)
-        assert lossy[-1] < lossy[0], (option, lossy)
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    {"hooks": hooks, "closed": closed, "types": types}[sys.argv[1]]()
+    {"hooks": hooks, "closed": closed}[sys.argv[1]]()
     dist.destroy_process_group()
