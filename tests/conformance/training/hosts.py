@@ -24,6 +24,7 @@ from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
 from windtunnel.training.checkpoint.model import Shard
+from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 PROGRAM = Path(__file__).with_name("memory_host.py")
@@ -99,7 +100,7 @@ class Hosts:
             self.close()
             raise
 
-    def save(self, copies: int, kind: str) -> None:
+    def save(self, copies: int, kind: Kind) -> None:
         """A new generation of all hosts, those that were killed replaced, saves a step with ``copies``
         copies placed as ``kind`` says; returns when it is committed.
 
@@ -109,10 +110,8 @@ class Hosts:
         self._hosts = [m if m.process.poll() is None else self._start() for m in self._hosts]
         self._form()
         self.step += 1
-        placement = {"kind": kind, "domains": None}
         threads = [
-            threading.Thread(target=self._save, args=(rank, copies, placement))
-            for rank in range(len(self._hosts))
+            threading.Thread(target=self._save, args=(rank, copies, kind)) for rank in range(len(self._hosts))
         ]
         for thread in threads:
             thread.start()
@@ -189,10 +188,10 @@ class Hosts:
             memory.close()
         self._slots, self._ranks = [], []
 
-    def _save(self, rank: int, copies: int, placement: dict[str, Any]) -> None:
+    def _save(self, rank: int, copies: int, kind: Kind) -> None:
         memory, shard = self._ranks[rank], f"rank{rank}"
         memory.restored(self.step - 1, 1)
-        slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, placement=placement)[shard]
+        slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, kind=kind)[shard]
         self._slots[rank] = slots
         index = self.step % len(slots)
         world = len(self._hosts)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.checkpoint.policy.slots import require
 
+Mode = Literal["blocking", "concurrent", "idle"]
 VARIABLE = "WINDTUNNEL_CHECKPOINT"
 _CHOICES = {
-    "placement": ("group", "ring", "mixed", "domains"),
-    "mode": ("blocking", "concurrent", "idle"),
+    "placement": get_args(Kind),
+    "mode": get_args(Mode),
     "on_no_checkpoint": ("fail", "restart"),
 }
 _LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
@@ -40,9 +42,9 @@ class Settings:
     """
 
     copies: int = 2
-    placement: str = "mixed"
+    placement: Kind = "mixed"
     domains: tuple[str, ...] | None = None
-    mode: str = "concurrent"
+    mode: Mode = "concurrent"
     slots: int = 2
     persist: str | None = None
     persist_every: int = 100

@@ -12,8 +12,10 @@ import xxhash
 from support.secret import KEYS
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
+from windtunnel.training.checkpoint.live.memory.messages import Pace
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
 from windtunnel.training.checkpoint.model import Shard
+from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.checkpoint.policy.slots import slot_for
 from windtunnel.training.elastic.model import MemberHost, Membership
 
@@ -125,14 +127,22 @@ class Cluster:
         for service in services:
             service.decided(key, values)
 
-    def reserve(self, nbytes: int = 10_000, ranks: list[int] | None = None, **options: Any) -> None:
+    def reserve(
+        self,
+        nbytes: int = 10_000,
+        ranks: list[int] | None = None,
+        kind: Kind = "mixed",
+        slots: int = 2,
+        **pace: Any,
+    ) -> None:
         """All ranks at once, as they do."""
         failed: list[Exception] = []
 
         def one(rank: int) -> None:
             shard = f"rank{rank}"
             try:
-                self.slots[rank, shard] = self.ranks[rank].reserve(LAYOUT, {shard: nbytes}, **options)[shard]
+                reserved = self.ranks[rank].reserve(LAYOUT, {shard: nbytes}, kind=kind, pace=Pace(**pace))
+                self.slots[rank, shard] = reserved[shard]
             except Exception as error:
                 failed.append(error)
 

@@ -12,6 +12,7 @@ from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
+from windtunnel.training.checkpoint.live.memory.messages import Pace
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError
 
 N = 10_000
@@ -32,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..., Cluster]) -> None:
     c = cluster(4)
-    c.reserve(copies=2)
+    c.reserve()
     for step in range(5):
         c.save(step, step % 2)
         c.wait(step)
@@ -48,7 +49,7 @@ def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..
 
 def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster]) -> None:
     c = cluster(2, 2)
-    c.reserve(copies=2)
+    c.reserve()
     shared = {}
     for rank in (0, 2):
         shared[rank] = c.ranks[rank].reserve(LAYOUT, {"shared": 500}, copies=1)["shared"]
@@ -140,7 +141,7 @@ def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
     cluster: Callable[..., Cluster],
 ) -> None:
     c = cluster(3)
-    c.reserve(placement={"kind": "ring"})
+    c.reserve(kind="ring")
     for step in (0, 1):
         c.save(step, step)
         c.wait(step)
@@ -249,7 +250,7 @@ def test_bad_requests_are_refused_in_words(cluster: Callable[..., Cluster]) -> N
     with pytest.raises(UserError, match="name"):
         c.ranks[0].reserve(LAYOUT, {"../x": N})
     with pytest.raises(UserError, match="mode"):
-        c.ranks[0].reserve(LAYOUT, {"rank0": N}, mode="fast")
+        c.ranks[0].reserve(LAYOUT, {"rank0": N}, pace=Pace("fast"))
     with pytest.raises(CopyError, match="reserved"):
         c.ranks[0].saved("rank0", 0, 0)
     with pytest.raises(CopyError, match="no place"):

@@ -1,4 +1,7 @@
-"""A rank of a replicated or sharded job, which keeps each step in storage: parallel.py KIND FOLDER STEPS OUT."""
+"""A rank of a replicated or sharded job, which keeps each step in storage.
+
+parallel.py KIND FOLDER STEPS OUT
+"""
 
 from __future__ import annotations
 

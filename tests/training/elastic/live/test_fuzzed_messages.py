@@ -20,7 +20,7 @@ from windtunnel.base.calls import SERVICE
 from windtunnel.base.listener import Listener
 from windtunnel.base.wire import WireError
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
-from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER, FROM_RANK
+from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER
 from windtunnel.training.elastic.live.agent.link import LocalServer
 from windtunnel.training.elastic.live.messages import FROM_AGENT, FROM_SUPERVISOR, FROM_WORKER
 from windtunnel.training.elastic.live.rendezvous import Offer
@@ -150,13 +150,10 @@ def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[s
     hosts = (MemberHost(0, "127.0.0.1", service.address),)
     service.membership(Membership(1, 1, hosts, 1, "", "test"), 0)
 
-    @given(messages(FROM_PEER), messages(FROM_RANK))
+    @given(messages(FROM_PEER))
     @FEW
-    def strike(of_peer: dict[str, Any], of_rank: dict[str, Any]) -> None:
-        for message, sock in (
-            (of_peer, secret.memory(service.address)),
-            (of_rank, wire.connect(service.path, 5.0)),
-        ):
+    def strike(message: dict[str, Any]) -> None:
+        for sock in (secret.memory(service.address), wire.connect(service.path, 5.0)):
             with sock, contextlib.suppress(OSError):
                 wire.send(sock, message)
                 sock.settimeout(0.2)

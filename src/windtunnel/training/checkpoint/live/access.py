@@ -13,6 +13,7 @@ from typing import Any
 from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.memory import LocalMemory
+from windtunnel.training.checkpoint.live.memory.messages import Pace
 from windtunnel.training.checkpoint.live.restore import Kept
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.live.snapshot import Plan
@@ -68,17 +69,16 @@ class Access:
 
     def _reserve(self, shard: str, layout: bytes, nbytes: int) -> None:
         chosen = self._settings
+        chunk = max(1, chosen.buffer // chosen.parts)
         self._slots.update(
             self.memory.reserve(
                 layout,
                 {shard: nbytes},
                 slots=chosen.slots,
                 copies=1 if shard == SHARED else chosen.copies,
-                placement={"kind": chosen.placement, "domains": chosen.domains},
-                mode=chosen.mode,
-                chunk=max(1, chosen.buffer // chosen.parts),
-                bandwidth=chosen.bandwidth,
-                startup=chosen.startup,
+                kind=chosen.placement,
+                domains=chosen.domains,
+                pace=Pace(chosen.mode, chunk, chosen.bandwidth, chosen.startup),
             )
         )
 

@@ -1,4 +1,4 @@
-"""What peers ask of a host: to hold copies (PREPARE, LAYOUT, PUT), and to read them (LIST, GET).
+"""What peers ask of a host: to hold copies (PREPARE, LAYOUT, PUT), and to read them (GET).
 
 A PUT is refused if its generation is not the one in force, at its begin and again before its slot is declared
 complete; so nobody who was fenced can leave anything behind.
@@ -35,7 +35,6 @@ class Holder:
             "layout?": self._give_layout,
             "put": self._put,
             "get": self._get,
-            "list": self._list,
         }
 
     def _prepare(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
@@ -60,12 +59,6 @@ class Holder:
         if blob is None:
             raise Refused("copy", f"layout {message['digest']} is not here")
         wire.send(sock, {"answer": "layout"}, blob)
-
-    def _list(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
-        state = self._state
-        with state.changed:
-            place = -1 if state.place is None else state.place
-            return {"copies": [to_plain(copy) for copy in state.folder.copies(place)]}
 
     def _get(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         shard, step, state = message["shard"], message["step"], self._state

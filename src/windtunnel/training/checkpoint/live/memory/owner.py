@@ -7,9 +7,6 @@ reserved are where they are to be, it posts the step for the rank; all ranks' po
 
 from __future__ import annotations
 
-import contextlib
-import time
-from dataclasses import asdict
 from functools import partial
 
 from windtunnel.base import handshake, wire
@@ -17,11 +14,13 @@ from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
-from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pace, Pacer, Sender
+from windtunnel.training.checkpoint.live.memory.messages import Caller, Reservation, Reserved, Welcome
+from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pacer, Sender
 from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, Spec, State
-from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
+from windtunnel.training.checkpoint.live.memory.storing import Persister
+from windtunnel.training.checkpoint.live.memory.transfer import Refused
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot
-from windtunnel.training.checkpoint.model import Placement, Shard
+from windtunnel.training.checkpoint.model import Copy, Health, Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
 from windtunnel.training.elastic.model import MemberHost
@@ -32,23 +31,12 @@ TRAFFIC_KEPT = 64
 
 
 class Owner:
-    """The handlers of these requests, and the senders."""
+    """What ranks call (`messages.Ranks`), and the senders."""
 
-    def __init__(self, state: State) -> None:
-        self._state, self._pacer = state, Pacer(tell=self._tell)
+    def __init__(self, state: State, persister: Persister) -> None:
+        self._state, self._persister, self._pacer = state, persister, Pacer(tell=self._tell)
         self._senders: dict[int, Sender] = {}
         self._traffic: dict[int, list[int]] = {}
-        self.handlers: dict[str, Handler] = {
-            "hello": lambda _, message, raw: self._hello(message),
-            "reserve": lambda _, message, raw: self._reserve(message, raw),
-            "saved": lambda _, message, raw: self._saved(message),
-            "wait": lambda _, message, raw: self._wait(message),
-            "restored": lambda _, message, raw: self._restored(message),
-            "window": lambda _, message, raw: self._window(message),
-            "locate": lambda _, message, raw: self._locate(message),
-            "health": lambda *_: asdict(state.health()),
-            "traffic": lambda *_: self._give_traffic(),
-        }
 
     def change(self, hosts: tuple[MemberHost, ...]) -> None:
         """A new generation of these hosts: what was being sent is cancelled."""
@@ -73,23 +61,23 @@ class Owner:
         for sender in senders:
             sender.join(2.0)
 
-    def _hello(self, message: Message) -> Message:
+    def hello(self, caller: Caller) -> Welcome:
         state = self._state
-        state.require(message["generation"])
+        state.require(caller.generation)
         board = state.folder.path / "committed"
         with state.changed:
             if not board.exists():  # somebody wiped this memory
                 state.board = Board(board, create=True)
                 state.board.write(state.committed)
-        return {"board": str(board), "secret": state.keys.secret.hex(), "tls": state.keys.files}
+        return Welcome(str(board), state.keys.secret.hex(), tuple(state.keys.files))
 
-    def _reserve(self, message: Message, layout: bytes) -> Message:
-        state, rank, generation = self._state, message["rank"], message["generation"]
+    def reserve(self, caller: Caller, reservation: Reservation, layout: bytes) -> Reserved:
+        state, rank, generation = self._state, caller.rank, caller.generation
         state.require(generation)
-        nbytes: dict[str, int] = message["nbytes"]
-        require(message["slots"])
+        nbytes = reservation.nbytes
+        require(reservation.slots)
         with state.changed:
-            copies_wanted = self._asked(message)
+            copies_wanted = self._wanted(reservation)
             placement = decide(copies_wanted)
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
@@ -99,33 +87,32 @@ class Owner:
             spec = Spec(
                 {**spec.nbytes, **nbytes},
                 spec.alone - shards if holders else spec.alone | shards,
-                message["slots"],
-                max(message["copies"], spec.copies),
+                reservation.slots,
+                max(reservation.copies, spec.copies),
                 holders or spec.holders,
             )
             if holders:
-                self._pacer.configure(Pace(**message["pace"]))
+                self._pacer.configure(reservation.pace)
         if rank == 0:
             self._tell(copies_wanted, placement)
         needs = self._require(rank, spec)
-        state.folder.keep_layout(message["layout"], layout, generation)
-        paths = {}
+        state.folder.keep_layout(reservation.digest, layout, generation)
+        paths, slot_count = {}, reservation.slots
         for shard, count in nbytes.items():
-            shelf = state.folder.ensure(shard, state.world, count, message["slots"], generation, state.base)
+            shelf = state.folder.ensure(shard, state.world, count, slot_count, generation, state.base)
             paths[shard] = [str(slot.path) for _, slot in sorted(shelf.slots.items())]
             for host in holders:
-                self._prepare(host, shard, shelf, message)
+                self._prepare(host, shard, shelf, slot_count, generation)
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
-        return {"paths": paths, "needs": needs}
+        return Reserved(paths, needs)
 
-    def _asked(self, message: Message) -> CopiesWanted:
-        membership, wanted = self._state.membership, message["placement"]
+    def _wanted(self, reservation: Reservation) -> CopiesWanted:
+        membership = self._state.membership
         assert membership is not None
-        kind, domains = wanted.get("kind", "mixed"), tuple(wanted.get("domains") or ())
         own = tuple(host.domain for host in membership.hosts)
-        return CopiesWanted(len(own), message["copies"], kind, domains, own)
+        return CopiesWanted(len(own), reservation.copies, reservation.kind, reservation.domains, own)
 
     def _tell(self, observation: Observation, decision: Decision) -> None:
         """All hosts decide alike; the first one says it in the run's events."""
@@ -164,25 +151,23 @@ class Owner:
             )
         return needs
 
-    def _prepare(self, host: int, shard: str, shelf: Shelf, message: Message) -> None:
+    def _prepare(self, host: int, shard: str, shelf: Shelf, slot_count: int, generation: int) -> None:
         """Have a holder take the memory for its copy now. One that does not answer is the membership's
         matter."""
         state = self._state
         fields = {
             "op": "prepare",
-            "generation": message["generation"],
+            "generation": generation,
             "shard": shard,
             "world": shelf.world,
             "capacity": shelf.capacity,
-            "slots": message["slots"],
+            "slots": slot_count,
         }
         limits = state.limits
         try:
             address = self._address(host)
             with handshake.connect(address, limits.connect, state.keys, transfer.service(address)) as sock:
-                sock.settimeout(
-                    limits.silence + limits.membership + message["slots"] * shelf.capacity / ALLOCATION
-                )
+                sock.settimeout(limits.silence + limits.membership + slot_count * shelf.capacity / ALLOCATION)
                 answer = transfer.ask(sock, fields)
         except (OSError, wire.WireError) as error:
             state.context.event("note", text=f"host {host} does not prepare for {shard}: {error}")
@@ -197,38 +182,36 @@ class Owner:
                 return member_host.memory
         raise Refused("stale", f"host {host} is not in the job")
 
-    def _saved(self, message: Message) -> Message:
-        state, rank, shard, step = self._state, message["rank"], message["shard"], message["step"]
-        state.require(message["generation"])
+    def saved(self, caller: Caller, shard: str, slot: int, step: int, replicate: bool) -> int:
+        state, rank, index = self._state, caller.rank, slot
+        state.require(caller.generation)
         with state.changed:
             state.folder.look()
             spec = state.specs.get(rank)
             shelf = state.folder.shelf(shard, state.world, spec.nbytes.get(shard, 0)) if spec else None
-            if spec is None or shelf is None or message["slot"] not in shelf.slots:
-                raise Refused(
-                    "copy",
-                    f"rank {rank} has no slot {message['slot']} of {shard} here: it has not reserved one, or "
-                    f"somebody has wiped this memory",
+            if spec is None or shelf is None or index not in shelf.slots:
+                raise CopyError(
+                    f"rank {rank} has no slot {index} of {shard} here: it has not reserved one, or "
+                    f"somebody has wiped this memory"
                 )
-            slot = shelf.slots[message["slot"]]
-        header = slot.header
+            held = shelf.slots[index]
+        header = held.header
         if header is None or header.shard.step != step:
-            raise Refused("copy", f"{slot.path} does not hold step {step}")
+            raise CopyError(f"{held.path} does not hold step {step}")
         if not header.complete:
-            with slot.data as data:
-                slot.complete(slots.checksum_of(data))
-            header = slot.header
+            with held.data as data:
+                held.complete(slots.checksum_of(data))
+            header = held.header
             assert header is not None
-        alone = not message["replicate"] or shard in spec.alone
-        holders = () if alone else spec.holders
+        holders = spec.holders if replicate and shard not in spec.alone else ()
         with state.changed:
-            if state.generation == message["generation"]:
+            if state.generation == caller.generation:
                 it = header.shard
                 state.ledger.saved(rank, step, shard, state.host.id, holders, it.generation)
                 for host in holders:
-                    self._send(host, self._delivery(slot, it, spec.slots, rank, shelf))
+                    self._send(host, self._delivery(held, it, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
-        return {"committed": state.committed}
+        return state.committed
 
     def _delivery(self, slot: Slot, shard: Shard, count: int, rank: int, shelf: Shelf) -> Delivery:
         def keeps() -> list[int]:
@@ -284,44 +267,59 @@ class Owner:
         if holders is not None:
             state.context.post(f"checkpoint/{step}/{term}", rank, {"holders": holders, **about})
 
-    def _wait(self, message: Message) -> Message:
-        state, step = self._state, message["step"]
-        end = time.monotonic() + message["seconds"]
+    def wait(self, caller: Caller, step: int, seconds: float) -> bool:
+        state = self._state
         with state.changed:
-            while state.committed < step and state.generation == message["generation"] and not state.closed:
-                left = end - time.monotonic()
-                if left <= 0:
-                    break
-                state.changed.wait(left)
-            return {"committed": state.committed >= step}
+            over = lambda: state.committed >= step or state.generation != caller.generation or state.closed  # noqa: E731
+            state.changed.wait_for(over, seconds)
+            return state.committed >= step
 
-    def _restored(self, message: Message) -> Message:
+    def restored(self, caller: Caller, step: int, course: int) -> None:
         """All ranks go on from a step, and save it again as it is, so that it gets its copies again."""
-        self._state.require(message["generation"])
+        self._state.require(caller.generation)
         with self._state.changed:
-            if self._state.go_back(message["step"], message["course"]):
+            if self._state.go_back(step, course):
                 self._cancel()
-        return {}
 
-    def _window(self, message: Message) -> None:
-        with contextlib.suppress(KeyError, TypeError):
-            if message["generation"] == self._state.generation:
-                self._pacer.window(message["rank"], message["until"])
+    def window(self, caller: Caller, until: float) -> None:
+        if caller.generation == self._state.generation:
+            self._pacer.window(caller.rank, until)
 
-    def _locate(self, message: Message) -> Message:
-        """Where a place's copies are read: its address, and for this host's own the slot's file."""
-        state, wanted = self._state, message["place"]
+    def persist(self, caller: Caller, step: int, url: str, keep: int) -> None:
+        self._state.require(caller.generation)
+        self._persister.begin(caller.rank, step, url, keep)
+
+    def copies(self) -> list[Copy]:
+        state = self._state
         with state.changed:
-            if wanted is None or wanted == state.place:
-                match = state.folder.find(message["shard"], message["step"], message.get("world"))
-                if match is None:
-                    raise CopyError(f"{message['shard']} of step {message['step']} is not here")
-                return {"path": str(match[0].path)}
-            hosts = state.membership.hosts if state.membership else ()
-            if not isinstance(wanted, int) or not 0 <= wanted < len(hosts):
-                raise CopyError(f"there is no place {wanted!r}")
-            return {"address": hosts[wanted].memory}
+            return state.folder.copies(-1 if state.place is None else state.place)
 
-    def _give_traffic(self) -> Message:
+    def locate(self, shard: str, step: int, world: int | None, place: int | None) -> str:
+        state = self._state
+        with state.changed:
+            if place is None or place == state.place:
+                match = state.folder.find(shard, step, world)
+                if match is None:
+                    raise CopyError(f"{shard} of step {step} is not here")
+                return str(match[0].path)
+            addresses = self.addresses()
+            if not 0 <= place < len(addresses):
+                raise CopyError(f"there is no place {place!r}")
+            return addresses[place]
+
+    def layout(self, digest: str) -> bytes:
+        blob = self._state.folder.layout(digest)
+        if blob is None:
+            raise CopyError(f"layout {digest} is not here")
+        return blob
+
+    def addresses(self) -> list[str]:
+        membership = self._state.membership
+        return [host.memory for host in membership.hosts] if membership else []
+
+    def health(self) -> Health:
+        return self._state.health()
+
+    def traffic(self) -> list[tuple[int, int, int]]:
         with self._state.changed:
-            return {"steps": [[step, *sent] for step, sent in sorted(self._traffic.items())]}
+            return [(step, sent, inside) for step, (sent, inside) in sorted(self._traffic.items())]

@@ -30,6 +30,7 @@ from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory.messages import Pace
 from windtunnel.training.checkpoint.live.slot import Slot
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy import Allowance, Sending, decide
@@ -42,18 +43,6 @@ TOLD = 32
 wait, the first."""
 _LEARNING = 0.3
 Tell = Callable[[Sending, Allowance], object]
-
-
-@dataclass(frozen=True)
-class Pace:
-    """``mode``: "blocking", "concurrent" or "idle". ``chunk``: bytes of the largest chunk (one sub-buffer of
-    the staging memory). ``bandwidth``: bytes/s; None: as fast as it goes, and in mode idle as measured.
-    ``startup``: seconds that each chunk costs beside."""
-
-    mode: str = "concurrent"
-    chunk: int = 4 << 20
-    bandwidth: float | None = None
-    startup: float = 0.0
 
 
 class Pacer:

@@ -186,10 +186,6 @@ class State:
             raise Refused("stale", "this host has no place in the job")
         return self.membership.hosts[self.place]
 
-    def addresses(self) -> list[str]:
-        """Of all hosts' services."""
-        return [host.memory for host in self.membership.hosts] if self.membership else []
-
     def saves(self, shard: str) -> bool:
         """Whether a rank of this host saves ``shard``."""
         with self.changed:
