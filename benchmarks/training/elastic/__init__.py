@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from benchmarks.harness.rows import runner
 
-SECTIONS = {name: f"{name}.{name}_rows" for name in ("forecast", "loops")}
+SECTIONS = {"loops": "loops.loops_rows"}
 
-run = runner(__name__, SECTIONS, timed=("forecast",))
+run = runner(__name__, SECTIONS)

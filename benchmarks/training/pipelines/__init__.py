@@ -1,7 +1,7 @@
 """The comparison that pipeline templates are judged by: ``python -m benchmarks training.pipelines``.
 
 Live sections run the same job in the same harness under every way to go on. Published figures are Oobleck's
-(Jang et al., SOSP 2023). The twin is held against these runs by `goodput.fidelity`.
+(Jang et al., SOSP 2023).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Recoveries:
     @property
     def step_time(self) -> float:
         """Seconds of a step on all hosts, median."""
-        return median(self.undisturbed.step_times()[HOSTS])
+        return median(self.undisturbed.paces())
 
     def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[JobRun, Recovery]]:
         """Those that a loss began, with their runs."""

@@ -42,7 +42,6 @@ Loss = tuple[int, int]  # after this step, the host at this place
 class JobRun:
     """One run. ``losses``: by step; ``hashes``: of all layers at the end."""
 
-    scheme: str
     steps: int
     events: tuple[Event, ...] = field(repr=False)
     losses: dict[int, float] = field(repr=False)
@@ -69,23 +68,9 @@ class JobRun:
         times = self.times()
         return times[recovery.newest + 1] - recovery.injected if recovery.newest + 1 in times else None
 
-    def step_times(self) -> dict[int, list[float]]:
-        """Seconds of steps, by the number of hosts; without first steps of generations and without those
-        that wait for a checkpoint."""
-        decided = [event for event in self.events if event["kind"] == "decided"]
-        hosts = {event["generation"]: len(event["membership"]["hosts"]) for event in decided}
-        found: dict[int, list[float]] = {}
-        for event, seconds in jobs.paces(self.events):
-            if not self._saved_before(event):
-                found.setdefault(hosts[event["generation"]], []).append(seconds)
-        return found
-
-    def saves(self) -> list[float]:
-        """Seconds of the steps before which a checkpoint was written."""
-        return [seconds for event, seconds in jobs.paces(self.events) if self._saved_before(event)]
-
-    def _saved_before(self, event: Event) -> bool:
-        return self.scheme != "templates" and event["step"] % CHECKPOINT_EVERY == 0
+    def paces(self) -> list[float]:
+        """Seconds of its steps, but for the first of each generation."""
+        return [seconds for _, seconds in jobs.paces(self.events)]
 
 
 def run_job(
@@ -132,7 +117,7 @@ def _ran(scheme: str, steps: int, events: Sequence[Event], results: dict[int, An
     hashes: dict[str, str] = next(
         (result["hashes"] for result in results.values() if isinstance(result, dict)), {}
     )
-    return JobRun(scheme, steps, tuple(events), losses, hashes)
+    return JobRun(steps, tuple(events), losses, hashes)
 
 
 class Cloud:

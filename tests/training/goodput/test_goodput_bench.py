@@ -1,41 +1,27 @@
-"""The bench of the twin: the published simulation, its schemes, and how real runs are replayed."""
+"""The bench of the twin: the published simulation and its schemes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from benchmarks.training.goodput.fidelity import Calibration, reached, replay
-from benchmarks.training.goodput.published import published_rows, twin_runs
-from benchmarks.training.pipelines.runs import JobRun
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
+from benchmarks.training.goodput.published import GoOnOnFewer, RestartOnFewer, published_rows, twin_runs
+from windtunnel.traces.failures import regular
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
+from windtunnel.training.goodput.twin.simulate import simulate
 
 
-def test_when_the_twin_was_done() -> None:
-    series = ((0.0, 0.0), (10.0, 5.0), (10.0, 3.0), (20.0, 3.0), (30.0, 13.0))
-    result = SimulationResult("x", 30.0, {}, 13.0, 2.0, 1, 1, series)
-    assert reached(result, 4.0) == 21.0  # the first time it was taken back
-    assert reached(result, 3.0) == 6.0
-    assert reached(result, 14.0) == math.inf
-
-
-def test_the_twin_replays_the_losses_of_a_run() -> None:
-    job = JobModel(6, 0.2, 8e6, 2, 12, 8)
-    costs = PhaseCosts(detect=0.1, regroup=0.1, regroup_growth=0, start=0.4, replace=1.5, join=0.15)
-    costs = replace(costs, storage_bandwidth=80e6, blocking_save=True)
-    calibration = Calibration(job, costs, 0.02, {2: 0.6, 3: 0.4, 4: 0.3, 5: 0.25, 6: 0.2})
-    steps = [{"kind": "step", "generation": 1, "step": i, "t": 100 + 0.2 * (i + 1)} for i in range(30)]
-    lost = {"kind": "injected", "t": 102.5, "place": 3}
-    ran = JobRun("templates", 30, (*steps, lost), {}, {})
-    result, end = replay(calibration, "templates", ran, back=False)
-    assert result.redone == 0 and result.phases["detect"] == 0.1 and result.phases["join"] == 0
-    assert 7 < end < 8
-    taken, _ = replay(calibration, "templates", ran, back=True)
-    assert taken.phases["join"] == 0.15
-    fewer, later = replay(calibration, "warm restart", ran, back=False)
-    assert fewer.redone == 2 and fewer.phases["wait"] == 0 and later > end
-    whole, _ = replay(calibration, "warm restart", ran, back=True)
-    assert whole.phases["wait"] == 1.5 and whole.phases["slow"] == 0
+def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:
+    costs = PhaseCosts(
+        detect=0, regroup=0, regroup_growth=0, start=10, replace=math.inf, storage_bandwidth=1.0
+    )
+    costs = replace(costs, blocking_save=True)
+    job = JobModel(2, 1.0, 0.0)  # saves and loads take no time
+    trace = regular(2, 25.5, 1)
+    result = simulate(RestartOnFewer(job, costs, 10, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
+    assert result.steps == 20 + 5 and result.redone == 5
+    ours = simulate(GoOnOnFewer(2, 10.0, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
+    assert ours.steps == 25 + 5 and ours.redone == 0
 
 
 def test_published_rows() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 
 from benchmarks.training.pipelines.measured import random_losses, regular_losses
@@ -129,19 +128,8 @@ def test_losses_leave_enough_hosts_and_time() -> None:
 
 
 def test_a_run_is_read_from_its_events() -> None:
-    steps = [
-        {"kind": "step", "generation": 1, "step": 8, "t": 1.0},
-        {"kind": "step", "generation": 1, "step": 9, "t": 2.0},
-        {"kind": "step", "generation": 1, "step": 10, "t": 3.5},  # a save before it
-        {"kind": "step", "generation": 2, "step": 10, "t": 6.0},
-        {"kind": "step", "generation": 2, "step": 11, "t": 6.5},
-    ]
-    decided = [
-        {"kind": "decided", "generation": g, "membership": {"hosts": [0] * n}} for g, n in ((1, 6), (2, 5))
-    ]
-    events = (decided[0], *steps[:3], decided[1], *steps[3:])
-    ran = JobRun("warm restart", 12, events, {}, {})
-    assert ran.step_times() == {6: [1.0], 5: [0.5]}
-    assert ran.saves() == [1.5]
+    times = [(1, 8, 1.0), (1, 9, 2.0), (1, 10, 3.5), (2, 10, 6.0), (2, 11, 6.5)]
+    events = [{"kind": "step", "generation": g, "step": step, "t": t} for g, step, t in times]
+    ran = JobRun(12, (*events[:3], {"kind": "decided", "generation": 2, "t": 4.0}, *events[3:]), {}, {})
+    assert ran.paces() == [1.0, 1.5, 0.5]  # the first step of a generation waits for it
     assert ran.times()[10] == 3.5
-    assert replace(ran, scheme="templates").step_times() == {6: [1.0, 1.5], 5: [0.5]}

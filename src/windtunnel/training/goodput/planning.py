@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,14 +14,12 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.traces.failures import Change, Trace, load, poisson
+from windtunnel.traces.failures import Trace, load, poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.command import commands
 from windtunnel.training.goodput.model import Advice, Question
 from windtunnel.training.goodput.request import PlanRequest
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
-from windtunnel.training.goodput.twin.restart import PeerMemory
-from windtunnel.training.goodput.twin.simulate import simulate
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 
 MOST_FAILURES = 100_000
 
@@ -72,19 +70,6 @@ def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | Non
     advice = advise(question, trace.changes, progress)
     lines = commands(advice, question, cluster.host.devices, plan_request.script, plan_request.persist)
     return Plan(cluster, question, advice, len(trace.losses), lines)
-
-
-def through(planned: Plan, changes: Sequence[Change], measured: Mapping[str, float]) -> SimulationResult:
-    """Checkpoints in peer memory as ``planned`` advises them, through other failures of as long a time.
-
-    ``measured``: fields of `PhaseCosts` that are known better than in ``planned``.
-    """
-    question, chosen = planned.question, planned.advice.chosen
-    costs = PhaseCosts(**{**asdict(question.costs), **measured})
-    scheme = PeerMemory(
-        question.job, costs, chosen.placement, chosen.storage_every, question.spares or 0, chosen.every
-    )
-    return simulate(scheme, question.job, costs, changes, question.horizon)
 
 
 def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:
