@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks import find
-from benchmarks.harness import show
+from benchmarks.harness import run, show
 from benchmarks.harness.measure import host_facts
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.cli import shown_progress
@@ -31,9 +30,6 @@ def bench(
     name: Annotated[str, typer.Argument(help="Such as agents.sandbox, or engines.flows.")],
     only: Annotated[list[str] | None, typer.Option(help="A section to run alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and no large jobs.")] = False,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.5, help="Of a section that goes on for a time, such as forecast.")
-    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="A published trace's file, for the sections that take one.")
     ] = None,
@@ -49,18 +45,15 @@ def bench(
 
     if as_json and as_markdown:
         raise UserError("benchmarks: --json and --markdown are given; accepted is one of them")
-    module = find(name)
     console, host = _output(), host_facts()
     piped = as_json or as_markdown
 
-    def shown(found: list[Row]) -> None:
+    def shown(rows: list[Row]) -> None:
         if not piped:
-            _print(console, name, found)
+            _print(console, name, rows)
 
     with shown_progress(f"benchmarks {name}") as progress:
-        rows = module.run(
-            tuple(only or ()), quick=quick, minutes=minutes, trace=trace, progress=progress, shown=shown
-        )
+        rows = run.run(name, only or (), quick=quick, trace=trace, progress=progress, shown=shown)
     if as_json:
         typer.echo(json.dumps(show.document(name, rows, host, quick=quick)))
     elif as_markdown:

@@ -5,6 +5,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median as exact_median
 from typing import Any
@@ -16,23 +17,20 @@ from typer.testing import CliRunner
 
 import benchmarks.__main__ as verb
 from benchmarks import ROOT
-from benchmarks.harness import jobs, measure, show
-from benchmarks.harness.rows import Row, guarded, published, runner
+from benchmarks.harness import jobs, measure, run, show
+from benchmarks.harness.rows import Row, figure, guarded, need, published, reached
+from benchmarks.harness.run import BENCHES
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.elastic.events import Event
 from windtunnel.training.elastic.policy.state import Outcome
 
 ROWS = {
     "time": [
-        Row(
-            "time", "a job", "s", measured=0.2, emulated=0.19, target="<= 4%", met=False, source="three runs"
-        ),
-        Row("time", "a | pipe", "times", published=3.0),
+        Row("a job", "s", measured=0.2, emulated=0.19, target="<= 4%", met=False, source="three runs"),
+        Row("a | pipe", "times", published=3.0),
     ],
-    "memory": [
-        Row("memory", "bytes", "bytes", measured=22936308, emulated=22936308, target="equal", met=True)
-    ],
-    "gpu": [Row("gpu", "a GPU", "", note="no CUDA device: left out")],
+    "memory": [Row("bytes", "bytes", measured=22936308, emulated=22936308, target="equal", met=True)],
+    "gpu": [Row("a GPU", "", note="no CUDA device: left out")],
 }
 HOST = {
     "date": "2026-01-02", "processor": "Some CPU", "cpus": 2, "memory_bytes": 2**33, "gpus": ["H200"],
@@ -42,11 +40,8 @@ HOST = {
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A package with a bench of three sections, in the place of that of agents.sandbox."""
-    package = types.ModuleType("fake_bench")
-    package.SECTIONS = {"time": "parts.time_rows", "memory": "parts.memory_rows", "gpu": "parts.gpu_rows"}  # type: ignore[attr-defined]
-    package.run = runner("fake_bench", package.SECTIONS)  # type: ignore[attr-defined]
-    parts = types.ModuleType("fake_bench.parts")
+    """A bench of three sections, in the place of that of agents.sandbox."""
+    parts = types.ModuleType("benchmarks.agents.sandbox.parts")
     parts.asked = []  # type: ignore[attr-defined]
     for name in ROWS:
 
@@ -55,13 +50,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
             yield from ROWS[name]
 
         setattr(parts, f"{name}_rows", rows)
-    parts.why = lambda: "left out: no such device"  # type: ignore[attr-defined]
-    package.parts = parts  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fake_bench", package)
-    monkeypatch.setitem(sys.modules, "fake_bench.parts", parts)
-    monkeypatch.setattr(verb, "find", lambda _: package)
+    monkeypatch.setitem(sys.modules, parts.__name__, parts)
+    monkeypatch.setattr(run, "BENCHES", {"agents.sandbox": {"parts": "time memory gpu"}})
     monkeypatch.setattr(verb, "host_facts", lambda: HOST)
-    return package
+    return parts
 
 
 @pytest.fixture
@@ -77,7 +69,7 @@ def test_the_table_shows_misses_and_what_was_left_out(invoke: Callable[..., Any]
     for part in ("✗ <= 4%", "✓ equal", "5.00%", "22,936,308 B", "a GPU: no CUDA device: left out"):
         assert part in text
     assert "targets: 1 met, 1 missed (a job)" in text
-    assert fake.parts.asked == [("time", True), ("memory", True), ("gpu", True)]
+    assert fake.asked == [("time", True), ("memory", True), ("gpu", True)]
 
 
 def test_json_has_every_figure_by_its_kind_and_what_it_was_measured_on(invoke: Callable[..., Any]) -> None:
@@ -118,46 +110,62 @@ def test_json_and_markdown_are_not_both(invoke: Callable[..., Any]) -> None:
 def test_sections_come_in_the_order_of_the_table(fake: Any) -> None:
     told: list[tuple[str, float]] = []
     shown: list[list[Row]] = []
-    rows = fake.run(["memory", "time"], progress=lambda *seen: told.append(seen), shown=shown.append)
-    assert rows == ROWS["time"] + ROWS["memory"] and shown == [ROWS["time"], ROWS["memory"]]
+    rows = run.run(
+        "agents.sandbox", ["memory", "time"], progress=lambda *at: told.append(at), shown=shown.append
+    )
+    assert [row.section for row in rows] == ["time", "time", "memory"]
+    assert [replace(row, section="") for row in rows] == ROWS["time"] + ROWS["memory"]
+    assert shown == [rows[:2], rows[2:]]
     assert told == [("time", 0.0), ("memory", 0.5)]
 
 
-def test_an_unknown_section_is_refused(fake: Any) -> None:
+def test_an_unknown_name_or_section_is_refused(fake: Any) -> None:
     with pytest.raises(UserError, match="'tme' is no section; accepted are time, memory, gpu"):
-        fake.run(["tme"])
+        run.run("agents.sandbox", ["tme"])
+    with pytest.raises(UserError, match=r"'agents' is unknown; accepted are agents\.sandbox"):
+        run.run("agents")
 
 
-def test_minutes_go_to_the_section_that_goes_on_for_a_time_and_to_no_other(
+def test_a_trace_goes_to_the_section_that_takes_one_and_to_no_other(
     fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(fake.parts, "time_rows", lambda *given: asked.append(given) or [])
-    timed = runner("fake_bench", fake.SECTIONS, timed=("time",))
-    timed(minutes=3.0)
-    timed(["time"], quick=True)
-    assert asked == [(False, 3.0), (True, None)]
-    assert fake.parts.asked == [("memory", False), ("gpu", False)]
-    with pytest.raises(UserError, match=r"--minutes 3 .* accepted with time"):
-        timed(["memory"], minutes=3.0)
-    with pytest.raises(UserError, match="none of this bench"):
-        fake.run(minutes=3.0)
+    monkeypatch.setattr(fake, "time_rows", lambda quick, trace: asked.append((quick, trace)) or [])
+    run.run("agents.sandbox", trace=Path("a"))
+    run.run("agents.sandbox", ["time"], quick=True)
+    assert asked == [(False, Path("a")), (True, None)]
+    assert fake.asked == [("memory", False), ("gpu", False)]
+    with pytest.raises(UserError, match=r"--trace a .* accepted with time"):
+        run.run("agents.sandbox", ["memory"], trace=Path("a"))
 
 
-def test_where_nothing_can_be_measured_every_section_says_so(fake: Any) -> None:
-    rows = runner("fake_bench", fake.SECTIONS, missing="parts.why")()
-    assert [(row.section, row.note) for row in rows] == [(name, "left out: no such device") for name in ROWS]
-    assert fake.parts.asked == []
+def test_what_a_host_lacks_is_said_and_no_failure(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake, "time_rows", lambda quick: need("left out: no such device"))
+    first, *others = run.run("agents.sandbox")
+    assert (first.section, first.name, first.note) == ("time", "time", "left out: no such device")
+    assert len(others) == 2
+    need("")
+    need(None)
 
 
-def test_a_section_that_cannot_be_imported_does_not_lose_the_others() -> None:
-    (row,) = runner("fake_bench", {"time": "nowhere.rows"})()
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_section_of_the_table_is_there(name: str) -> None:
+    for module, sections in BENCHES[name].items():
+        path = ROOT / "benchmarks" / name.replace(".", "/") / f"{module}.py"
+        text = (path if module else path.parent.with_suffix(".py")).read_text()
+        for section in sections.split():
+            assert f"def {section.replace('-', '_')}_rows(" in text, (name, section)
+
+
+def test_a_section_that_cannot_be_imported_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "BENCHES", {"agents.sandbox": {"nowhere": "time"}})
+    (row,) = run.run("agents.sandbox")
     assert row.name == "time (failed)" and "ModuleNotFoundError" in row.note
 
 
 def test_rows_before_a_failure_are_kept_and_the_failure_is_told() -> None:
     def produce() -> Iterator[Row]:
-        yield Row("memory", "first", "s", measured=1.0)
+        yield Row("first", "s", measured=1.0)
         raise ScriptError("the job failed\nbadly")
 
     first, second = guarded("memory", produce)
@@ -168,11 +176,39 @@ def test_rows_before_a_failure_are_kept_and_the_failure_is_told() -> None:
 
 
 def test_the_error_is_against_what_was_measured_and_else_against_what_was_published() -> None:
-    assert Row("s", "n", "s", measured=2.0, emulated=1.5, published=100.0).error == 0.25
-    assert Row("s", "n", "s", emulated=90.0, published=100.0).error == pytest.approx(0.1)
-    assert Row("s", "n", "s", emulated=90.0).error is None
-    assert Row("s", "n", "bytes", measured=0.0, emulated=0.0).error == 0.0
-    assert Row("s", "n", "bytes", measured=0.0, emulated=1.0).error is None
+    assert Row("n", "s", measured=2.0, emulated=1.5, published=100.0).error == 0.25
+    assert Row("n", "s", emulated=90.0, published=100.0).error == pytest.approx(0.1)
+    assert Row("n", "s", emulated=90.0).error is None
+    assert Row("n", "bytes", measured=0.0, emulated=0.0).error == 0.0
+    assert Row("n", "bytes", measured=0.0, emulated=1.0).error is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "goal", "met"),
+    [
+        (0.059, "s", "<= 60 ms", True), (0.061, "s", "at most 60 ms", False), (0.95, "", ">= 95%", True),
+        (3.0, "%", "≤ 3 %", True), (3.0, "x", "> 3 of it", False), (0.0, "found", "0", True),
+        (1.0, "", "100 %", True), (2.1 * 2**30, "bytes", "<= 2 GiB", False), (3.5, "x", "at least 4 x", False),
+    ],
+)  # fmt: skip
+def test_units_of_the_goal_are_the_rows(value: float, unit: str, goal: str, met: bool) -> None:
+    assert reached(value, goal, unit) is met
+
+
+def test_what_is_emulated_is_held_to_what_was_measured() -> None:
+    assert figure("n", "B", 3.0, "equal", emulated=3.0).met is True
+    assert figure("n", "B", 3.0, "equal", emulated=3.1).met is False
+    assert figure("n", "s", 2.0, "within 15 %", emulated=2.2).met is True
+    assert figure("n", "s", 2.0, "within 5 % of it", emulated=2.2).met is False
+
+
+def test_what_is_not_judged_shows_its_goal_and_a_source_needs_a_figure() -> None:
+    row = figure("n", "x", 3.0, ">= 2 x", judged=False, source="a paper")
+    assert (row.target, row.met, row.source) == (">= 2 x", None, "")
+    assert figure("n", "x", 3.0, "about even", met=True, published=2.0, source="a paper").met is True
+    assert figure("n", "x", 3.0, met=True).met is None
+    with pytest.raises(ValueError, match="'soon' names no number"):
+        figure("n", "s", 3.0, "soon")
 
 
 @pytest.mark.parametrize(

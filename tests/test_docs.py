@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from benchmarks import find
+from benchmarks.harness.run import sections_of
 from support.pages import (
     GUIDE_LINES,
     LONGEST,
@@ -143,7 +144,8 @@ def test_examples_are_commands_and_code_that_there_are(path: Path) -> None:
     assert [call for call in wrong if call[1]] == []
     for words in commands(text, "python -m benchmarks"):
         if words[0] != "NAME":
-            find(words[0])
+            only = {word for flag, word in pairwise(words) if flag == "--only"}
+            assert only <= {*sections_of(words[0])}, words
     for code in examples(text, "python"):
         compile(code, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     for content in examples(text, "yaml"):

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, quantile
-from benchmarks.harness.rows import Row, runner
+from benchmarks.harness.rows import Row, figure
 from windtunnel.engines.flows import World
 from windtunnel.engines.packets import Flow, Link, Queue, Simulation
 
@@ -64,13 +63,13 @@ def speed_rows(quick: bool) -> Iterator[Row]:
         seconds, (solves, reached) = min(run[0] for run in runs), runs[0][2].solves
         name = f"{count:,} flows over {HOSTS:,} hosts"
         note = f"{', '.join(f'{run[0]:.2f}' for run in runs)} CPU s; {conditions()}"
-        yield figure("speed", name, "s", seconds, "<= 13 CPU s" if count == 8192 else "", note=note)
-        yield figure("speed", f"{name}: events", "1/s", count / seconds)
+        yield figure(name, "s", seconds, "<= 13 CPU s" if count == 8192 else "", note=note)
+        yield figure(f"{name}: events", "1/s", count / seconds)
         note = f"{solves} solves reached {reached / solves:.0f} flows each"
-        yield figure("speed", f"{name}: solves", "1/s", solves / seconds, note=note)
+        yield figure(f"{name}: solves", "1/s", solves / seconds, note=note)
 
 
-def packet_rows(quick: bool) -> Iterator[Row]:
+def packets_rows(quick: bool) -> Iterator[Row]:
     """How far completion times are from those of the packet engine, on flows that come at random."""
     hosts, leaves, spines, rate, delay, load = 32, 4, 4, 1.25e9, 2e-6, 0.5
     for sender, queue in (("dctcp", Queue(packets=500, mark_at=65)), ("cubic", Queue(packets=500))):
@@ -107,7 +106,4 @@ def packet_rows(quick: bool) -> Iterator[Row]:
             }
             for name, off in parts.items():
                 row = f"completion times{which} off {sender} packets', {name}"
-                yield figure("packets", row, "", emulated=off, note=note if name == "mean" else "")
-
-
-run = runner("benchmarks.engines", {"speed": "flows.speed_rows", "packets": "flows.packet_rows"})
+                yield figure(row, "", emulated=off, note=note if name == "mean" else "")

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions
-from benchmarks.harness.rows import Row, runner
+from benchmarks.harness.rows import Row, figure
 from windtunnel.engines.packets.network import Flow, Link, Queue
 from windtunnel.engines.packets.simulation import Simulation
 
@@ -37,8 +36,5 @@ def speed_rows(quick: bool) -> Iterator[Row]:
     dumbbell(2).run(1e-3)  # compiled
     for flows in (2, 64, 1024):
         packets, events = map(median, zip(*(ran(flows) for _ in range(3 if quick else 7)), strict=True))
-        yield figure("speed", f"{flows} flows", "packets/CPU-s", packets, note=conditions())
-        yield figure("speed", f"{flows} flows: events", "events/CPU-s", events)
-
-
-run = runner("benchmarks.engines", {"speed": "packets.speed_rows"})
+        yield figure(f"{flows} flows", "packets/CPU-s", packets, note=conditions())
+        yield figure(f"{flows} flows: events", "events/CPU-s", events)

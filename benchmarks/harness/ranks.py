@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.measure import scratch
+from benchmarks.harness.rows import need
 from windtunnel.base.errors import HostError
 from windtunnel.linux import network
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
@@ -35,6 +36,7 @@ def ranks(*preload: str) -> Iterator[Callable[[str, Any, int, float, float], lis
     ``run("module:function", arguments, world, rate, limit)`` gives what ``function(arguments)`` returns on
     each of ``world`` ranks that are joined by links of ``rate`` bytes/s; HostError where one failed, or they
     took longer than ``limit`` seconds."""
+    need(network.missing())
     with scratch() as folder:
         keeper = ForkServerKeeper(folder / "forkserver", (*PRELOAD, *preload), dict(os.environ))
         try:

@@ -1,5 +1,8 @@
 """What ``python -m benchmarks`` shows of any capability: rows of figures, made section by section.
 
+    def speed_rows(quick: bool) -> Iterator[Row]:  # the section "speed"
+        yield figure("a job", "s", measured, "<= 60 ms", note=conditions())
+
 Every figure is measured in this run or marked as published with its source; a target that is missed is shown
 as missed, and a section that fails says why and does not lose the others.
 """
@@ -7,14 +10,19 @@ as missed, and a section that fails says why and does not lose the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from importlib import import_module
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base.errors import UserError
+TESTS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le, "≤": operator.le, "at most": operator.le, ">=": operator.ge, "≥": operator.ge,
+    "at least": operator.ge, "<": operator.lt, ">": operator.gt, "": operator.eq,
+}  # fmt: skip
+SCALES = {"%": "0.01", "ms": "0.001", "M": "1000000", "GiB": "1073741824"}
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,9 @@ class Row:
 
     ``error``: abs(emulated - measured) / measured, or against ``published`` where nothing was measured.
     ``target``: in words, and ``met``: whether this run met it; None where there is none. ``note``: why a
-    figure is missing, or what to know of it.
+    figure is missing, or what to know of it. ``section``: whoever runs it says.
     """
 
-    section: str
     name: str
     unit: str
     measured: float | None = None
@@ -36,6 +43,7 @@ class Row:
     target: str = ""
     met: bool | None = None
     note: str = ""
+    section: str = ""
 
     @property
     def error(self) -> float | None:
@@ -51,16 +59,59 @@ class Row:
         return {**asdict(self), "error": self.error}
 
 
+def figure(
+    name: str, unit: str, measured: float | None = None, goal: str = "", *,
+    emulated: float | None = None, published: float | None = None, source: str = "", note: str = "",
+    met: bool | None = None, judged: bool = True,
+) -> Row:  # fmt: skip
+    """A row. ``goal``: what is to be reached, as "<= 60 ms", "at least 2 x of it", "0"; a unit that is not
+    the row's is scaled to it. Of what is emulated against measured it may be "equal" or "within 15 %".
+    ``met``: of a goal in other words, or with more to it. With ``judged`` False the goal is shown and not
+    judged; a source is shown where there is a published figure."""
+    value = measured if measured is not None else emulated
+    if met is None and goal and judged and value is not None:
+        if goal == "equal" or goal.startswith("within "):
+            off = abs((emulated or 0.0) - value)
+            most = goal.removeprefix("within ")
+            met = off == 0 if goal == "equal" else reached(off / value, f"<= {most}", "")
+        else:
+            met = reached(value, goal, unit)
+    return Row(
+        name, unit, measured, emulated, published, source if published is not None else "", goal,
+        met if judged and goal else None, note,
+    )  # fmt: skip
+
+
+def reached(value: float, goal: str, unit: str) -> bool:
+    """Whether a value in ``unit`` is as the goal's words say."""
+    words = re.match(rf"({'|'.join(TESTS)})\s*([+-]?[\d.]+)\s*([^\s,;]*)", goal)
+    if words is None:
+        raise ValueError(f"the goal {goal!r} names no number")
+    test, number, of = words.groups()
+    scale = "1" if of == unit else SCALES.get(of, "1")
+    return TESTS[test](value, float(Decimal(number) * Decimal(scale)))
+
+
+def left_out(name: str, why: str) -> Row:
+    """A row that says why there is no figure."""
+    return Row(name, "", note=why)
+
+
+class Missing(Exception):
+    """What a section needs and this host lacks. One sentence."""
+
+
+def need(why: str | None) -> None:
+    """Leave the rest of the section out where ``why`` says what is missing."""
+    if why:
+        raise Missing(why)
+
+
 def published(module: str) -> dict[str, Any]:
     """What ``published.json`` beside a module (its ``__file__``) holds: figures of others, with their source,
     and what came of a re-run that is finished."""
     figures: dict[str, Any] = json.loads(Path(module).with_name("published.json").read_text())
     return figures
-
-
-def left_out(section: str, name: str, why: str) -> Row:
-    """A row that says why there is no figure."""
-    return Row(section, name, "", note=why)
 
 
 def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
@@ -69,77 +120,9 @@ def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
     try:
         for row in produce():
             rows.append(row)
+    except Missing as error:
+        rows.append(left_out(section, str(error)))
     except Exception as error:  # whatever it is, the other sections go on
         reason = f"{type(error).__name__}: {error}"
-        rows.append(left_out(section, f"{section} (failed)", reason.splitlines()[0]))
-    return rows
-
-
-def runner(
-    package: str, sections: Mapping[str, str], *, missing: str = "", timed: Sequence[str] = (),
-    traced: Sequence[str] = (),
-) -> Callable[..., list[Row]]:  # fmt: skip
-    """The bench of ``package``: what ``python -m benchmarks`` calls.
-
-    ``sections``: of each section "module.function" in ``package``, imported when it runs, so that one does
-    not pay for what another needs; the function takes ``quick`` (of ``timed`` sections also ``minutes``, of
-    ``traced`` ones the ``trace``) and yields rows. ``missing``: such a function without arguments that says
-    why nothing can be measured here, or "".
-    """
-
-    def named(place: str) -> Callable[..., Any]:
-        module, function = place.rsplit(".", 1)
-        found: Callable[..., Any] = getattr(import_module(f"{package}.{module}"), function)
-        return found
-
-    def produce(name: str, quick: bool, minutes: float | None, trace: Path | None) -> Iterable[Row]:
-        if missing and (why := named(missing)()):
-            return [left_out(name, name, why)]
-        given = (quick, *([minutes] if name in timed else []), *([trace] if name in traced else []))
-        rows: Iterable[Row] = named(sections[name])(*given)
-        return rows
-
-    def run(
-        wanted: Sequence[str] = (),
-        *,
-        quick: bool = False,
-        minutes: float | None = None,
-        trace: Path | None = None,
-        progress: Callable[[str, float], None] | None = None,
-        shown: Callable[[list[Row]], None] | None = None,
-    ) -> list[Row]:
-        """The rows of the ``wanted`` sections (default: all), in the order of the table.
-
-        ``quick``: fewer repeats, and nothing that is large. ``minutes``: of the sections that go on for a
-        time (None: their own). ``trace``: a file for the sections that hold a published trace against
-        policies. ``progress`` is called with the section that begins, and the part of them that is done;
-        ``shown`` with the rows of each section once it is done.
-
-        Raises:
-            UserError: a section that there is not, or ``minutes`` or a ``trace`` where none takes them.
-        """
-        for name in wanted:
-            if name not in sections:
-                raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(sections)}")
-        chosen = [name for name in sections if not wanted or name in wanted]
-        if minutes is not None and not set(chosen) & set(timed):
-            raise UserError(
-                f"bench: --minutes {minutes:g} is of no section that runs here; accepted with"
-                f" {', '.join(timed) or 'none of this bench'}"
-            )
-        if trace is not None and not set(chosen) & set(traced):
-            raise UserError(
-                f"bench: --trace {trace} is of no section that runs here; accepted with"
-                f" {', '.join(traced) or 'none of this bench'}"
-            )
-        rows: list[Row] = []
-        for place, name in enumerate(chosen):
-            if progress is not None:
-                progress(name, place / len(chosen))
-            found = guarded(name, partial(produce, name, quick, minutes, trace))
-            if shown is not None:
-                shown(found)
-            rows += found
-        return rows
-
-    return run
+        rows.append(left_out(f"{section} (failed)", reason.splitlines()[0]))
+    return [replace(row, section=section) for row in rows]

@@ -50,12 +50,12 @@ def calls_rows(quick: bool) -> Iterator[Row]:
         with _served(home) as client:
             client.create(SandboxSpec(new_name("warm")))
             used = [_call(home, "ls", "--json")[0] for _ in range(count + 1)][1:]
-            yield times("calls", "CPU of a command before any work (ls)", used, "<= 150 ms", busy)
+            yield times("CPU of a command before any work (ls)", used, "<= 150 ms", busy)
             taken, note = _created(home, client, count), "from start to end of the command"
-            yield times("calls", "create, warm", taken, "<= 300 ms", note)
+            yield times("create, warm", taken, "<= 300 ms", note)
             taken = _created(home, client, count, "--image", str(tarball))
             note = f"a tarball of {tarball.stat().st_size / 1e6:.0f} MB that is known"
-            yield times("calls", "create --image of an unchanged tarball", taken, "<= 500 ms", note)
+            yield times("create --image of an unchanged tarball", taken, "<= 500 ms", note)
 
 
 def loaded_rows(quick: bool) -> Iterator[Row]:
@@ -72,9 +72,9 @@ def loaded_rows(quick: bool) -> Iterator[Row]:
                 taken.append(time.monotonic() - begin)
                 frozen.append(manifest.freeze_seconds)
                 back.append(box.restore(manifest.id).seconds)
-            yield times("loaded", f"full checkpoint of 33 MiB{words}", taken[1:], note="until it is safe")
-            yield times("loaded", f"… it stands still for{words}", frozen[1:])
-            yield times("loaded", f"restore of 33 MiB{words}", back[1:])
+            yield times(f"full checkpoint of 33 MiB{words}", taken[1:], note="until it is safe")
+            yield times(f"… it stands still for{words}", frozen[1:])
+            yield times(f"restore of 33 MiB{words}", back[1:])
             if not words:
                 for other in others:
                     other.run(BUSY)

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agents.sandbox.sessions import Observation, Output, observe, shipped
-from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch, spread
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.criu import find_criu
 from windtunnel.agents.sandbox.criu.run import is_tmpfs
@@ -39,15 +38,16 @@ SOURCE = "arXiv 2604.28138"
 def missing() -> str:
     """Why real sandboxes cannot be measured here, in a sentence; empty when they can."""
     if os.geteuid() != 0:
-        return "left out: real sandboxes need root"
+        return "real sandboxes need root"
     if find_criu() is None:
-        return "left out: process images need CRIU; 'windtunnel sandbox setup' installs it"
+        return "process images need CRIU; 'windtunnel sandbox setup' installs it"
     return ""
 
 
 @contextlib.contextmanager
 def own_home() -> Iterator[Path]:
     """A home folder on a disk, removed at the end with all that ran in it."""
+    need(missing())
     with scratch(_disk()) as folder:
         # what others have still to write is not this section's
         os.sync()
@@ -140,8 +140,8 @@ class Seat:
         return [name for name in os.listdir(self.root) if name != PROGRAMS]
 
 
-def times(section: str, name: str, seconds: Sequence[float], goal: str = "", note: str = "") -> Row:
+def times(name: str, seconds: Sequence[float], goal: str = "", note: str = "") -> Row:
     """The median of so many seconds."""
     around = f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
     note = f"median of {len(seconds)}; {around}{note and '; '}{note}"
-    return figure(section, name, "s", statistics.median(seconds), goal, note=note)
+    return figure(name, "s", statistics.median(seconds), goal, note=note)

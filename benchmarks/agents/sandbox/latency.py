@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, times
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
@@ -80,11 +79,11 @@ def fork_rows(quick: bool) -> Iterator[Row]:
         for _ in range(count):
             restored.append(box.restore(checkpoint).seconds)
             asked(box, 2)
-    row = times("fork", "fork of a warm checkpoint", ready[1:], "<= 75 ms", busy)
+    row = times("fork of a warm checkpoint", ready[1:], "<= 75 ms", busy)
     yield replace(row, published=0.088, source=f"{SOURCE}, the mean")
-    yield times("fork", "fork, until its server has answered", answered[1:])
+    yield times("fork, until its server has answered", answered[1:])
     note = "from the sandbox's death to its going on"
-    yield times("fork", "restore of a warm checkpoint", restored, "<= 80 ms", note)
+    yield times("restore of a warm checkpoint", restored, "<= 80 ms", note)
 
 
 def freeze_rows(quick: bool) -> Iterator[Row]:
@@ -100,19 +99,19 @@ def freeze_rows(quick: bool) -> Iterator[Row]:
             total.append(manifest.total_seconds)
             box.run("true")
             decided.append(box.end_turn().wait().decide_seconds)
-    yield times("freeze", "freeze of a full checkpoint", frozen, "<= 60 ms", f"shell and web server; {busy}")
-    yield times("freeze", "full checkpoint until it is safe", total)
-    yield times("freeze", "decision of a turn's class", decided)
+    yield times("freeze of a full checkpoint", frozen, "<= 60 ms", f"shell and web server; {busy}")
+    yield times("full checkpoint until it is safe", total)
+    yield times("decision of a turn's class", decided)
 
 
 def peer_rows(quick: bool) -> Iterator[Row]:
     program = shutil.which("runc")
     if program is None:
-        yield left_out("peer", "runc", "left out: not on PATH; 'apt-get install runc' supplies it")
+        yield left_out("runc", "left out: not on PATH; 'apt-get install runc' supplies it")
         return
     if shutil.which("iptables-restore") is None:
         why = "left out: with it CRIU locks a container's network; 'apt-get install iptables' supplies it"
-        yield left_out("peer", "iptables-restore", why)
+        yield left_out("iptables-restore", why)
         return
     count = 3 if quick else 10
     with own_home() as home, opened(home) as host:
@@ -130,7 +129,7 @@ def peer_rows(quick: bool) -> Iterator[Row]:
     for what, here, there in (("checkpoint", ours, theirs), ("restore", restored, back)):
         mine, other = statistics.median(here[1:]), statistics.median(there)
         note = f"{mine * 1e3:.0f} ms, files too, over {other * 1e3:.0f} ms by {version}, processes only"
-        yield figure("peer", f"{what}, here over runc", "x", mine / other, note=note)
+        yield figure(f"{what}, here over runc", "x", mine / other, note=note)
 
 
 @dataclass(frozen=True)

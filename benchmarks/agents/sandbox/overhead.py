@@ -28,9 +28,8 @@ from pathlib import Path
 from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home
 from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, compared
 from benchmarks.agents.sandbox.sessions import begin, play, shipped
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, side_by_side, spread
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.calibrate import calibrate
 from windtunnel.agents.sandbox.engine import Pending
@@ -71,17 +70,17 @@ class Ran:
 def overhead_rows(quick: bool) -> Iterator[Row]:
     busy = conditions()
     batches = measured(loads(QUICK_THINK if quick else THINK), POLICIES, 1 if quick else 3)
-    yield from rows("overhead", batches, busy)
+    yield from rows(batches, busy)
 
 
 def thinking_rows(quick: bool) -> Iterator[Row]:
     for sandboxes in THINKING:
         traces, busy = loads((QUICK_THINK if quick else THINK) / 2, sandboxes), conditions()
         batches = measured(traces, {FREE: POLICIES[FREE], "semantic": "semantic"}, 1 if quick else 2)
-        yield from rows("thinking", batches, busy)
+        yield from rows(batches, busy)
 
 
-def rows(section: str, batches: dict[str, list[Batch]], remark: str) -> Iterator[Row]:
+def rows(batches: dict[str, list[Batch]], remark: str) -> Iterator[Row]:
     """What of the checkpoints of each policy hid behind the think times, and what they add."""
     free = batches[FREE]
     for policy, found in batches.items():
@@ -95,14 +94,14 @@ def rows(section: str, batches: dict[str, list[Batch]], remark: str) -> Iterator
         )
         part = sum(covered) / len(covered) if covered else None
         yield figure(
-            section, f"checkpoints done inside the think time, {words}", "", part,
+            f"checkpoints done inside the think time, {words}", "", part,
             note=f"{remark}; {len(covered)} checkpoints, from request to safe: median"
             f" {jobs.median * 1e3:.0f} ms, 95th percentile {jobs.p95 * 1e3:.0f} ms; wait at the gate, 95th"
             f" percentile {waits.p95 * 1e3:.0f} ms",
         )  # fmt: skip
         more = ratios(free, found)
         yield figure(
-            section, f"run time over fault-free, {words}", "", statistics.median(more),
+            f"run time over fault-free, {words}", "", statistics.median(more),
             "<= 1.9 %" if policy == "semantic" else "", published=0.019, source=SOURCE,
             note=f"median of {len(more)} sandboxes; least {min(more):.2%}, most {max(more):.2%}",
         )  # fmt: skip
@@ -209,7 +208,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         for what, (seconds, twin) in compared(run, costs).items():
             words = f"{what}, {len(run.boxes)} sandboxes, {run.policy}"
             met = abs(twin - seconds) <= BOUND * seconds or max(seconds, twin) <= FLOOR
-            yield figure("twin", words, "s", seconds, f"<= {BOUND:.0%}", emulated=twin, met=met)
+            yield figure(words, "s", seconds, f"<= {BOUND:.0%}", emulated=twin, met=met)
 
 
 def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> ObservedRun:

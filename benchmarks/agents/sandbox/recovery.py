@@ -24,9 +24,8 @@ from random import Random
 from benchmarks.agents.sandbox import harness
 from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home
 from benchmarks.agents.sandbox.sessions import Observation, TraceRejected, agreed, begin, recovery, replay
-from benchmarks.figures import figure
 from benchmarks.harness.measure import side_by_side
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
@@ -34,7 +33,6 @@ from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.linux import processes
 
-SECTION = "recovery"
 KILLS, QUICK_KILLS = 36, 6
 POLICIES: dict[PolicyName, tuple[str, float | None]] = {
     "conversation": ("conversation only", 0.08), "files": ("files every turn", 0.42),
@@ -71,7 +69,7 @@ class KillOutcome:
 def recovery_rows(quick: bool) -> Iterator[Row]:
     with own_home() as home:
         references, refused = _references(home, quick)
-        yield from (left_out(SECTION, "a session was left out", words) for words in refused)
+        yield from (left_out("a session was left out", words) for words in refused)
         kills = plan(references, QUICK_KILLS if quick else KILLS)
         unreadable: list[str] = []
         for policy, (words, published) in POLICIES.items():
@@ -81,7 +79,7 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
             yield correct_row(policy, words, published, outcomes)
             unreadable += [each for outcome in outcomes for each in outcome.unreadable]
     note = "; ".join(unreadable[:5])
-    yield figure(SECTION, "manifests or images damaged by a kill", "found", len(unreadable), "0", note=note)
+    yield figure("manifests or images damaged by a kill", "found", len(unreadable), "0", note=note)
 
 
 def correct_row(
@@ -95,7 +93,7 @@ def correct_row(
         for one in (wrong if policy in ("semantic", "full") else wrong[:1])
     ]
     return figure(
-        SECTION, f"correct after {len(outcomes)} kills, {words}", "", 1 - len(wrong) / len(outcomes),
+        f"correct after {len(outcomes)} kills, {words}", "", 1 - len(wrong) / len(outcomes),
         "100 %" if policy == "semantic" else "", published=published,
         source=f"{SOURCE}{': 28 to 42 %' if policy == 'files' else ''}", note="; ".join(told),
     )  # fmt: skip

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, sessions
 from benchmarks.agents.sandbox.sessions import replay
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.policy import PolicyName
@@ -69,7 +68,7 @@ def bytes_rows(quick: bool) -> Iterator[Row]:
         ("semantic without the page store", semantic.without_store, ""),
     ):
         yield figure(
-            "bytes", f"bytes less than full every turn, {name}", "", 1 - amount / full.without_store, goal,
+            f"bytes less than full every turn, {name}", "", 1 - amount / full.without_store, goal,
             published=0.87 if goal else None, source=SOURCE, note=f"{amount / len(traces):,.0f} B of"
             f" {full.without_store / len(traces):,.0f} B a session; {of}",
         )  # fmt: skip

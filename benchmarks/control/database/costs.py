@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.control.database import Control, emulate, open_control
 
 WORKERS, BODY = [f"w{number:02}" for number in range(20)], "x" * 256
@@ -66,11 +65,11 @@ def _placed(control: Control, size: int, count: int) -> tuple[float, float]:
     return found
 
 
-def decision_rows(quick: bool) -> Iterator[Row]:
+def decisions_rows(quick: bool) -> Iterator[Row]:
     """One decision: read the queue and the workers, decide, assign, write down why."""
     alone, grouped, load = (100, 1000, conditions()) if quick else (500, 5000, conditions())
     cost, _ = _cpu(lambda: _dictionary(grouped), grouped)
-    yield figure("decisions", "a dictionary of Python, which nothing outlives", "us", cost, note=load)
+    yield figure("a dictionary of Python, which nothing outlives", "us", cost, note=load)
     with _databases() as urls:
         for engine, durable in (("SQLite", False), ("SQLite", True), ("Postgres", True)):
             if engine not in urls:
@@ -82,11 +81,11 @@ def decision_rows(quick: bool) -> Iterator[Row]:
                 cpu, wall = (median(values) or 0.0 for values in zip(*rounds, strict=True))
                 name = f"{engine}, in groups of {size}, outlives the {'host' if durable else 'process'}"
                 words = f"{1e6 / wall:,.0f} decisions/s of wall time"
-                yield figure("decisions", name, "us", cpu, "" if durable else goal, note=words)
+                yield figure(name, "us", cpu, "" if durable else goal, note=words)
             control.engine.dispose()
 
 
-def task_rows(quick: bool) -> Iterator[Row]:
+def tasks_rows(quick: bool) -> Iterator[Row]:
     """Tasks that do nothing, submitted one by one and done in groups, against a queue of workflows of
     dbos."""
     from dbos import DBOS
@@ -130,12 +129,12 @@ def task_rows(quick: bool) -> Iterator[Row]:
             for name, each in found.items():
                 cpu, wall = (median(values) or 0.0 for values in zip(*each, strict=True))
                 costs.append(cpu)
-                yield figure("tasks", f"{engine}: {name}", "us", cpu, note=f"{wall:,.0f} us of wall time")
-            yield figure("tasks", f"{engine}: dbos / tables", "times", costs[1] / costs[0], ">= 1 times")
+                yield figure(f"{engine}: {name}", "us", cpu, note=f"{wall:,.0f} us of wall time")
+            yield figure(f"{engine}: dbos / tables", "times", costs[1] / costs[0], ">= 1 times")
             control.engine.dispose()
 
 
-def message_rows(quick: bool) -> Iterator[Row]:
+def messages_rows(quick: bool) -> Iterator[Row]:
     """Messages of 256 bytes, sent and received by one process, against calls of gRPC."""
     import grpc
 
@@ -148,7 +147,7 @@ def message_rows(quick: bool) -> Iterator[Row]:
     with scratch() as folder, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary("/bench/echo")
         calls, _ = _cpu(lambda: [call(BODY.encode()) for _ in range(count)], count)
-        yield figure("messages", "gRPC, unary, client and server", "us", calls)
+        yield figure("gRPC, unary, client and server", "us", calls)
         control = open_control(f"sqlite:///{folder}/control.db", create=True, durable=False)
         for size in (1, 100):
 
@@ -158,9 +157,7 @@ def message_rows(quick: bool) -> Iterator[Row]:
                     assert len(control.run("receive", receiver="r", most=size)) == size
 
             cost, _ = _cpu(exchange, count)
-            yield figure(
-                "messages", f"SQLite, in groups of {size}", "us", cost, f"<= {calls:.0f} us, as gRPC"
-            )
+            yield figure(f"SQLite, in groups of {size}", "us", cost, f"<= {calls:.0f} us, as gRPC")
         control.engine.dispose()
     server.stop(None)
 
@@ -173,6 +170,6 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     arrivals = np.sort(rng.uniform(0, durations.sum() / (0.9 * workers), tasks))
     found = emulate([(f"w{number:05}", 1, "") for number in range(workers)], arrivals, durations, 0)
     cpu, goal = time.process_time() - began, "" if quick else "<= 120 s"
-    yield figure("twin", f"{workers:,} workers, {tasks:,} tasks: CPU time", "s", cpu, goal, note=load)
-    yield figure("twin", "tasks done", "", emulated=found.done / tasks, goal="100 %")
-    yield figure("twin", "slots held", "", emulated=found.used)
+    yield figure(f"{workers:,} workers, {tasks:,} tasks: CPU time", "s", cpu, goal, note=load)
+    yield figure("tasks done", "", emulated=found.done / tasks, goal="100 %")
+    yield figure("slots held", "", emulated=found.used)

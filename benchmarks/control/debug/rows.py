@@ -14,9 +14,8 @@ from typing import Any
 
 from sqlalchemy import text
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.control.debug import Recorder, read, replay
 from windtunnel.store.transactions import Call, Runner, Transactions, open_database, readonly
 
@@ -117,16 +116,16 @@ def overhead_rows(quick: bool) -> Iterator[Row]:
                 for arm, found in rounds.items():
                     wall, cpu = (median(one[k] for one in found) or 0.0 for k in (0, 1))
                     note = f"CPU {cpu * 1e6:.0f} us; {load}"
-                    yield figure("overhead", f"{name}, {kind}, {arm}", "us", wall * 1e6, note=note)
+                    yield figure(f"{name}, {kind}, {arm}", "us", wall * 1e6, note=note)
                     if arm == "plain":
                         continue
                     claim = (0.25 if goal == 25 else 0.001) if arm == "recorded" else None
                     for k, clock in enumerate(("wall", "CPU")):  # each round beside the plain one of its turn
                         pairs = zip(found, rounds["plain"], strict=True)
                         more = median(one[k] / beside[k] - 1 for one, beside in pairs)
-                        row = ("overhead", f"{name}, {kind}, {arm}: more {clock}", "", more)
                         words = f"<= {goal} %" if claim else ""
-                        yield figure(*row, words, published=claim, source=PAPER)
+                        row = f"{name}, {kind}, {arm}: more {clock}"
+                        yield figure(row, "", more, words, published=claim, source=PAPER)
         provider.shutdown()
 
 
@@ -163,5 +162,5 @@ def replay_rows(quick: bool) -> Iterator[Row]:
                 wrong, reads = wrong + len(said["divergences"]), reads + said["reads"]
                 count += said["transactions"]
             note = f"{seeds} seeds, {count} transactions, {reads} reads compared; {conditions()}"
-            yield figure("replay", f"{name}: transactions that did otherwise", "times", wrong, "0", note=note)
-            yield figure("replay", f"{name}: replayed", "transactions/s", count / seconds)
+            yield figure(f"{name}: transactions that did otherwise", "times", wrong, "0", note=note)
+            yield figure(f"{name}: replayed", "transactions/s", count / seconds)

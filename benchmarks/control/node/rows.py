@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import count, product
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.control.node import Guards, emulate, measured, paged
 from windtunnel.control.node.live.demo import ARMS
 from windtunnel.control.node.twin import FAULTS
 
 
-def fault_rows(quick: bool) -> Iterator[Row]:
+def faults_rows(quick: bool) -> Iterator[Row]:
     """Harvest in the twin: the share of steps in which the primary is starved. Overclock: the energy that
     boosts waste, of all that nominal takes. Each the mean over seeds."""
     agents = {"harvest": (60.0, "starved", "<= 1.6 %", "lends {:.2f} of 8 cores"),
@@ -27,14 +26,14 @@ def fault_rows(quick: bool) -> Iterator[Row]:
             runs = [emulate(agent, fault, guards, seconds=seconds, seed=seed) for seed in seeds]
             harm, gain = (sum(getattr(run, each) for run in runs) / len(runs) for each in ("harm", "gain"))
             title, goal = f"{agent}, {fault}, guards {name}: {what}", bound if name == "on" else ""
-            yield figure("faults", title, "", goal=goal, emulated=harm, note=words.format(gain))
+            yield figure(title, "", goal=goal, emulated=harm, note=words.format(gain))
 
 
 def harvest_rows(quick: bool) -> Iterator[Row]:
     """The p99 of the primary with an agent, cpu.idle and an equal batch, against that without a batch in the
     same round. Seven rounds of four arms end within four minutes."""
     if os.geteuid():
-        yield left_out("harvest", "p99", "control groups are made by root, and this process is not")
+        yield left_out("p99", "control groups are made by root, and this process is not")
         return
     load = conditions()
     with scratch() as folder:
@@ -45,25 +44,24 @@ def harvest_rows(quick: bool) -> Iterator[Row]:
     for arm, found in rounds.items():
         each = [one.p99 * 1e3 for one in found]
         note, goal = f"rounds of {min(each):.1f} to {max(each):.1f} ms", "<= 1.1 times" * (arm == "harvest")
-        yield figure("harvest", f"{arm}: p99", "s", median(one.p99 for one in found), note=f"{note}; {load}")
+        yield figure(f"{arm}: p99", "s", median(one.p99 for one in found), note=f"{note}; {load}")
         if arm != "alone":
             times = [one.p99 / beside.p99 for one, beside in zip(found, rounds["alone"], strict=True)]
             note = f"rounds of {min(times):.2f} to {max(times):.2f}"
-            row = ("harvest", f"{arm}: p99 against alone, of a round", "times", median(times), goal)
-            yield figure(*row, note=note)
-            yield figure("harvest", f"{arm}: lent", "cores", median(one.lent for one in found))
+            yield figure(f"{arm}: p99 against alone, of a round", "times", median(times), goal, note=note)
+            yield figure(f"{arm}: lent", "cores", median(one.lent for one in found))
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
     """What lies in the slow tier, and how many accesses go there: in the twin, and of a load of this host."""
     run = emulate("memory", seconds=120.0 if quick else 600.0)
-    yield figure("memory", "accesses that go to the slow tier", "", goal="<= 5 %", emulated=run.harm)
-    yield figure("memory", "memory in the slow tier", "", emulated=run.gain)
+    yield figure("accesses that go to the slow tier", "", goal="<= 5 %", emulated=run.harm)
+    yield figure("memory in the slow tier", "", emulated=run.gain)
     if os.geteuid():
-        yield left_out("memory", "of a load of this host", "memory is moved by root, and this process is not")
+        yield left_out("of a load of this host", "memory is moved by root, and this process is not")
         return
     with scratch() as folder:
         without, load = (paged(agent, 10.0, folder / "log") for agent in (False, True))
     note = f"{load['tier']}; {load['accesses'] / without['accesses']:.3f} times the accesses of no agent"
-    yield figure("memory", "accesses of a load that go there", "", load["remote"], "<= 5 %", note=note)
-    yield figure("memory", "memory of the load there", "", load["slow"], note=conditions())
+    yield figure("accesses of a load that go there", "", load["remote"], "<= 5 %", note=note)
+    yield figure("memory of the load there", "", load["slow"], note=conditions())

@@ -24,14 +24,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data.embeddings.flexshard import PUBLISHED, SOURCE
-from benchmarks.figures import figure
 from benchmarks.harness.measure import median
 from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.embeddings import synthetic, traffic
 from windtunnel.data.embeddings.model import Table
 from windtunnel.data.embeddings.policy import POLICIES, Exchange, Replication
-from windtunnel.linux import network
 
 THEIRS, POOLING = "TorchRec's row-wise", "ours, each row asked for once"
 SUMS = "ours, partial sums"
@@ -54,9 +52,6 @@ TABLES = 4
 
 
 def exchange_rows(quick: bool) -> Iterator[Row]:
-    if (why := network.missing()) is not None:
-        yield left_out("exchange", "exchange", why)
-        return
     rows, steps = (50_000, 2) if quick else (400_000, 5)
     with ranks("windtunnel.data.embeddings.live.sharded") as run:
         for skew in (1.05,) if quick else (0.8, 1.05, 1.2):
@@ -74,16 +69,14 @@ def exchange_rows(quick: bool) -> Iterator[Row]:
                 ("bytes", "share", 1 - moved[1] / moved[0]), ("latency", "x", base / ours)
             ):  # fmt: skip
                 name = f"Zipf {skew:g}: {NAMES[what]}"
-                yield figure("exchange", name, unit, value, published=PUBLISHED[what], source=SOURCE)
+                yield figure(name, unit, value, published=PUBLISHED[what], source=SOURCE)
     yield from _pooled_rows(rows // TABLES, steps)
 
 
 def _pooled_rows(rows: int, steps: int) -> Iterator[Row]:
     known = find_spec("torchrec") is not None and find_spec("fbgemm_gpu") is not None
     if not known:
-        yield left_out(
-            "exchange", "pooled tables, TorchRec's row-wise", "TorchRec or FBGEMM is not installed"
-        )
+        yield left_out("pooled tables, TorchRec's row-wise", "TorchRec or FBGEMM is not installed")
     with ranks("windtunnel.data.embeddings.live.sharded", *([TORCHREC] if known else [])) as run:
         for pooling in POOLED:
             found = run(
@@ -95,8 +88,8 @@ def _pooled_rows(rows: int, steps: int) -> Iterator[Row]:
             }
             for arm, (seconds, wire) in arms.items():
                 label = f"{TABLES} tables pooled by {pooling}, {arm}"
-                yield figure("exchange", f"{label}: bytes of an iteration, all ranks", "B", wire)
-                yield figure("exchange", f"{label}: iteration", "s", seconds)
+                yield figure(f"{label}: bytes of an iteration, all ranks", "B", wire)
+                yield figure(f"{label}: iteration", "s", seconds)
 
 
 def _rows(
@@ -112,13 +105,12 @@ def _rows(
     wire = sum(one["wire"] for one in found) / counted - 1
     cuts = decision.tables[0]
     yield figure(
-        "exchange", f"{label}: bytes of an iteration, all ranks", "B", counted, "as predicted, to the byte",
-        emulated=total, met=counted == total,
+        f"{label}: bytes of an iteration, all ranks", "B", counted, "equal", emulated=total,
         note=f"{cuts.hot:,} hot rows; headers and acknowledgements beside them {wire:.1%}",
     )  # fmt: skip
     taken, links = median(one["seconds"] for one in found), traffic.seconds(seen, predicted)
     note = f"emulated: the links' time alone, {MBITS} Mb/s"
-    yield figure("exchange", f"{label}: iteration", "s", taken, emulated=links, note=note)
+    yield figure(f"{label}: iteration", "s", taken, emulated=links, note=note)
 
 
 def _seen(rows: int, skew: float, distinct: bool) -> Exchange:

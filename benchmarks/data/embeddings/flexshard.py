@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings import synthetic, traffic
@@ -54,15 +53,15 @@ def _point(cluster: Cluster, label: str, table: Table) -> Iterator[Row]:
         less = f"{1 - kept / moved:.1%} less all-to-all bytes; {held:.2f} of its memory; {found}"
         if distinct:
             name = f"{label}, each row asked for once: time of row-wise"
-            yield figure("flexshard", name, "x", emulated=faster, note=less)
+            yield figure(name, "x", emulated=faster, note=less)
             continue
         # not beside it as published: of what skew that was is not said
         said = {name: f"published {one:g}, skew not said ({SOURCE})" for name, one in PUBLISHED.items()}
         name = f"{label}: all-to-all bytes less than row-wise"
-        yield figure("flexshard", name, "share", emulated=1 - kept / moved, note=f"{said['bytes']}; {found}")
-        yield figure("flexshard", f"{label}: time of row-wise", "x", emulated=faster, note=said["latency"])
+        yield figure(name, "share", emulated=1 - kept / moved, note=f"{said['bytes']}; {found}")
+        yield figure(f"{label}: time of row-wise", "x", emulated=faster, note=said["latency"])
         met = held <= 1 + 1e-9
-        yield figure("flexshard", f"{label}: of row-wise's memory", "x", goal="<= 1", emulated=held, met=met)
+        yield figure(f"{label}: of row-wise's memory", "x", goal="<= 1", emulated=held, met=met)
 
 
 def _moved(seen: Exchange, decision: Replication) -> float:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
 from windtunnel.data.embeddings import read_statistics, synthetic
 from windtunnel.data.embeddings.policy import Wanted, decide
@@ -45,7 +44,7 @@ def forecast_rows(quick: bool) -> Iterator[Row]:
             for name, known in (("forecast", statistics.tables), ("in the sample itself", bare)):
                 said = float(accesses(known, plan.shards, BATCH).raw[:, 1].sum())
                 words, note = f"slow accesses, {name}, {size / 1e6:.0f} MB a device", "measured: another log"
-                yield figure("forecast", words, "rows", truth, emulated=said, note=note)
+                yield figure(words, "rows", truth, emulated=said, note=note)
 
 
 def _write(path: Path, tables: Any, orders: dict[str, Any], samples: int, seed: int) -> None:

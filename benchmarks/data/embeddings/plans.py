@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings import synthetic
@@ -41,7 +40,7 @@ def _work(found: Iteration) -> float:
     return found.lookups + found.updates
 
 
-def planner_rows(quick: bool) -> Iterator[Row]:
+def planners_rows(quick: bool) -> Iterator[Row]:
     cluster = load_cluster(CLUSTER)
     for name in ("rm3",) if quick else ("rm2", "rm3"):
         tables = _tables(name)
@@ -55,7 +54,7 @@ def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: fl
     wanted = Wanted(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
     ours, planning = _decided(wanted)
     mine = iteration(cluster, wanted, ours)
-    yield figure("planners", f"{label}: planning", "s", planning, note=ours.reason)
+    yield figure(f"{label}: planning", "s", planning, note=ours.reason)
     for policy in GREEDY:
         plan = decide(replace(wanted, policy=policy))
         theirs = iteration(cluster, wanted, plan)
@@ -69,12 +68,10 @@ def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: fl
             published = PUBLISHED.get(what) if granted == GRANTED else None
             shown = f"{label}: {what}, {policy} over recshard"
             if not own:
-                yield left_out("planners", shown, "recshard has no slow access at all")
+                yield left_out(shown, "recshard has no slow access at all")
                 continue
             goal = f"> {published:g}" if published else ""
-            yield figure(
-                "planners", shown, "x", goal=goal, emulated=other / own, published=published, source=SOURCE
-            )
+            yield figure(shown, "x", goal=goal, emulated=other / own, published=published, source=SOURCE)
 
 
 def _spread(plan: Placed) -> float:
@@ -93,10 +90,10 @@ def milp_rows(quick: bool) -> Iterator[Row]:
         label, solved = f"{count} tables on {devices} devices", count == 50
         note = f"{plan.reason}; solver: {plan.solver}, {len(plan.shards)} shards"
         goal = "<= 1 ppm" if solved else ""
-        yield figure("milp", f"{label}: gap", "ppm", goal=goal, emulated=plan.gap * 1e6, note=note)
-        yield figure("milp", f"{label}: time", "s", seconds, "<= 60 s" if solved else "")
+        yield figure(f"{label}: gap", "ppm", goal=goal, emulated=plan.gap * 1e6, note=note)
+        yield figure(f"{label}: time", "s", seconds, "<= 60 s" if solved else "")
         name, over = f"{label}: search over the best", searched.slowest / plan.slowest - 1
-        yield figure("milp", name, "", goal="<= 2%", emulated=over, note=f"{quickly:.2f} s")
+        yield figure(name, "", goal="<= 2%", emulated=over, note=f"{quickly:.2f} s")
 
 
 def scale_rows(quick: bool) -> Iterator[Row]:
@@ -111,5 +108,5 @@ def scale_rows(quick: bool) -> Iterator[Row]:
         plan, seconds = _decided(wanted)
         label = f"{len(tables)} tables on {devices} devices"
         note = f"{len(plan.shards)} shards; {plan.reason}"
-        yield figure("scale", f"{label}: time", "s", seconds, "<= 60 s")
-        yield figure("scale", f"{label}: above the bounds", "", emulated=plan.gap, note=note)
+        yield figure(f"{label}: time", "s", seconds, "<= 60 s")
+        yield figure(f"{label}: above the bounds", "", emulated=plan.gap, note=note)

@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.model import Table
 from windtunnel.data.embeddings.profile import profile
@@ -43,7 +42,7 @@ def profile_rows(quick: bool) -> Iterator[Row]:
             try:
                 arms[name] = rival(log)
             except ImportError:
-                yield left_out("profile", f"lookups/s, {name}", f"{name} is not installed")
+                yield left_out(f"lookups/s, {name}", f"{name} is not installed")
         wide = folder / "wide.parquet"
         small = {one.name: one for one in synthetic.tables("small")}
         many = _write(wide, small, samples // 5, 0)
@@ -57,7 +56,7 @@ def profile_rows(quick: bool) -> Iterator[Row]:
             rate = expected[name] / min(seconds)
             goal = ">= 20 M" if name.startswith("profile") else ""
             note = "" if goal else f"profile is {ours / rate:.1f}x as fast"
-            yield figure("profile", f"lookups/s a core, {name}", "lookups/s", rate, goal, note=note)
+            yield figure(f"lookups/s a core, {name}", "lookups/s", rate, goal, note=note)
     yield from _memory_rows(quick)
 
 
@@ -127,6 +126,6 @@ def _memory_rows(quick: bool) -> Iterator[Row]:
         done = subprocess.run(call, check=True, capture_output=True, text=True)
         peak, read, written = json.loads(done.stdout)
     name = f"{rows:,} rows, {lookups / 1e6:.0f} M lookups of raw ids hashed, 2 windows"
-    yield figure("profile", f"peak memory, {name}", "bytes", peak, "<= 2 GiB", note="resident, all included")
-    yield figure("profile", "CPU time of it, without the order", "s", read)
-    yield figure("profile", "CPU time of it, with the order written", "s", written)
+    yield figure(f"peak memory, {name}", "bytes", peak, "<= 2 GiB", note="resident, all included")
+    yield figure("CPU time of it, without the order", "s", read)
+    yield figure("CPU time of it, with the order written", "s", written)

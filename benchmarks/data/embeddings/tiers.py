@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.files import Statistics, read_statistics, write_statistics
 from windtunnel.data.embeddings.live.bag import TieredEmbeddingBag
@@ -40,7 +39,7 @@ Batch = dict[str, tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]
 """Of each table ids, offsets and ranks."""
 
 
-def tier_rows(quick: bool) -> Iterator[Row]:
+def tiers_rows(quick: bool) -> Iterator[Row]:
     tables = tuple(
         replace(one, state_bytes=4) for one in synthetic.tables("small", scale=0.2 if quick else 1.0)
     )
@@ -60,7 +59,7 @@ def tier_rows(quick: bool) -> Iterator[Row]:
             found = [_slow(decide(replace(more, policy=name)), batches[2:]) for name in POLICIES]
             ratios = [min(one[at] for one in found[:-1]) / found[-1][at] for at in (0, 1)]
             name, note = f"{SLOW}, {share:.0%} fast", f"distinct rows {ratios[1]:.1f}x"
-            yield figure("tiers", name, "x", ratios[0], note=note)
+            yield figure(name, "x", ratios[0], note=note)
         flights = {name: _Flight(known, plan, folder / name) for name, plan in plans.items()}
         try:
             # the rows of the last batch are kept: lookups come with another one than the step before them
@@ -79,17 +78,17 @@ def tier_rows(quick: bool) -> Iterator[Row]:
     medians = {arm: statistics.median(taken[2:]) for arm, taken in seconds.items()}
     for name in POLICIES:
         raw, distinct = counts[name]
-        yield figure("tiers", f"slow lookups an iteration, {name}", "lookups", raw)
-        yield figure("tiers", f"distinct slow rows an iteration, {name}", "rows", distinct)
+        yield figure(f"slow lookups an iteration, {name}", "lookups", raw)
+        yield figure(f"distinct slow rows an iteration, {name}", "rows", distinct)
         for kind in (TRAINED, LOOKED_UP):
             taken, note = medians[f"{kind}, {name}"], conditions()
-            yield figure("tiers", f"{kind} of an iteration, {name}", "s", taken, note=note)
+            yield figure(f"{kind} of an iteration, {name}", "s", taken, note=note)
     best = min(counts[name][0] for name in POLICIES[:-1]) / counts["recshard"][0]
-    yield figure("tiers", f"{SLOW}, {FAST:.0%} fast", "x", best, "> 1", published=87.0, source=SOURCE)
+    yield figure(f"{SLOW}, {FAST:.0%} fast", "x", best, "> 1", published=87.0, source=SOURCE)
     for kind in (TRAINED, LOOKED_UP):
         best = min(medians[f"{kind}, {name}"] for name in POLICIES[:-1]) / medians[f"{kind}, recshard"]
         name = f"{kind}: time of the best greedy over recshard's"
-        yield figure("tiers", name, "x", best, "> 1", published=6.0, source=SOURCE)
+        yield figure(name, "x", best, "> 1", published=6.0, source=SOURCE)
     yield from _overhead_rows(quick)
 
 
@@ -207,4 +206,4 @@ def _overhead_rows(quick: bool) -> Iterator[Row]:
         for share in tiered:
             ratio = taken[str(share)] / taken["plain"]
             words, goal = f"step over nn.EmbeddingBag's, {name}, {share:.0%} fast", "<= 1.5"
-            yield figure("tiers", words, "x", ratio, goal if share == 1 else "")
+            yield figure(words, "x", ratio, goal if share == 1 else "")

@@ -16,14 +16,13 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
 
 import psutil
 
 from benchmarks.harness.measure import conditions, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.live.demo import demo
@@ -39,7 +38,7 @@ NIC = (max(os.sched_getaffinity(0)),)
 
 
 def write_rows(quick: bool) -> Iterator[Row]:
-    row, load = partial(Row, "write"), conditions()
+    load = conditions()
     total, repeats = (QUICK_TOTAL, QUICK_REPEATS) if quick else (TOTAL, REPEATS)
     for words, half in (("random bytes", False), ("half-compressible bytes", True)):
         rates: dict[Mode, list[float]] = {"linefs": [], "serial": []}
@@ -52,27 +51,24 @@ def write_rows(quick: bool) -> Iterator[Row]:
                     profile[mode] = measured_profile(files, hosts, total, half)
         for mode, found in rates.items():
             foretold = emulate(profile[mode], mode, total)
-            yield row(
-                f"{words}: {mode}", "bytes/s", measured=statistics.median(found), emulated=foretold.rate,
+            yield figure(
+                f"{words}: {mode}", "bytes/s", statistics.median(found), emulated=foretold.rate,
                 note=f"{total >> 20} MiB in blocks of 16 KiB and an fsync, 3 hosts; {load}",
             )  # fmt: skip
         ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
         target = 1.7 if half else 1.4
-        yield row(
-            f"{words}: linefs over serial", "x", measured=ratio, target=f"≥ {target}",
-            met=None if quick else ratio >= target,
-        )  # fmt: skip
+        yield figure(f"{words}: linefs over serial", "x", ratio, f"≥ {target}", judged=not quick)
     with running("linefs") as (_, files):
         pauses = sorted(synced(files, 100 if quick else 1000))
-    yield row("a block and its fsync: median", "s", measured=statistics.median(pauses))
-    yield row(
-        "a block and its fsync: 99th percentile", "s", measured=pauses[int(0.99 * len(pauses))],
-        published=186e-6, source=f"{SOURCE} (a run of the authors' artifact, persistent memory and 25 GbE)",
+    yield figure("a block and its fsync: median", "s", statistics.median(pauses))
+    yield figure(
+        "a block and its fsync: 99th percentile", "s", pauses[int(0.99 * len(pauses))], published=186e-6,
+        source=f"{SOURCE} (a run of the authors' artifact, persistent memory and 25 GbE)",
     )  # fmt: skip
 
 
 def cpu_rows(quick: bool) -> Iterator[Row]:
-    row, total = partial(Row, "cpu"), QUICK_TOTAL if quick else TOTAL
+    total = QUICK_TOTAL if quick else TOTAL
     costs: dict[Mode, list[float]] = {"linefs": [], "host": []}
     for number in range(QUICK_REPEATS if quick else REPEATS):
         for mode, found in costs.items():
@@ -81,21 +77,19 @@ def cpu_rows(quick: bool) -> Iterator[Row]:
                 written(files, total, True, number)
                 found.append((host_cpu(hosts, mode) - before) / total * 1e9)
     for mode, found in costs.items():
-        yield row(f"{mode}: CPU of the applications' cores", "s/GB", measured=statistics.median(found))
+        yield figure(f"{mode}: CPU of the applications' cores", "s/GB", statistics.median(found))
     ratio = statistics.median(a / b for a, b in zip(*costs.values(), strict=True))
-    yield row(
-        "linefs over host", "x", measured=ratio, target="≤ 0.5", met=None if quick else ratio <= 0.5,
-        note="the client's own is in neither",
-    )  # fmt: skip
+    yield figure(
+        "linefs over host", "x", ratio, "≤ 0.5", judged=not quick, note="the client's own is in neither"
+    )
 
 
 def frozen_rows(quick: bool) -> Iterator[Row]:
-    row = partial(Row, "frozen")
     modes: Sequence[Mode] = ("linefs",) if quick else ("linefs", "host")
     for mode in modes:
         report = demo(3, freeze=2, mode=mode)
-        yield row(
-            f"{mode}: longest fsync, one host frozen for 10 s", "s", measured=report["fsync_longest_s"],
+        yield figure(
+            f"{mode}: longest fsync, one host frozen for 10 s", "s", report["fsync_longest_s"],
             note=f"{report['writes']} writes, {report['lost_bytes']} bytes lost, {report['copies']} hosts"
             " at the end",
         )  # fmt: skip

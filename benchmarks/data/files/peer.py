@@ -17,7 +17,7 @@ from statistics import median
 
 from benchmarks.data.files.modes import BLOCK, running
 from benchmarks.harness.measure import conditions, in_turn, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 
 BLOCKS, QUICK_BLOCKS = 500, 50
 VOLUME = "windtunnel-bench"
@@ -32,12 +32,11 @@ mount.mount(client.FileClient(store, Keys.read(Path(secret)).secret), Path(folde
 
 
 def peer_rows(quick: bool) -> Iterator[Row]:
-    row = partial(Row, "peer")
     if os.geteuid() != 0 or not shutil.which("glusterd") or not shutil.which("fusermount3"):
-        yield left_out("peer", "GlusterFS, replica 3", "needs root, glusterfs-server and fuse3")
+        yield left_out("GlusterFS, replica 3", "needs root, glusterfs-server and fuse3")
         return
     if subprocess.run(["pgrep", "-x", "glusterd"], stdout=subprocess.DEVNULL).returncode == 0:
-        yield left_out("peer", "GlusterFS, replica 3", "a glusterd of this computer runs already")
+        yield left_out("GlusterFS, replica 3", "a glusterd of this computer runs already")
         return
     blocks, load = QUICK_BLOCKS if quick else BLOCKS, conditions()
     with ours() as first, gluster() as second:
@@ -48,10 +47,10 @@ def peer_rows(quick: bool) -> Iterator[Row]:
         found = in_turn(arms, 2 if quick else 5)
     for name, rounds in found.items():
         seconds = sorted(second for each in rounds for second in each)
-        yield row(f"{name}: 16 KiB and its fsync, median", "s", measured=median(seconds), note=load)
-        yield row(f"{name}: 99th percentile", "s", measured=seconds[int(0.99 * len(seconds))])
+        yield figure(f"{name}: 16 KiB and its fsync, median", "s", median(seconds), note=load)
+        yield figure(f"{name}: 99th percentile", "s", seconds[int(0.99 * len(seconds))])
     ours_, theirs = (median([sum(each) for each in rounds]) for rounds in found.values())
-    yield row("GlusterFS over windtunnel, mean", "x", measured=theirs / ours_)
+    yield figure("GlusterFS over windtunnel, mean", "x", theirs / ours_)
 
 
 def written(folder: Path, blocks: int) -> list[float]:

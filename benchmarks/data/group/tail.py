@@ -17,9 +17,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, quantile, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.group import EngineProcess, Group, Member, start_engine
 from windtunnel.data.group.twin import Profile, latencies
 
@@ -91,7 +90,7 @@ def tail_rows(quick: bool) -> Iterator[Row]:
                     found.append(start_engine(path, SIZE, listen=listen, secret=SECRET, realtime=real))
                     stack.callback(found[-1].stop)
         if why := next((one.refused for each in chains.values() for one in each if one.refused), ""):
-            yield left_out("tail", "gWRITE", why)
+            yield left_out("gWRITE", why)
             return
         quiet: dict[str, list[float]] = {}
         for burners in BURNERS:
@@ -119,16 +118,16 @@ def _rows(
         for name, share in QUANTILES.items():
             each = [quantile(some, share) * 1e6 for some, _ in found]
             yield figure(
-                "tail", f"{burners} burners, {arm}: {name}", "us", quantile(took[f"{arm} 3"], share) * 1e6,
+                f"{burners} burners, {arm}: {name}", "us", quantile(took[f"{arm} 3"], share) * 1e6,
                 emulated=quantile(emulated, share) * 1e6,
                 note=f"rounds of {min(each):.0f} to {max(each):.0f} us; {load}",
             )  # fmt: skip
         cpu = (median(each for _, each in found) or 0.0) * 1e6
-        yield figure("tail", f"{burners} burners, {arm}: CPU of an engine, an operation", "us", cpu)
+        yield figure(f"{burners} burners, {arm}: CPU of an engine, an operation", "us", cpu)
         ends[arm] = quantile(took[f"{arm} 3"], 0.99), quantile(emulated, 0.99)
     ratios = [other / mine for other, mine in zip(ends["ordinary"], ends["engine"], strict=True)]
     yield figure(
-        "tail", f"{burners} burners: ordinary / engine, p99", "times", ratios[0],
+        f"{burners} burners: ordinary / engine, p99", "times", ratios[0],
         ">= 20 times" if burners == BURNERS[-1] else "", emulated=ratios[1],
         published=800.0 if burners == BURNERS[-1] else None, source=PAPER,
     )  # fmt: skip

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.data.ingest import layout, synthetic
 from windtunnel.data.ingest.model import Session
 from windtunnel.data.ingest.reader import Reader
 from windtunnel.data.ingest.storage import HOLE
 
-SECTION = "ladder"
 SOURCE = "Zhao et al., ISCA 2022"
 PUBLISHED = {
     "maps": 1.0, "flattening": 0.03, "coalescing": 0.99, "reordering": 1.84, "large row groups": 2.41,
@@ -44,12 +42,12 @@ def ladder_rows(quick: bool) -> Iterator[Row]:
                 reads, nbytes, wanted = reads + meter.reads, nbytes + meter.nbytes, wanted + meter.wanted
             disks[name] = reads * SEEK + nbytes / BANDWIDTH
             note = f"{jobs} sessions of {rows:,} rows; {nbytes / wanted:.2f} bytes read for one wanted"
-            yield figure(SECTION, f"{name}: reads", "reads", reads, note=note)
-            yield figure(SECTION, f"{name}: bytes read", "bytes", nbytes)
+            yield figure(f"{name}: reads", "reads", reads, note=note)
+            yield figure(f"{name}: bytes read", "bytes", nbytes)
         for name, disk in disks.items():
             goal = f">= {PUBLISHED[name]:g} x" if name == "large row groups" else ""
             yield figure(
-                SECTION, f"{name}: storage, of maps", "x", goal=goal, emulated=disks["maps"] / disk,
+                f"{name}: storage, of maps", "x", goal=goal, emulated=disks["maps"] / disk,
                 published=PUBLISHED[name], source=SOURCE,
             )  # fmt: skip
 

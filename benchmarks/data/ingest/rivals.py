@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, median, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.data.ingest import IngestDataset, reader, synthetic, transforms
 from windtunnel.data.ingest.live.calls import Settings
@@ -34,13 +33,12 @@ from windtunnel.data.ingest.live.dataset import tensors
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session, Split
 
-SECTION, PLAIN = "rows", "plain"
 PROCESSES = 2
 ALONE = ("in this process", "DataLoader, no processes")
 """What makes its batches in the trainer's own process."""
 
 
-def rival_rows(quick: bool) -> Iterator[Row]:
+def rows_rows(quick: bool) -> Iterator[Row]:
     """Of each arm three rows; the service against the DataLoader last."""
     rows, epochs, repeats = (32_768, 2, 1) if quick else (65_536, 6, 3)
     with scratch() as folder:
@@ -59,8 +57,8 @@ def rival_rows(quick: bool) -> Iterator[Row]:
                 _paced, lambda: loaded(session, StatefulDataLoader, Batches(session)), rows, epochs
             )
         except ImportError:
-            yield left_out(SECTION, "torchdata", "it is not installed (the extra strangers has it)")
-        yield from _compared(SECTION, arms, repeats)
+            yield left_out("torchdata", "it is not installed (the extra strangers has it)")
+        yield from _compared(arms, repeats, ">= 2 x")
 
 
 def plain_rows(quick: bool) -> Iterator[Row]:
@@ -76,7 +74,7 @@ def plain_rows(quick: bool) -> Iterator[Row]:
             pq.write_table(part, folder / "table" / f"{number}.parquet", row_group_size=16_384)
         names = tuple(table.schema.names)
         session = Session(str(folder / "table"), names, batch=4096, epochs=epochs, split_rows=16_384)
-        yield from _compared(PLAIN, _arms(session, rows, folder), repeats)
+        yield from _compared(_arms(session, rows, folder), repeats)
 
 
 def _arms(session: Session, rows: int, folder: Path) -> dict[str, Callable[[], Pace]]:
@@ -92,22 +90,21 @@ def _arms(session: Session, rows: int, folder: Path) -> dict[str, Callable[[], P
     return {name: partial(_paced, one, rows, session.epochs) for name, one in fed.items()}
 
 
-def _compared(section: str, arms: dict[str, Callable[[], Pace]], repeats: int) -> Iterator[Row]:
+def _compared(arms: dict[str, Callable[[], Pace]], repeats: int, goal: str = "") -> Iterator[Row]:
     found = in_turn(arms, repeats)
     for name, paces in found.items():
         rates = [one.rate for one in paces]
         count = 0 if name in ALONE else PROCESSES
         note = f"{count} processes, median of {repeats}, which are {min(rates):,.0f} to {max(rates):,.0f}"
-        yield figure(section, name, "rows/s", median(rates), note=note)
-        yield figure(section, f"{name}: of a CPU-second", "rows", median(one.thrift for one in paces))
-        yield figure(section, f"{name}: memory", "bytes", median(one.memory for one in paces))
+        yield figure(name, "rows/s", median(rates), note=note)
+        yield figure(f"{name}: of a CPU-second", "rows", median(one.thrift for one in paces))
+        yield figure(f"{name}: memory", "bytes", median(one.memory for one in paces))
     for what, words in (("rate", "time"), ("thrift", "CPU time")):
         pairs = zip(found["service"], found["service, ordered"], strict=True)
         cost = median(getattr(one, what) / getattr(other, what) for one, other in pairs)
-        yield figure(section, f"{words} of the service, ordered, over that in any order", "x", cost)
+        yield figure(f"{words} of the service, ordered, over that in any order", "x", cost)
     ours, other = (median(one.rate for one in found[it]) or 0 for it in ("service", "DataLoader, batches"))
-    goal = ">= 2 x" if section == SECTION else ""
-    yield figure(section, "service against DataLoader, batches", "x", ours / (other or 1), goal)
+    yield figure("service against DataLoader, batches", "x", ours / (other or 1), goal)
 
 
 class Batches(IterableDataset[dict[str, Any]]):

@@ -20,9 +20,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.data.ingest.rivals import Ours
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.data.ingest import IngestDataset, reader
 from windtunnel.data.ingest.live import demo
@@ -34,7 +33,7 @@ from windtunnel.data.ingest.policy import Scaling
 PUBLISHED = "Zhao et al., ISCA 2022: preprocessing on trainers cost up to 56 % of training throughput"
 
 
-def stall_rows(quick: bool) -> Iterator[Row]:
+def stalls_rows(quick: bool) -> Iterator[Row]:
     """Stalls, ramp and rows a second, arm by arm."""
     most = max(2, os.cpu_count() or 1)
     with scratch() as folder:
@@ -55,15 +54,13 @@ def stall_rows(quick: bool) -> Iterator[Row]:
         for name, runs in found.items():
             middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
             scaling = name.endswith("wanted")
-            yield figure("stalls", f"{name}: stalled", "share", middle["stall"], note=PUBLISHED)
+            yield figure(f"{name}: stalled", "share", middle["stall"], note=PUBLISHED)
             note = f"second half, with the first batches of epochs; {len(runs)} runs"
             goal = f"<= {demo.STEADY:g}" if scaling else ""
-            yield figure(
-                "stalls", f"{name}: stalled after the ramp", "share", middle["steady"], goal, note=note
-            )
-            yield figure("stalls", f"{name}: rows", "rows/s", middle["rate"])
+            yield figure(f"{name}: stalled after the ramp", "share", middle["steady"], goal, note=note)
+            yield figure(f"{name}: rows", "rows/s", middle["rate"])
             exact = all(one["rows"] == rows for one in runs)
-            yield figure("stalls", f"{name}: rows exactly once", "rows", middle["rows"], f"{rows}", met=exact)
+            yield figure(f"{name}: rows exactly once", "rows", middle["rows"], f"{rows}", met=exact)
 
 
 def _inside(session: Session, step: float, processes: int) -> dict[str, float]:

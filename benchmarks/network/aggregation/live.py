@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.linux import network
 
 CASES = {4: (6.25e6, 4 << 20, ">= 1.2x (ideal 1.5)"), 8: (2.5e6, 2 << 20, ">= 1.4x (ideal 1.75)")}
@@ -30,9 +29,7 @@ SLOTS, SHORT, LIMIT = 512, 0.95, 200.0
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """Times without loss, and sums with it."""
-    if (why := network.missing()) is not None:
-        yield left_out("live", "live", why)
-        return
+    need(network.missing())
     for workers, (rate, size, target) in list(CASES.items())[: 1 if quick else None]:
         found = measured(workers, rate, size, 0.0, 2 if quick else 5)
         busy = found["busy"]
@@ -44,7 +41,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
             gains = spread(other / own for own, other in zip(times["switch"], times[name], strict=True))
             note = f"{told}; best round {gains.p95:.2f}x; {short}"
             words = f"{where}: switch over {name}"
-            yield figure("live", words, "x", gains.median, goal, judged=busy <= SHORT, note=note)
+            yield figure(words, "x", gains.median, goal, judged=busy <= SHORT, note=note)
         yield _sums(where, 0.0, found)
         for loss in LOSSES[-1:] if quick else LOSSES:
             found = measured(workers, rate, size >> 3, loss, 2)
@@ -55,7 +52,7 @@ def _sums(where: str, loss: float, found: dict[str, Any]) -> Row:
     middle = spread(one["switch"] for one in found["rounds"]).median
     name = f"{where}, {loss:.0%} lost at the switch, in and out: sums that are exact"
     note = f"median {middle * 1e3:.0f} ms, {found['resent']:.0f} fragments sent again by all workers"
-    return figure("live", name, "", float(found["exact"]), "100%", note=note)
+    return figure(name, "", float(found["exact"]), "100%", note=note)
 
 
 def measured(workers: int, rate: float, size: int, loss: float, repeats: int) -> dict[str, Any]:

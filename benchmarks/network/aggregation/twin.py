@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import Spread, spread
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, Rules
 from windtunnel.network.aggregation.twin import Job, World, emulate
 
@@ -88,12 +87,12 @@ def twin_rows(quick: bool) -> Iterator[Row]:
             min(worst, (over["atp"].median, point.name)),
         )
         yield figure(
-            "twin", f"{point.name}: esa over atp", "x", emulated=over["atp"].median,
+            f"{point.name}: esa over atp", "x", emulated=over["atp"].median,
             note=f"mean JCT: {told}; over switchml {over['switchml'].median:.2f}x; best seed over atp "
             f"{over['atp'].p95:.2f}x",
         )  # fmt: skip
     yield figure(
-        "twin", "esa over atp, at its best", "x", goal=">= 1.2x", emulated=best[0], published=1.35,
+        "esa over atp, at its best", "x", goal=">= 1.2x", emulated=best[0], published=1.35,
         source="arXiv 2201.06398, abstract: up to 1.35x in average JCT",
         note=f"{best[1]}; at its worst {worst[0]:.2f}x: {worst[1]}",
     )  # fmt: skip
@@ -102,7 +101,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     found = means(scarce, ARMS | PARTS, seeds)
     for name in PARTS:
         gain = ratio(found["atp"], found[name])
-        yield figure("twin", f"{scarce.name}: {name}, over atp", "x", emulated=gain.median)
+        yield figure(f"{scarce.name}: {name}, over atp", "x", emulated=gain.median)
     alone = means(Point("alone", [HEAVY], World()), {"atp": ATP, "esa": ESA}, seeds)
     same, gain = alone["atp"] == alone["esa"], ratio(alone["atp"], alone["esa"])
-    yield figure("twin", "a job alone: esa over atp", "x", goal="equal", emulated=gain.median, met=same)
+    yield figure("a job alone: esa over atp", "x", goal="equal", emulated=gain.median, met=same)

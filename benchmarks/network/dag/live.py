@@ -12,9 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out, need
 from benchmarks.network.dag.twin import EXAMPLE, EXAMPLE_RESOURCES, Case, four_mapreduces
 from windtunnel.linux import network
 from windtunnel.network.dag import live, twin
@@ -49,9 +48,7 @@ def _scaled(case: Case, seconds: float) -> Case:
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """Every case under every schedule, another one in every round."""
-    if (why := network.missing()) is not None:
-        yield left_out("live", "live", why)
-        return
+    need(network.missing())
     rounds = 1 if quick else 5
     for name, case in CASES.items():
         cases = [case(seed) for seed in range(rounds)]
@@ -60,13 +57,13 @@ def live_rows(quick: bool) -> Iterator[Row]:
         for schedule, runs in found.items():
             good = [one for one in runs if _counts(one)]
             if not good:
-                yield left_out("live", f"{name}, {schedule}", _counted(good, rounds))
+                yield left_out(f"{name}, {schedule}", _counted(good, rounds))
                 continue
             took, off, forecast = (
                 spread(getattr(one, what) for one in good) for what in ("took", "off", "forecast")
             )
             yield figure(
-                "live", f"{name}, {schedule}: mean completion", "s", took.median, emulated=forecast.median,
+                f"{name}, {schedule}: mean completion", "s", took.median, emulated=forecast.median,
                 note=f"longest {took.p95:.3f} s; twin off by {off.median:.1%}, {off.p95:.1%} at most;"
                 f" {_counted(good, rounds)}",
             )  # fmt: skip
@@ -76,7 +73,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
             # of the worked example ideally 7/8
             goal = ("<= 90%" if name == EXAMPLE_CASE else "<= 105%") if other == "fair" and pairs else ""
             yield figure(
-                "live", f"{name}, mxdag: of the time of {other}", "", part.median if pairs else None, goal,
+                f"{name}, mxdag: of the time of {other}", "", part.median if pairs else None, goal,
                 note=_counted(pairs, rounds),
             )  # fmt: skip
 

@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
 from benchmarks.network.traffic import BULK, begin, line, told
 from windtunnel.linux import network, queues
@@ -132,12 +131,10 @@ def _watched(port: str) -> Iterator[list[float]]:
 
 def kernel_rows(quick: bool) -> Iterator[Row]:
     """Every arm at every count of flows, in turn."""
-    if (why := network.missing()) is not None:
-        yield left_out("kernel", "kernel", why)
-        return
+    need(network.missing())
     repeats, span = (1, 1.0) if quick else (5, 3.0)
     idle = statistics.mean(took for _ in range(repeats) for took in measured("cubic", 0, span).latency)
-    yield figure("kernel", "idle: a request", "ms", idle * 1e3)
+    yield figure("idle: a request", "ms", idle * 1e3)
     for flows in FLOWS[1:2] if quick else FLOWS:
         found = in_turn({arm: partial(measured, arm, flows, span) for arm in ARMS}, repeats)
         mean = {arm: [statistics.mean(one.latency) for one in rounds] for arm, rounds in found.items()}
@@ -150,7 +147,7 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
                 goal, met = f"{goal}; <= 3x idle", met and took <= 3 * idle
             waits = spread(statistics.mean(one.waiting) for one in rounds)
             yield figure(
-                "kernel", f"{flows} flows, {arm}: a request", "ms", took * 1e3, goal, met=met,
+                f"{flows} flows, {arm}: a request", "ms", took * 1e3, goal, met=met,
                 note=f"{cubic / took:.1f}x under CUBIC, {took / idle:.1f}x idle; bulk"
                 f" {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%}); {waits.median:.1f} packets wait; rounds of"
                 f" {min(mean[arm]) * 1e3:.2f} to {max(mean[arm]) * 1e3:.2f} ms",

@@ -7,9 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out, need
 from windtunnel.network.mobilerate import live
 from windtunnel.network.mobilerate.live.place import missing
 from windtunnel.network.mobilerate.policy import POLICIES
@@ -21,15 +20,13 @@ ARMS = ("sira-h", "sira-h-literal", "cubic", "reno", "bbr")
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """What of the link each used, and how long packets waited."""
-    if (why := missing()) is not None:
-        yield left_out("live", "live", why)
-        return
+    need(missing())
     repeats, seconds = (1, 5.0) if quick else (3, 20.0)
     for name in ("near-stationary", "driving"):
         trace = GENERATORS[name](seconds, np.random.default_rng(0))
         lacking = {arm: why for arm in ARMS if (why := live.lacking(arm))}
         for arm, why in lacking.items():
-            yield left_out("live", f"{name}, {arm}", why)
+            yield left_out(f"{name}, {arm}", why)
         arms = [arm for arm in ARMS if arm not in lacking]
         rounds = in_turn({arm: partial(live.measure, trace, arm, seconds) for arm in arms}, repeats)
         for arm, tries in rounds.items():
@@ -39,13 +36,13 @@ def live_rows(quick: bool) -> Iterator[Row]:
             )
             known = [measured.result for measured in tries if measured.result is not None]
             if not known:
-                yield left_out("live", f"{name}, {arm}", f"all {thrown} tries came late")
+                yield left_out(f"{name}, {arm}", f"all {thrown} tries came late")
                 continue
             use, twin = spread(measured.use for measured in known).median, emulate(trace, arm, seconds)
             yield figure(
-                "live", f"{name}, {arm}: of the link", "%", use * 100, emulated=twin.use * 100,
+                f"{name}, {arm}: of the link", "%", use * 100, emulated=twin.use * 100,
                 goal="within 10 % of the twin's" if arm in POLICIES else "",
-                met=abs(use / twin.use - 1) <= 0.1 if arm in POLICIES else None,
+                met=abs(use / twin.use - 1) <= 0.1,
                 note=f"queue p95 {spread(measured.p95 for measured in known).median * 1e3:.0f} ms, twin's"
                 f" {twin.p95 * 1e3:.0f} ms; {thrown} tries thrown away; at most {late * 1e3:.2f} ms late",
             )  # fmt: skip

@@ -7,9 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.network.mobilerate.outcome import Outcome
 from windtunnel.network.mobilerate.twin import ARMS, emulate
 from windtunnel.traces.bandwidth import GENERATORS, Trace
@@ -28,7 +27,7 @@ def near_stationary_rows(quick: bool) -> Iterator[Row]:
     results = _drawn("near-stationary", quick)
     goal = f">= {GOAL[0]:.0%} of the link at <= 1/9 of CUBIC's p95"
     met = _use(results["sira-h"]) >= GOAL[0] and _p95(results["sira-h"]) <= GOAL[1] * _p95(results["cubic"])
-    yield from _rows("near-stationary", results, goal, met, PUBLISHED)
+    yield from _rows(results, goal, met, PUBLISHED)
 
 
 def driving_rows(quick: bool) -> Iterator[Row]:
@@ -40,12 +39,12 @@ def driving_rows(quick: bool) -> Iterator[Row]:
         for arm, other in results.items()
         if arm not in ("sira-h", "oracle")
     )
-    yield from _rows("driving", results, goal, met)
+    yield from _rows(results, goal, met)
 
 
 def lossy_rows(quick: bool) -> Iterator[Row]:
     """One packet in a hundred is lost on the way."""
-    yield from _rows("lossy", _drawn("lossy", quick))
+    yield from _rows(_drawn("lossy", quick))
 
 
 def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
@@ -58,21 +57,21 @@ def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
 
 
 def _rows(
-    section: str, results: dict[str, list[Outcome]], goal: str = "", met: bool | None = None,
+    results: dict[str, list[Outcome]], goal: str = "", met: bool | None = None,
     published: Mapping[str, tuple[float | None, float]] = MappingProxyType({}),
 ) -> Iterator[Row]:  # fmt: skip
     for arm, outcomes in results.items():
         rate, p95 = published.get(arm, (None, None))
         own, judged = (goal, met) if arm == "sira-h" else ("", None)
         yield figure(
-            section, f"{arm}: rate", "Mb/s", goal=own, met=judged, published=rate, source=SOURCE,
+            f"{arm}: rate", "Mb/s", goal=own, met=judged, published=rate, source=SOURCE,
             emulated=spread(outcome.rate for outcome in outcomes).median * 8e-6,
             note=f"{_use(outcomes):.1%} of the link; {min(outcome.use for outcome in outcomes):.1%} to"
             f" {max(outcome.use for outcome in outcomes):.1%}",
         )  # fmt: skip
         yield figure(
-            section, f"{arm}: p95 in the queue", "ms", emulated=_p95(outcomes) * 1e3, published=p95,
-            source=SOURCE, note=f"mean {spread(outcome.mean for outcome in outcomes).median * 1e3:.1f} ms;"
+            f"{arm}: p95 in the queue", "ms", emulated=_p95(outcomes) * 1e3, published=p95, source=SOURCE,
+            note=f"mean {spread(outcome.mean for outcome in outcomes).median * 1e3:.1f} ms;"
             f" {spread(float(outcome.dropped) for outcome in outcomes).median:.0f} packets dropped",
         )  # fmt: skip
 

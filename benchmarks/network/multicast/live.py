@@ -20,9 +20,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.linux import network
 from windtunnel.network.multicast.live.rack import PAYLOAD, serve
 from windtunnel.network.multicast.live.racks import Message, Racks, address
@@ -44,9 +43,7 @@ TARGETS = {"unicast": ">= 5x", "binomial": ">= 2x", "chain": "about 1x"}
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """Every arm, small and large; then losses."""
-    if (why := network.missing()) is not None:
-        yield left_out("live", "live", why)
-        return
+    need(network.missing())
     import torch.distributed  # noqa: F401 - once, before the racks are forked
 
     racks = Racks(SHUFFLE, RATE, _part)
@@ -60,7 +57,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
                 same = all(one["same"] for run in found for rack, one in run.racks.items() if rack)
                 taken = spread(run.seconds * 1e3 for run in found)
                 yield figure(
-                    "live", f"8 racks, 2 MiB, each loses {loss:.0%} of what comes", "ms", taken.median,
+                    f"8 racks, 2 MiB, each loses {loss:.0%} of what comes", "ms", taken.median,
                     "every rack has it, digest equal", met=same, note=f"worst {taken.p95:.0f} ms",
                 )  # fmt: skip
     finally:
@@ -88,14 +85,14 @@ def _compared(racks: Racks, folder: Path, name: str, size: int, repeats: int) ->
     own = spread(seconds for seconds, _ in found["splitters"])
     emulated = splitters(seen, decide(seen), World(RATE, 0.0, PAYLOAD)).seconds
     yield figure(
-        "live", f"8 racks, {name} at 100 Mb/s: splitters", "ms", own.median * 1e3, emulated=emulated * 1e3,
+        f"8 racks, {name} at 100 Mb/s: splitters", "ms", own.median * 1e3, emulated=emulated * 1e3,
         note=f"worst {own.p95 * 1e3:.0f} ms; {_bytes(found['splitters'])}{short}",
     )  # fmt: skip
     for arm in (*SENDERS, "gloo"):
         gains = [other / mine for (other, _), (mine, _) in zip(found[arm], found["splitters"], strict=True)]
         goal = TARGETS.get(arm, "") if name == "4 MiB" else ""
         yield figure(
-            "live", f"8 racks, {name}: splitters over {arm}", "x", spread(gains).median, goal,
+            f"8 racks, {name}: splitters over {arm}", "x", spread(gains).median, goal,
             judged=goal.startswith(">") and busy <= SHORT,
             note=f"{arm} {spread(seconds for seconds, _ in found[arm]).median * 1e3:.0f} ms;"
             f" {min(gains):.2f} to {max(gains):.2f}x; {_bytes(found[arm])}{short}",

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.network.multicast.planning import fabric_of
 from windtunnel.network.multicast.policy import Rounds, decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
@@ -30,7 +29,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         )
         sent = found.sent / SIZE
         yield figure(
-            "twin", f"{racks} racks, p={p}, k={k}: 1 GB to all at 100 Gb/s", "ms",
+            f"{racks} racks, p={p}, k={k}: 1 GB to all at 100 Gb/s", "ms",
             goal=f"size/rate + {2 * k - 1} hops, {racks // p} transmissions", emulated=found.seconds * 1e3,
             met=abs(found.seconds / ideal - 1) < 1e-9 and round(sent, 6) == racks // p,
             note=f"{sent:.0f}x the bytes sent; {told}",
@@ -43,7 +42,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         runs = [packets(seen, tree, world, seed) for seed in range(SEEDS)]
         taken = spread(one.seconds * 1e3 for one in runs)
         name = f"8 racks, 20 MB, {loss:.1%} lost at every receive port, packets"
-        yield figure("twin", name, "ms", emulated=taken.median, note=f"worst seed {taken.p95:.2f} ms")
+        yield figure(name, "ms", emulated=taken.median, note=f"worst seed {taken.p95:.2f} ms")
 
 
 def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
@@ -66,4 +65,4 @@ def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
         told = ", ".join(f"{name} {spread(of).median:.2f}" for name, of in ratios.items())
         name = f"{shuffle.racks} racks, {count} sources at once: until all have all"
         note = f"{min(rounds)} to {max(rounds)} rounds of {seeds} seeds; {told}"
-        yield figure("twin", name, "x size/rate", emulated=spread(ratios["packed"]).median, note=note)
+        yield figure(name, "x size/rate", emulated=spread(ratios["packed"]).median, note=note)

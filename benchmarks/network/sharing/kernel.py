@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
 from benchmarks.network.traffic import BULK, DATAGRAM, line, told
 from windtunnel.linux import network, queues
@@ -52,9 +51,7 @@ IDLE = (Sends("cubic", 4), Sends("cubic", 0))
 
 def kernel_rows(quick: bool) -> Iterator[Row]:
     """Every scenario under every arm."""
-    if (why := network.missing()) is not None:
-        yield left_out("kernel", "kernel", why)
-        return
+    need(network.missing())
     repeats, span = (1, 1.5) if quick else (5, 3.0)
     for name, senders in list(SCENARIOS.items())[: 2 if quick else None]:
         arms = {arm: partial(_round, senders, arm, span) for arm in ("gap", "fifo", "htb")}
@@ -64,15 +61,15 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
                 max(abs(got - rate) / rate for got, rate in zip(one, own, strict=True)) for one in found
             )
             goal, note = "<= 5%" if arm == "gap" else "", f"{_told(found)}; worst round {off.p95:.1%}"
-            yield figure("kernel", f"{name}, {arm}: share error", "", off.median, goal, note=note)
+            yield figure(f"{name}, {arm}: share error", "", off.median, goal, note=note)
     arms = {arm: partial(_round, IDLE, arm, span) for arm in ("gap", "lent", "fifo", "htb")}
     for arm, found in in_turn(arms, repeats).items():
         used = spread(one[0] / (LINE * PAYLOAD) for one in found).median
         goal = ">= 97%" if arm == "lent" else ""
-        yield figure("kernel", f"idle neighbour, {arm}: of the line", "", used, goal, note=_told(found))
+        yield figure(f"idle neighbour, {arm}: of the line", "", used, goal, note=_told(found))
     marked = [_round(MARKED, "gap", span) for _ in range(repeats)]
     used = spread(one[0] / _own(MARKED, SHARE)[0] for one in marked).median
-    yield figure("kernel", "reno that is marked: of its rate", "", used, note=_told(marked))
+    yield figure("reno that is marked: of its rate", "", used, note=_told(marked))
 
 
 def _own(senders: Sequence[Sends], share: float) -> list[float]:

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out, need
 from windtunnel.linux import bpf, namespaces, network, queues
 from windtunnel.network.sharing.live import native
 from windtunnel.network.sharing.policy.units import NEVER
@@ -33,21 +32,19 @@ DEVICE = "wtdrop"
 
 def packet_rows(quick: bool) -> Iterator[Row]:
     """ns a packet and bytes an entity."""
-    if (why := network.missing()) is not None:
-        yield left_out("packet", "packet", why)
-        return
+    need(network.missing())
     repeats, times = (3, 50_000) if quick else (5, 300_000)
     arms: dict[str, Callable[[int], int]] = {"gap": _attach, "HTB": _classes}
     for count in COUNTS[: 2 if quick else None]:
         for arm, put in arms.items():
             name = f"{count:,} entities, {arm}"
             if arm == "HTB" and count > CLASSES:
-                yield left_out("packet", name, "HTB has at most 65,535 classes; it was let have 10,000")
+                yield left_out(name, "HTB has at most 65,535 classes; it was let have 10,000")
                 continue
             cost, memory = namespaces.apart(["net"], partial(_tried, put, count, repeats, times))
             told = spread(cost)
-            yield figure("packet", f"{name}: a packet", "ns", told.median, note=f"p95 {told.p95:.0f} ns")
-            yield figure("packet", f"{name}: memory an entity", "bytes", memory / count)
+            yield figure(f"{name}: a packet", "ns", told.median, note=f"p95 {told.p95:.0f} ns")
+            yield figure(f"{name}: memory an entity", "bytes", memory / count)
 
 
 def _tried(put: Callable[[int], int], count: int, repeats: int, times: int) -> tuple[list[float], int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.network.sharing.policy import decide, fixed
 from windtunnel.network.sharing.twin import Outcome, Tenant, World, emulate
 
@@ -50,12 +49,12 @@ def twin_rows(quick: bool) -> Iterator[Row]:
                 found = [emulate(tenants, arm, seconds, seed, world) for seed in seeds]
                 off, goal = spread(map(error, found)).median, "<= 2%" if arm == "aq" else ""
                 words = f"{trip}: {name}, {arm}: share error"
-                yield figure("twin", words, "", goal=goal, emulated=off, note=told(found))
+                yield figure(words, "", goal=goal, emulated=off, note=told(found))
     for name, policy in (("not lent", fixed), ("lent", decide)):
         found = [emulate(IDLE, "aq", seconds, seed, policy=policy) for seed in seeds]
         used, goal = spread(one.goodput[0] / World().line for one in found).median, ">= 97%"
         words = f"idle neighbour, {name}: of the line"
-        yield figure("twin", words, "", goal=goal * (name == "lent"), emulated=used, note=told(found))
+        yield figure(words, "", goal=goal * (name == "lent"), emulated=used, note=told(found))
     found = [emulate(MARKED, "aq", seconds, seed) for seed in seeds]
     used = spread(one.goodput[0] / one.promised[0] for one in found).median
-    yield figure("twin", "reno that is marked: of its rate", "", emulated=used, note=told(found))
+    yield figure("reno that is marked: of its rate", "", emulated=used, note=told(found))

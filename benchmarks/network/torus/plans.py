@@ -8,9 +8,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.network.torus.policy import Decision, Observation, decide
 from windtunnel.network.torus.policy.check import faults
 from windtunnel.network.torus.policy.shape import heads, paper_bound
@@ -39,7 +38,7 @@ def checked(seen: Observation) -> Decision:
     return made
 
 
-def wavelength_rows(quick: bool) -> Iterator[Row]:
+def wavelengths_rows(quick: bool) -> Iterator[Row]:
     """Every shape by its own method and by first-fit."""
     for nodes in QUICK if quick else SHAPES:
         for sides in SHAPES[nodes]:
@@ -50,8 +49,8 @@ def wavelength_rows(quick: bool) -> Iterator[Row]:
             for one in dict.fromkeys((made, plain)):
                 goal = f"the bound, {one.bound}" if exact and one is made else ""
                 yield figure(
-                    "wavelengths", f"{nodes} nodes, {shape}, {one.method}", "wavelengths", goal=goal,
-                    emulated=float(one.count), met=one.count == one.bound if goal else None,
+                    f"{nodes} nodes, {shape}, {one.method}", "wavelengths", goal=goal,
+                    emulated=float(one.count), met=one.count == one.bound,
                     published=paper_bound(sides) if even else None, source=f"bound of {SOURCE}",
                     note=f"lower bound {one.bound}, {one.count / one.bound - 1:.0%} above it",
                 )  # fmt: skip
@@ -68,11 +67,11 @@ def planning_rows(quick: bool) -> Iterator[Row]:
         }  # fmt: skip
         for what, taken in in_turn({what: partial(_seconds, one) for what, one in work.items()}, 5).items():
             goal = "<= 2 s" if what == "planned" else ""
-            yield figure("planning", f"{name}, {what}", "s", statistics.median(taken), goal)
+            yield figure(f"{name}, {what}", "s", statistics.median(taken), goal)
         tracemalloc.start()
         decide(seen)
         peak = float(tracemalloc.get_traced_memory()[1])
-        yield figure("planning", f"{name}, planned: peak memory", "bytes", peak)
+        yield figure(f"{name}, planned: peak memory", "bytes", peak)
         tracemalloc.stop()
 
 
@@ -82,7 +81,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def failure_rows(quick: bool) -> Iterator[Row]:
+def failures_rows(quick: bool) -> Iterator[Row]:
     """Backup wavelengths of what fails, beside the bounds."""
     for n in range(2, 5 if quick else 7):
         sides = (3,) * n
@@ -98,8 +97,7 @@ def _failure(seen: Observation, what: str) -> Row:
     made = checked(seen)
     bound = made.paper_backup_bound
     return figure(
-        "failures", f"{'x'.join(map(str, seen.sides))}: {what}", "backup wavelengths",
-        emulated=float(made.backups), published=None if bound is None else float(bound),
-        source=f"bound of {SOURCE}, its sign set right",
+        f"{'x'.join(map(str, seen.sides))}: {what}", "backup wavelengths", emulated=float(made.backups),
+        published=None if bound is None else float(bound), source=f"bound of {SOURCE}, its sign set right",
         note=f"{len(made.rerouted)} paths rerouted; any rerouting needs at least {made.backup_bound}",
     )  # fmt: skip

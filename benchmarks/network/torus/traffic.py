@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.network.torus.plans import checked
 from windtunnel.network.torus.policy import Decision, Observation
 from windtunnel.network.torus.policy.shape import nodes_of
@@ -26,7 +25,7 @@ TOKENS, TOKEN_BYTES = 4096, 7168 * 2  # of a node in a step; hidden size 7,168 i
 SEEDS = 5
 
 
-def traffic_rows(quick: bool) -> Iterator[Row]:
+def alltoall_rows(quick: bool) -> Iterator[Row]:
     """Equal parts on several shapes, then a mixture of experts whose router is more and more skewed."""
     for sides in ((3, 3, 3), (9, 9), *(() if quick else ((3,) * 4, (3,) * 5, (8, 8)))):
         plan = checked(Observation(sides))
@@ -50,11 +49,11 @@ def _arms(of: str, plan: Decision, traffic: list[Floats], tie: bool = False, not
     fair = [electrical_fair(plan, one, LINK_RATE) for one in traffic]
     for name, ends in (("optical", lit), ("electrical, max-min fair flows", fair)):
         span = f"{min(ends) * 1e3:.2f} to {max(ends) * 1e3:.2f} ms over {len(ends)} seeds"
-        yield figure("alltoall", f"{of}: {name}", "s", emulated=statistics.median(ends), note=span)
+        yield figure(f"{of}: {name}", "s", emulated=statistics.median(ends), note=span)
     ratios = [one / other for one, other in zip(lit, fair, strict=True)]
     met = abs(ratios[0] - 1) < 1e-6 if tie else min(ratios) >= 1 - 1e-6
     yield figure(
-        "alltoall", f"{of}: optical over electrical", "times", emulated=statistics.median(ratios),
+        f"{of}: optical over electrical", "times", emulated=statistics.median(ratios),
         goal="a tie" if tie else "never below 1", met=met,
         note=f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} seeds{note and '; '}{note}",
     )  # fmt: skip

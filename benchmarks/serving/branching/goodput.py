@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.workload import Workload, attainment, goodput
 
 SEEDS, FEW = (1, 2, 3), (1,)
@@ -44,11 +43,11 @@ def goodput_rows(quick: bool) -> Iterator[Row]:
         caps = _found(work, CAPS, FEW) if not quick and pace == "token" else {}
         for name, rates in {**found, **caps}.items():
             note = f"{min(rates):.2f} to {max(rates):.2f}, {len(rates)} seeds"
-            yield figure("goodput", f"{pace} pace: {name}", "requests/s", emulated=median(rates), note=note)
+            yield figure(f"{pace} pace: {name}", "requests/s", emulated=median(rates), note=note)
         for name, (published, goal) in PUBLISHED.items():
             ratios = _over(found, name)
             yield figure(
-                "goodput", f"{pace} pace: taper over {name}", "x", goal=goal, emulated=median(ratios),
+                f"{pace} pace: taper over {name}", "x", goal=goal, emulated=median(ratios),
                 published=published, source=SOURCE, note=f"{min(ratios):.2f} to {max(ratios):.2f}",
             )  # fmt: skip
 
@@ -61,7 +60,7 @@ def load_rows(quick: bool) -> Iterator[Row]:
         with ProcessPoolExecutor() as pool:
             shares = pool.map(partial(_share, work, load * full), ARMS)
             for name, share in zip(ARMS, shares, strict=True):
-                yield figure("load", f"{name} at {load:.0%} of taper's goodput", "", emulated=share)
+                yield figure(f"{name} at {load:.0%} of taper's goodput", "", emulated=share)
 
 
 def map_rows(quick: bool) -> Iterator[Row]:
@@ -71,7 +70,7 @@ def map_rows(quick: bool) -> Iterator[Row]:
         for name in ("off", "eager"):
             note = f"{median(found['taper']):.2f} and {median(found[name]):.2f} requests/s, one seed"
             ratio = median(_over(found, name))
-            yield figure("map", f"{words}: taper over {name}", "x", emulated=ratio, note=note)
+            yield figure(f"{words}: taper over {name}", "x", emulated=ratio, note=note)
 
 
 def _found(work: Workload, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:

@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.workload import ATTAINED, LIMITS, Workload, goodput, kept
 from windtunnel import serving
 from windtunnel.serving.engine.model import Request, Serial, StepTime
@@ -212,7 +211,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
     for name, some in live.items():
         deciding, one, many = (median(each) for each in zip(*told[name], strict=True))
         yield figure(
-            "live", f"{name}: goodput", "requests/s", median(some), emulated=median(twin[name]),
+            f"{name}: goodput", "requests/s", median(some), emulated=median(twin[name]),
             note=f"{about}, {len(some)} seeds: {_each(some)}; deciding {deciding:.1%} of a step, margin"
             f" {one:.0%} of one, {many:.0%} of many",
         )  # fmt: skip
@@ -223,7 +222,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
         )
         note = f"{_each(ratios)}; twin {min(said):.2f} to {max(said):.2f}"
         words = f"taper over {name}"
-        yield figure("live", words, "x", median(ratios), "> 1 x", emulated=median(said), note=note)
+        yield figure(words, "x", median(ratios), "> 1 x", emulated=median(said), note=note)
 
 
 def _each(figures: Sequence[float]) -> str:

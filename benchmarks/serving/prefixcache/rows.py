@@ -8,8 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Missing, Row, figure
 from benchmarks.serving.prefixcache.sessions import Asked, sessions, traced
 from benchmarks.serving.prefixcache.world import Oracle, Outcome, Speed, through
 from windtunnel.base.errors import UserError
@@ -32,22 +31,21 @@ SPEED = Speed(0.01, 0.5 * H100.sustained * H100.peak_flops["bfloat16"])  # half 
 _ASKED: list[Asked] = []  # of a process that a pool has forked: they are too many to be sent
 
 
-def agent_rows(quick: bool) -> Iterator[Row]:
+def agents_rows(quick: bool) -> Iterator[Row]:
     asked = sessions("agent", SESSIONS // 2 if quick else SESSIONS, RATE, SEED)
-    yield from _held("agents", "agents", asked, (40,) if quick else (8, 40, 80), (34.4, 3.197), "SWE-bench")
+    yield from _held("agents", asked, (40,) if quick else (8, 40, 80), (34.4, 3.197), "SWE-bench")
 
 
-def chat_rows(quick: bool) -> Iterator[Row]:
+def chats_rows(quick: bool) -> Iterator[Row]:
     sizes = (5, 20, 40)
     for kind, times, name in (("chat long", (7.3, 1.19), "ShareGPT"), ("chat short", (4.5, 1.456), "LMSys")):
         asked = sessions(kind, SESSIONS * (1 if kind == "chat long" else 4), RATE * 2, SEED)
-        yield from _held("chats", kind, asked, sizes[1:2] if quick else sizes, times, name)
+        yield from _held(kind, asked, sizes[1:2] if quick else sizes, times, name)
 
 
 def mooncake_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     if trace is None:
-        yield left_out("mooncake", "mooncake", "give --trace conversation_trace.jsonl of kvcache-ai/Mooncake")
-        return
+        raise Missing("give --trace conversation_trace.jsonl of kvcache-ai/Mooncake")
     told = traces.load(trace)
     if not told.ids:
         raise UserError(
@@ -56,11 +54,11 @@ def mooncake_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     asked = traced(told)[: 3000 if quick else None]
     names = [one for one in POLICIES if one not in (FINEST, "block1648", "three")]
     sizes = (800,) if quick else (200, 800, 3000)
-    yield from _held("mooncake", trace.name, asked, sizes, None, "", names, told.unit)
+    yield from _held(trace.name, asked, sizes, None, "", names, told.unit)
 
 
 def _held(
-    section: str, name: str, asked: Sequence[Asked], sizes: Sequence[int],
+    name: str, asked: Sequence[Asked], sizes: Sequence[int],
     times: tuple[float, float] | None, peer: str, names: Sequence[str] = POLICIES, unit: int = 1,
 ) -> Iterator[Row]:  # fmt: skip
     """All policies at each size; ours against the best of vLLM's and SGLang's kinds, Marconi, the oracle."""
@@ -70,8 +68,8 @@ def _held(
             found = dict(zip(here, pool.map(partial(_shared, size * GB, unit), here), strict=True))
         about = f"{name}, {size} GB"
         for policy, one in found.items():
-            yield _row(section, f"{about}: {policy}", one)
-        yield from _against(section, about, found, times, peer)
+            yield _row(f"{about}: {policy}", one)
+        yield from _against(about, found, times, peer)
 
 
 def _shared(capacity: int, unit: int, policy: str) -> Outcome:
@@ -85,13 +83,13 @@ def emulated(policy: str, asked: Sequence[Asked], capacity: int, unit: int, shap
     return through(PrefixCache(shape, capacity, RULES[policy], unit=unit), asked, SPEED)
 
 
-def _row(section: str, name: str, one: Outcome) -> Row:
+def _row(name: str, one: Outcome) -> Row:
     note = f"FLOPs saved {one.flops:.1%}, P95 TTFT {one.ttft * 1e3:.0f} ms"
-    return figure(section, f"{name}, token hit rate", "", emulated=one.hits, note=note)
+    return figure(f"{name}, token hit rate", "", emulated=one.hits, note=note)
 
 
 def _against(
-    section: str, about: str, found: Mapping[str, Outcome], times: tuple[float, float] | None, peer: str
+    about: str, found: Mapping[str, Outcome], times: tuple[float, float] | None, peer: str
 ) -> Iterator[Row]:
     ours, oracle = found[OURS], found[ORACLE]
     there = {
@@ -104,7 +102,7 @@ def _against(
     published = dict(zip(("vLLM+ as in the paper", "the best SGLang-like"), times or (), strict=False))
     for name, other in told.items():
         yield figure(
-            section, f"{about}: {OURS} / {name} ({other}), hit rate", "x",
+            f"{about}: {OURS} / {name} ({other}), hit rate", "x",
             emulated=ours.hits / max(found[other].hits, 1e-9), published=published.get(name),
             source=f"{PAPER}, {peer}, mean of Marconi over it",
             note=f"P95 TTFT {1 - ours.ttft / found[other].ttft:.1%} lower",
@@ -112,27 +110,27 @@ def _against(
     least = min(found[one].ttft for one in there.values())
     name, note = f"{about}: P95 TTFT lower than of the better", f"by {(least - ours.ttft) * 1e3:.0f} ms"
     source = f"{PAPER}: up to, by 617 ms"
-    yield figure(section, name, "", emulated=1 - ours.ttft / least, published=0.711, source=source, note=note)
+    yield figure(name, "", emulated=1 - ours.ttft / least, published=0.711, source=source, note=note)
     name, note = f"{about}: {OURS} / oracle eviction, FLOPs saved", "the same points are kept"
-    yield figure(section, name, "", goal=">= 90%", emulated=ours.flops / oracle.flops, note=note)
+    yield figure(name, "", goal=">= 90%", emulated=ours.flops / oracle.flops, note=note)
     name, note = f"{about}: {OURS} / {BLIND}, FLOPs saved", "it knows which prompts come, and not when"
-    yield figure(section, name, "", emulated=ours.flops / found[BLIND].flops, note=note)
+    yield figure(name, "", emulated=ours.flops / found[BLIND].flops, note=note)
 
 
-def tie_rows(quick: bool) -> Iterator[Row]:
+def ties_rows(quick: bool) -> Iterator[Row]:
     """A model without states, of which any block can be used."""
     asked = sessions("chat long", SESSIONS // 2, RATE, SEED, unit=16)
     for size in (20,) if quick else (20, 200):
         found = {one: emulated(one, asked, size * GB, 16, PLAIN) for one in ("block16", "radix", OURS)}
         for policy, one in found.items():
-            yield _row("ties", f"attention only, {size} GB: {policy}", one)
+            yield _row(f"attention only, {size} GB: {policy}", one)
 
 
-def tier_rows(quick: bool) -> Iterator[Row]:
+def tiers_rows(quick: bool) -> Iterator[Row]:
     """What lies in host memory (25 GB/s) or on a disk (0.2 GB/s) is brought back where that is faster."""
     asked = sessions("agent", SESSIONS // 2, RATE, SEED)
     host = Tier("host", 64 * GB, 25e9, 1e-3, SPEED.rate)
     disk = Tier("disk", 64 * GB, 2e8, 0.01, SPEED.rate)
     for name, tiers in (("no", ()), ("64 GB of host memory as", (host,)), ("64 GB of a disk as", (disk,))):
         one = through(PrefixCache(SHAPE, 8 * GB, RULES[OURS], tiers=tiers), asked, SPEED)
-        yield _row("tiers", f"agents, 8 GB and {name} lower tier", one)
+        yield _row(f"agents, 8 GB and {name} lower tier", one)

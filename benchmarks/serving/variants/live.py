@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.figures import figure
 from benchmarks.harness import digits
 from benchmarks.harness.measure import in_turn, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.serving.variants.live.registry import Entry, add
 from windtunnel.serving.variants.live.service import Service, Unanswered
 from windtunnel.traces.rates import arrivals
@@ -109,7 +108,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
         for one in variants:
             if one.threads == 1:
                 words = f"{one.accuracy:.2%} right, a batch takes {one.latency(8) * 1e3:.2f} ms"
-                yield figure("live", f"{one.name}: one", "s", one.latency(), note=words)
+                yield figure(f"{one.name}: one", "s", one.latency(), note=words)
         best = max(one.accuracy for one in variants)
         accuracies = [min(accuracy, best - POINT) for accuracy, _ in CLASSES]
         each = [[one for one in variants if one.accuracy >= accuracy] for accuracy in accuracies]
@@ -146,7 +145,7 @@ def _compared(load: str, found: dict[str, list[Sums]]) -> Iterator[Row]:
     for name, mine in found.items():
         parts = [one.missed / max(1, one.in_time + one.missed) for one in mine]
         words = f"{_span(parts, '.2%')}; core-seconds an answer {_span([one.cost for one in mine], '.3g')}"
-        yield figure("live", f"{load}: {name}: late or shed", "", median(parts), note=words)
+        yield figure(f"{load}: {name}: late or shed", "", median(parts), note=words)
     ours = found.pop("cheapest")
     for name, theirs in found.items():
         pairs, fixed = list(zip(ours, theirs, strict=True)), name.startswith("only")
@@ -156,7 +155,7 @@ def _compared(load: str, found: dict[str, list[Sums]]) -> Iterator[Row]:
             ("core-seconds an answer, less", [two.cost / one.cost for one, two in pairs], 8.5),
         ):
             yield figure(
-                "live", f"{load}: cheapest over {name}: {what}", "x", median(ratios), source=SOURCE,
+                f"{load}: cheapest over {name}: {what}", "x", median(ratios), source=SOURCE,
                 published=published if fixed else None, note=_span(ratios, ".3g"),
             )  # fmt: skip
 

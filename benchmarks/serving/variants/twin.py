@@ -12,8 +12,7 @@ from statistics import mean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.serving.variants.policy import POLICIES
 from windtunnel.serving.variants.twin import Outcome, Setting, queries, simulate
 from windtunnel.serving.variants.twin.catalogue import catalogue
@@ -58,14 +57,14 @@ def cost_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
                     own = other == "individual"
                     every[name] += ratios if own else []
                     yield figure(
-                        "cost", f"{cloud}, {rate:g} queries/s: {other} over {name}", "x",
-                        emulated=median(ratios), published=8.5 if own else None, source=PUBLISHED,
+                        f"{cloud}, {rate:g} queries/s: {other} over {name}", "x", emulated=median(ratios),
+                        published=8.5 if own else None, source=PUBLISHED,
                         note=_words(ratios, found[name], found[other]),
                     )  # fmt: skip
     for name, ratios in every.items():
         for how, value, told in (("mean", mean(ratios), 8.5), ("at most", max(ratios), 21.6)):
             words, note = f"all of these: individual over {name}, {how}", f"of {len(ratios)} trials"
-            yield figure("cost", words, "x", emulated=value, published=told, source=PUBLISHED, note=note)
+            yield figure(words, "x", emulated=value, published=told, source=PUBLISHED, note=note)
 
 
 def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
@@ -85,9 +84,8 @@ def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
                     _words(ratios, mine, base),
                 )
                 yield figure(
-                    "fixed", words, "x", emulated=median(ratios), published=published, source=PUBLISHED,
-                    note=note,
-                )  # fmt: skip
+                    words, "x", emulated=median(ratios), published=published, source=PUBLISHED, note=note
+                )
 
 
 def _found(

@@ -11,9 +11,8 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, quantile
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.vllm.servers import (
     HYBRID,
     HYBRID_WORDS,
@@ -65,10 +64,12 @@ def speed_rows(quick: bool) -> Iterator[Row]:
         found = in_turn({name: partial(speed, live) for name, live in up.items()}, repeats)
         for place, words in ((0, "tokens/s"), (1, "tokens a processor second")):
             ours, own = (median(one[place] for one in found[name]) for name in ("ours", "vllm"))
-            yield figure("speed", f"ours against vLLM's own, {words}", "x", ours / own, ">= 0.97",
-                         note=f"{ours:.1f} against {own:.1f}; {load()}")  # fmt: skip
+            yield figure(
+                f"ours against vLLM's own, {words}", "x", ours / own, ">= 0.97",
+                note=f"{ours:.1f} against {own:.1f}; {load()}",
+            )  # fmt: skip
         equal = sum(one == other for one, other in zip(*same_tokens, strict=True))
-        yield figure("speed", "requests with the same tokens", "", equal / count, "1")
+        yield figure("requests with the same tokens", "", equal / count, "1")
         yield from twin_rows(up["ours"], count)
 
 
@@ -99,8 +100,7 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
         for share in (0.5, 0.95):
             one, other = (quantile(each.tolist(), share) for each in (measured, twin))
             yield figure(
-                "speed", f"twin: {name} p{share * 100:g} in the scheduler", "s", one, "within 15 %",
-                emulated=other, met=abs(other / one - 1) <= 0.15,
+                f"twin: {name} p{share * 100:g} in the scheduler", "s", one, "within 15 %", emulated=other,
                 note=f"step model {error:.0%} off on average; {load()}",
             )  # fmt: skip
 
@@ -128,7 +128,7 @@ def live_times(
     return first, end
 
 
-def objective_rows(quick: bool) -> Iterator[Row]:
+def objectives_rows(quick: bool) -> Iterator[Row]:
     """Requests that come at their own pace, each with an objective, around what the server can do. It decodes
     `ROWS` sequences at once, so that requests wait; the first token is due within the time of a request that
     is alone. vLLM's ``priority`` serves the earliest due first."""
@@ -157,7 +157,7 @@ def objective_rows(quick: bool) -> Iterator[Row]:
             own = max(shares["fcfs"], shares["priority"])
             words = ", ".join(f"{name} {shares[name]:.2f}" for name in ("fcfs", "priority"))
             yield figure(
-                "objectives", f"kept at {share:g} of capacity: ours", "share", shares["ours"],
+                f"kept at {share:g} of capacity: ours", "share", shares["ours"],
                 f"{'>=' if share < 1 else '>'} {own:.2f}", emulated=emulated(up["ours"], asked),
                 note=f"{words}; {refused} of {repeats * count} refused; {capacity:.2f} requests/s, first"
                 f" token within {ttft:.2f} s; {load()}",
@@ -201,15 +201,17 @@ def engine_rows(quick: bool) -> Iterator[Row]:
             )
             ratio = median(one / other for one, other in zip(found["engine"], found["vllm"], strict=True))
             ours, own = (median(found[name]) for name in ("engine", "vllm"))
-            yield figure("engine", f"own engine against vLLM: {words}", "x", ratio, ">= 0.9",
-                         note=f"{ours:.0f} against {own:.0f} tokens/s; {load()}")  # fmt: skip
+            yield figure(
+                f"own engine against vLLM: {words}", "x", ratio, ">= 0.9",
+                note=f"{ours:.0f} against {own:.0f} tokens/s; {load()}",
+            )  # fmt: skip
 
 
 def kept(turns: Sequence[Sequence[Answer]], ttft: float, tpot: float) -> float:
     return median(sum(one.kept(ttft, tpot) for one in answers) / len(answers) for answers in turns)
 
 
-def branch_rows(quick: bool) -> Iterator[Row]:
+def branches_rows(quick: bool) -> Iterator[Row]:
     """Half of the requests have several answers: how many of them run in a step, by policy."""
     count, repeats = (10, 1) if quick else (32, 3)
     names = ("off", "eager", "taper")
@@ -227,8 +229,8 @@ def branch_rows(quick: bool) -> Iterator[Row]:
             shares = {name: kept(found[name], 60 * tpot, tpot) for name in names}
             others = max(shares["off"], shares["eager"])
             yield figure(
-                "branches", f"kept at {share:g} of capacity: taper", "share", shares["taper"],
-                f">= {others:.2f}", note=f"off {shares['off']:.2f}, eager {shares['eager']:.2f}; a token"
+                f"kept at {share:g} of capacity: taper", "share", shares["taper"], f">= {others:.2f}",
+                note=f"off {shares['off']:.2f}, eager {shares['eager']:.2f}; a token"
                 f" within {tpot * 1e3:.0f} ms; {load()}",
             )  # fmt: skip
 
@@ -267,14 +269,18 @@ def hybrid_rows(quick: bool) -> Iterator[Row]:
 
         found = in_turn({name: partial(turn, name) for name in up}, repeats)
         ours, own = (median(share for share, _, _ in found[name]) for name in ("ours", "vllm"))
-        yield figure("hybrid", "prompt tokens found: ours against vLLM's own", "share", ours, f"> {own:.3f}",
-                     note=f"{own:.3f} of vLLM's own; {load()}")  # fmt: skip
+        yield figure(
+            "prompt tokens found: ours against vLLM's own", "share", ours, f"> {own:.3f}",
+            note=f"{own:.3f} of vLLM's own; {load()}",
+        )  # fmt: skip
         ours, own = (median(median(times) for _, times, _ in found[name]) for name in ("ours", "vllm"))
-        yield figure("hybrid", "first token, median: ours against vLLM's own", "s", ours, f"< {own:.3f}",
-                     note=f"{own:.3f} s of vLLM's own; {load()}")  # fmt: skip
+        yield figure(
+            "first token, median: ours against vLLM's own", "s", ours, f"< {own:.3f}",
+            note=f"{own:.3f} s of vLLM's own; {load()}",
+        )  # fmt: skip
         pairs = list(zip(found["ours"], found["vllm"], strict=True))
         equal = sum(one[2] == other[2] for one, other in pairs)
-        yield figure("hybrid", "turns with the same tokens", "", equal / len(pairs), "1")
+        yield figure("turns with the same tokens", "", equal / len(pairs), "1")
 
 
 def chats(live: Live, seed: int) -> list[Answer]:

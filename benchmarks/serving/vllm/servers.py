@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import psutil
 
+from benchmarks.harness.rows import need
 from windtunnel.serving.vllm.calibrate import SHAPE, WORDS, build_model
 from windtunnel.serving.vllm.serve import Server, answers, free_port, started
 from windtunnel.serving.vllm.settings import Settings
@@ -42,10 +43,6 @@ EACH = 600.0
 """Seconds in which a request is answered."""
 PYTHON = "WINDTUNNEL_ENGINE_PYTHON"
 """Names the interpreter of the own engine: vLLM pins another Transformers than it needs."""
-
-
-def missing() -> str:
-    return "" if find_spec("vllm") else "left out: vLLM is not installed (docs/vllm.md)"
 
 
 @dataclass
@@ -132,6 +129,7 @@ def servers(
     variants: Mapping[str, Variant], words: str = WORDS, hybrid: bool = False
 ) -> Iterator[dict[str, Live]]:
     """A server for each name, all of one model."""
+    need("" if find_spec("vllm") else "vLLM is not installed (docs/vllm.md)")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         model = _hybrid(folder / "model") if hybrid else build_model(folder / "model")

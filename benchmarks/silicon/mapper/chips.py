@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from tests.silicon.mapper.brute import exhaustive, random_case, random_tiny, simulate
 from windtunnel.silicon.mapper import Accelerator, Layer, Observation, decide, read_accelerator, read_layers
 from windtunnel.silicon.mapper.model import LETTERS, OPERANDS, Mapping
@@ -33,7 +32,7 @@ PAPER = "Yang et al., Interstellar, ASPLOS 2020, abstract: up to"
 PUBLISHED = {"CNN": 4.2, "LSTM": 1.6, "MLP": 1.8}
 
 
-def count_rows(quick: bool) -> Iterator[Row]:
+def counts_rows(quick: bool) -> Iterator[Row]:
     """Random nests: strides, loops of bound 1, any order and unrolling, levels that operands pass by."""
     rng, nests = np.random.default_rng(0), 200 if quick else 1000
     counts, wrong = 0, 0
@@ -42,7 +41,7 @@ def count_rows(quick: bool) -> Iterator[Row]:
         pairs = [*zip(count(*case), simulate(*case), strict=True)]
         counts, wrong = counts + len(pairs), wrong + sum(one != other for one, other in pairs)
     note = f"of {counts:,} counts of an operand at a level"
-    yield figure("counts", f"{nests:,} random nests", "counts that differ", float(wrong), "0", note=note)
+    yield figure(f"{nests:,} random nests", "counts that differ", float(wrong), "0", note=note)
 
 
 def optimum_rows(quick: bool) -> Iterator[Row]:
@@ -56,7 +55,7 @@ def optimum_rows(quick: bool) -> Iterator[Row]:
         none += math.isinf(truth)
         wrong += not (found == truth or math.isclose(found, truth, rel_tol=1e-9))
     note = f"{none} of them fit in no way, which is told"
-    yield figure("optimum", f"{layers} tiny layers", "optima that differ", float(wrong), "0", note=note)
+    yield figure(f"{layers} tiny layers", "optima that differ", float(wrong), "0", note=note)
 
 
 def allocation_rows(quick: bool) -> Iterator[Row]:
@@ -74,8 +73,8 @@ def allocation_rows(quick: bool) -> Iterator[Row]:
             each = ", ".join(f"{one.gain:.2f}" for one in made)
             known = PUBLISHED[name] if (table, halves) == ("sram", False) else None
             yield figure(
-                "allocation", f"{name}, C|K, {table}{', halves' * halves}", "times less energy",
-                emulated=best.gain, goal=f">= {known}" if known else "", published=known, source=PAPER,
+                f"{name}, C|K, {table}{', halves' * halves}", "times less energy", emulated=best.gain,
+                goal=f">= {known}" if known else "", published=known, source=PAPER,
                 note=f"{sizes} instead of 512 B + 131,072 B, same throughput; by part {each}",
             )  # fmt: skip
     base, gains = _base("sram", False), dict[str, float]()
@@ -84,8 +83,8 @@ def allocation_rows(quick: bool) -> Iterator[Row]:
         gains[layer.name] = decide(Observation(layer, base, "C|K")).energy / least
     each = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
     yield figure(
-        "allocation", "CNN, C|K, sram, two levels of registers", "times less energy",
-        emulated=max(gains.values()), note=f"8 to 32 B before 64 to 256 B in each PE, by beam; {each}",
+        "CNN, C|K, sram, two levels of registers", "times less energy", emulated=max(gains.values()),
+        note=f"8 to 32 B before 64 to 256 B in each PE, by beam; {each}",
     )  # fmt: skip
 
 
@@ -112,25 +111,25 @@ def search_rows(quick: bool) -> Iterator[Row]:
         decide(Observation(layer, chip, "C|K"))  # what Numba compiles is not what is measured
     taken = [_seconds(layer, chip) for layer in layers]
     note = f"{min(taken):.4f} to {max(taken):.4f} s of {len(taken)} layers on eyeriss, C|K; {conditions()}"
-    yield figure("search", "a layer and dataflow", "CPU s", statistics.median(taken), "<= 0.1", note=note)
+    yield figure("a layer and dataflow", "CPU s", statistics.median(taken), "<= 0.1", note=note)
     layer = Layer("3x3 of 128", (3, 3, 28, 28, 128, 128, 1))
     plain = accelerator(shipped("eyeriss") | {"double_buffered": False}, "eyeriss")
     try:
         zigzag = importlib.import_module("zigzag.api").get_hardware_performance_zigzag
     except ModuleNotFoundError as error:
-        yield left_out("search", "ZigZag", f"{error}: pip install zigzag-dse six")
+        yield left_out("ZigZag", f"{error}: pip install zigzag-dse six")
         return
     begun = time.process_time()
     energy, mapping = _mapped(zigzag, layer, plain)
     other, own = time.process_time() - begun, statistics.median(_seconds(layer, plain) for _ in range(5))
     made = decide(Observation(layer, plain, "C|K"))
-    yield figure("search", "ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other, note=conditions())
+    yield figure("ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other, note=conditions())
     note = f"the mapper: {own:.4f} s"
-    yield figure("search", "ZigZag over the mapper", "times", other / own, ">= 100", note=note)
+    yield figure("ZigZag over the mapper", "times", other / own, ">= 100", note=note)
     moved = [traffic for one in OPERANDS for traffic in traffic_of(layer, plain, mapping[one], one)]
     counted = joules(layer, plain, mapping["O"], moved)
     yield figure(
-        "search", "energy of ZigZag's mapping over the mapper's, by the counts here", "times",
+        "energy of ZigZag's mapping over the mapper's, by the counts here", "times",
         emulated=counted / made.energy, note=f"ZigZag itself says {energy / counted:.2f} times these counts",
     )  # fmt: skip
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import ROOT
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.linux import network
 from windtunnel.training.bottleneck.measure import compare
 from windtunnel.training.bottleneck.run import GBIT, LIVE_RATES
@@ -24,16 +23,14 @@ JOBS = {
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """Two to four ranks at four rates."""
-    if why := network.missing():
-        yield left_out("live", "scaling factor", why)
-        return
+    need(network.missing())
     for name, (script, words) in [*JOBS.items()][: 1 if quick else None]:
         program = Script(ROOT / "examples" / script, tuple(words.split()))
         ranks, rates = ((2,), LIVE_RATES[:1]) if quick else ((2, 3, 4), LIVE_RATES)
         load = conditions()
         for point in compare(program, ranks, rates, lambda *_: None):
             yield figure(
-                "live", f"{name}, {point.ranks} ranks, {point.rate / GBIT:g} Gb/s: scaling factor", "%",
+                f"{name}, {point.ranks} ranks, {point.rate / GBIT:g} Gb/s: scaling factor", "%",
                 100 * point.measured, "within 5 points of what is emulated", emulated=100 * point.emulated,
                 met=abs(point.measured - point.emulated) <= 0.05, note=load,
             )  # fmt: skip

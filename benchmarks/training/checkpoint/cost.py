@@ -15,19 +15,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.harness.jobs import Failed, finished
 from benchmarks.harness.measure import conditions, quantile, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from benchmarks.training.checkpoint import PROGRAMS, SOURCE
 from windtunnel.base import units
 
-SECTION = "cost"
-row = partial(Row, SECTION)
 RANKS, COPIES = 2, 2
 WIDTH, QUICK_WIDTH = 768, 128
 REPLICA_WIDTH = 512  # 50 MB with AdamW's moments, on every rank
@@ -58,12 +55,12 @@ def job_rows(folder: Path, quick: bool, *, replicas: bool) -> Iterator[Row]:
     try:
         found = ran(folder, quick, replicas=replicas)
     except Failed as error:
-        yield left_out(SECTION, f"a step with its checkpoint{kind} (failed)", str(error))
+        yield left_out(f"a step with its checkpoint{kind} (failed)", str(error))
         return
     none = found["arms"].pop("none")
     plain = median(none["seconds"])
-    yield row(
-        f"a step without checkpoints{kind}", "s", measured=plain,
+    yield figure(
+        f"a step without checkpoints{kind}", "s", plain,
         note=f"median of {len(none['seconds'])}, p95 {units.seconds(quantile(none['seconds'], 0.95))};"
         f" {RANKS} ranks on {RANKS} hosts that share {os.cpu_count()} cores; {load}",
     )  # fmt: skip
@@ -71,8 +68,8 @@ def job_rows(folder: Path, quick: bool, *, replicas: bool) -> Iterator[Row]:
         yield from time_rows(arm, of, none, kind)
     for name, what in FLOORS.items():
         seconds = found["floors"][name]
-        yield row(
-            f"floor: {what}{kind}", "s", measured=seconds,
+        yield figure(
+            f"floor: {what}{kind}", "s", seconds,
             note=f"{seconds / plain:.1%} of a step without checkpoints; all ranks at once",
         )  # fmt: skip
     yield from memory_rows(found["arms"]["concurrent"]["used"], kind)
@@ -100,27 +97,26 @@ def time_rows(arm: str, of: dict[str, Any], none: dict[str, Any], kind: str) -> 
     times = of["seconds"]
     over = median(times) / median(none["seconds"]) - 1
     judged = arm == "concurrent"
-    yield row(
-        f"a step with its checkpoint, {arm}{kind}", "s", measured=median(times),
-        target=f"at most {ALLOWED:.0%} over none" if judged else "", met=over <= ALLOWED if judged else None,
+    yield figure(
+        f"a step with its checkpoint, {arm}{kind}", "s", median(times),
+        f"at most {ALLOWED:.0%} over none" if judged else "", met=over <= ALLOWED,
         note=f"{over:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}",
     )  # fmt: skip
-    yield row(
-        f"stall of a step, {arm}{kind}", "s", measured=median(of["stalls"]),
-        published=0.0 if judged else None,
-        source=f"{SOURCE}: no loss of throughput, with accelerators" if judged else "",
+    yield figure(
+        f"stall of a step, {arm}{kind}", "s", median(of["stalls"]), published=0.0 if judged else None,
+        source=f"{SOURCE}: no loss of throughput, with accelerators",
     )  # fmt: skip
 
 
 def memory_rows(used: dict[str, int], kind: str) -> Iterator[Row]:
     """What a host's memory holds, and what it sends for one checkpoint."""
-    yield row(
-        f"memory that checkpoints take on a host{kind}", "bytes", measured=used["held"],
+    yield figure(
+        f"memory that checkpoints take on a host{kind}", "bytes", used["held"],
         note=f"{used['held'] / used['own']:.2f} x its rank's state of {used['own']:,} B: 2 slots of each copy"
         " that lies here, in tmpfs",
     )  # fmt: skip
-    yield row(
-        f"bytes that a host sends for one checkpoint{kind}", "bytes", measured=used["sent"],
+    yield figure(
+        f"bytes that a host sends for one checkpoint{kind}", "bytes", used["sent"],
         note=f"{used['sent'] / used['own']:.2f} x its rank's state, for {COPIES - 1} copy in a peer; what all"
         " ranks hold alike is not sent",
     )  # fmt: skip

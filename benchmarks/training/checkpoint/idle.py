@@ -15,18 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.harness.jobs import finished
 from benchmarks.harness.measure import conditions, quantile, scratch
-from benchmarks.harness.rows import Row, left_out
-from benchmarks.training.checkpoint import PROGRAMS, SOURCE
+from benchmarks.harness.rows import Row, figure, need
+from benchmarks.training.checkpoint import PROGRAMS
 from windtunnel.linux import network
 
-row = partial(Row, "idle")
 LAYERS, MESSAGE, COMPUTE = 4, 3_000_000, 0.08  # all-reduces a step, bytes, seconds of pause after each
 RATE = 50e6  # bytes/s: 400 Mbit/s
 IDLE = LAYERS * COMPUTE  # seconds of a step without traffic
@@ -94,15 +92,12 @@ def none(steps: int) -> Phase:
 
 def idle_rows(quick: bool) -> Iterator[Row]:
     """The rows of this section."""
-    why = network.missing()
-    if why is not None:
-        yield left_out("idle", "checkpoints beside training on one network", why)
-        return
+    need(network.missing())
     with scratch() as folder:
         for number, phases in enumerate(plan(quick)):
             alone, outcomes = measure(folder / str(number), phases)
             if number == 0:
-                yield row("no checkpoints: median step", "s", median(alone), note=_conditions(alone))
+                yield figure("no checkpoints: median step", "s", median(alone), note=_conditions(alone))
             for phase, outcome in outcomes.items():
                 yield from rows(phase, outcome, alone)
 
@@ -153,16 +148,14 @@ def rows(phase: Phase, outcome: IdleResult, alone: list[float]) -> Iterator[Row]
     middle = 100 * (median(outcome.seconds) / median(alone) - 1)
     checked = phase.mode == "idle"
     often = "each step" if outcome.every == 1 else f"each {outcome.every} steps"
-    yield row(
-        f"{name}, median step over none", "%", middle,
-        source=f"{SOURCE}, section 5 (no loss of throughput)" if checked else "",
-        target=f"at most {ALLOWED:g} %" if checked else "", met=middle <= ALLOWED if checked else None,
+    yield figure(
+        f"{name}, median step over none", "%", middle, f"at most {ALLOWED:g} %" if checked else "",
         note=f"{len(outcome.seconds)} steps; {phase.nbytes / 1e6:.1f} MB a rank {often}",
     )  # fmt: skip
     high = 100 * (quantile(outcome.seconds, 0.95) / quantile(alone, 0.95) - 1)
-    yield row(f"{name}, p95 step over p95 of none", "%", high)
+    yield figure(f"{name}, p95 step over p95 of none", "%", high)
     if outcome.inside is not None:
-        yield row(f"{name}, bytes sent within predicted spans", "%", 100 * outcome.inside)
+        yield figure(f"{name}, bytes sent within predicted spans", "%", 100 * outcome.inside)
 
 
 def _conditions(alone: list[float]) -> str:

@@ -20,21 +20,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Literal
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, quantile, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from benchmarks.training.checkpoint import SOURCE, TRAINER
 from windtunnel.base import units
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
 from windtunnel.training.launch import Launched
 
-SECTION = "recovery"
-row = partial(Row, SECTION)
 Kind = Literal["worker killed", "host killed", "worker frozen"]
 KINDS: tuple[Kind, ...] = ("worker killed", "host killed", "worker frozen")
 SEVERAL = "several at once"
@@ -84,7 +81,7 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
         ran = [run_job(folder / f"job-{number}", plan(kills, seed=number)) for number in range(count)]
         for number, one in enumerate(ran):
             if one.failure:
-                yield left_out(SECTION, f"job {number + 1} (failed)", one.failure)
+                yield left_out(f"job {number + 1} (failed)", one.failure)
         truth = undisturbed(folder / "undisturbed", sorted({one.last for one in ran if one.hashes}))
     yield from result_rows(ran, truth, load)
     yield from phase_rows(ran)
@@ -179,24 +176,22 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, load: str) -> Iterator[Row]
     kills = [kill for one in ran for kill in one.kills[: one.struck]]
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(kill.kind for kill in kills).items())
     survived = struck if all(not one.failure for one in ran) else struck - 1
-    yield row(
-        "kills survived", "kills", measured=survived, target=f"all {wanted}", met=survived == wanted,
+    yield figure(
+        "kills survived", "kills", survived, f"all {wanted}", met=survived == wanted,
         note=f"{kinds}; {sum(kill.within for kill in kills)} while the job still recovered; {len(ran)} jobs"
         f" of {RANKS} ranks on {RANKS} hosts, 2 copies of every step; {load}",
     )  # fmt: skip
     found = [recovery.steps_lost for one in ran for recovery in recoveries(one.events)]
     lost = Counter(steps for steps in found if steps is not None)
-    yield row(
-        "finished steps lost by a failure, most", "steps", measured=max(lost, default=None), published=1,
-        source=SOURCE, target="at most 1", met=bool(lost) and max(lost) <= 1,
-        note=f"of {lost.total()} recoveries: " + ", ".join(f"{lost[n]} lost {n}" for n in sorted(lost))
-        + "; besides, the step under way",
+    each = ", ".join(f"{lost[n]} lost {n}" for n in sorted(lost))
+    yield figure(
+        "finished steps lost by a failure, most", "steps", max(lost, default=None), "at most 1", published=1,
+        source=SOURCE, note=f"of {lost.total()} recoveries: {each}; besides, the step under way",
     )  # fmt: skip
     steps = [event for one in ran for event in one.events if event["kind"] == "step"]
     same = sum(truth.losses.get(event["step"]) == event["loss"] for event in steps)
-    yield row(
-        "losses as in a run that nothing disturbed", "", measured=same / len(steps) if steps else None,
-        target="100 %", met=bool(steps) and same == len(steps),
+    yield figure(
+        "losses as in a run that nothing disturbed", "", same / len(steps) if steps else None, "100 %",
         note=f"{len(steps)} steps of rank 0's loss (sum over ranks), to the last bit, those done twice"
         " counted twice; FSDP2, AdamW, learning-rate schedule, dropout, data cursor",
     )  # fmt: skip
@@ -205,9 +200,8 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, load: str) -> Iterator[Row]
         for one in ran
         for rank, state in one.hashes.items()
     )
-    yield row(
-        "final states as in a run that nothing disturbed", "", measured=ends / (RANKS * len(ran)),
-        target="100 %", met=ends == RANKS * len(ran),
+    yield figure(
+        "final states as in a run that nothing disturbed", "", ends / (RANKS * len(ran)), "100 %",
         note="of all ranks of all jobs: parameters, moments, schedule, generators and cursor, to the bit",
     )  # fmt: skip
 
@@ -219,20 +213,18 @@ def phase_rows(ran: Sequence[JobRun]) -> Iterator[Row]:
         found = [one for one in by_kind.get(kind, []) if one.injected is not None]
         totals = [one.seconds for one in found if one.seconds is not None]
         if not totals:
-            yield left_out(SECTION, f"{kind}: recovery", "no such recovery in this run")
+            yield left_out(f"{kind}: recovery", "no such recovery in this run")
             continue
         tiers = Counter(tier for one in found for tier in one.tiers.values())
-        yield row(
-            f"{kind}: to the first new step", "s", measured=quantile(totals, 0.5),
-            note=f"p95 {units.seconds(quantile(totals, 0.95))} of {len(totals)}; shards read from "
-            + ", ".join(f"{tier} {count}" for tier, count in sorted(tiers.items()))
-            + "; workers fork from a warm process, hosts are at hand: no boot, no import in it",
+        read = ", ".join(f"{tier} {count}" for tier, count in sorted(tiers.items()))
+        yield figure(
+            f"{kind}: to the first new step", "s", quantile(totals, 0.5),
+            note=f"p95 {units.seconds(quantile(totals, 0.95))} of {len(totals)}; shards read from {read};"
+            " workers fork from a warm process, hosts are at hand: no boot, no import in it",
         )  # fmt: skip
         for phase in PHASES if kind != SEVERAL else ():
             values = [value for one in found if (value := one.phases[phase]) is not None]
-            yield row(
-                f"{kind}: {phase.replace('_', ' ')}", "s", measured=quantile(values, 0.5) if values else None
-            )
+            yield figure(f"{kind}: {phase.replace('_', ' ')}", "s", quantile(values, 0.5) if values else None)
 
 
 def kinds_of(ran: Sequence[JobRun]) -> dict[str, list[Recovery]]:

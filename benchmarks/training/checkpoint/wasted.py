@@ -32,13 +32,12 @@ from statistics import mean, median
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.training.checkpoint import PROGRAMS, SOURCE
 from windtunnel.base import units
 from windtunnel.training.checkpoint.policy.interval import wasted
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
 
-row = partial(Row, "wasted")
 RANKS = 4
 MIB, QUICK_MIB = 48.0, 8.0
 COMPUTE, QUICK_COMPUTE = 0.6, 0.25
@@ -188,22 +187,21 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     """What one way costs: for a failure, for every step, and in the real kills."""
     way, saves, stall = measured.way, measured.saves, mean(measured.stalls)
     store = f"; the store moves {rate(quick) / 1e6:.0f} MB/s for all" if way == STORE else ""
-    yield row(
-        f"{way.name}: wasted by a failure", "s", measured=measured.wasted, emulated=measured.formula,
+    yield figure(
+        f"{way.name}: wasted by a failure", "s", measured.wasted, emulated=measured.formula,
         note=f"{len(measured.lost)} random instants in the log of {len(saves)} real saves, and the mean load"
         f" of {len(measured.kills)} killed hosts; emulated: complete + interval/2 + load ="
         f" {units.seconds(complete(saves))} + {units.seconds(interval(saves))}/2 +"
         f" {units.seconds(measured.load)}; {RANKS} x {QUICK_MIB if quick else MIB:g} MiB of state{store}",
     )  # fmt: skip
-    yield row(
-        f"{way.name}: stall of a step", "s", measured=stall,
+    yield figure(
+        f"{way.name}: stall of a step", "s", stall,
         note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it; a"
         f" save every {(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
     )  # fmt: skip
-    yield row(
+    yield figure(
         f"{way.name}: wasted by a host really killed", "s",
-        measured=mean(kill.lost + kill.load for kill in measured.kills),
-        note=f"mean of {len(measured.kills)}",
+        mean(kill.lost + kill.load for kill in measured.kills), note=f"mean of {len(measured.kills)}",
     )  # fmt: skip
 
 
@@ -212,22 +210,23 @@ def headline_rows(store: Measured, peers: Measured, quick: bool, load: str) -> I
     mib = QUICK_MIB if quick else MIB
     network = RANKS * mib * 2**20 / complete(peers.saves)
     ratio = store.wasted / peers.wasted
-    yield row(
-        "wasted by a failure, shared store over peers' memory", "x", measured=ratio, published=TARGET,
-        source=SOURCE, target="at least 13 x", met=None if quick else ratio >= TARGET,
+    yield figure(
+        "wasted by a failure, shared store over peers' memory", "x", ratio, "at least 13 x", published=TARGET,
+        source=SOURCE, judged=not quick,
         note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed"
         f" copies, all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which"
         f" is what makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts"
         f" from the state, load is up to the state, detection and replacement are not in it; {load}"
-        + ("; too small a state for the target" if quick else ""),
+        f"{'; too small a state for the target' * quick}",
     )  # fmt: skip
-    yield row(
-        "steps between checkpoints, shared store over peers' memory", "x", published=8.0, source=SOURCE,
-        measured=interval(store.saves) / interval(peers.saves), note="by the rate of the store",
+    yield figure(
+        "steps between checkpoints, shared store over peers' memory", "x",
+        interval(store.saves) / interval(peers.saves), published=8.0, source=SOURCE,
+        note="by the rate of the store",
     )  # fmt: skip
     whole = [mean(kill.whole for kill in one.kills) for one in (store, peers)]
-    yield row(
-        "whole failure, shared store over peers' memory", "x", measured=whole[0] / whole[1],
+    yield figure(
+        "whole failure, shared store over peers' memory", "x", whole[0] / whole[1],
         note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}: lost work, detection, decision,"
         " regrouping, load and the first new step. Hosts here are at hand and processes fork from a warm"
         " one; published: minutes for replacement and start, alike for both",

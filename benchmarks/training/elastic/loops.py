@@ -11,7 +11,6 @@ it for PyTorch; without that it would import for seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -20,11 +19,10 @@ from typing import Any
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, quantile, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.training.elastic.events import PHASES, Event, recoveries
 from windtunnel.training.elastic.spec import PRELOAD
 
-row = partial(Row, "loops")
 PROGRAM = Path(__file__).parent / "programs" / "foreign_loop.py"
 SEED = 29
 STEPS = 48  # four epochs
@@ -44,7 +42,7 @@ def loops_rows(quick: bool) -> Iterator[Row]:
     for loop, (name, modules) in LOOPS.items():
         missing = [module for module in modules if not find_spec(module.partition(".")[0])]
         if missing:
-            yield left_out("loops", name, f"{missing[0].partition('.')[0]} is not installed")
+            yield left_out(name, f"{missing[0].partition('.')[0]} is not installed")
             continue
         with scratch() as folder:
             faults = strikes(loop, kills)
@@ -90,24 +88,20 @@ def rows(
     struck = len({event["fault"] for event in events if event["kind"] == "injected"})
     steps = len(rates(events))
     right = same and same_rates and steps == STEPS and struck == len(faults)
-    yield row(
-        f"{name}: parameters, steps and learning rates as undisturbed", "yes/no", float(right), target="yes",
-        met=right,
-        note=f"{struck} kills; parameters {'equal' if same else 'DIFFER'}, learning rates"
+    yield figure(
+        f"{name}: parameters, steps and learning rates as undisturbed", "yes/no", float(right), "yes",
+        met=right, note=f"{struck} kills; parameters {'equal' if same else 'DIFFER'}, learning rates"
         f" {'equal' if same_rates else 'DIFFER'}, {steps} of {STEPS} steps; {conditions()}",
     )  # fmt: skip
     lost = max((one.steps_lost or 0 for one in found), default=0)
-    yield row(
-        f"{name}: steps done again by a failure, most", "steps", float(lost), target="at most 1",
-        met=lost <= 1,
-    )  # fmt: skip
+    yield figure(f"{name}: steps done again by a failure, most", "steps", float(lost), "at most 1")
     known = [one for one in found if one.injected is not None]
     seconds = [one.seconds for one in known if one.seconds is not None]
     parts = [
         f"{phase} {median([one.phases[phase] or 0.0 for one in known]) * 1e3:.0f} ms"
         for phase in (PHASES if known else ())
     ]
-    yield row(
+    yield figure(
         f"{name}: from the kill to the first new step (median)", "s",
         quantile(seconds, 0.5) if seconds else None,
         note=f"{len(seconds)} recoveries, slowest {max(seconds, default=0.0):.2f} s; {', '.join(parts)}",

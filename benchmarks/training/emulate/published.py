@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.rows import Row, left_out, published
+from benchmarks.harness.rows import Row, figure, left_out, published
 from benchmarks.training.emulate.speed import LargeJob, emulate_in_process
 from windtunnel.base.errors import WindtunnelError
 
-SECTION = "published"
 GIB = float(1 << 30)
 ROWS = 1603  # of the collection of public tables that these were taken from
 
@@ -35,14 +34,14 @@ def published_rows(quick: bool) -> Iterator[Row]:
         try:
             rows = [] if quick else list(job_rows(job))
         except WindtunnelError as error:
-            yield left_out(SECTION, job["name"], str(error).splitlines()[0])
+            yield left_out(job["name"], str(error).splitlines()[0])
             continue
         yield from rows
         if rows and job.get("open", True):
             times.append(rows[0].error or 0.0)
             memory += [row.error or 0.0 for row in rows[1:]]
     if quick:
-        yield left_out(SECTION, f"{len(jobs)} jobs", "left out by --quick")
+        yield left_out(f"{len(jobs)} jobs", "left out by --quick")
     if times:
         of = f"of {len(times)} of {ROWS} open rows"
         yield all_errors(f"time, median error {of}", statistics.median(times), 0.05)
@@ -52,12 +51,12 @@ def published_rows(quick: bool) -> Iterator[Row]:
             f"reserved memory, largest error of {len(memory)} rows", max(memory, default=0), 0.01
         )
     for other in data["left_out"]:
-        yield left_out(SECTION, other["name"], other["why"])
+        yield left_out(other["name"], other["why"])
 
 
 def all_errors(name: str, error: float, within: float) -> Row:
     """A figure of all rows together."""
-    return Row(SECTION, name, "", emulated=error, target=f"<= {within:.0%}", met=error <= within)
+    return figure(name, "", goal=f"<= {within:.0%}", emulated=error)
 
 
 def mpt_jobs(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -90,7 +89,7 @@ def job_rows(job: dict[str, Any]) -> Iterator[Row]:
         reserved = max(one["peak_reserved_bytes"] for one in found["ranks"])
         figures.append(("reserved memory", "bytes", reserved, job["reserved_gib"] * GIB))
     for what, unit, emulated, truth in figures:
-        yield Row(
-            SECTION, f"{job['name']}: {what}", unit, emulated=emulated, published=truth,
-            source=job["source"], note=job.get("note", ""),
+        yield figure(
+            f"{job['name']}: {what}", unit, emulated=emulated, published=truth, source=job["source"],
+            note=job.get("note", ""),
         )  # fmt: skip

@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from benchmarks.training.emulate.jobs import example
 from windtunnel.base.errors import ScriptError
 from windtunnel.engines.replay.engine import replay
 from windtunnel.engines.replay.layout import Program, ReplayJob
 
-SECTION = "speed"
 SAMPLE_SECONDS = 0.1
 GIB = float(1 << 30)
 
@@ -62,17 +61,13 @@ def speed_rows(quick: bool) -> Iterator[Row]:
     """Seconds and memory of each job; none of them where ``quick``."""
     for job in LARGE_JOBS:
         if quick:
-            yield left_out(SECTION, job.name, "left out by --quick")
+            yield left_out(job.name, "left out by --quick")
             continue
         wall, peak, _ = emulate_in_process(job)
-        yield Row(
-            SECTION, f"{job.name}: command to report", "s", measured=wall,
-            target=f"<= {job.seconds:.0f} s", met=wall <= job.seconds,
-        )  # fmt: skip
-        yield Row(
-            SECTION, f"{job.name}: peak memory", "bytes", measured=peak,
-            source="resident memory of the command and its children, summed, at 10 Hz",
-            target=f"<= {job.gib:.0f} GiB", met=peak <= job.gib * GIB,
+        yield figure(f"{job.name}: command to report", "s", wall, f"<= {job.seconds:.0f} s")
+        yield figure(
+            f"{job.name}: peak memory", "bytes", peak, f"<= {job.gib:.0f} GiB",
+            note="resident memory of the command and its children, summed, at 10 Hz",
         )  # fmt: skip
 
 
@@ -179,8 +174,7 @@ def engine_rows(quick: bool) -> Iterator[Row]:
     """Events a second on a synthetic job of ranks that all differ."""
     ranks = 128 if quick else 1024
     rate, events = events_per_second(ranks, repeats=3 if quick else 5)
-    yield Row(
-        "engine", f"replay, {ranks} ranks that differ", "events/s", measured=rate,
-        source=f"median of repeats of {events} events, packing included",
-        target=f">= {ENGINE_TARGET / 1e6:.0f} M/s", met=rate >= ENGINE_TARGET,
+    yield figure(
+        f"replay, {ranks} ranks that differ", "events/s", rate, f">= {ENGINE_TARGET / 1e6:.0f} M/s",
+        note=f"median of repeats of {events} events, packing included",
     )  # fmt: skip

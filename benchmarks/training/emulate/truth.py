@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out, need
 from benchmarks.training.emulate.jobs import (
     BenchJob,
     capture_one,
@@ -39,7 +39,6 @@ from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, read_profile
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world
 
-SECTION = "time"
 WARM_UP = 3  # steps that are not counted: allocation, DDP's buckets, caches
 TARGET = 0.05
 
@@ -51,21 +50,19 @@ def time_rows(quick: bool) -> Iterator[Row]:
     for job in (BenchJob("none", 1), BenchJob("ddp", 1), BenchJob("fsdp", 1), *pairs()):
         if job.world > (os.cpu_count() or 1):
             yield left_out(
-                SECTION,
-                f"iteration, {job.name}",
-                f"{job.world} ranks need as many cores, here are {os.cpu_count()}",
+                f"iteration, {job.name}", f"{job.world} ranks need as many cores, here are {os.cpu_count()}"
             )
             continue
         measured, emulated, note = compare(job, repeats, steps, seconds)
-        row = Row(
-            SECTION, f"iteration, {job.name}", "s", measured, emulated, note=note,
-            source=f"median of {repeats * (steps - WARM_UP)} real steps; calibration between them",
+        row = figure(
+            f"iteration, {job.name}", "s", measured, emulated=emulated,
+            note=f"median of {repeats * (steps - WARM_UP)} real steps; calibration between them; {note}",
         )  # fmt: skip
         errors.append(row.error or 0.0)
         yield row
     mean = statistics.mean(errors)
-    yield Row(
-        SECTION, "iteration, mean error", "", emulated=mean, target=f"<= {TARGET:.0%}", met=mean <= TARGET,
+    yield figure(
+        "iteration, mean error", "", goal=f"<= {TARGET:.0%}", emulated=mean,
         note=f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; other work adds to it",
     )  # fmt: skip
 
@@ -108,9 +105,6 @@ def parts(timing: Timing) -> str:
     return ", ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in timing.critical_path.items())
 
 
-MEMORY = "memory"
-
-
 def memory_rows(quick: bool) -> Iterator[Row]:
     """Peak bytes of a step from the second on: what most steps of the real ranks have, and the emulated."""
     worlds = (1, 2) if quick else (1, 2, 4)
@@ -123,27 +117,21 @@ def memory_rows(quick: bool) -> Iterator[Row]:
             settled = [int(peak) for rank in figures for peak in rank[1:]]
             # A thread of gloo may hold a buffer for a moment longer, so that now and then a step stands out.
             measured, times = Counter(settled).most_common(1)[0]
-            yield Row(
-                MEMORY, f"peak tensor bytes, {job.name}", "bytes", measured, emulated,
-                source=f"storages of all ranks in a real run: so in {times} of {len(settled)} steps",
-                target="equal", met=measured == emulated,
+            yield figure(
+                f"peak tensor bytes, {job.name}", "bytes", measured, "equal", emulated=emulated,
+                note=f"storages of all ranks in a real run: so in {times} of {len(settled)} steps",
             )  # fmt: skip
 
 
-GPU = "gpu"
 GPU_STEPS = 18
 GPU_ARGUMENTS = "--size 1b --parallel fsdp --seq 4096 --batch 2 --ac selective"
 
 
 def gpu_rows(quick: bool) -> Iterator[Row]:
     """Iteration time, allocated and reserved bytes of a job on all GPUs of this machine."""
-    if not torch.cuda.is_available():
-        yield left_out(GPU, "real GPU run", "no CUDA device: left out")
-        return
+    need("no CUDA device: left out" * (not torch.cuda.is_available()))
     name = catalogue_name(torch.cuda.get_device_name())
-    if name is None:
-        yield left_out(GPU, "real GPU run", f"{torch.cuda.get_device_name()} is not in the catalogue")
-        return
+    need(f"{torch.cuda.get_device_name()} is not in the catalogue" * (name is None))
     world = torch.cuda.device_count()
     arguments = [*GPU_ARGUMENTS.split(), "--steps", str(GPU_STEPS)]
     with tempfile.TemporaryDirectory() as folder:
@@ -153,17 +141,17 @@ def gpu_rows(quick: bool) -> Iterator[Row]:
     job, source = f"1B, FSDP2, {world} x {name}", "torch.cuda.max_memory_*, all ranks, steady steps"
     settled = [step for rank in figures for step in rank[WARM_UP:]]
     seconds = statistics.median(step[0] for step in settled)
-    yield Row(
-        GPU, f"{job}: iteration", "s", seconds, result.timing.iteration_time_s,
-        source=f"median of {len(settled)} steps",
+    yield figure(
+        f"{job}: iteration", "s", seconds, emulated=result.timing.iteration_time_s,
+        note=f"median of {len(settled)} steps",
     )  # fmt: skip
-    yield Row(
-        GPU, f"{job}: peak allocated", "bytes", max(step[1] for step in settled),
-        max(profile.steady.allocated_bytes for profile in result.memory), source=source,
+    yield figure(
+        f"{job}: peak allocated", "bytes", max(step[1] for step in settled),
+        emulated=max(profile.steady.allocated_bytes for profile in result.memory), note=source,
     )  # fmt: skip
-    yield Row(
-        GPU, f"{job}: peak reserved", "bytes", max(step[2] for step in settled),
-        max(profile.whole.reserved_bytes for profile in result.memory), source=source,
+    yield figure(
+        f"{job}: peak reserved", "bytes", max(step[2] for step in settled),
+        emulated=max(profile.whole.reserved_bytes for profile in result.memory), note=source,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.traces.failures import poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.model import Question
@@ -66,14 +66,13 @@ def _rows(size: Size, quick: bool) -> Iterator[Row]:
         f"{told['failures']} failures, one every {size.mtbf:.0f} s ({size.lost_a_day:.2%} of the hosts a"
         f" day, {size.source})"
     )
-    yield Row(
-        "twin", f"{name}, all schemes", "s", measured=seconds, target=f"≤ {size.target:g} s",
-        met=None if quick else seconds <= size.target,
+    yield figure(
+        f"{name}, all schemes", "s", seconds, f"≤ {size.target:g} s", judged=not quick,
         note=f"a process from its start to its end, with the advice on copies and intervals; {rate}",
     )  # fmt: skip
-    yield Row("twin", f"{name}, memory", "bytes", measured=told["memory"], note="most that was resident")
+    yield figure(f"{name}, memory", "bytes", told["memory"], note="most that was resident")
     for scheme, goodput in told["goodput"].items():
-        yield Row("twin", f"{name}, goodput: {scheme}", "", emulated=goodput)
+        yield figure(f"{name}, goodput: {scheme}", "", emulated=goodput)
 
 
 def main(hosts: int, days: float, mtbf: float) -> None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.rows import Row, published
+from benchmarks.harness.rows import Row, figure, published
 from windtunnel.traces.failures import regular
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
@@ -83,8 +83,8 @@ def _cell(cell: dict[str, Any]) -> Row:
         words += f"; with its best interval ({-best[1]} steps) {ours.steps / best[0]:.3g} times"
     else:
         words += "; no save is ever reached, with any interval"
-    return Row(
-        "published", f"a loss every {cell['name']}: Oobleck / Varuna, twin's rules", "times",
+    return figure(
+        f"a loss every {cell['name']}: Oobleck / Varuna, twin's rules", "times",
         emulated=ours.steps / theirs.steps if theirs.steps else None, published=cell["published"],
         source=DATA["source"], note=words,
     )  # fmt: skip

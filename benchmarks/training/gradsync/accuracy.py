@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.digits import drawn
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.training.gradsync.live.codecs import find, seed_of
 from windtunnel.training.gradsync.live.feedback import Feedback
 
@@ -58,7 +58,7 @@ def accuracy_rows(quick: bool = False) -> Iterator[Row]:
     try:
         yield from _job_rows(_images(100 if quick else 1000), range(2 if quick else 5), judged=not quick)
         if quick or not TEXT.exists():
-            yield left_out("accuracy", "text", "not in a quick run" if quick else f"{TEXT} does not exist")
+            yield left_out("text", "not in a quick run" if quick else f"{TEXT} does not exist")
         else:
             yield from _job_rows(_text(1500), range(5), judged=True)
     finally:
@@ -70,14 +70,14 @@ def _job_rows(job: Job, seeds: Sequence[int], judged: bool) -> Iterator[Row]:
     for spec in ("none", *CODECS):
         found = [trained(job, spec, seed) for seed in seeds]
         mean, noise, held = fmean(found), stdev(found), judged and spec != "none"
-        yield Row(
-            "accuracy", f"{job.name}: {spec}", "", mean, target="within noise of none" if held else "",
-            met=mean >= least if held else None, note=f"deviation {noise:.2%}",
+        yield figure(
+            f"{job.name}: {spec}", "", mean, "within noise of none" if held else "",
+            met=mean >= least, note=f"deviation {noise:.2%}",
         )  # fmt: skip
         least = mean - 2 * noise - TOLERATED if spec == "none" else least
     for spec in CONTROLS:
         found = [trained(job, spec, seed, feedback=False) for seed in seeds]
-        yield Row("accuracy", f"{job.name}: {spec} without feedback", "", fmean(found))
+        yield figure(f"{job.name}: {spec} without feedback", "", fmean(found))
 
 
 def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
@@ -90,7 +90,7 @@ def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
     return float(right.float().mean())
 
 
-def needed_rows(quick: bool = False) -> Iterator[Row]:
+def steps_rows(quick: bool = False) -> Iterator[Row]:
     """Steps to a loss, over those of `none`: the loss on the test that `none` has after `TARGET` steps at a
     rate that does not fall. The package's table (`training/gradsync/steps.json`) is of these."""
     threads = torch.get_num_threads()
@@ -106,7 +106,7 @@ def needed_rows(quick: bool = False) -> Iterator[Row]:
                 note = f"deviation {stdev(found):.2f} of {SEEDS} seeds"
                 if max(found) >= MOST:
                     note += f"; not reached in {MOST} times the steps by {sum(one >= MOST for one in found)}"
-                yield Row("steps", f"{job.name}: {spec}", "x", fmean(found), note=note)
+                yield figure(f"{job.name}: {spec}", "x", fmean(found), note=note)
     finally:
         torch.set_num_threads(threads)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.measure import conditions, in_turn
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.training.gradsync.live.codecs import find
 
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -31,7 +31,7 @@ def encode_rows(quick: bool = False) -> Iterator[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield left_out("encode", "host", conditions())
+        yield left_out("host", conditions())
         for numel in SIZES:
             gradient = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
             for density in DENSITIES:
@@ -53,13 +53,12 @@ def _rows(gradient: Tensor, density: float, repeats: int) -> Iterator[Row]:
     taken = {name: median(one) for name, one in found.items()}
     what = f"{gradient.numel():.0e} elements, {density:.1%}".replace("e+0", "e")
     mine = taken.pop("dragonn")
-    yield Row("encode", f"{what}: dragonn", "s", mine)
+    yield figure(f"{what}: dragonn", "s", mine)
     for name, seconds in taken.items():
         # smaller tensors are over in the time that calls take
         asked = name == "torch's top-k" and gradient.numel() == SIZES[-1]
-        yield Row(
-            "encode", f"{what}: {name} over dragonn", "x", seconds / mine,
-            target=f">= {FASTER:.0f} x" if asked else "", met=seconds / mine >= FASTER if asked else None,
+        yield figure(
+            f"{what}: {name} over dragonn", "x", seconds / mine, f">= {FASTER:.0f} x" if asked else "",
         )  # fmt: skip
 
 

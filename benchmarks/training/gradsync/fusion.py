@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.training.gradsync.jobs import JOBS, paper_profile
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.policy.plan import BUCKETS, uniform_plan
@@ -22,7 +22,7 @@ def fusion_rows(quick: bool) -> Iterator[Row]:
                 uniform_plan(profile, codec, most).forecasts[0].seconds for most in (None, 1, BUCKETS)
             )
             for seconds, words in ((layers, "single layers"), (buckets, "DDP's buckets")):
-                yield Row(
-                    "fusion", f"{name}, {codec}: {words} / best groups", "x", emulated=seconds / fused,
+                yield figure(
+                    f"{name}, {codec}: {words} / best groups", "x", emulated=seconds / fused,
                     note=f"{len(profile.tensors)} gradients on {CLUSTER}",
                 )  # fmt: skip

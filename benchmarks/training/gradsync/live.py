@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.measure import in_turn
 from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
-from benchmarks.harness.rows import Row, left_out
-from windtunnel.linux import network
+from benchmarks.harness.rows import Row, figure
 from windtunnel.training.gradsync.live.hook import Handle, apply
 from windtunnel.training.gradsync.live.profile import profile
 from windtunnel.training.gradsync.live.replay import Replay, replay
@@ -47,10 +46,6 @@ LIMIT = 200.0
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """By fabric: each choice, and what the plan is to it."""
-    reason = network.missing()
-    if reason is not None:
-        yield left_out("live", "plans between namespaces", reason)
-        return
     with ranks("windtunnel.training.gradsync.live.sparse") as run:
         for world, rate in FABRICS[1:2] if quick else FABRICS:
             codecs = ["fp16", "sign", FUSED] if quick else list(CODECS)
@@ -68,11 +63,11 @@ def rows_of(fabric: str, told: list[dict[str, Any]]) -> Iterator[Row]:
         arms = [one["arms"][name] for one in told]
         slowest = [max(each) for each in zip(*(one["seconds"] for one in arms), strict=True)]
         seconds[name], predicted[name] = median(slowest), arm["predicted"]
-        yield Row(
-            "live", f"{fabric}: {name}", "ms", measured=seconds[name] * 1e3, emulated=predicted[name] * 1e3,
+        yield figure(
+            f"{fabric}: {name}", "ms", seconds[name] * 1e3, emulated=predicted[name] * 1e3,
             note=f"{min(slowest) * 1e3:.0f} to {max(slowest) * 1e3:.0f} ms, "
             f"{max(one['nbytes'] for one in arms) / 2**20:.2f} MiB, {arm['groups']} groups"
-            + (f": {'; '.join(arm['used'])}" if name == "plan" else ""),
+            f"{': ' * (name == 'plan')}{'; '.join(arm['used'] * (name == 'plan'))}",
         )  # fmt: skip
     best = min((name for name in seconds if name in (NONE, HOOK, *CODECS)), key=lambda name: seconds[name])
     errors = {name: 100 * abs(predicted[name] / seconds[name] - 1) for name in seconds}
@@ -86,14 +81,11 @@ def rows_of(fabric: str, told: list[dict[str, Any]]) -> Iterator[Row]:
         ("plan / none", "x", seconds["plan"] / seconds[NONE], 1.01, ""),
         ("mean error of predictions", "%", fmean(errors.values()), 10, about),
     ):
-        yield Row(
-            "live", f"{fabric}: {words}", unit, measured=value, target=f"<= {most} {unit}", met=value <= most,
-            note=note,
-        )  # fmt: skip
+        yield figure(f"{fabric}: {words}", unit, value, f"<= {most} {unit}", note=note)
     order = float(spearmanr([*seconds.values()], [*predicted.values()]).statistic)
-    yield Row(
-        "live", f"{fabric}: Spearman, predicted and measured", "", measured=order, target=">= 0.9",
-        met=order >= 0.9, note=f"over {len(seconds)} choices",
+    yield figure(
+        f"{fabric}: Spearman, predicted and measured", "", order, ">= 0.9",
+        note=f"over {len(seconds)} choices",
     )  # fmt: skip
 
 

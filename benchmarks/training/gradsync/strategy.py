@@ -14,7 +14,7 @@ from timeit import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.training.gradsync.jobs import paper_profile
 from windtunnel.base.compiled import jit
 from windtunnel.cluster.load import load_cluster
@@ -48,10 +48,7 @@ def strategy_rows(quick: bool) -> Iterator[Row]:
         ("one greedy sweep: mean gap", fmean(swept), None, f"worst {max(swept):.1%}"),
         ("best uniform choice: mean gap", fmean(uniform), None, f"worst {max(uniform):.1%}"),
     ):
-        yield Row(
-            "strategy", name, "%", emulated=100 * gap, target=f"<= {most} %" if most else "",
-            met=100 * gap <= most if most else None, note=note,
-        )  # fmt: skip
+        yield figure(name, "%", goal=f"<= {most} %" if most else "", emulated=100 * gap, note=note)
     yield _decision()
 
 
@@ -60,10 +57,9 @@ def _decision() -> Row:
     plan = make_plan(profile)  # the first call compiles
     found = median(repeat(lambda: make_plan(profile), number=1, repeat=DECISIONS))
     gain = min(one.seconds for one in plan.forecasts if one.choice.startswith("none "))
-    return Row(
-        "strategy", f"a plan for {len(profile.tensors)} gradients", "ms", measured=found * 1e3,
-        published=179.0, source="Espresso (EuroSys '23), ResNet101 on 64 GPUs",
-        target="<= 100 ms", met=found <= 0.1,
+    return figure(
+        f"a plan for {len(profile.tensors)} gradients", "ms", found * 1e3, "<= 100 ms", published=179.0,
+        source="Espresso (EuroSys '23), ResNet101 on 64 GPUs",
         note=f"median of {DECISIONS}, cuts, options and reasons; {len(profile.codecs)} codecs "
         f"on {CLUSTER}; emulated gain over no compression {gain / plan.forecasts[0].seconds:.2f} x",
     )  # fmt: skip

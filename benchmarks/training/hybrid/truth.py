@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.training.emulate.jobs import BenchJob, example, launch, run_for_real
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
@@ -89,21 +89,20 @@ def time_rows(quick: bool) -> Iterator[Row]:
             for count, seconds in enumerate(hybrids, 1):
                 error = abs(seconds - real) / real
                 beyond.append(max(0.0, error - spread))
-                yield Row(
-                    "time", f"iteration, {layout.name}, {count} live of {world}", "s", real, seconds,
-                    source="median step of rank 0, all ranks live",
-                    note=f"the real world's own spread {spread:.1%}; emulated alone"
+                yield figure(
+                    f"iteration, {layout.name}, {count} live of {world}", "s", real, emulated=seconds,
+                    note="median step of rank 0, all ranks live;"
+                    f" the real world's own spread {spread:.1%}; emulated alone"
                     f" {result.timing.iteration_time_s * 1e3:.1f} ms",
                 )  # fmt: skip
     mean = statistics.mean(beyond)
-    yield Row(
-        "time", "error beyond the real world's spread, mean", "", emulated=mean, target=f"<= {WITHIN:.0%}",
-        met=mean <= WITHIN, note=f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+    yield figure(
+        "error beyond the real world's spread, mean", "", goal=f"<= {WITHIN:.0%}", emulated=mean,
+        note=f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
     )  # fmt: skip
     for name, spent, share in overheads:
-        yield Row(
-            "time", f"backend's CPU time of a live rank's step, {name}", "", measured=share,
-            target=f"<= {OVERHEAD:.0%}", met=share <= OVERHEAD,
+        yield figure(
+            f"backend's CPU time of a live rank's step, {name}", "", share, f"<= {OVERHEAD:.0%}",
             note=f"{spent * 1e3:.2f} ms a step, supplying the data included",
         )  # fmt: skip
 
@@ -118,10 +117,9 @@ def memory_rows(quick: bool) -> Iterator[Row]:
             settled = [int(peak) for rank in run_for_real(job, "memory", 5) for peak in rank[1:]]
             measured, times = Counter(settled).most_common(1)[0]
             peak = facts.ranks[0].peak_tensor_bytes
-            yield Row(
-                "memory", f"peak tensor bytes, {job.name}, 1 live", "bytes", measured, peak, target="equal",
-                source=f"storages of all real ranks: so in {times} of {len(settled)} steps",
-                met=measured == peak,
+            yield figure(
+                f"peak tensor bytes, {job.name}, 1 live", "bytes", measured, "equal", emulated=peak,
+                note=f"storages of all real ranks: so in {times} of {len(settled)} steps",
             )  # fmt: skip
 
 
@@ -135,10 +133,10 @@ def parameters_rows(quick: bool) -> Iterator[Row]:
                 live(simulate(script, load_cluster(f"cpu:1x{world}"), Options(live="0")), [0])
                 launch(world, "alike", kind, str(theirs), "real", package=__package__)
                 same = ours.read_text() == theirs.read_text()
-            yield Row(
-                "parameters", f"{kind}, 1 live of {world}: bytes that differ", "", measured=0.0,
-                emulated=0.0 if same else 1.0, target="bit-identical", met=same,
-                source="SHA-256 of rank 0's parameters after 10 steps of AdamW",
+            yield figure(
+                f"{kind}, 1 live of {world}: bytes that differ", "", 0.0, "bit-identical",
+                emulated=0.0 if same else 1.0, met=same,
+                note="SHA-256 of rank 0's parameters after 10 steps of AdamW",
             )  # fmt: skip
 
 
@@ -154,13 +152,7 @@ def scale_rows(quick: bool) -> Iterator[Row]:
     note = (
         f"emulation {captured - began[0]:.0f} s of these, {facts.simulated} virtual ranks simulated for all"
     )
-    yield Row(
-        "scale",
-        "rank 17 of 8,192, DDP: command to report",
-        "s",
-        measured=time.monotonic() - began[0],
-        note=note,
-    )
-    yield Row("scale", "... CPU time of this process", "s", measured=time.process_time() - began[1])
+    yield figure("rank 17 of 8,192, DDP: command to report", "s", time.monotonic() - began[0], note=note)
+    yield figure("... CPU time of this process", "s", time.process_time() - began[1])
     step = facts.ranks[0]
-    yield Row("scale", "... iteration", "s", emulated=step.iteration_time_s)
+    yield figure("... iteration", "s", emulated=step.iteration_time_s)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 
 LAYERS, STAGES = 96, 32
 TARGET = 1.0  # seconds
@@ -58,10 +58,9 @@ def _seconds(profiles: Sequence[Sequence[int]]) -> Iterator[Row]:
         ("first call of a process", first, "import of Numba, compiled code from its cache"),
         ("further calls", max(again), f"the slowest of {len(again)} profiles"),
     ):
-        yield Row(
-            "planner", f"{LAYERS} x {STAGES}, {name}", "s", measured=seconds, target=f"≤ {TARGET:g} s",
-            met=seconds <= TARGET, note=f"{note}; {cores} cores",
-        )  # fmt: skip
+        yield figure(
+            f"{LAYERS} x {STAGES}, {name}", "s", seconds, f"≤ {TARGET:g} s", note=f"{note}; {cores} cores"
+        )
 
 
 def _alone(profiles: Sequence[Sequence[int]], folder: str) -> list[float]:

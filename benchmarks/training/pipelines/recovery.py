@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from benchmarks.harness.measure import median
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
 from benchmarks.training.pipelines.measured import SCHEMES, Cell, Recoveries, measure_grid, measure_recoveries
 from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS
@@ -27,9 +27,7 @@ def conditions(step_time: float) -> str:
 def recovery_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: kills of a host at random steps, no host comes back."""
     found = measure_recoveries(quick)
-    yield Row(
-        "recovery", "step, undisturbed", "s", measured=found.step_time, note=conditions(found.step_time)
-    )
+    yield figure("step, undisturbed", "s", found.step_time, note=conditions(found.step_time))
     for scheme in SCHEMES:
         yield from _scheme(found, scheme)
     yield from _cold(found)
@@ -46,36 +44,30 @@ def _scheme(found: Recoveries, scheme: str) -> Iterator[Row]:
             f"; processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
             " on a local disk, which another host would not have"
         )
-    yield Row(
-        "recovery", f"{scheme}: loss to first step", "s", measured=median([r.seconds for r in recoveries]),
-        note=note,
-    )  # fmt: skip
+    yield figure(f"{scheme}: loss to first step", "s", median([r.seconds for r in recoveries]), note=note)
     yield from _phases(scheme, recoveries)
     regained = median([ran.regained(recovery) for ran, recovery in pairs])
-    yield Row("recovery", f"{scheme}: loss to first step that is new", "s", measured=regained)
+    yield figure(f"{scheme}: loss to first step that is new", "s", regained)
     again = [float(r.steps_lost) for r in recoveries if r.steps_lost is not None]
     worst = max(again, default=None)
-    yield Row(
-        "recovery", f"{scheme}: steps done again, most", "steps", measured=worst,
-        target="0" if scheme == "templates" else "", met=worst == 0 if scheme == "templates" else None,
-    )  # fmt: skip
+    yield figure(f"{scheme}: steps done again, most", "steps", worst, "0" if scheme == "templates" else "")
 
 
 def _phases(scheme: str, recoveries: Sequence[Recovery]) -> Iterator[Row]:
     for phase in PHASES:
         shown = {"load": "copy", "first_step": "first step"}.get(phase, phase)
         value = median([recovery.phases[phase] for recovery in recoveries])
-        yield Row("recovery", f"{scheme}, phase {shown}", "s", measured=value)
+        yield figure(f"{scheme}, phase {shown}", "s", value)
 
 
 def _cold(found: Recoveries) -> Iterator[Row]:
-    yield Row(
-        "recovery", "cold restart: loss to first step", "s", measured=median(c.seconds for c in found.cold),
+    yield figure(
+        "cold restart: loss to first step", "s", median(c.seconds for c in found.cold),
         note=f"median of {len(found.cold)} kills; all processes end, interpreter and torch start anew (one"
         " import of torch serves all hosts of this computer)",
     )  # fmt: skip
     regained = median(c.regained for c in found.cold)
-    yield Row("recovery", "cold restart: loss to first step that is new", "s", measured=regained)
+    yield figure("cold restart: loss to first step that is new", "s", regained)
 
 
 def _ratios(found: Recoveries) -> Iterator[Row]:
@@ -88,7 +80,7 @@ def _ratios(found: Recoveries) -> Iterator[Row]:
         ("cold restart / templates, first new step", median(c.regained for c in found.cold)),
     ):
         ratio = theirs / ours if theirs and ours else None
-        yield Row("recovery", name, "times", measured=ratio)
+        yield figure(name, "times", ratio)
 
 
 def _same(found: Recoveries) -> Iterator[Row]:
@@ -97,23 +89,21 @@ def _same(found: Recoveries) -> Iterator[Row]:
     equal = sum(ran.losses == truth.losses and ran.hashes == truth.hashes for ran in runs)
     cold = sum(all(truth.losses[s] == loss for s, loss in one.losses.items()) for one in found.cold)
     kills = sum(len(found.recoveries(scheme, back)) for scheme, back in found.ran)
-    yield Row(
-        "recovery", "runs bit-identical to an undisturbed one", "", measured=equal / len(runs), target="all",
-        met=equal == len(runs),
+    yield figure(
+        "runs bit-identical to an undisturbed one", "", equal / len(runs), "all", met=equal == len(runs),
         note=f"{len(runs)} runs with {kills} kills: loss of every step, and hash of every layer with its"
         " optimizer; fixed-point sums of gradients",
     )  # fmt: skip
-    yield Row(
-        "recovery", "cold restarts with the same losses", "", measured=cold / len(found.cold), target="all",
-        met=cold == len(found.cold),
-    )  # fmt: skip
+    yield figure(
+        "cold restarts with the same losses", "", cold / len(found.cold), "all", met=cold == len(found.cold)
+    )
 
 
 def rates_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: throughput, downtime included, for each rate of loss."""
     found, grid = measure_recoveries(quick), measure_grid(quick)
-    yield Row(
-        "rates", "without losses", "samples/s", measured=SAMPLES / found.step_time,
+    yield figure(
+        "without losses", "samples/s", SAMPLES / found.step_time,
         note=f"{conditions(found.step_time)}; a warm restart takes {found.restart():.2f} s to its first step",
     )  # fmt: skip
     for cell in grid.cells:
@@ -125,8 +115,8 @@ def rates_rows(quick: bool) -> Iterator[Row]:
         for ran in several
     )
     pairs = sum(len({tuple(f.hashes.items()) for f in cell.ran.values()}) == 1 for cell in grid.cells)
-    yield Row(
-        "rates", "runs bit-identical to an undisturbed one", "", measured=equal / len(several), target="all",
+    yield figure(
+        "runs bit-identical to an undisturbed one", "", equal / len(several), "all",
         met=equal == len(several) and pairs == len(grid.cells),
         note=f"loss of every step, against a run on two hosts; hashes equal between the schemes in {pairs}"
         f" of {len(grid.cells)} cells",
@@ -141,6 +131,6 @@ def _cell(cell: Cell) -> Iterator[Row]:
         rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
         down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
         note = f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries"
-        yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=note)
+        yield figure(f"{name}: {scheme}", "samples/s", rate[scheme], note=note)
     ratio = rate["templates"] / rate["warm restart"]
-    yield Row("rates", f"{name}: templates / warm restart", "times", measured=ratio)
+    yield figure(f"{name}: templates / warm restart", "times", ratio)

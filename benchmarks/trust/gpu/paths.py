@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.trust.gpu import Gpu, Host
 
 HIX = "Jang et al., HIX, ASPLOS 2019, abstract: the mean of Rodinia, on a GPU, with AES-NI at the host"
@@ -54,7 +53,7 @@ def once(gpu: Gpu, program: str, reads: Arrays, writes: Arrays) -> tuple[float, 
     return took[0] - took[1], took[1]
 
 
-def path_rows(quick: bool) -> Iterator[Row]:
+def paths_rows(quick: bool) -> Iterator[Row]:
     """Slowdown by path against plain copies by the same processes. Of copies, and of the program, which is
     the same by each path, the best of rounds counts: other work on the host only adds."""
     ratios: dict[str, list[float]] = {path: [] for path in PATHS}
@@ -75,7 +74,7 @@ def path_rows(quick: bool) -> Iterator[Row]:
                 for path in PATHS[1:]:
                     ratios[path].append(found[path] / found["plain"])
                     yield figure(
-                        "paths", f"{name}: {path} / plain", "x", ratios[path][-1],
+                        f"{name}: {path} / plain", "x", ratios[path][-1],
                         note=f"{nbytes >> 20} MiB, program {program * 1e3:.0f} ms; {load}",
                     )  # fmt: skip
     means = {path: float(np.mean(ratios[path])) for path in PATHS[1:]}
@@ -83,7 +82,7 @@ def path_rows(quick: bool) -> Iterator[Row]:
     for path, mean in means.items():
         ours = path == "pipelined"
         yield figure(
-            "paths", f"mean of {len(ratios[path])}: {path} / plain", "x", mean,
-            "pipelined <= single <= double" if ours else "", met=order if ours else None,
+            f"mean of {len(ratios[path])}: {path} / plain", "x", mean,
+            "pipelined <= single <= double" if ours else "", met=order,
             published=1.26 if ours else None, source=HIX,
         )  # fmt: skip

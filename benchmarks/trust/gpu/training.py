@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.figures import figure
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import capture, costs_of
 from windtunnel.training.emulate.options import Options
@@ -82,18 +81,17 @@ def training_rows(quick: bool) -> Iterator[Row]:
     largest = captured("GPT-2-XL")
     scheme = fitted(largest, 41.6)
     yield figure(
-        "training", "GPT-2-XL, buckets of 25 MiB (fitted)", "x", emulated=slowdown(largest, scheme),
-        published=41.6, source=PAPER,
-        note=f"{scheme.call * 1e3:.3g} ms a call; the paper's batch is unknown, here 1",
+        "GPT-2-XL, buckets of 25 MiB (fitted)", "x", emulated=slowdown(largest, scheme), published=41.6,
+        source=PAPER, note=f"{scheme.call * 1e3:.3g} ms a call; the paper's batch is unknown, here 1",
     )  # fmt: skip
     kept = SCHEMES["h100-cc"].call
     yield figure(
-        "training", "call of the scheme h100-cc / fitted", "x", emulated=kept / scheme.call, goal="<= 1.05 x",
+        "call of the scheme h100-cc / fitted", "x", emulated=kept / scheme.call, goal="<= 1.05 x",
         met=abs(kept / scheme.call - 1) <= 0.05, note="what `--confidential h100-cc` uses",
     )  # fmt: skip
     large = slowdown(captured("GPT-2-XL", LARGE), scheme)
     yield figure(
-        "training", f"GPT-2-XL, buckets of {LARGE} MiB", "x", emulated=large, published=3.03, source=PAPER,
+        f"GPT-2-XL, buckets of {LARGE} MiB", "x", emulated=large, published=3.03, source=PAPER,
         goal="within a quarter of published", met=0.75 <= large / 3.03 <= 1.25,
     )  # fmt: skip
     if quick:
@@ -101,14 +99,14 @@ def training_rows(quick: bool) -> Iterator[Row]:
     rest = {"GPT-2": captured("GPT-2"), "ResNet-50, 128 images": capture(RESNET, CLUSTER, Options())}
     found = {model: slowdown(classes, scheme) for model, classes in rest.items()}
     for model, times in found.items():
-        yield figure("training", f"{model}, buckets of 25 MiB", "x", emulated=times)
+        yield figure(f"{model}, buckets of 25 MiB", "x", emulated=times)
     for batch in (8, 32):
         times = slowdown(captured("GPT-2", batch=batch), scheme)
         note = f"{batch} sequences a rank instead of 1; not in the mean"
-        yield figure("training", f"GPT-2, {batch} sequences", "x", emulated=times, note=note)
+        yield figure(f"GPT-2, {batch} sequences", "x", emulated=times, note=note)
     mean = (41.6 + sum(found.values())) / (1 + len(found))
     yield figure(
-        "training", f"mean of {1 + len(found)} models", "x", emulated=mean, published=8.68, source=PAPER,
+        f"mean of {1 + len(found)} models", "x", emulated=mean, published=8.68, source=PAPER,
         goal="within a quarter of published", met=0.75 <= mean / 8.68 <= 1.25,
         note="the paper's other models are not known here",
     )  # fmt: skip

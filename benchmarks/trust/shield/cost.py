@@ -13,9 +13,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
 from windtunnel.trust.shield import MODES, Engines, Region, Shield, Traffic, overhead
 from windtunnel.trust.shield.model import TAG
@@ -61,7 +60,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
             gated = chunk == 65536 and name.endswith("versions")
             goal, met = (">= 60 % of AES-GCM", share >= 0.6) if gated else ("", None)
             note = f"{share:.0%} of AES-GCM alone; {load}" if share != 1 else ""
-            yield figure("memory", f"{chunk} B {name}", "MB/s", rate, goal, met=met, note=note)
+            yield figure(f"{chunk} B {name}", "MB/s", rate, goal, met=met, note=note)
 
 
 def _copied(cipher: AESGCM, sealed: bytearray, memory: memoryview, at: int, part: memoryview) -> None:
@@ -88,7 +87,7 @@ def handshake_rows(quick: bool) -> Iterator[Row]:
         verifier.finish(device.accept(verifier.check(device.answer(verifier.hello()))))
 
     took = median(_took(exchange, {0: 0}) for _ in range(100 if quick else 1000)) or 0.0
-    yield figure("handshake", "both sides", "ms", 1e3 * took, "<= 2 ms", note=conditions())
+    yield figure("both sides", "ms", 1e3 * took, "<= 2 ms", note=conditions())
 
 
 def accelerators_rows(quick: bool) -> Iterator[Row]:
@@ -97,6 +96,6 @@ def accelerators_rows(quick: bool) -> Iterator[Row]:
     for name, (compute, traffic, chunk) in ACCELERATORS.items():
         region = Region(0, 1 << 20, chunk)
         pmac, hmac = (100 * overhead(compute, traffic, region, Engines(mac=mac)) for mac in ("pmac", "hmac"))
-        yield figure("accelerators", name, "%", emulated=pmac, note=f"with HMAC {hmac:.0f} % (emulated)")
+        yield figure(name, "%", emulated=pmac, note=f"with HMAC {hmac:.0f} % (emulated)")
         most = max(most, pmac)
-    yield figure("accelerators", "most of them", "%", emulated=most, published=122.0, source=PAPER)
+    yield figure("most of them", "%", emulated=most, published=122.0, source=PAPER)

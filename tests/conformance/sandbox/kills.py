@@ -31,7 +31,7 @@ from typing import Literal
 import psutil
 
 from benchmarks.agents.sandbox.harness import new_name, own_home
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row, figure, left_out
 from conformance.sandbox.matrix import judge
 from conformance.sandbox.matrix.arena import OfHost
 from conformance.sandbox.matrix.row import MatrixRow
@@ -44,7 +44,6 @@ from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.base.errors import UserError
 
-SECTION = "kills"
 KILLS, QUICK_KILLS = 300, 24
 SECONDS = 900.0
 """After which no further kill is begun; how many were is told."""
@@ -135,17 +134,14 @@ def told(planned: Sequence[RandomKill], ends: Sequence[KillEnd]) -> Iterator[Row
     if not whole:
         notes.insert(0, f"{len(planned) - len(ends)} of {len(planned)} were not begun in {SECONDS:g} s")
     if not ends:
-        yield left_out(SECTION, "random kills over the matrix programs", "; ".join(notes))
+        yield left_out("random kills over the matrix programs", "; ".join(notes))
         return
     name = f"of {len(ends)} random kills over the matrix programs"
-    yield Row(
-        SECTION, f"{name}, wrong", "kills", measured=len(wrong), target="0", met=whole and not wrong,
+    yield figure(
+        f"{name}, wrong", "kills", len(wrong), "0", met=whole and not wrong,
         note="hit their stage: " + "; ".join(notes),
     )  # fmt: skip
-    yield Row(
-        SECTION, f"{name}, wrong in silence", "kills", measured=len(silent), target="0",
-        met=whole and not silent,
-    )  # fmt: skip
+    yield figure(f"{name}, wrong in silence", "kills", len(silent), "0", met=whole and not silent)
 
 
 def plan(rows: Sequence[MatrixRow], kills: int, seed: int = 1) -> list[RandomKill]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.data.embeddings import run
+from benchmarks.harness.run import run
 
 
 def test_replicas_pay_where_lookups_are_skewed() -> None:
-    rows = run(["flexshard"], quick=True)
+    rows = run("data.embeddings", ["flexshard"], quick=True)
     assert [row.name for row in rows if "failed" in row.name or row.met is False] == []
     less = {row.name: row.emulated for row in rows if "all-to-all bytes less" in row.name}
     assert list(less.values()) == sorted(less.values(), key=lambda one: one or 0)

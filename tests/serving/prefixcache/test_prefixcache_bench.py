@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.serving import prefixcache as bench
+from benchmarks.harness.run import run
 from benchmarks.serving.prefixcache.rows import BLIND, GB, ORACLE, OURS, _held, emulated
 from benchmarks.serving.prefixcache.sessions import KINDS, sessions, traced
 from windtunnel.base.errors import UserError
@@ -52,7 +52,7 @@ def test_no_policy_saves_more_than_the_oracle_and_rows_say_so() -> None:
     assert all(one.flops <= found[ORACLE].flops for one in found.values())
     assert found["radix"].flops < found[OURS].flops
     assert all(one.peak <= 4 * GB for one in found.values())
-    rows = list(_held("chats", "chat", asked, (4,), (4.5, 1.4), "LMSys", names, 16))
+    rows = list(_held("chat", asked, (4,), (4.5, 1.4), "LMSys", names, 16))
     [gap] = [row for row in rows if "oracle eviction" in row.name]
     assert gap.emulated == found[OURS].flops / found[ORACLE].flops and gap.met == (gap.emulated >= 0.9)
     [least] = [row for row in rows if "vLLM+" in row.name]
@@ -61,11 +61,11 @@ def test_no_policy_saves_more_than_the_oracle_and_rows_say_so() -> None:
 
 def test_a_trace_is_taken_by_the_section_that_wants_one(tmp_path: Path) -> None:
     (path := tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
-    [told] = bench.run(("mooncake",), quick=True, trace=path)
+    [told] = run("serving.prefixcache", ("mooncake",), quick=True, trace=path)
     assert "does not tell what prompts share" in told.note
-    [told] = bench.run(("mooncake",), quick=True)
+    [told] = run("serving.prefixcache", ("mooncake",), quick=True)
     assert "give --trace conversation_trace.jsonl" in told.note
     with pytest.raises(
         UserError, match=r"--trace .* is of no section that runs here; accepted with mooncake"
     ):
-        bench.run(("ties",), trace=tmp_path / "trace.jsonl")
+        run("serving.prefixcache", ("ties",), trace=tmp_path / "trace.jsonl")

@@ -63,9 +63,8 @@ def test_a_step_begins_with_what_the_one_before_left() -> None:
 
 def test_without_a_gpu_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (row,) = gpu_rows(True)
-    assert row.note == "no CUDA device: left out"
-    assert row.measured is None
+    with pytest.raises(harness.Missing, match="no CUDA device: left out"):
+        list(gpu_rows(True))
 
 
 def test_devices_are_found_by_the_name_that_pytorch_has_for_them() -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError
 
 from benchmarks.agents.sandbox.harness import opened, own_home
 from benchmarks.harness.measure import side_by_side
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, figure
 from conformance.sandbox.matrix import outside
 from conformance.sandbox.matrix.arena import Arena, ByCommand, OfHost
 from conformance.sandbox.matrix.features import FEATURES
@@ -22,7 +22,6 @@ from conformance.sandbox.matrix.tools import TOOLS
 from windtunnel.agents.sandbox.files import host_image
 from windtunnel.base.errors import UserError
 
-SECTION = "matrix"
 ROWS = (*TOOLS, *LANGUAGES, *SERVERS, *FEATURES)
 QUICK = 8
 """Rows of each kind that a quick run has."""
@@ -35,15 +34,8 @@ def matrix_rows(quick: bool) -> Iterator[Row]:
     for kind, words in (("program", "foreign programs"), ("feature", "features of the kernel")):
         yield counted(words, [one for one in outcomes if one.row.kind == kind])
     silent = [one for one in outcomes if one.verdict is Verdict.SILENT]
-    yield Row(
-        SECTION,
-        "wrong in silence",
-        "rows",
-        measured=len(silent),
-        target="0",
-        met=not silent,
-        note="; ".join(f"{one.row.name}: {one.words}" for one in silent),
-    )
+    note = "; ".join(f"{one.row.name}: {one.words}" for one in silent)
+    yield figure("wrong in silence", "rows", len(silent), "0", note=note)
 
 
 def counted(words: str, outcomes: Sequence[Outcome]) -> Row:
@@ -52,15 +44,9 @@ def counted(words: str, outcomes: Sequence[Outcome]) -> Row:
     kept = [one for one in here if one.verdict.kept]
     tally = [f"{sum(one.verdict is verdict for one in outcomes)} {verdict.value}" for verdict in Verdict]
     told = [f"{one.row.name}: {one.verdict.value} ({one.words})" for one in here if not one.verdict.kept]
-    return Row(
-        SECTION,
-        f"{words} right, or refused beforehand in words",
-        "",
-        measured=len(kept) / len(here) if here else None,
-        target="all",
-        met=len(kept) == len(here) if here else None,
-        note="; ".join([", ".join(tally), *told]),
-    )
+    share = len(kept) / len(here) if here else None
+    note = "; ".join([", ".join(tally), *told])
+    return figure(f"{words} right, or refused beforehand in words", "", share, "100 %", note=note)
 
 
 def outcomes_of(

@@ -1,0 +1,130 @@
+"""Which sections there are, and how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.rows import Row, guarded
+from windtunnel.base.errors import UserError
+
+BENCHES: Mapping[str, Mapping[str, str]] = {
+    "agents.sandbox": {
+        "latency": "freeze fork peer", "calls": "calls loaded", "recovery": "recovery", "volume": "bytes",
+        "overhead": "overhead thinking twin",
+    },
+    "control.database": {"costs": "decisions tasks messages twin"},
+    "control.debug": {"rows": "overhead replay"},
+    "control.node": {"rows": "faults harvest memory"},
+    "data.embeddings": {
+        "profile": "profile", "flexshard": "flexshard", "exchange": "exchange", "tiers": "tiers",
+        "plans": "planners milp scale", "forecast": "forecast",
+    },
+    "data.files": {"modes": "write cpu frozen", "peer": "peer"},
+    "data.group": {"tail": "tail"},
+    "data.ingest": {"ladder": "ladder", "rivals": "rows plain", "service": "stalls"},
+    "edge.federated": {"learning": "bytes accuracy", "live": "live"},
+    "engines.flows": {"": "speed packets"},
+    "engines.packets": {"": "speed"},
+    "network.aggregation": {"twin": "twin", "live": "live"},
+    "network.dag": {"twin": "example jct sizes", "live": "live"},
+    "network.hostrate": {"twin": "twin", "kernel": "kernel"},
+    "network.mobilerate": {"twin": "near-stationary driving lossy", "live": "live"},
+    "network.multicast": {"twin": "twin", "live": "live"},
+    "network.sharing": {"twin": "twin", "kernel": "kernel", "packet": "packet"},
+    "network.torus": {"plans": "wavelengths planning failures", "traffic": "alltoall"},
+    "serving.branching": {"goodput": "goodput load map", "live": "live"},
+    "serving.engine": {"rows": "speed live"},
+    "serving.prefixcache": {"rows": "agents chats mooncake ties tiers"},
+    "serving.variants": {"live": "live", "twin": "cost fixed"},
+    "serving.vllm": {"rows": "speed objectives branches hybrid engine"},
+    "silicon.mapper": {"chips": "counts optimum allocation search"},
+    "training.bottleneck": {"rules": "netai20 measured", "live": "live"},
+    "training.checkpoint": {"recovery": "recovery", "wasted": "wasted", "cost": "cost", "idle": "idle"},
+    "training.elastic": {"loops": "loops"},
+    "training.emulate": {"truth": "time memory gpu", "speed": "speed engine", "published": "published"},
+    "training.goodput": {"published": "published", "month": "twin"},
+    "training.gradsync": {
+        "strategy": "strategy", "live": "live", "fusion": "fusion", "codecs": "encode",
+        "accuracy": "accuracy steps", "sparse": "sparse sparse-16",
+    },
+    "training.hybrid": {"truth": "parameters memory time scale"},
+    "training.pipelines": {"planner": "planner", "recovery": "recovery rates"},
+    "trust.gpu": {"paths": "paths", "training": "training"},
+    "trust.shield": {"cost": "memory handshake accelerators"},
+}  # fmt: skip
+"""Of capabilities and engines the sections in each of their modules: ``x-y`` is what ``x_y_rows`` yields."""
+
+
+def sections_of(name: str) -> dict[str, Callable[[], Callable[..., Iterable[Row]]]]:
+    """By section what imports its function: none pays for what another needs.
+
+    Raises:
+        UserError: there is no such benchmark.
+    """
+    if name not in BENCHES:
+        raise UserError(f"benchmarks: {name!r} is unknown; accepted are {', '.join(BENCHES)}")
+
+    def load(module: str, section: str) -> Callable[..., Iterable[Row]]:
+        place = import_module(f"benchmarks.{name}.{module}".rstrip("."))
+        rows: Callable[..., Iterable[Row]] = getattr(place, f"{section.replace('-', '_')}_rows")
+        return rows
+
+    return {
+        section: partial(load, module, section)
+        for module, sections in BENCHES[name].items()
+        for section in sections.split()
+    }
+
+
+def run(
+    name: str,
+    wanted: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    trace: Path | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    shown: Callable[[list[Row]], None] | None = None,
+) -> list[Row]:
+    """The rows of the ``wanted`` sections (default: all), in the order of the table.
+
+    ``quick``: fewer repeats, and nothing that is large. ``trace``: a file for the sections that hold a
+    published trace against policies. ``progress`` is called with the section that begins, and the part of
+    them that is done; ``shown`` with the rows of each section once it is done.
+
+    Raises:
+        UserError: a benchmark or section that there is not, or a ``trace`` where none takes it.
+    """
+    sections = sections_of(name)
+    for section in wanted:
+        if section not in sections:
+            raise UserError(f"bench: --only {section!r} is no section; accepted are {', '.join(sections)}")
+    chosen = [section for section in sections if not wanted or section in wanted]
+    if trace is not None and not any(_takes_trace(sections[section]()) for section in chosen):
+        able = [section for section, load in sections.items() if _takes_trace(load())]
+        raise UserError(
+            f"bench: --trace {trace} is of no section that runs here; accepted with"
+            f" {', '.join(able) or 'none of this bench'}"
+        )
+
+    def produce(section: str) -> Iterable[Row]:
+        rows = sections[section]()
+        return rows(quick, trace) if _takes_trace(rows) else rows(quick)
+
+    rows: list[Row] = []
+    for place, section in enumerate(chosen):
+        if progress is not None:
+            progress(section, place / len(chosen))
+        done = guarded(section, partial(produce, section))
+        if shown is not None:
+            shown(done)
+        rows += done
+    return rows
+
+
+def _takes_trace(rows: Callable[..., Any]) -> bool:
+    return "trace" in signature(rows).parameters
