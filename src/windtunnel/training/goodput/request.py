@@ -53,7 +53,7 @@ class PlanRequest:
     microbatches: int = option(0, "Of one step; 0: four for every stage of every pipeline.", least=0)
     layers: int = option(96, "Of the model, for pipelines.", least=1, most=1000)
     costs: Path | None = option(  # noqa: RUF009 - a field
-        None, "Measured costs: JSON such as {\"detect\": 0.03}, in seconds and bytes/s.", metavar="FILE"
+        None, 'Measured costs: JSON such as {"detect": 0.03}, in seconds and bytes/s.', metavar="FILE"
     )
     seed: int = option(0, "Of the failures.", least=0)
     script: str = option("train.py", "Of the command that is printed.")
