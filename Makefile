@@ -59,8 +59,8 @@ docs: $(VENV)/docs-ready
 # Rebuild what lies built beside its source: the absent device, the sandboxes' init, CRIU's steps, programs of the kernel.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
-	$(BIN)/python -m windtunnel.agents.sandbox.machine.native
-	$(BIN)/python -m windtunnel.agents.sandbox.criu.run
+	$(BIN)/python -m windtunnel.agents.sandbox.machine.walls
+	$(BIN)/python -c "from windtunnel.agents.sandbox.criu import STEPS; STEPS.rebuild()"
 	$(BIN)/python -m windtunnel.agents.sandbox.inspect.kernel
 	$(BIN)/python -m windtunnel.network.sharing.live.native
 	$(BIN)/python -m benchmarks.network.sharing.packet

@@ -17,18 +17,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agents.sandbox.generate import generate
 from benchmarks.agents.sandbox.sessions import Observation, Output, observe, shipped
 from benchmarks.harness.measure import scratch, spread
 from benchmarks.harness.rows import Row, figure, need
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.criu import find_criu
-from windtunnel.agents.sandbox.criu.run import is_tmpfs
+from windtunnel.agents.sandbox.criu import is_tmpfs
+from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
-from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.base import paths
 
 KEEP_ALL = Retention(keep=100_000)

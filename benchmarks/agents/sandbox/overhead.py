@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.agents.sandbox.generate import generate
 from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home
 from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, compared
 from benchmarks.agents.sandbox.sessions import begin, play, shipped
@@ -32,13 +33,12 @@ from benchmarks.harness.measure import conditions, in_turn, side_by_side, spread
 from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.calibrate import calibrate
-from windtunnel.agents.sandbox.engine import Pending
+from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName, Retention
-from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.traces import Trace
 
 SANDBOXES, THINKING = 8, (8, 16)
 THINK, QUICK_THINK = 48.0, 12.0

@@ -30,7 +30,7 @@ from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.policy import PolicyName
-from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.linux import processes
 
 KILLS, QUICK_KILLS = 36, 6

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.agents.sandbox.model import TurnResult
-from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn, load
+from windtunnel.agents.sandbox.traces import Trace, TraceTurn, load
 
 LISTENING = "0A"
 CHANNEL = ".windtunnel"

@@ -17,7 +17,7 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.policy import PolicyName
-from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.traces import Trace
 
 POLICIES: tuple[PolicyName, ...] = ("semantic", "full")
 

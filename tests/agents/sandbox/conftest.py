@@ -24,7 +24,7 @@ def missing() -> str:
         return "needs root"
     if not shutil.which("mkfs.btrfs"):
         return "needs btrfs-progs"
-    from windtunnel.agents.sandbox.criu import find_criu
+    from windtunnel.agents.sandbox.criu.program import find_criu
 
     return "needs CRIU: windtunnel sandbox setup" if find_criu() is None else ""
 

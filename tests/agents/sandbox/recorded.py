@@ -15,7 +15,7 @@ from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import Retention
-from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
+from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 from windtunnel.store import eventlog
 
 SERVICE = "sleep 1000 </dev/null >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"

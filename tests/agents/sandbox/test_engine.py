@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.engine import Engine, EngineClosed, Pending, settled
+from windtunnel.agents.sandbox.context import Engine, EngineClosed, Pending, settled
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.policy import Pick, Queued
 

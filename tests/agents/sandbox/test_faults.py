@@ -251,7 +251,7 @@ exit 0
 
 
 def _real() -> Path:
-    from windtunnel.agents.sandbox.criu import find_criu
+    from windtunnel.agents.sandbox.criu.program import find_criu
 
     found = find_criu()
     assert found is not None
@@ -302,7 +302,7 @@ def test_a_hanging_criu_is_ended(
     turn(box, f"{COUNTER}; X=1")
     good, dump, restore = box.tip, Criu.dump, Criu.restore
     monkeypatch.setattr(Criu, "dump", lambda *a, **k: dump(*a, **{**k, "timeout": 0.3}))
-    monkeypatch.setattr("windtunnel.agents.sandbox.criu.run.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("windtunnel.agents.sandbox.criu.GRACE_SECONDS", 0.3)
     misbehaving("sleep 1000")
     box.run("X=2")
     with pytest.raises(LessError, match="not complete after") as less:

@@ -18,7 +18,7 @@ from hurt import COUNT, COUNTER, checked, frozen, traces
 from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox.machine import Cgroup
-from windtunnel.agents.sandbox.machine.leftovers import Guard
+from windtunnel.agents.sandbox.machine.launch import Guard
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import Retention
@@ -50,7 +50,8 @@ import os, sys
 from pathlib import Path
 from windtunnel.agents.sandbox import checkpoint, inventory, restore, store
 from windtunnel.agents.sandbox import box as boxes
-from windtunnel.agents.sandbox.criu import Criu, run
+from windtunnel.agents.sandbox import criu as sandbox_criu
+from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.store.store import Writing
 from windtunnel.agents.sandbox.inspect import Inspector

@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.client import Client, RemoteBox, RemotePending
-from windtunnel.agents.sandbox.engine import Pending
+from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn

@@ -11,7 +11,7 @@ import pytest
 from hurt import flip_image, flip_manifest
 
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.verify import verify
+from windtunnel.agents.sandbox.restore import verify
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root

@@ -29,7 +29,7 @@ from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.machine import walls
-from windtunnel.agents.sandbox.machine.native import PROGRAM
+from windtunnel.agents.sandbox.machine.walls import PROGRAM
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.linux import cgroup

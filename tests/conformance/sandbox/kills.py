@@ -38,7 +38,7 @@ from conformance.sandbox.matrix.row import MatrixRow
 from conformance.sandbox.matrix.run import ROWS, environment, image_of, missing
 from windtunnel.agents.sandbox.client import Client, RemoteBox, connect
 from windtunnel.agents.sandbox.context import FAULTS
-from windtunnel.agents.sandbox.daemon.launch import wait_gone
+from windtunnel.agents.sandbox.daemon import wait_gone
 from windtunnel.agents.sandbox.errors import LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.place import Home

@@ -14,7 +14,7 @@ from benchmarks.agents.sandbox.harness import PROGRAMS, Seat, missing, new_name,
 from benchmarks.agents.sandbox.sessions import Output, replay, tree
 from support import small_image
 from windtunnel.agents.sandbox.files import host_image
-from windtunnel.agents.sandbox.traces.schema import TraceTurn
+from windtunnel.agents.sandbox.traces import TraceTurn
 
 pytestmark = [
     pytest.mark.root,

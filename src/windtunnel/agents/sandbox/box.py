@@ -25,8 +25,15 @@ from typing import IO, Any
 
 from windtunnel.agents.sandbox.checkpoint import Taking
 from windtunnel.agents.sandbox.checks import checked_label
-from windtunnel.agents.sandbox.context import FAULTS, Context, Record, SandboxLog, write_record
-from windtunnel.agents.sandbox.engine import Pending, settled
+from windtunnel.agents.sandbox.context import (
+    FAULTS,
+    Context,
+    Pending,
+    Record,
+    SandboxLog,
+    settled,
+    write_record,
+)
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.model import (
@@ -45,9 +52,8 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.observe import observe
 from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse, whole_before
 from windtunnel.agents.sandbox.store import new_id
-from windtunnel.agents.sandbox.verify import whole_before
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain

@@ -77,7 +77,7 @@ def calibrate(
     """
     if os.geteuid() != 0:
         raise UserError("calibrate: agents.sandbox measures real sandboxes, which needs root")
-    from windtunnel.agents.sandbox.criu import find_criu
+    from windtunnel.agents.sandbox.criu.program import find_criu
 
     criu = find_criu()
     if criu is None:

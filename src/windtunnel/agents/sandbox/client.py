@@ -2,7 +2,7 @@
 
 ``connect()`` gives a `Client`, whose methods are those of `Host`; its sandboxes have those of `Box`. What
 they are is declared by `protocol` alone: each call goes to the daemon as it is. `connect_async` gives the
-same, awaitable.
+same, awaitable. Folders go in and out as they are: files, modes, and links as links.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import contextlib
 import functools
 import io
 import os
+import shlex
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.agents.sandbox.daemon import launch
-from windtunnel.agents.sandbox.daemon.launch import ERRORS, Address
-from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.model import SandboxSpec, TurnResult
+from windtunnel.agents.sandbox.daemon import ERRORS, Address, Tls, address, ensure, wait_gone
+from windtunnel.agents.sandbox.errors import LessError, SandboxError
+from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnResult
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.remote import Link, Lost, Unanswered, forwards
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:  # they have the same methods, which type checkers read there
     from typing import Self
 
     from windtunnel.agents.sandbox.box import Box as _Box
-    from windtunnel.agents.sandbox.engine import Pending as _Pending
+    from windtunnel.agents.sandbox.context import Pending as _Pending
     from windtunnel.agents.sandbox.host import Host as _Host
 else:
     _Box = _Pending = _Host = object
@@ -44,7 +47,7 @@ class _Daemon(Link):
         home = place.home
         super().__init__(
             place.address, keys=place.keys, errors=ERRORS,
-            start=functools.partial(launch.ensure, home) if start and home is not None else None,
+            start=functools.partial(ensure, home) if start and home is not None else None,
             objects={
                 AnySandbox: functools.partial(RemoteBox, self),
                 PendingTurn: functools.partial(RemotePending, self),
@@ -154,18 +157,16 @@ class Client(_Closing, _Host):
         """End the daemon and wait until it has let go of its home; its sandboxes run on."""
         self._link.call(AnyDaemon, "down", "")
         if self.place.home is not None:
-            launch.wait_gone(self.place.home)
+            wait_gone(self.place.home)
 
 
-def connect(
-    where: Where = None, token: str | None = None, *, tls: launch.Tls = None, start: bool = True
-) -> Client:
+def connect(where: Where = None, token: str | None = None, *, tls: Tls = None, start: bool = True) -> Client:
     """A client of the daemon of a home folder, or of one at ``tcp://HOST:PORT`` (which needs a token).
 
     Where no daemon of the home runs, one is started, unless ``start`` is false. ``tls``: files of a
     certificate, its key and the CA of both sides; without, only this machine's own addresses are accepted.
     """
-    client = Client(launch.address(where, token, tls), start=start)
+    client = Client(address(where, token, tls), start=start)
     if start:
         client._link.connect()
     return client
@@ -265,3 +266,81 @@ async def connect_async(where: Where = None, *given: Any, **options: Any) -> Awa
     threads = ThreadPoolExecutor(512, thread_name_prefix="sandbox-client")
     open_client = functools.partial(connect, where, *given, **options)
     return Awaitable(await asyncio.get_running_loop().run_in_executor(threads, open_client), threads)
+
+
+AT_ONCE = 200
+"""Folders or links that one command makes."""
+
+
+def put_folder(box: AnySandbox, source: Path, target: str) -> None:
+    """Copy the folder ``source`` of this machine to ``target``, with what it holds.
+
+    Raises LessError, after all else is copied, where it holds what is neither file, folder nor link.
+    """
+    folders, links, lacks = [f"mkdir -p -- {shlex.quote(target)}"], [], []
+    files: list[tuple[Path, str, int]] = []
+    for entry in sorted(source.rglob("*")):
+        inside = f"{target}/{entry.relative_to(source)}"
+        mode = entry.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            links.append(f"ln -sfn -- {shlex.quote(os.readlink(entry))} {shlex.quote(inside)}")
+        elif stat.S_ISDIR(mode):
+            folders.append(f"mkdir -p -m {mode & 0o777:o} -- {shlex.quote(inside)}")
+        elif stat.S_ISREG(mode):
+            files.append((entry, inside, mode & 0o777))
+        else:
+            lacks.append(Lack("files", str(entry), "it is neither file, folder nor link"))
+    _run_all(box, folders)
+    for file, inside, mode in files:
+        with file.open("rb") as data:
+            box.put(inside, data, mode)
+    _run_all(box, links)
+    _refuse(lacks, source)
+
+
+def get_folder(box: AnySandbox, source: str, target: Path) -> None:
+    """Copy the folder ``source`` of a sandbox to ``target`` on this machine, with what it holds. Raises as
+    `put_folder` does."""
+    target.mkdir(parents=True, exist_ok=True)
+    lacks = []
+    for entry in box.listdir(source):
+        inside, here = f"{source.rstrip('/')}/{entry.name}", target / entry.name
+        if entry.kind == "folder":
+            get_folder(box, inside, here)
+        elif entry.kind == "link":
+            here.unlink(missing_ok=True)
+            here.symlink_to(entry.target)
+        elif entry.kind == "file":
+            with atomic.replacing(here) as part, part.open("wb") as out:
+                box.get_to(inside, out)
+            here.chmod(entry.mode & 0o777)
+        else:
+            lacks.append(Lack("files", inside, "it is neither file, folder nor link"))
+    _refuse(lacks, source)
+
+
+def is_folder(box: AnySandbox, path: str) -> bool:
+    """Whether that is a folder of the sandbox."""
+    try:
+        box.listdir(path)
+    except (UserError, OSError):
+        return False
+    return True
+
+
+def _run_all(box: AnySandbox, lines: list[str]) -> None:
+    for part in _parts(lines):
+        result = box.run(f"({'; '.join(['set -e', *part])})")
+        if result.exit_code != 0:
+            words = result.stderr.decode(errors="replace").strip() or result.note
+            raise UserError(f"sandbox {box.name}: the folder cannot be made: {words}")
+
+
+def _parts(lines: list[str]) -> Iterator[list[str]]:
+    for at in range(0, len(lines), AT_ONCE):
+        yield lines[at : at + AT_ONCE]
+
+
+def _refuse(lacks: list[Lack], source: object) -> None:
+    if lacks:
+        raise LessError(f"not all of {source} is copied: {lacks[0]}", lacks)

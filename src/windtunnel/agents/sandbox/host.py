@@ -31,6 +31,7 @@ from windtunnel.agents.sandbox.context import (
     FAULTS,
     NO_IMAGES,
     Context,
+    Engine,
     Record,
     disk_limit_of,
     is_alive,
@@ -40,8 +41,8 @@ from windtunnel.agents.sandbox.context import (
     write_record,
 )
 from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.criu import Criu, find_criu
-from windtunnel.agents.sandbox.engine import Engine
+from windtunnel.agents.sandbox.criu import Criu
+from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import PoolError, SandboxError
 from windtunnel.agents.sandbox.files import LeftOut, Pool, btrfs, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
@@ -72,8 +73,8 @@ from windtunnel.agents.sandbox.policy import (
     Rules,
     Save,
 )  # fmt: skip
-from windtunnel.agents.sandbox.proxy.attach import HostProxy, usable_key, with_address
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less
+from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less, verify
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import (
     Store,
@@ -81,7 +82,6 @@ from windtunnel.agents.sandbox.store import (
     export_checkpoint,
     import_checkpoint,
 )  # fmt: skip
-from windtunnel.agents.sandbox.verify import verify
 from windtunnel.base.errors import UserError
 
 NO_TIME = "no time is left"

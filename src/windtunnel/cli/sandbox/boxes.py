@@ -150,7 +150,7 @@ def put(
     if path.endswith("/"):
         path += file.name
     if os.path.isdir(file):
-        from windtunnel.agents.sandbox.folders import put_folder
+        from windtunnel.agents.sandbox.client import put_folder
 
         if bits is not None:
             raise UserError(f"sandbox put: --mode is for a file, and {source} is a folder")
@@ -171,7 +171,7 @@ def get(
 
     Example: windtunnel sandbox get demo /workspace/notes.txt notes.txt
     """
-    from windtunnel.agents.sandbox.folders import get_folder, is_folder
+    from windtunnel.agents.sandbox.client import get_folder, is_folder
     from windtunnel.base import atomic
 
     sandbox = box(context, name)

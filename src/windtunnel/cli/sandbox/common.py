@@ -50,7 +50,7 @@ class Place:
 def client(context: typer.Context, *, start: bool = True) -> Client:
     """The daemon that the command line means; it is started where none runs."""
     from windtunnel.agents.sandbox.client import Client
-    from windtunnel.agents.sandbox.daemon.launch import address
+    from windtunnel.agents.sandbox.daemon import address
 
     place: Place = context.obj
     return Client(address(place.where, tls=place.tls or None), start=start)

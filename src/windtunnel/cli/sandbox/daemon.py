@@ -21,8 +21,8 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
     Example: windtunnel sandbox doctor
     """
     from windtunnel.agents.sandbox.context import leftovers
-    from windtunnel.agents.sandbox.criu import doctor as examine
-    from windtunnel.agents.sandbox.criu import ladder
+    from windtunnel.agents.sandbox.criu.doctor import doctor as examine
+    from windtunnel.agents.sandbox.criu.doctor import ladder
     from windtunnel.agents.sandbox.place import Home
     from windtunnel.agents.sandbox.policy.standing import LOST, NEVER
 
@@ -64,7 +64,7 @@ def setup(
 
     Example: windtunnel sandbox setup
     """
-    from windtunnel.agents.sandbox.criu import setup as install
+    from windtunnel.agents.sandbox.criu.program import setup as install
     from windtunnel.agents.sandbox.errors import CriuError
     from windtunnel.agents.sandbox.files import btrfs
     from windtunnel.agents.sandbox.place import Home
@@ -113,12 +113,12 @@ def serve(
     """
     home = context.obj.need_home()
     if print_unit:
-        from windtunnel.agents.sandbox.daemon.unit import unit
+        from windtunnel.agents.sandbox.daemon.server import unit
 
         options = {"--tcp": tcp, "--http": http, "--token": token and token.absolute()}
         words = [str(word) for option, value in options.items() if value for word in (option, value)]
         return typer.echo(unit(home, context.obj.tls, words), nl=False)
-    from windtunnel.agents.sandbox.daemon.launch import certificates, checked_token
+    from windtunnel.agents.sandbox.daemon import certificates, checked_token
     from windtunnel.agents.sandbox.daemon.server import end, run
     from windtunnel.base.keys import Keys
 
@@ -137,7 +137,7 @@ def down(context: typer.Context) -> None:
 
     Example: windtunnel sandbox down
     """
-    from windtunnel.agents.sandbox.daemon.launch import answers
+    from windtunnel.agents.sandbox.daemon import answers
 
     home = context.obj.home
     if home is not None and not answers(home):
@@ -160,7 +160,7 @@ def mcp(context: typer.Context) -> None:
 
 
 def _listen(option: str, text: str | None) -> tuple[str, int] | None:
-    from windtunnel.agents.sandbox.daemon.launch import host_and_port
+    from windtunnel.agents.sandbox.daemon import host_and_port
 
     if text is None:
         return None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.agents.sandbox.generate import Mix, generate
 from benchmarks.agents.sandbox.sessions import (
     Observation,
     Output,
@@ -25,8 +26,7 @@ from benchmarks.agents.sandbox.sessions import (
     shipped,
     tree,
 )  # fmt: skip
-from windtunnel.agents.sandbox.traces.generate import Mix, generate
-from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
+from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 
 Make = Callable[[], Any]
 

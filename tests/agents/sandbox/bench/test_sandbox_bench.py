@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.agents.sandbox import harness, overhead, recovery, volume
+from benchmarks.agents.sandbox.generate import generate
 from benchmarks.agents.sandbox.overhead import Ran
 from benchmarks.agents.sandbox.recovery import Reference
 from benchmarks.agents.sandbox.sessions import Observation, agreed
@@ -21,7 +22,6 @@ from support import small_image
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.traces.generate import generate
 
 
 def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:

@@ -6,7 +6,7 @@ from pathlib import Path
 FAKE = Path(__file__).parent.parent / "daemon" / "fakehost.py"
 
 if __name__ == "__main__":
-    from windtunnel.agents.sandbox.daemon import launch
+    from windtunnel.agents.sandbox import daemon as launch
     from windtunnel.cli.main import main
 
     launch.COMMAND = (sys.executable, str(FAKE), "--idle", "300")

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone
+from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import Client
-from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import ScriptError, UserError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tiny_box import TinyBox, cgroup2
 
-from windtunnel.agents.sandbox.criu import Criu, find_criu
+from windtunnel.agents.sandbox.criu import Criu
+from windtunnel.agents.sandbox.criu.program import find_criu
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.criu import find_criu, ladder, rung
-from windtunnel.agents.sandbox.criu.doctor import LADDER
+from windtunnel.agents.sandbox.criu.doctor import LADDER, ladder, rung
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
-from windtunnel.agents.sandbox.criu.program import default_prefix
+from windtunnel.agents.sandbox.criu.program import default_prefix, find_criu
 from windtunnel.agents.sandbox.inventory.sockets import (
     TCP_REPAIR,
     Connection,

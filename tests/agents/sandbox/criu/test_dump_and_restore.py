@@ -13,7 +13,8 @@ import pytest
 from tiny_box import TinyBox, shell
 
 from support.waiting import until
-from windtunnel.agents.sandbox.criu import Criu, run
+from windtunnel.agents.sandbox import criu as sandbox_criu
+from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.errors import CriuError
 
 pytestmark = pytest.mark.root
@@ -251,24 +252,24 @@ def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.Monk
     shared, work = tmp_path / "shared", tmp_path / "work"
     shared.mkdir()
     work.mkdir()
-    monkeypatch.setattr(run, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(run, "is_tmpfs", lambda path: path == str(shared))
+    monkeypatch.setattr(sandbox_criu, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(sandbox_criu, "is_tmpfs", lambda path: path == str(shared))
     for program in ("one", "other"):
         (tmp_path / program).write_text("#!/bin/sh\n> /run/$(basename $0)\n")
         (tmp_path / program).chmod(0o755)
-        assert run.run(tmp_path / program, ["check"], work, timeout=60) == 0
-    made = run.kernel_cache()
+        assert sandbox_criu.run(tmp_path / program, ["check"], work, timeout=60) == 0
+    made = sandbox_criu.kernel_cache()
     assert made is not None and list(shared.iterdir()) == [made]
     assert sorted(file.name for file in made.iterdir()) == ["one", "other"]
     shutil.rmtree(made)
     made.mkdir(mode=0o777)
     made.chmod(0o777)
-    assert run.kernel_cache() is None
+    assert sandbox_criu.kernel_cache() is None
     made.rmdir()
     made.symlink_to(tmp_path)
-    assert run.kernel_cache() is None
-    monkeypatch.setattr(run, "is_tmpfs", lambda path: True)
-    assert run.kernel_cache() is None
+    assert sandbox_criu.kernel_cache() is None
+    monkeypatch.setattr(sandbox_criu, "is_tmpfs", lambda path: True)
+    assert sandbox_criu.kernel_cache() is None
 
 
 def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu, tmp_path: Path) -> None:

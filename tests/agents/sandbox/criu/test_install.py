@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import Criu, program, setup
+from windtunnel.agents.sandbox.criu import Criu, program
+from windtunnel.agents.sandbox.criu.program import setup
 from windtunnel.agents.sandbox.errors import CriuError
 
 TARBALL = b"the source"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import run
+from windtunnel.agents.sandbox import criu as sandbox_criu
 
 OPTIONS = ("--gzip", "--no-unquote", "--no-wildcards")
 
@@ -20,7 +20,7 @@ def tar(*words: str, folder: Path | None = None, image: Path) -> None:
     with open(image if folder is not None else os.devnull, "wb") as out:
         done = subprocess.run(
             ["tar", *words],
-            executable=run.STEPS.locate(),
+            executable=sandbox_criu.STEPS.locate(),
             stdin=stdin,
             stdout=out,
             stderr=subprocess.PIPE,
@@ -62,7 +62,7 @@ def test_what_nobody_wants_any_more_gets_into_no_group(tmp_path: Path) -> None:
     for group in groups:
         group.touch()
     note = tmp_path / "wanted"
-    script, given = run.script(groups, tmp_path, note)
+    script, given = sandbox_criu.script(groups, tmp_path, note)
 
     def act(step: str) -> int:
         return subprocess.run(

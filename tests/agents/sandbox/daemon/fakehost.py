@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.checks import checked_spec
-from windtunnel.agents.sandbox.daemon import server
-from windtunnel.agents.sandbox.daemon.launch import certificates
+from windtunnel.agents.sandbox.daemon import certificates, server
 from windtunnel.agents.sandbox.daemon.server import end, run
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.model import (

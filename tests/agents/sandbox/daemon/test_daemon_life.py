@@ -18,8 +18,8 @@ import pytest
 
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone, until
+from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import connect
-from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.daemon.server import held
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec
@@ -137,7 +137,7 @@ def test_many_that_start_a_daemon_at_once_start_one(daemon_home: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from windtunnel.agents.sandbox.client import connect\n"
-        "from windtunnel.agents.sandbox.daemon import launch\n"
+        "from windtunnel.agents.sandbox import daemon as launch\n"
         f"launch.COMMAND = {FAKE!r}\n"
         "print(connect(sys.argv[1]).health().pid)\n"
     )

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from support.waiting import gone, until
-from windtunnel.agents.sandbox.client import connect
-from windtunnel.agents.sandbox.daemon import launch
+from windtunnel.agents.sandbox import daemon as launch
+from windtunnel.agents.sandbox.client import connect, get_folder, put_folder
 from windtunnel.agents.sandbox.daemon.server import held
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
-from windtunnel.agents.sandbox.folders import get_folder, put_folder
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.commands import terminal_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from windtunnel.agents.sandbox.daemon.unit import unit
+from windtunnel.agents.sandbox.daemon.server import unit
 from windtunnel.cli.main import app
 
 

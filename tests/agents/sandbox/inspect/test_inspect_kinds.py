@@ -122,7 +122,7 @@ def test_a_sandbox_that_is_watched_again_starts_anew(cell: Cell, inspector: Insp
 
 @pytest.mark.root
 def test_criu_dumps_a_tracked_process(cell: Cell, inspector: Inspector, tmp_path: Path) -> None:
-    from windtunnel.agents.sandbox.criu import find_criu
+    from windtunnel.agents.sandbox.criu.program import find_criu
 
     criu = find_criu()
     if criu is None:
@@ -179,7 +179,7 @@ def test_the_object_can_be_rebuilt(tmp_path: Path) -> None:
 
 
 def test_the_machines_know_the_same_effects() -> None:
-    from windtunnel.agents.sandbox.inspect.syscalls import NUMBERS, RULES
+    from windtunnel.agents.sandbox.inspect.kernel import NUMBERS, RULES
 
     assert set(NUMBERS["x86_64"]) == set(RULES)
     without_at = {"creat", "open", "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "chmod"}

@@ -13,7 +13,7 @@ from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.inspect.files import MOST, Changes
-from windtunnel.agents.sandbox.inspect.syscalls import CREATED, DELETED, MODIFIED, RENAMED
+from windtunnel.agents.sandbox.inspect.kernel import CREATED, DELETED, MODIFIED, RENAMED
 from windtunnel.linux.snapshot import read_snapshot
 
 NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "e", "e/a", "L", "L/a"])

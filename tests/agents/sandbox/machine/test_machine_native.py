@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import run
-from windtunnel.agents.sandbox.machine import native
+from windtunnel.agents.sandbox import criu as sandbox_criu
+from windtunnel.agents.sandbox.machine import walls
 from windtunnel.base.errors import UserError
 
-BUILDS = {one.what: one for one in (native.PROGRAM, run.STEPS)}
+BUILDS = {one.what: one for one in (walls.PROGRAM, sandbox_criu.STEPS)}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")
@@ -27,7 +27,7 @@ def test_what_is_shipped_is_built_from_the_source_beside_it(what: str) -> None:
 def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
-    native.PROGRAM.build(tmp_path / "init")
+    walls.PROGRAM.build(tmp_path / "init")
     assert subprocess.run([str(tmp_path / "init")]).returncode == 2
     assert not list(tmp_path.glob("*.part"))
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine import Machine, list_folder, put_file, read_file
 from windtunnel.agents.sandbox.machine.channel import Folder
-from windtunnel.agents.sandbox.machine.files import get_to, listdir, put
 from windtunnel.base.errors import UserError
 
 
@@ -27,17 +26,17 @@ def root(tmp_path: Path) -> Iterator[int]:
 
 def read(root: int, path: str, limit: int | None = None) -> bytes:
     out = io.BytesIO()
-    get_to(root, path, out, limit)
+    read_file(root, path, out, limit)
     return out.getvalue()
 
 
 def test_put_get_and_list(root: int, tmp_path: Path) -> None:
-    put(root, "/a/b/file", b"one", 0o640)
-    put(root, "/a/b/file", io.BytesIO(b"two"), 0o600)
+    put_file(root, "/a/b/file", b"one", 0o640)
+    put_file(root, "/a/b/file", io.BytesIO(b"two"), 0o600)
     os.symlink("file", tmp_path / "root/a/b/link")
     os.mkdir(tmp_path / "root/a/b/folder")
     assert read(root, "/a/b/link") == b"two"
-    found = {entry.name: (entry.kind, entry.target) for entry in listdir(root, "/a/b")}
+    found = {entry.name: (entry.kind, entry.target) for entry in list_folder(root, "/a/b")}
     assert found == {"file": ("file", ""), "folder": ("folder", ""), "link": ("link", "file")}
     assert stat.S_IMODE((tmp_path / "root/a/b/file").stat().st_mode) == 0o600
 
@@ -51,10 +50,10 @@ def test_links_stay_inside(root: int, tmp_path: Path, target: str) -> None:
     for path in ("/tmp/link", "/tmp/up/secret", "/../secret", "/tmp/../../secret"):
         with pytest.raises(UserError, match="No such file"):
             read(root, path)
-    put(root, "/tmp/link", b"mine", 0o600)
+    put_file(root, "/tmp/link", b"mine", 0o600)
     assert (tmp_path / "secret").read_text() == "of the host"
     assert read(root, "/tmp/link") == b"mine", "the link itself was replaced"
-    put(root, "/tmp/up/new", b"x", 0o600)
+    put_file(root, "/tmp/up/new", b"x", 0o600)
     assert (tmp_path / "root/new").exists() and not (tmp_path / "new").exists()
 
 
@@ -69,12 +68,12 @@ def test_things_that_are_no_files(root: int, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words):
             read(root, path)
     with pytest.raises(UserError, match="is a folder"):
-        put(root, "/tmp", b"", 0o600)
+        put_file(root, "/tmp", b"", 0o600)
     with pytest.raises(UserError, match="Not a directory"):
-        put(root, "/fifo/x", b"", 0o600)
+        put_file(root, "/fifo/x", b"", 0o600)
     for path in ("relative", "/a/..", "/", "/x/", "/nul\0"):
         with pytest.raises(UserError, match="is not accepted"):
-            put(root, path, b"", 0o600)
+            put_file(root, path, b"", 0o600)
 
 
 def test_huge_files_are_refused_before_they_are_read(root: int, tmp_path: Path) -> None:
@@ -85,14 +84,14 @@ def test_huge_files_are_refused_before_they_are_read(root: int, tmp_path: Path) 
 
 
 def test_a_failed_put_leaves_the_old_file(root: int, tmp_path: Path) -> None:
-    put(root, "/file", b"old", 0o600)
+    put_file(root, "/file", b"old", 0o600)
 
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(5, "Input/output error")
 
     with pytest.raises(UserError, match="Input/output error"):
-        put(root, "/file", Broken(), 0o600)
+        put_file(root, "/file", Broken(), 0o600)
     assert read(root, "/file") == b"old"
     assert os.listdir(tmp_path / "root") in (["tmp", "file"], ["file", "tmp"])
 

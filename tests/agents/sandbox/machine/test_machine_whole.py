@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import Criu, find_criu
+from windtunnel.agents.sandbox.criu import Criu
+from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Machine, walls
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Externals, Home

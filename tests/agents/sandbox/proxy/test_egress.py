@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fake_model import FakeModel
 
+from windtunnel.agents.sandbox.proxy import LoopThread
 from windtunnel.agents.sandbox.proxy.egress import Egress, is_listed, parse_allowed, reachable
-from windtunnel.agents.sandbox.proxy.loop import LoopThread
 from windtunnel.base.errors import UserError
 
 OWN = {ipaddress.ip_address("9.9.9.9")}

@@ -10,7 +10,7 @@ from fake_turns import FakeBox
 from model_bench import Bench, chat, plain
 
 from windtunnel.agents.sandbox.model import SandboxSpec
-from windtunnel.agents.sandbox.proxy.attach import with_address
+from windtunnel.agents.sandbox.proxy import with_address
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 from windtunnel.agents.sandbox.proxy.upstream import CREDENTIALS, Upstream, key_header, read_key
 from windtunnel.base.errors import UserError

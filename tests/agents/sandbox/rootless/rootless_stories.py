@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.context import Event
-from windtunnel.agents.sandbox.criu import doctor, rung
+from windtunnel.agents.sandbox.criu.doctor import doctor, rung
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.files.host_image import Package, fill
 from windtunnel.agents.sandbox.host import Host

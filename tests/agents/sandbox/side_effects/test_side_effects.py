@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy.attach import HostProxy
+from windtunnel.agents.sandbox.proxy import HostProxy
 from windtunnel.agents.sandbox.side_effects import (
     Journal,
     NotDone,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.agents.sandbox.generate import Mix, generate
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.traces.generate import Mix, generate
 from windtunnel.base.errors import UserError
 
 WEIGHT = st.floats(0, 10)

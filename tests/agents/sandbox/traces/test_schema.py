@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.traces.schema import TraceTurn, load
+from windtunnel.agents.sandbox.traces import TraceTurn, load
 from windtunnel.base.errors import UserError
 
 HEADER = {"kind": "agent-session", "version": 1, "source": "b", "licence": "c", "name": "a"}

@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.engine import Engine, Pending
+from windtunnel.agents.sandbox.context import Engine, Pending
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.twin.world import CheckpointJob, Scheduler
 from windtunnel.engines.events import Environment, ProcessGenerator

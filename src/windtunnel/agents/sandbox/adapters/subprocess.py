@@ -1,19 +1,18 @@
-"""``subprocess``-like calls that run in a sandbox: ``run``, ``check_call``, ``check_output`` and a ``Popen``.
+"""``subprocess``-like calls that run in a sandbox: ``run``, ``check_call`` and ``check_output``.
 
 A command runs in a subshell of a persistent shell that is set aside for this, so that neither its directory
 nor its variables reach the next one. Differences from the standard library: there is no standard input (it is
-empty), no pid, ``env`` and ``cwd`` mean inside the sandbox, and an output that is not captured is dropped.
+empty), ``env`` and ``cwd`` mean inside the sandbox, an output that is not captured is dropped, and there is
+no `Popen`: ``Box.run`` passes output on as it comes, and can be cancelled.
 
 ``box`` is a ``Box`` of this process or of the daemon's client.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import signal
-import threading
 from collections.abc import Mapping, Sequence
 from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from typing import Any
@@ -38,24 +37,38 @@ def run(
     capture_output: bool = False,
     timeout: float | None = None,
     check: bool = False,
-    **options: Any,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    shell: bool = False,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    text: bool | None = None,
+    encoding: str | None = None,
+    errors: str | None = None,
 ) -> CompletedProcess[Any]:
-    """``subprocess.run`` in a sandbox. ``options``: of `Popen`.
+    """``subprocess.run`` in a sandbox.
 
     Raises CalledProcessError (with ``check``), TimeoutExpired, UserError for what a sandbox has not, and
     RuntimeError when the sandbox dies during the command.
     """
     if capture_output:
-        options = {"stdout": PIPE, "stderr": PIPE, **options}
-    process = Popen(box, args, **options)
-    try:
-        out, err = process.communicate(timeout)
-    except TimeoutExpired as late:
-        process.kill()
-        late.output, late.stderr = process.communicate()
-        raise
-    assert process.returncode is not None
-    completed = CompletedProcess(args, process.returncode, out, err)
+        stdout = stderr = PIPE
+    if stdin not in (None, DEVNULL):
+        raise UserError("sandbox: stdin is not supported; a command's input is empty")
+    if {stdout, stderr} - {None, PIPE, DEVNULL, STDOUT}:
+        raise UserError("sandbox: an output can be PIPE, DEVNULL or (stderr) STDOUT, and no file")
+    result = box.run(command_line(args, shell, cwd, env, stderr), shell=SHELL, timeout=timeout)
+    outputs: list[Any] = [
+        result.stdout if stdout == PIPE else None,
+        result.stderr if stderr == PIPE else None,
+    ]
+    if result.ended == "timeout":
+        raise TimeoutExpired(args, timeout or 0.0, *outputs)
+    if text or encoding or errors:
+        outputs = [out if out is None else out.decode(encoding or "utf-8", errors or "strict")
+                   for out in outputs]  # fmt: skip
+    completed = CompletedProcess(args, status_of(result), *outputs)
     if check:
         completed.check_returncode()
     return completed
@@ -69,123 +82,11 @@ def check_output(box: AnySandbox, args: Argv, **options: Any) -> Any:
     return run(box, args, check=True, stdout=PIPE, **options).stdout
 
 
-class Popen:
-    """A command that runs while the caller goes on. ``stdout`` and ``stderr`` are readable where PIPE."""
-
-    def __init__(
-        self,
-        box: AnySandbox,
-        args: Argv,
-        *,
-        stdin: int | None = None,
-        stdout: int | None = None,
-        stderr: int | None = None,
-        shell: bool = False,
-        cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        text: bool | None = None,
-        encoding: str | None = None,
-        errors: str | None = None,
-    ) -> None:
-        if stdin not in (None, DEVNULL):
-            raise UserError("sandbox: stdin is not supported; a command's input is empty")
-        if {stdout, stderr} - {None, PIPE, DEVNULL, STDOUT}:
-            raise UserError("sandbox: an output can be PIPE, DEVNULL or (stderr) STDOUT, and no file")
-        self.args, self.stdin = args, None
-        self.returncode: int | None = None
-        self._pipes = {
-            name: _Pipe() for name, kind in (("stdout", stdout), ("stderr", stderr)) if kind == PIPE
-        }
-        streams: dict[str, Any] = {name: io.BufferedReader(pipe) for name, pipe in self._pipes.items()}
-        if text or encoding or errors:
-            streams = {
-                name: io.TextIOWrapper(stream, encoding=encoding or "utf-8", errors=errors)
-                for name, stream in streams.items()
-            }
-        self.stdout, self.stderr = streams.get("stdout"), streams.get("stderr")
-        self._cancel, self._over = threading.Event(), threading.Event()
-        self._signal = signal.SIGKILL
-        self._error: BaseException | None = None
-        line = command_line(args, shell, cwd, env, stderr)
-        threading.Thread(target=self._work, args=(box, line), name="sandbox-subprocess", daemon=True).start()
-
-    def poll(self) -> int | None:
-        """The return code, or None while it runs."""
-        return self.wait() if self._over.is_set() else None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; TimeoutExpired leaves it running."""
-        if not self._over.wait(timeout):
-            raise TimeoutExpired(self.args, timeout or 0.0)
-        if self._error is not None:
-            raise self._error
-        assert self.returncode is not None
-        return self.returncode
-
-    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """Wait for the end and return what is left of both outputs."""
-        self.wait(timeout)
-        out, err = (None if stream is None else stream.read() for stream in (self.stdout, self.stderr))
-        return out, err
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def send_signal(self, number: int) -> None:
-        """End it. A sandbox knows one way to cut a command off; the number is what ``returncode`` tells."""
-        if number not in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-            raise UserError(f"sandbox: signal {number} is not supported; use SIGTERM, SIGINT or SIGKILL")
-        if not self._over.is_set():
-            self._signal = signal.Signals(number)
-            self._cancel.set()
-
-    def __enter__(self) -> Popen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wait()
-
-    def _work(self, box: AnySandbox, line: str) -> None:
-        try:
-            result = box.run(line, shell=SHELL, cancel=self._cancel, on_output=self._feed)
-            self.returncode = status_of(result, self._signal)
-        except BaseException as error:  # raised to whoever waits
-            self._error = error
-        finally:
-            for pipe in self._pipes.values():
-                pipe.feed(None)
-            self._over.set()
-
-    def _feed(self, stream: str, data: bytes) -> None:
-        if stream in self._pipes:
-            self._pipes[stream].feed(data)
-
-
-class _Pipe(io.RawIOBase):
-    """Bytes that one thread feeds (None: the end) and another reads; without a bound, as results are."""
-
-    def __init__(self) -> None:
-        self._bytes, self._ended, self._changed = bytearray(), False, threading.Condition()
-
-    def feed(self, data: bytes | None) -> None:
-        with self._changed:
-            self._bytes += data or b""
-            self._ended = data is None
-            self._changed.notify_all()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with self._changed:
-            self._changed.wait_for(lambda: self._bytes or self._ended)
-            count = min(len(buffer), len(self._bytes))
-            buffer[:count] = self._bytes[:count]
-            del self._bytes[:count]
-            return count
+def Popen(*_: object, **__: object) -> None:
+    """Raises UserError: a sandbox's command has no process on this side."""
+    raise UserError(
+        "sandbox: there is no Popen; `Box.run` passes output on by `on_output`, and ends by `cancel`"
+    )
 
 
 def command_line(
@@ -214,10 +115,10 @@ def command_line(
     return f"{{ ({inside}) 2>&3 3>&-; }} 3>&2 2>/dev/null"
 
 
-def status_of(result: TurnResult, cut_off_by: int) -> int:
+def status_of(result: TurnResult) -> int:
     """A return code as ``subprocess`` tells it: negative for a signal."""
-    if result.ended in ("timeout", "cancelled"):
-        return -int(cut_off_by)
+    if result.ended == "cancelled":
+        return -signal.SIGKILL
     if result.exit_code is None:
         what = "the sandbox died" if result.ended == "sandbox-died" else "its shell died"
         raise RuntimeError(

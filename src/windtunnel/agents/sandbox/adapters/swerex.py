@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
+from windtunnel.agents.sandbox.client import put_folder
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.folders import put_folder
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from windtunnel.agents.sandbox.criu import COMMON, Criu, kernel_cache, read_log
 from windtunnel.agents.sandbox.criu.failure import real_errors
-from windtunnel.agents.sandbox.criu.run import COMMON, Criu, kernel_cache, read_log
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.base import paths
 from windtunnel.base.errors import UserError

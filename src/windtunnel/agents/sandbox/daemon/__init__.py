@@ -1,1 +1,213 @@
-"""The process that holds the sandboxes of a home, and answers for them."""
+"""Where the process that holds the sandboxes of a home answers, and how it is started when none runs.
+
+It is started once, however many ask at the same time: who asks takes a lock on the home, looks again, and
+starts one in a session of its own, with its words in ``daemon.log``; the others find it running when they get
+the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.place import LOCK, default_home
+from windtunnel.base.errors import HostError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.base.keys import Keys
+    from windtunnel.base.tls import Certificates
+
+
+ERRORS = (SandboxDied, LessError, SandboxError, HostError)
+"""What travels as what it is, the narrowest first."""
+Tls = Sequence[str] | None
+"""Files: a certificate, its key, the CA of both sides."""
+LONGEST = 107
+"""Bytes that the kernel accepts as the path of a Unix socket."""
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.daemon.server")
+LOG = "daemon.log"
+READY_SECONDS = 60.0
+"""A daemon takes over the sandboxes of its home before it answers."""
+GONE_SECONDS = 150.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """``home``: the folder whose daemon is meant; None for one that is reached over TCP at ``url``."""
+
+    home: Path | None
+    url: str
+    keys: Keys | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        """As `windtunnel.base.calls` has it."""
+        return f"unix:{socket_of(self.home)}" if self.home else f"tcp:{self.url.removeprefix('tcp://')}"
+
+
+def socket_of(home: Path) -> Path:
+    """The Unix socket of a home; UserError where its path is too long for the kernel."""
+    path = home / "daemon.sock"
+    if len(os.fsencode(path)) > LONGEST:
+        raise UserError(
+            f"sandbox: home {home} is too long: the path of its socket has {len(os.fsencode(path))} bytes, "
+            f"at most {LONGEST} are possible"
+        )
+    return path
+
+
+def address(where: str | os.PathLike[str] | None, token: str | None = None, tls: Tls = None) -> Address:
+    """What ``where`` means: None is ``$WINDTUNNEL_SANDBOX_URL`` or else the default home.
+
+    The token comes from the argument or ``$WINDTUNNEL_SANDBOX_TOKEN``.
+    """
+    if where is None:
+        where = os.environ.get("WINDTUNNEL_SANDBOX_URL") or default_home()
+    if not (isinstance(where, str) and "://" in where):
+        return Address(Path(where).absolute(), "")
+    host, port = host_and_port(where.partition("://")[2].rstrip("/"))
+    if not where.startswith("tcp://") or not host:
+        raise UserError(f"sandbox: URL {where!r} is not accepted; use tcp://HOST:PORT")
+    given = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
+    if not given:
+        raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
+    if tls is None:
+        refuse_open(host, where)
+    from windtunnel.base.keys import Keys
+
+    return Address(None, f"tcp://{host}:{port}", Keys(checked_token(given).encode(), certificates(tls)))
+
+
+def certificates(tls: Tls) -> Certificates | None:
+    """Raises UserError: they cannot be used."""
+    if not tls:
+        return None
+    from windtunnel.base.tls import Certificates
+
+    loaded = Certificates.load(tls)
+    loaded.verify()
+    return loaded
+
+
+def checked_token(token: str) -> str:
+    """Raises UserError: it is not one that an HTTP header could hold."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError("sandbox: the token must be ASCII without spaces")
+    return token
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Of ``HOST:PORT``; an empty host where it is none."""
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if port.isdecimal() and int(port) < 65536 else ("", 0)
+
+
+def refuse_open(host: str, what: str) -> None:
+    """Raises UserError unless only this machine reaches ``host``: what travels there is not encrypted."""
+    from ipaddress import ip_address
+
+    try:
+        own = ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        own = host.lower() == "localhost"
+    if not own:
+        raise UserError(
+            f"sandbox: {what} is reached from other machines, which is accepted only with "
+            "--tls-cert, --tls-key and --tls-ca"
+        )
+
+
+def answers(home: Path) -> bool:
+    """Whether a daemon accepts connections on the socket of ``home``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(str(socket_of(home)))
+        except OSError:
+            return False
+        return True
+
+
+def ensure(home: Path) -> None:
+    """Make sure that a daemon of ``home`` runs.
+
+    Raises SandboxError, with the end of the daemon's log, when it ends at once or does not answer in time.
+    """
+    if answers(home):
+        return
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(home / "daemon.start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"sandbox: home {home} cannot be used: {error.strerror}; "
+            "set WINDTUNNEL_SANDBOX_HOME to a folder that you may write"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answers(home):
+            _start(home)
+    finally:
+        os.close(lock)
+
+
+def wait_gone(home: Path) -> None:
+    """Wait until no daemon holds ``home``: one that was told to end first finishes what is under way.
+
+    Raises SandboxError when it is still there after `GONE_SECONDS`.
+    """
+    deadline = time.monotonic() + GONE_SECONDS
+    with (home / LOCK).open("ab") as lock:  # a daemon of an earlier version may have had another
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+    raise SandboxError(
+        f"sandbox: the daemon of home {home} has not ended after {GONE_SECONDS:g} s; see {home / LOG}"
+    )
+
+
+def _start(home: Path) -> None:
+    log = home / LOG
+    with log.open("ab") as words:
+        log.chmod(0o600)
+        begin = words.tell()
+        process = subprocess.Popen(
+            [*COMMAND, "--home", str(home)],
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            cwd="/",
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + READY_SECONDS
+    while not answers(home):
+        if process.poll() is not None:
+            raise _failed(log, begin, process.returncode)
+        if time.monotonic() > deadline:
+            process.terminate()
+            raise SandboxError(f"sandbox: the daemon did not answer within {READY_SECONDS:g} s; see {log}")
+        time.sleep(0.02)
+
+
+def _failed(log: Path, begin: int, status: int) -> Exception:
+    """What the daemon said last: its own sentence for the user, or that it failed."""
+    with log.open("rb") as words:
+        words.seek(begin)
+        output = words.read().decode(errors="replace").strip()
+    last = output.splitlines()[-1] if output else "it said nothing"
+    if status == 2:
+        return UserError(last.removeprefix("windtunnel: "))
+    return SandboxError(f"sandbox: the daemon ended with status {status}: {last}; see {log}")

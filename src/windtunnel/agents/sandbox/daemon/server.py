@@ -20,13 +20,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from windtunnel import __version__
-from windtunnel.agents.sandbox.daemon.launch import ERRORS, answers, refuse_open, socket_of
+from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socket_of
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.place import Home, checked_name
@@ -34,6 +34,7 @@ from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, H
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import SHORTEST, Keys
 from windtunnel.base.rpc import Server, Service
+from windtunnel.base.tls import OPTIONS
 from windtunnel.linux.processes import session_first
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
@@ -142,7 +143,7 @@ def open_host(home: Path, on_event: Callable[[Event], None], lock: IO[str]) -> A
 
 
 def facilities() -> list[Facility]:
-    from windtunnel.agents.sandbox.criu import doctor
+    from windtunnel.agents.sandbox.criu.doctor import doctor
 
     return doctor()
 
@@ -250,6 +251,45 @@ def end(status: int) -> None:
     """Leave at once: a thread that hangs in the kernel would keep the process from ending."""
     logging.shutdown()
     os._exit(status)
+
+
+UNIT = """\
+[Unit]
+Description=windtunnel sandboxes of {home}
+After=local-fs.target network.target
+StartLimitIntervalSec=60
+StartLimitBurst=5
+
+[Service]
+Type=notify
+ExecStart={command}
+Restart=on-failure
+RestartSec=100ms
+RestartPreventExitStatus=2
+# the sandboxes outlive the daemon, in control groups of their own
+KillMode=process
+Delegate=yes
+LimitNOFILE=65536
+TimeoutStartSec=300
+TimeoutStopSec=180
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(home: Path, tls: Sequence[str], options: Sequence[str]) -> str:
+    """The unit file of a daemon of ``home``, with the files of ``tls`` and ``options`` of ``serve``."""
+    before = [word for pair in zip(OPTIONS, tls, strict=False) for word in pair]
+    program = Path(sys.executable).with_name("windtunnel")
+    command = [str(program), "sandbox", "--home", str(home), *before, "serve", *options]
+    return UNIT.format(home=str(home).replace("%", "%%"), command=" ".join(map(_quoted, command)))
+
+
+def _quoted(word: str) -> str:
+    for plain, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(plain, instead)
+    return f'"{word}"'
 
 
 def main() -> None:

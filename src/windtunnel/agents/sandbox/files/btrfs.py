@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.policy.room import reserve
+from windtunnel.agents.sandbox.policy.queues import reserve
 from windtunnel.linux import mounts
 from windtunnel.linux.system import BTRFS, file_system, has_file_system, in_sbin, ioctl, locked, opened
 

@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from windtunnel.agents.sandbox.inventory.read import LOCKS, SECOND, Times, held_locks, inventory
+from windtunnel.agents.sandbox.inventory import LOCKS, SECOND, Times, held_locks, inventory
 from windtunnel.agents.sandbox.model import Inventory, Lack, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import differences, values
 from windtunnel.linux import cgroup, inject, namespaces, processes

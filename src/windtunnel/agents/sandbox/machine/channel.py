@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import MachineError
@@ -51,6 +51,22 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0, *, resolve: in
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def make_folders(root: int, path: str) -> int:
+    """The folder, open; every component that is absent is made inside the root."""
+    at = open_inside(root, "/", os.O_RDONLY | os.O_DIRECTORY)
+    done = "/"
+    for part in PurePosixPath(path).parts[1:]:
+        done = os.path.join(done, part)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=at)
+            following = open_inside(root, done, os.O_RDONLY | os.O_DIRECTORY, resolve=IN_ROOT | NO_XDEV)
+        finally:
+            os.close(at)
+        at = following
+    return at
 
 
 FEED_TICK, IDLE = 0.002, 0.1

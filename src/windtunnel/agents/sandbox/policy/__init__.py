@@ -22,21 +22,19 @@ from typing import Literal
 from windtunnel.agents.sandbox.model import Asks, Effects, LackKind, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
 from windtunnel.agents.sandbox.policy.queues import (
+    Admission,
     Forget,
     Past,
     Pick,
     Queued,
     Queues,
     Retention,
-    forgettable,
-    forgotten,
-    picked,
-)
-from windtunnel.agents.sandbox.policy.room import (
-    Admission,
     Room,
     admitted,
     disk_limit,
+    forgettable,
+    forgotten,
+    picked,
     reserve,
 )
 

@@ -27,7 +27,6 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from windtunnel.agents.sandbox.proxy.loop import copy_stream
 from windtunnel.base.errors import UserError
 
 PROXY_PORT, DNS_PORT = 3128, 53
@@ -326,6 +325,19 @@ class Egress(asyncio.DatagramProtocol):
             reply += struct.pack(">HHHIH", 0xC00C, kind, 1, TIME_TO_LIVE, len(entry.packed)) + entry.packed
         if self._names is not None:
             self._names.sendto(reply, address)
+
+
+async def copy_stream(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: int | None = None
+) -> None:
+    """All that comes, and its end; or ``length`` bytes. Raises OSError."""
+    left = length
+    while left != 0 and (data := await reader.read(min(left or 2**16, 2**16))):
+        left = None if left is None else left - len(data)
+        writer.write(data)
+        await writer.drain()
+    if left is None and writer.can_write_eof():
+        writer.write_eof()
 
 
 def _refuse(writer: asyncio.StreamWriter, status: int, words: str) -> None:

@@ -15,9 +15,9 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.proxy import LoopThread
 from windtunnel.agents.sandbox.proxy.conversation import Conversation
 from windtunnel.agents.sandbox.proxy.gate import Turning
-from windtunnel.agents.sandbox.proxy.loop import LoopThread
 from windtunnel.agents.sandbox.proxy.session import LOG, AgentSession
 from windtunnel.agents.sandbox.proxy.upstream import Upstream
 from windtunnel.agents.sandbox.proxy.wire import (

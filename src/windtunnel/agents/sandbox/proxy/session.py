@@ -22,8 +22,7 @@ from starlette.types import Receive, Send
 
 from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, Entry, Headers, Reply
-from windtunnel.agents.sandbox.proxy.exchange import BrokeOff, Exchange
-from windtunnel.agents.sandbox.proxy.gate import Gate, Turning, Window
+from windtunnel.agents.sandbox.proxy.gate import BrokeOff, Exchange, Gate, Turning, Window
 from windtunnel.agents.sandbox.proxy.upstream import (
     Request,
     Upstream,

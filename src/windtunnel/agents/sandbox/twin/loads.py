@@ -4,6 +4,12 @@ A trace says how long the model thinks and, where it was judged or generated, wh
 does not say how long commands run or how much memory they touch. That is drawn here, from a ``Shape`` whose
 figures are assumptions to be set by the user: no data set that we know holds them all. Classes are not taken
 over: each turn becomes the *effects* that an inspector would report of it, and the policy decides.
+
+Of generated turns, the share of *none* is the lower bound that Crab (arXiv 2604.28138) publishes; how the
+rest is divided is our choice. How long the model thinks comes from the six gaps between a tool's answer and
+the next reply at the start of one public mini-SWE-agent trajectory (deepseek-chat on django-10914, which
+records both times): 3.2, 2.6, 2.8, 3.3, 5.7 and 41.2 s, median 3.3 s, standard deviation of the logarithms
+1.05. That is little data, and one model.
 """
 
 from __future__ import annotations
@@ -25,8 +31,19 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy.effects import class_of
-from windtunnel.agents.sandbox.traces.generate import Mix, generate
-from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.traces import Trace, TraceTurn
+
+SHARES = (0.75, 0.05, 0.12, 0.08)
+"""Of the classes none, shell, files and full among generated turns."""
+PEEKED = 1 / 8
+"""Of the generated turns of class none, the part that asks a service something."""
+THINK_MEDIAN, THINK_SIGMA, THINK_LONGEST = 3.3, 1.05, 600.0
+"""Of the log-normal, seconds; a draw beyond the longest is cut to it."""
+
+
+def think_time(normal: float) -> float:
+    """The time that belongs to a draw from the standard normal distribution, to the millisecond."""
+    return round(min(THINK_LONGEST, THINK_MEDIAN * math.exp(THINK_SIGMA * normal)), 3)
 
 
 @dataclass(frozen=True)
@@ -149,9 +166,22 @@ def from_trace(trace: Trace, rng: np.random.Generator, shape: Shape = Shape()) -
 
 
 @lru_cache(maxsize=2048)
-def _generated(turns: int, seed: int) -> Trace:
-    """A search asks for the same sessions again and again."""
-    return generate(turns, seed, Mix())
+def generate(turns: int, seed: int) -> Trace:
+    """A session of so many turns, with nothing to run. A search asks for the same ones again and again."""
+    rng = np.random.default_rng(seed)
+    classes = rng.choice(len(SHARES), turns, p=SHARES)
+    thinks, peeks = rng.standard_normal(turns), rng.random(turns) < PEEKED
+    return Trace(
+        f"generated-{seed}", "generated", "Apache-2.0",
+        tuple(
+            TraceTurn(
+                number + 1, "", think_time(float(thinks[number])) if number + 1 < turns else 0.0,
+                tags=("peek",) if peeks[number] and not classes[number] else (),
+                true_class=TurnClass(int(classes[number])),
+            )
+            for number in range(turns)
+        ),
+    )  # fmt: skip
 
 
 def sessions(
@@ -161,7 +191,7 @@ def sessions(
     every count, so that more sandboxes on a host only add to those that were there."""
     played = []
     for place, rng in enumerate(np.random.default_rng(seed).spawn(count)):
-        trace = traces[place % len(traces)] if traces else _generated(turns, int(rng.integers(2**31)))
+        trace = traces[place % len(traces)] if traces else generate(turns, int(rng.integers(2**31)))
         played.append(from_trace(trace, rng, shape))
     return played
 

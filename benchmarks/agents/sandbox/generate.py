@@ -6,13 +6,7 @@ weakest class that loses nothing of the turn. It is finer than what an inspector
 request that only reads a counter is *none* (tag ``peek``), though the service received input and dirtied
 pages.
 
-The default probability of *none*, 0.75, is the share that Crab (arXiv 2604.28138) publishes as a lower bound;
-how the rest is divided is our choice.
-
-How long the model thinks is drawn from a log-normal. Its default parameters come from the six gaps between a
-tool's answer and the next reply at the start of one public mini-SWE-agent trajectory (deepseek-chat on
-django-10914, which records both times): 3.2, 2.6, 2.8, 3.3, 5.7 and 41.2 s, median 3.3 s, standard deviation
-of the logarithms 1.05. That is little data, and one model.
+Shares of the classes and think times are those of the twin (`twin.loads`).
 """
 
 from __future__ import annotations
@@ -22,25 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from benchmarks.agents.sandbox import recipes
+from benchmarks.agents.sandbox.recipes import SessionState
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.traces import recipes
-from windtunnel.agents.sandbox.traces.recipes import SessionState
-from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
+from windtunnel.agents.sandbox.traces import FIXED_ENVIRONMENT, Trace, TraceTurn
+from windtunnel.agents.sandbox.twin.loads import SHARES, think_time
 from windtunnel.base.errors import UserError
 
 TOOLS = ("ask.py", "check.py", "svc.py")
-THINK_MEDIAN, THINK_SIGMA, THINK_LONGEST = 3.3, 1.05, 600.0
-"""Of the log-normal, seconds; a draw beyond the longest is cut to it."""
 
 
 @dataclass(frozen=True)
 class Mix:
     """Weights of the four classes; they need not sum to one."""
 
-    none: float = 0.75
-    shell: float = 0.05
-    files: float = 0.12
-    full: float = 0.08
+    none: float = SHARES[0]
+    shell: float = SHARES[1]
+    files: float = SHARES[2]
+    full: float = SHARES[3]
 
     def __post_init__(self) -> None:
         weights = self.weights
@@ -79,7 +72,7 @@ def generate(
             TraceTurn(
                 turn=number,
                 command=step.command,
-                think=_think(random) if number < turns else 0.0,
+                think=think_time(random.gauss(0, 1)) if number < turns else 0.0,
                 expect_exit=step.exit_code,
                 expect_stdout=step.stdout,
                 tags=step.tags,
@@ -96,11 +89,6 @@ def generate(
         prelude=prelude(workdir),
         probes={f"port {port}": f"{world.ask} {port} /peek" for port in sorted(world.services)},
     )
-
-
-def _think(random: Random) -> float:
-    """One think time, to the millisecond."""
-    return round(min(THINK_LONGEST, THINK_MEDIAN * math.exp(THINK_SIGMA * random.gauss(0, 1))), 3)
 
 
 def prelude(workdir: str) -> str:
