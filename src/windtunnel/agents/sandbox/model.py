@@ -236,14 +236,13 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class ShellState:
-    """The state of one persistent shell, as it can be replayed into a fresh one of the same program.
+    """The state of one persistent shell, as it can be replayed into a fresh one.
 
     ``script`` is what the shell printed about itself (``declare -p`` and the like); ``fingerprint`` is its
     hash less what changes by itself (RANDOM, SECONDS, …).
     """
 
     name: str
-    program: str
     script: str
     fingerprint: str
 

@@ -44,14 +44,13 @@ def test_variables_survive_being_printed_and_declared(values: dict[str, str | li
             else f"{name}={quoted(value)}\n"
         )
     printed = bash(script + "echo 'm variables'; declare -p")
-    state = State.parse("bash", printed, "m")
+    state = State.parse(printed, "m")
     found = state.variables()
     assert set(values) <= set(found)
     again = "".join(
         f"declare {flags} {name}{value}\n" for name, (flags, value) in found.items() if name in values
     )
     then = State.parse(
-        "bash",
         bash(
             again.encode(errors="surrogateescape").decode(errors="replace") + "echo 'm variables'; declare -p"
         ),
@@ -61,7 +60,7 @@ def test_variables_survive_being_printed_and_declared(values: dict[str, str | li
 
 
 def state(**sections: str) -> State:
-    return State("bash", {"directory": "/\n", **sections})
+    return State({"directory": "/\n", **sections})
 
 
 def test_volatile_variables_do_not_count() -> None:
@@ -101,7 +100,7 @@ def test_states_that_cannot_be_carried() -> None:
     ):
         found = shell_effect(state(**sections).shell_state("main"))
         assert words in found.held[0] and not found.not_replayable
-    broken = ShellState("main", "bash", json.dumps([1]), "")
+    broken = ShellState("main", json.dumps([1]), "")
     assert "cannot be read" in shell_effect(broken).not_replayable[0]
     with pytest.raises(MachineError, match="cannot be read"):
         State.of(broken)

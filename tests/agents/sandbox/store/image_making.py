@@ -88,7 +88,7 @@ def manifest(id: str = "20260101-000000-abc", **fields: object) -> Manifest:
         "created": 1.5,
         "files": FilesPart(id, "copy", 9),
         "image": ImagePart(id, 7, ("init", "bash"), ("/bin/bash",), ("/bin/bash",), 8192, 4096),
-        "shells": (ShellState("main", "bash", "declare -- a='ü'", "f00"),),
+        "shells": (ShellState("main", "declare -- a='ü'", "f00"),),
         "spec": SandboxSpec("demo", limits=Limits(cpus=1), environment={"A": "b"}, services={"web": "serve"}),
         "kept": ("files",),
         "lacks": (Lack("processes", "sleep 5 (process 7 inside)", "it is watched"),),

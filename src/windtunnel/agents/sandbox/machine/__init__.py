@@ -216,7 +216,7 @@ class Machine:
             with launch.group(home, spec.name).first():
                 machine = cls(home, spec, externals, launch.start(spec, externals))
                 machine.limits_missed = missed
-                machine._shell("main")
+                machine._shell("main").rest()
             return machine
         except BaseException:
             if machine is not None:

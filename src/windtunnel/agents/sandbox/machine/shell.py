@@ -33,6 +33,7 @@ from windtunnel.agents.sandbox.machine.state import (
     differences,
     end_script,
     go_script,
+    plain_stream,
     quiet_script,
     replay_script,
     stream,
@@ -93,14 +94,24 @@ class Shell:
         self.inner, self.program = int(inner), program.decode(errors="replace")
         try:
             self._folder.write("born", f"{self.inner} {self.program} {self._mark}".encode())
-            self._folder.write("end", end_script(self.program, self.name).encode())
-            self._folder.write("capture", capture_script(self.program, self.name, self._mark).encode())
+            self._folder.write("end", end_script(self.name).encode())
+            self._folder.write("capture", capture_script(self.name, self._mark).encode())
             self._keep_status(0)
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be started: {error.strerror}") from error
         self._find()
-        first = "builtin shopt -s expand_aliases\n" if self.program == "bash" else ":\n"
-        self._quiet(first.encode())
+        if not self.plain:
+            self._quiet(b"builtin shopt -s expand_aliases\n")
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is no bash: then it lives for one command, and keeps nothing."""
+        return self.program != "bash"
+
+    def rest(self) -> None:
+        """There is nothing to run yet."""
+        if self.plain:
+            self._kill()
 
     def find_again(self) -> bool:
         """Take over a shell that runs already; False when it is not there."""
@@ -129,7 +140,7 @@ class Shell:
 
     def state(self) -> State:
         """As of the end of the last command."""
-        state = State.parse(self.program, self._text("state"), self._mark)
+        state = State.parse(self._text("state"), self._mark)
         state.sections["traps"] = self._text("traps")
         state.sections["arguments"] = self._text("arguments")
         held = processes.inherited_descriptors(self.pid) if self.pid else {}
@@ -147,11 +158,11 @@ class Shell:
     def replay(self, wanted: State) -> None:
         """Make this shell's state equal to ``wanted``; MachineError says, at the end, what stayed
         different."""
+        if self.plain:
+            raise MachineError(f"shell {self.name} is a plain sh, which keeps no state")
         # after a restore the files may be newer than the shell: what they say of it is not what it is
         self._quiet(b":")
         now = self.state()
-        if now.program != wanted.program:
-            raise MachineError(f"the state is one of {wanted.program}, the shell is {now.program}")
         script, problems = replay_script(now, wanted)
         output = self._quiet(script.encode(errors="surrogateescape"))
         left = [part for part in differences(self.state(), wanted) if not any(part in p for p in problems)]
@@ -167,7 +178,7 @@ class Shell:
             outputs = Outputs(self._folder, token, None)
             try:
                 self._folder.write("go", quiet_script(self.name, script, token))
-                lines = stream(self.program, self.name, token, None, quiet=True)
+                lines = stream(self.name, token, None, quiet=True)
                 self._answers.send(lines)
                 if self._wait(f"done {token}".encode(), time.monotonic() + BIRTH) is None:
                     raise MachineError(f"shell {self.name} does not answer")
@@ -181,7 +192,7 @@ class Shell:
 
     def reseed(self) -> None:
         """Give RANDOM a new seed from the kernel."""
-        if self.program == "bash":
+        if self.pid and not self.plain:
             self._quiet(b"RANDOM=$SRANDOM")
 
     # --- turns -----------------------------------------------------------------------------------------
@@ -203,14 +214,16 @@ class Shell:
         outputs, healed = self._outputs(token, on_output)
         feed = Feed(self._folder, f"feed.{token}", stdin) if stdin is not None else None
         try:
-            go = go_script(self.program, self.name, command, token, fed=feed is not None)
+            go = go_script(self.name, command, token, fed=feed is not None, plain=self.plain)
             direct = len(go) < DIRECT and b" DEBUG\n" in self._folder.read("traps", STATE_LIMIT)
             self._folder.write("go", go)
             kept = self.state() if timeout is not None or cancel is not None else None
-            lines = stream(self.program, self.name, token, go if direct else None, quiet=False)
-            self._answers.send(lines)
+            lines = stream(self.name, token, go if direct else None, quiet=False)
+            self._answers.send(plain_stream(self.name, token) if self.plain else lines)
             deadline = None if timeout is None else begin + timeout
             ended, status, notes = self._await(token, deadline, cancel, outputs)
+            if self.plain:
+                self._kill()
             lives = self.pid != 0
             if ended in ("timeout", "cancelled"):
                 notes += self._cut(before, since_boot, kept)
@@ -240,7 +253,7 @@ class Shell:
             return Outputs(self._folder, token, on_output), []
         except OSError:
             self._kill()
-            self._again(State(self.program, {}))
+            self._again(State({}))
         try:
             lost = "the sandbox had removed the shell's channel: it was started anew, without its state"
             return Outputs(self._folder, token, on_output), [lost]
@@ -306,7 +319,7 @@ class Shell:
 
     def _again(self, kept: State) -> list[str]:
         """Start it anew with the state that it had before the command."""
-        if not self._init.alive():
+        if self.plain or not self._init.alive():
             return []
         try:
             self.start()

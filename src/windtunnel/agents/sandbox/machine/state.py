@@ -1,5 +1,5 @@
-"""The scripts through which the host leads a persistent shell, and the state that the shell prints of itself;
-for bash, and for a plain POSIX sh.
+"""The scripts through which the host leads a persistent shell, bash, and the state that it prints of itself.
+A plain POSIX sh, where an image has no bash, is a new process for each command, and has none.
 
 The shell reads its own input, line by line, from the FIFO ``in``: bash keeps it on a descriptor that
 commands never inherit. For a command the host writes the file ``go`` (the command in an ``eval`` with both
@@ -30,43 +30,25 @@ from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 from windtunnel.agents.sandbox.place import CHANNEL
 
 
-def end_script(program: str, shell: str) -> str:
+def end_script(shell: str) -> str:
     """Sourced after a command: tells its exit status, then `capture_script`."""
     folder = f"/{CHANNEL}/{shell}"
-    return f"{_builtin(program)}printf 'status %s\\n' \"$?\" >{folder}/ack\n. {folder}/capture\n"
+    return f"builtin printf 'status %s\\n' \"$?\" >{folder}/ack\n. {folder}/capture\n"
 
 
-def capture_script(program: str, shell: str, mark: str) -> str:
+def capture_script(shell: str, mark: str) -> str:
     """Has the shell describe itself into the file ``state``."""
-    if program == "bash":
-        parts = {
-            "variables": "builtin declare -p",
-            "functions": "builtin declare -f",
-            "attributes": "builtin declare -F",
-            "aliases": "builtin alias -p",
-            "shopt": "builtin shopt -p",
-            "options": "builtin set +o",
-            "umask": "builtin umask -p",
-            "limits": "builtin ulimit -Sa; builtin ulimit -Ha",
-            "directory": "builtin dirs -p -l",
-        }
-    else:
-        parts = {
-            "variables": "set",
-            "attributes": "export -p",
-            "aliases": "alias",
-            "options": "set +o",
-            "umask": 'printf "umask %s\\n" "$(umask)"',
-            "limits": "ulimit -a",
-            "directory": "pwd",
-        }
-    say = f"{_builtin(program)}printf"
-    lines = [f"{say} '{mark} {name}\\n'; {command}" for name, command in parts.items()]
+    parts = {
+        "variables": "declare -p", "functions": "declare -f", "attributes": "declare -F",
+        "aliases": "alias -p", "shopt": "shopt -p", "options": "set +o", "umask": "umask -p",
+        "limits": "ulimit -Sa; builtin ulimit -Ha", "directory": "dirs -p -l",
+    }  # fmt: skip
+    lines = [f"builtin printf '{mark} {name}\\n'; builtin {command}" for name, command in parts.items()]
     body = "\n".join(lines)
-    return f"{{ {body}\n}} >|/{CHANNEL}/{shell}/state 2>/dev/null </dev/null\n{_builtin(program)}:\n"
+    return f"{{ {body}\n}} >|/{CHANNEL}/{shell}/state 2>/dev/null </dev/null\nbuiltin :\n"
 
 
-def stream(program: str, shell: str, token: str, command: bytes | None, *, quiet: bool) -> bytes:
+def stream(shell: str, token: str, command: bytes | None, *, quiet: bool) -> bytes:
     """The lines for the FIFO. ``command``: framed by `go_script`, to be run at the top level instead of from
     the file ``go``. ``quiet``: a command of the host's own, which leaves ``$?`` as it was.
 
@@ -74,28 +56,31 @@ def stream(program: str, shell: str, token: str, command: bytes | None, *, quiet
     prints goes where the shell's output goes before the redirection of the command, which is nowhere.
     """
     folder = f"/{CHANNEL}/{shell}"
-    builtin = _builtin(program)
-    traps = "builtin trap -p" if program == "bash" else "trap"
-    arguments = "builtin printf ' %s' \"${@@Q}\"" if program == "bash" else ":"
     after = (
         f". {folder}/{'capture' if quiet else 'end'}\n"
-        f"{traps} >|{folder}/traps 2>/dev/null\n"
-        f"{arguments} >|{folder}/arguments 2>/dev/null\n"
-        f"{builtin}printf 'done %s\\n' {token} >{folder}/ack\n"
+        f"builtin trap -p >|{folder}/traps 2>/dev/null\n"
+        f"builtin printf ' %s' \"${{@@Q}}\" >|{folder}/arguments 2>/dev/null\n"
+        f"builtin printf 'done %s\\n' {token} >{folder}/ack\n"
     )
     return (command if command is not None else f". {folder}/go\n".encode()) + after.encode()
 
 
-def go_script(program: str, shell: str, command: bytes, token: str, *, fed: bool = False) -> bytes:
-    """``command``, framed. ``fed``: its standard input comes from the host."""
+def plain_stream(shell: str, token: str) -> bytes:
+    """The lines for a plain sh, which ends after them."""
+    folder = f"/{CHANNEL}/{shell}"
+    return f". {folder}/go\nprintf 'status %s\\ndone {token}\\n' \"$?\" >{folder}/ack\n".encode()
+
+
+def go_script(shell: str, command: bytes, token: str, *, fed: bool = False, plain: bool = False) -> bytes:
+    """``command``, framed. ``fed``: its standard input comes from the host. ``plain``: for a plain sh."""
     folder = f"/{CHANNEL}/{shell}"
     quoted = b"'" + command.replace(b"'", b"'\\''") + b"'"
-    status = f". {folder}/rc && {_builtin(program)}:; ".encode()  # on one line, so that lines count from 1
-    run = b"builtin eval " if program == "bash" else b"command eval "
+    # on one line, so that lines count from 1
+    run = b"command eval " if plain else f". {folder}/rc && builtin :; builtin eval ".encode()
     source = f"{folder}/feed.{token}" if fed else "/dev/null"
     outputs = f" >>{folder}/out.{token} 2>>{folder}/err.{token} <{source}\n".encode()
     # "--" would be no protection in every sh: a command that starts with a dash is led in by a blank
-    return status + run + (b"' ' " if command.startswith(b"-") else b"") + quoted + outputs
+    return run + (b"' ' " if command.startswith(b"-") else b"") + quoted + outputs
 
 
 def quiet_script(shell: str, script: bytes, token: str) -> bytes:
@@ -103,10 +88,6 @@ def quiet_script(shell: str, script: bytes, token: str) -> bytes:
     wrapped = f"eval {shlex.quote(script.decode(errors='surrogateescape'))}"
     text = f"{wrapped} >>{folder}/out.{token} 2>>{folder}/err.{token} </dev/null\n:\n"
     return text.encode(errors="surrogateescape")
-
-
-def _builtin(program: str) -> str:
-    return "builtin " if program == "bash" else ""
 
 
 SECTIONS = (
@@ -124,17 +105,16 @@ STATEMENT = re.compile(rf"declare (-\S+) ([A-Za-z_]\w*)((?:=(?:\\.|{QUOTED}|[^\n
 
 @dataclass(frozen=True)
 class State:
-    """One shell's sections by name, as printed; ``program`` is bash or sh."""
+    """One shell's sections by name, as printed."""
 
-    program: str
     sections: dict[str, str]
 
     @classmethod
-    def parse(cls, program: str, printed: str, mark: str) -> State:
+    def parse(cls, printed: str, mark: str) -> State:
         """From what the shell wrote: every section is led in by a line that holds the secret ``mark``."""
         # the variable _ holds the mark, too, but never at the beginning of a line
         pieces = re.split(rf"^{re.escape(mark)} (\w+)\n", printed, flags=re.MULTILINE)
-        return cls(program, dict(zip(pieces[1::2], pieces[2::2], strict=True)))
+        return cls(dict(zip(pieces[1::2], pieces[2::2], strict=True)))
 
     @classmethod
     def of(cls, shell: ShellState) -> State:
@@ -144,7 +124,7 @@ class State:
             assert isinstance(sections, dict)
         except (ValueError, AssertionError) as error:
             raise MachineError(f"the kept state of shell {shell.name} cannot be read") from error
-        return cls(shell.program, {str(key): str(value) for key, value in sections.items()})
+        return cls({str(key): str(value) for key, value in sections.items()})
 
     @property
     def complete(self) -> bool:
@@ -168,24 +148,22 @@ class State:
 
     def fingerprint(self) -> str:
         """A hash of all that counts."""
-        digest = hashlib.blake2s(self.program.encode())
+        digest = hashlib.blake2s()
         for name in SECTIONS:
             if name == "jobs":  # pids of the host, which are others after a restore
                 continue
             text = self.text(name)
-            if name == "variables" and self.program == "bash":
+            if name == "variables":
                 text = repr(sorted(self.variables().items()))
             digest.update(f"{name}\0{text}\0".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def shell_state(self, name: str) -> ShellState:
         kept = dict(self.sections)
-        if self.program == "bash":
-            kept["variables"] = "".join(
-                f"declare {flags} {variable}{value}\n"
-                for variable, (flags, value) in self.variables().items()
-            )
-        return ShellState(name, self.program, json.dumps(kept), self.fingerprint())
+        kept["variables"] = "".join(
+            f"declare {flags} {variable}{value}\n" for variable, (flags, value) in self.variables().items()
+        )
+        return ShellState(name, json.dumps(kept), self.fingerprint())
 
 
 def shell_effect(shell: ShellState) -> ShellEffect:
@@ -201,12 +179,7 @@ def shell_effect(shell: ShellState) -> ShellEffect:
         held.append("it has background jobs")
     if "COPROC" in state.variables():
         held.append("it has a coprocess")
-    lost = state.program != "bash" and state.text("functions").strip()
-    return ShellEffect(
-        shell.name,
-        held=tuple(held),
-        not_replayable=("functions of sh cannot be read back",) if lost else (),
-    )
+    return ShellEffect(shell.name, held=tuple(held))
 
 
 def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
@@ -215,8 +188,6 @@ def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
     Options that decide how functions are read (extglob) come first; those that would disturb the script
     itself (errexit, nounset, traps, aliases) come last.
     """
-    if wanted.program != "bash":
-        return _plain_script(now, wanted), []
     problems: list[str] = []
     lines = ["builtin set +euvxnTEC +o posix", "builtin trap - DEBUG ERR RETURN", *_no_traps(now)]
     lines += ["builtin unalias -a", *(f"builtin unset -f -- {shlex.quote(name)}" for name in now.functions())]
@@ -251,10 +222,6 @@ def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
 
 def differences(now: State, wanted: State) -> list[str]:
     """Names of the parts in which two states differ."""
-    if now.program != wanted.program:
-        return [f"program ({now.program} instead of {wanted.program})"]
-    if now.program != "bash":
-        return [] if now.text("directory") == wanted.text("directory") else ["directory"]
     sections = [name for name in SECTIONS if name not in ("variables", "jobs")]
     sections = [name for name in sections if now.text(name).strip() != wanted.text(name).strip()]
     have, want = now.variables(), wanted.variables()
@@ -280,19 +247,3 @@ def _function_attributes(state: State) -> list[str]:
         if flags.strip("-f"):
             lines.append(f"builtin declare {flags} -- {shlex.quote(name)}")
     return lines
-
-
-def _plain_script(now: State, wanted: State) -> str:
-    """The same for a POSIX shell, which prints less of itself."""
-    names = re.compile(r"^([A-Za-z_]\w*)=", re.MULTILINE)
-    own = {"PPID", "OPTIND", "PS1", "PS2", "PS4", "IFS", "_", "LINENO"}
-    gone = set(names.findall(now.text("variables"))) - set(names.findall(wanted.text("variables"))) - own
-    lines = ["unalias -a", *(f"unset -v {name}" for name in sorted(gone))]
-    lines += [re.sub(r"(?m)^(PPID|LINENO|_)=.*$", "", wanted.text("variables")), wanted.text("attributes")]
-    lines += [wanted.text("umask"), f"cd {shlex.quote(wanted.text('directory').rstrip(chr(10)))}"]
-    lines += [
-        f"alias {line}" if not line.startswith("alias ") else line
-        for line in wanted.text("aliases").splitlines()
-    ]
-    lines += [wanted.text("traps"), wanted.text("options")]
-    return "\n".join(lines) + "\n"

@@ -36,7 +36,7 @@ from windtunnel.store.objects.chunks import decompress
 from windtunnel.store.objects.files import ObjectError
 
 NAME = "store.db"
-FORMAT = 3
+FORMAT = 4
 _LOG_BYTES = 8 << 20
 """A log that is longer than this is brought into the file."""
 _SCHEMA = """

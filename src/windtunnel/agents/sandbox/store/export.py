@@ -35,7 +35,7 @@ from windtunnel.store.objects import chunks
 from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 4
+VERSION = 5
 TRANSFERS = 8
 FOLDER, SUFFIX = "checkpoints", ".json"
 _KIND = "exported checkpoint of a sandbox"

@@ -57,7 +57,7 @@ from windtunnel.store.objects.chunks import compress, decompress, in_order
 from windtunnel.store.objects.files import ObjectError, checked, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 3
+VERSION = 4
 KIND = "manifest of a sandbox"
 _AHEAD = 4
 """Frames that are read at once in a scrub."""
