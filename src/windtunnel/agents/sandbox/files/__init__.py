@@ -9,7 +9,6 @@ from typing import Literal
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import btrfs
 from windtunnel.agents.sandbox.files.btrfs_pool import BtrfsPool
-from windtunnel.agents.sandbox.files.copy_pool import CopyPool
 from windtunnel.agents.sandbox.files.pool import Pool, faults
 from windtunnel.agents.sandbox.files.tree import LeftOut
 
@@ -34,13 +33,13 @@ def open_pool(
         if kind == "copy" or (kind == "auto" and copies and not image.exists()):
             if image.exists():
                 raise PoolError(f"the pool {folder} is a btrfs ({image}), not of kind 'copy'")
-            return CopyPool(folder)
+            return Pool(folder)
         if btrfs.is_btrfs(folder) and os.geteuid() == 0:
             return BtrfsPool(folder, own=image.exists())
         missing = btrfs.usable(folder)
         if missing and kind == "btrfs":
             raise PoolError(f"the pool {folder} cannot be a btrfs: {missing}")
         if missing:
-            return CopyPool(folder)
+            return Pool(folder)
         btrfs.mount_pool(folder, size)
         return BtrfsPool(folder, own=True)

@@ -108,6 +108,9 @@ class BtrfsPool(Pool):
             with faults(f"the pool {folder} cannot be used"):
                 btrfs.forget_groups(folder)
 
+    def _tree(self, path: Path) -> Path:
+        return path
+
     def _make(self, path: Path) -> None:
         btrfs.create(path)
 
@@ -127,7 +130,7 @@ class BtrfsPool(Pool):
 
     def create(self, box: str, image: str, limit: int | None = None) -> None:
         origin = self._image(image)
-        self._begin(box, origin, Usage(btrfs.subvolume(origin).born, limit=limit))
+        self._root(box, origin, Usage(btrfs.subvolume(origin).born, limit=limit))
 
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
@@ -136,7 +139,7 @@ class BtrfsPool(Pool):
             usage = usage.looked_up(origin)
         usage = replace(usage, counted=0, of="")
         try:
-            self._begin(box, origin, usage)
+            self._root(box, origin, usage)
         except PoolError as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
@@ -145,9 +148,9 @@ class BtrfsPool(Pool):
             # the root that is given up anyway may hold the room that is missing; its limit is remembered
             super().drop_box(box)
             btrfs.waited_for_room(self._folder)
-            self._begin(box, origin, usage)
+            self._root(box, origin, usage)
 
-    def _begin(self, box: str, origin: Path, usage: Usage) -> None:
+    def _root(self, box: str, origin: Path, usage: Usage) -> None:
         """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
         live = self._lives / checked(box)
         with (
@@ -174,7 +177,7 @@ class BtrfsPool(Pool):
                 raise
             btrfs.destroy(path)
 
-    def snapshot(self, box: str, snapshot: str) -> int:
+    def snapshot(self, box: str, snapshot: str) -> None:
         live, path = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
             chain, usage = self._chain(live), self._usage(live)
@@ -185,7 +188,6 @@ class BtrfsPool(Pool):
             usage = replace(usage, used=used, counted=counted, of=chain[0][0])
             with suppress(OSError):  # where the disk is full, what was made is good without its note
                 self._note(path, path, chain, usage)
-        return 0
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
         """Bytes of file data in ``snapshot`` that ``older``, or else its nearest origin but the live root,
@@ -222,9 +224,7 @@ class BtrfsPool(Pool):
         parted = _parted(self._chain(first), self._chain(second))
         if parted is not None:
             return _changed_since(first, second, parted + 1)
-        compared = Comparison(first, second, lambda path, old, new: False)
-        compared.trees()
-        return compared.result()
+        return super()._compared(first, second)
 
     def flush(self, box: str) -> None:
         with faults(f"what sandbox {box!r} wrote cannot be flushed"):

@@ -1,7 +1,11 @@
-"""A pool: images, the live roots of sandboxes, and snapshots of these. What all kinds do alike stands here:
-folders, checked names, drafts, mount points, imports, and what nobody refers to.
+"""A pool: images, the live roots of sandboxes, and snapshots of these, as whole trees that are copied.
 
-A draft is whole before it gets its name. Live roots become visible at mount points of their own.
+Blocks are shared where the file system can. What differs is found by comparing two trees, bytes included,
+since no time of a file says that it was not changed. A draft is whole before it gets its name. Live roots
+become visible at mount points of their own; without root nothing is mounted: ``mount`` gives the folder
+itself, owners are the user's, and devices are absent.
+
+`BtrfsPool` does the same by snapshots.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import re
 import stat
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,10 +25,11 @@ from typing import IO
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import archive
 from windtunnel.agents.sandbox.files.source import look_at
+from windtunnel.agents.sandbox.files.tree import Comparison, Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
-from windtunnel.linux.system import opened
+from windtunnel.linux.system import opened, sync_file_system
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@:-]{0,199}")
 FLAGS = mounts.MS_NOATIME | mounts.MS_NODEV
@@ -54,7 +58,7 @@ def faults(what: str) -> Iterator[None]:
         raise PoolError(f"{what}: {error.strerror or error}{where}") from error
 
 
-class Pool(ABC):
+class Pool:
     """One process at a time uses a pool; any of its threads may.
 
     Every method raises ``PoolError`` for a fault of the machine, ``import_image`` also ``UserError`` for a
@@ -66,12 +70,10 @@ class Pool(ABC):
     file for each sandbox that has something to remember.
     """
 
-    kind: str
-    """``btrfs`` or ``copy``."""
-    _may_mount = True
+    kind = "copy"
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._may_mount = folder, os.geteuid() == 0
         names = ("images", "live", "channels", "snaps", "mounts", "trash", "notes", "layers")
         folders = [folder / name for name in names]
         self._images, self._lives, self._channels, self._snaps = folders[:4]
@@ -113,15 +115,30 @@ class Pool(ABC):
     def images(self) -> list[str]:
         return sorted(os.listdir(self._images))
 
-    @abstractmethod
     def create(self, box: str, image: str, limit: int | None = None) -> None:
         """A live root like the image; a root that the sandbox has already is replaced. ``limit``: bytes that
         it may use beyond the image, where `unbounded` has no objection."""
+        self._begin(box, self._image(image))
 
-    @abstractmethod
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         """The live root becomes what the snapshot is. It has to be mounted (again) afterwards. What the
         snapshot uses beyond its image counts against the ``limit``."""
+        self._begin(box, self._tree(self._snap(snapshot)))
+
+    def _begin(self, box: str, origin: Path) -> None:
+        """The live root of ``box`` is a copy of ``origin``, in place of what it was."""
+        live = self._lives / checked(box)
+        with faults(f"sandbox {box!r} cannot get a root"), self._draft(box) as draft:
+            self._fill(draft, origin)
+            self.unmount(box)
+            self._discard(live)
+            os.rename(draft, live)
+            self._discard(self._channels / box)
+            (self._channels / box).mkdir(mode=0o700)
+
+    def _fill(self, draft: Path, origin: Path) -> None:
+        self._tree(draft).mkdir()
+        Copier().tree(str(origin), str(self._tree(draft)))
 
     def mount(self, box: str) -> Path:
         """Where the live root is visible: a mount point of its own with private propagation. Idempotent."""
@@ -138,14 +155,20 @@ class Pool(ABC):
             with faults(f"the root of sandbox {box!r} cannot be unmounted"):
                 self._hide(box)
 
-    @abstractmethod
-    def snapshot(self, box: str, snapshot: str) -> int:
-        """Keep the live root as it is now, all or nothing; the sandbox is frozen. Bytes copied for it."""
+    def snapshot(self, box: str, snapshot: str) -> None:
+        """Keep the live root as it is now, all or nothing; the sandbox is frozen."""
+        live, there = self._live(box), self._unused(snapshot)
+        with faults(f"no snapshot of sandbox {box!r}"), self._draft(snapshot) as draft:
+            self._fill(draft, self._tree(live))
+            os.rename(draft, there)
 
-    @abstractmethod
     def bytes_new(self, snapshot: str, older: str = "") -> int:
-        """Bytes of file data that came with this snapshot, after snapshot ``older`` where one is named;
-        not while a sandbox is frozen, it may take a while."""
+        """Bytes of file data that came with this snapshot, after snapshot ``older`` where one is named; of
+        copies, all. Not while a sandbox is frozen, it may take a while."""
+        with faults(f"the size of snapshot {snapshot!r} cannot be read"):
+            walked = os.walk(self._tree(self._snap(snapshot)))
+            files = (os.lstat(os.path.join(folder, name)) for folder, _, names in walked for name in names)
+            return sum(about.st_blocks * 512 for about in files if stat.S_ISREG(about.st_mode))
 
     def drop_box(self, box: str) -> None:
         self.unmount(box)
@@ -199,18 +222,23 @@ class Pool(ABC):
         with faults(f"snapshot {snapshot!r} cannot be sent"):
             archive.send(self._tree(self._snap(snapshot)), out, used=self._used(snapshot))
 
-    @abstractmethod
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
         """Make a snapshot from what ``send`` of any kind of pool wrote."""
+        there = self._unused(snapshot)
+        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as draft:
+            self._tree(draft).mkdir(mode=0o755)
+            archive.receive(self._tree(draft), source)
+            os.rename(draft, there)
 
     def usage(self) -> tuple[int, int]:
         """Bytes of the pool's file system that are used, and all of them."""
         about = os.statvfs(self._folder)
         return (about.f_blocks - about.f_bfree) * about.f_frsize, about.f_blocks * about.f_frsize
 
-    @abstractmethod
     def sync(self, snapshot: str) -> None:
         """The snapshot is on the disk when this returns."""
+        with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
+            sync_file_system(self._snap(snapshot))
 
     vouched = "only that all can be read: this file system keeps no checksums"
     """What `scrubbed` and `verify` can say of files, in words."""
@@ -224,12 +252,11 @@ class Pool(ABC):
         """What of each snapshot is damaged, in words (at most ten a snapshot), and bytes read from the disk,
         past what the kernel remembers of it."""
         damage: dict[str, list[str]] = {}
-        errors: dict[tuple[int, int], str] = {}
         read = 0
         for snapshot in snapshots:
             damage[snapshot] = []
             try:
-                for wrong, count in _unreadable(self._tree(self._snap(snapshot)), errors):
+                for wrong, count in _unreadable(self._tree(self._snap(snapshot))):
                     read += count
                     if wrong and len(damage[snapshot]) < 10:
                         damage[snapshot].append(wrong)
@@ -246,8 +273,8 @@ class Pool(ABC):
         """Remove the leftovers; what was removed, in words. Without ``snapshots`` all of them stay."""
         removed = []
         with faults("leftovers of the pool cannot be removed"):
-            for words, path, remove in self._unclaimed(boxes, snapshots):
-                remove(path)
+            for words, path, take_away in self._unclaimed(boxes, snapshots):
+                take_away(path)
                 removed.append(words)
         return removed
 
@@ -260,33 +287,35 @@ class Pool(ABC):
                 while mounts.unmount(self._points):
                     pass
 
-    @abstractmethod
     def _make(self, path: Path) -> None:
-        """A new, empty tree."""
+        """A new, empty draft."""
+        path.mkdir(mode=0o700)
 
     def _go_on(self, layer: Path, path: Path) -> None:
         """A new tree that begins as a layer that `_share` keeps."""
         raise NotImplementedError
 
     def _share(self, path: Path, layer: Path) -> None:
-        """Keep the layers in ``made`` for images that begin with the same ones, where that costs nothing."""
+        """Keep the layers in ``path`` for images that begin with the same ones, where that costs nothing."""
         return
 
-    @abstractmethod
     def _publish(self, path: Path, name: Path) -> None:
         """A draft that is whole gets its name, in one step."""
+        os.rename(path, name)
 
-    @abstractmethod
     def _remove(self, path: Path) -> None:
         """A tree that nothing refers to goes."""
+        remove(path)
 
-    @abstractmethod
     def _compared(self, first: Path, second: Path) -> list[FileChange]:
         """What differs between a snapshot, and another one or a live root."""
+        compared = Comparison(self._tree(first), self._tree(second), lambda path, old, new: False)
+        compared.trees()
+        return compared.result()
 
     def _tree(self, path: Path) -> Path:
-        """The files of a live root or a snapshot."""
-        return path
+        """The files of a live root or a snapshot, whose own mode may be any."""
+        return path / "tree"
 
     def _image(self, image: str) -> Path:
         return self._found(self._images, image, "image")
@@ -377,27 +406,16 @@ class Pool(ABC):
         return left_behind
 
 
-def _unreadable(tree: Path, errors: dict[tuple[int, int], str]) -> Iterator[tuple[str, int]]:
-    """Of each file of a tree: its fault (empty: none), and bytes read. ``errors`` holds what was
-    found of inodes that were read before."""
+def _unreadable(tree: Path) -> Iterator[tuple[str, int]]:
+    """Of each file of a tree: its fault (empty: none), and bytes read."""
     failures: list[OSError] = []
     for folder, _, names in os.walk(tree, onerror=failures.append):
-        for name in names:
-            path = Path(folder, name)
-            inside = "/" + str(path.relative_to(tree))
+        for path in (Path(folder, name) for name in names):
             try:
-                about = path.lstat()
-                if not stat.S_ISREG(about.st_mode):
-                    continue
-                key = about.st_dev, about.st_ino
-                if key not in errors:
-                    errors[key] = ""
+                if path.is_file() and not path.is_symlink():
                     yield "", _read_cold(path)
-                if errors[key]:
-                    yield f"{inside}: {errors[key]}", 0
             except OSError as error:
-                errors[key] = error.strerror or str(error)
-                yield f"{inside}: {errors[key]}", 0
+                yield f"/{path.relative_to(tree)}: {error.strerror or error}", 0
     for failure in failures:
         yield f"/{os.path.relpath(failure.filename, tree)}: {failure.strerror}", 0
 

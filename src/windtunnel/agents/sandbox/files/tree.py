@@ -51,12 +51,8 @@ class Copier:
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     share: bool = True
     """Whether blocks may still turn out to be shareable; cleared at the first refusal."""
-    bytes: int = 0
-    """Bytes written that are not shared with the source."""
     skipped: list[str] = field(default_factory=list)
     """Paths that this user may not make (devices without root)."""
-    reuse: Callable[[str, os.stat_result], str | None] = lambda path, about: None
-    """A file, never changed again, that equals the regular file at a path and may be linked in its place."""
 
     def tree(self, source: str, target: str, leave_out: Callable[[str], bool] = lambda path: False) -> None:
         """Copy what is in ``source`` into the existing folder ``target``, and then its own attributes."""
@@ -81,9 +77,6 @@ class Copier:
             os.link(self.links[key], target, follow_symlinks=False)
             return
         if kind == stat.S_IFREG:
-            same = self.reuse(source, about)
-            if same is not None and _linked(same, target):
-                return
             self._file(source, target, about.st_size)
         elif kind == stat.S_IFLNK:
             os.symlink(os.readlink(source), target)
@@ -110,7 +103,7 @@ class Copier:
                             raise
                         self.share = False
                 for start, end in extents(given, size):
-                    self.bytes += _copy_range(given, copy, start, end)
+                    _copy_range(given, copy, start, end)
                 os.ftruncate(copy, size)
             finally:
                 os.close(copy)
@@ -159,16 +152,6 @@ def _readable(path: str) -> Iterator[None]:
         os.close(held)
 
 
-def _linked(origin: str, target: str) -> bool:
-    try:
-        os.link(origin, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EMLINK, errno.ENOENT, errno.EPERM, errno.EXDEV):
-            raise
-        return False
-    return True
-
-
 def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
     """The parts of a file that hold data, in order; the rest are holes."""
     place = 0
@@ -184,7 +167,7 @@ def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, place
 
 
-def _copy_range(given: int, copy: int, start: int, end: int) -> int:
+def _copy_range(given: int, copy: int, start: int, end: int) -> None:
     place = start
     while place < end:
         try:
@@ -196,7 +179,6 @@ def _copy_range(given: int, copy: int, start: int, end: int) -> int:
         if done == 0:
             break
         place += done
-    return place - start
 
 
 def attributes(source: str, target: str, about: os.stat_result) -> None:
