@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.checkpoint.policy.slots import require
 
 Mode = Literal["blocking", "concurrent", "idle"]
 VARIABLE = "WINDTUNNEL_CHECKPOINT"
-_CHOICES = {
-    "placement": get_args(Kind),
-    "mode": get_args(Mode),
-    "on_no_checkpoint": ("fail", "restart"),
-}
-_LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
+_LEAST = {"copies": 1, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Settings:
     persist: str | None = None
     persist_every: int = 100
     keep: int = 0
-    on_no_checkpoint: str = "fail"
+    on_no_checkpoint: Literal["fail", "restart"] = "fail"
     every: int = 1
     budget: float | None = None
     patience: float = 60.0
@@ -96,37 +92,19 @@ def settings(given: dict[str, Any]) -> Settings:
 
 
 def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
-    defaults = {field.name: getattr(Settings, field.name) for field in fields(Settings)}
-    for name, value in values.items():
-        if name not in defaults:
-            raise UserError(f"{origin}: there is no {name!r}; known are {', '.join(defaults)}")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise UserError(f"{origin}: {name} is {value!r}; {' or '.join(_CHOICES[name])} is accepted")
-        default = defaults[name]
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise UserError(f"{origin}: {name} is {value!r}; true or false is accepted")
-        if isinstance(default, int) and not isinstance(default, bool) and not _whole(value):
-            raise UserError(f"{origin}: {name} is {value!r}; a whole number is accepted")
-        if name == "budget" and not (value is None or (_number(value) and 0 < value <= 1)):
-            raise UserError(f"{origin}: budget is {value!r}; a share above 0, of 1 at the most, is accepted")
-        if name in _LEAST and value < _LEAST[name]:
-            raise UserError(f"{origin}: {name} is {value}; {_LEAST[name]} or more is accepted")
-        if isinstance(default, float) and not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"{origin}: {name} is {value!r}; a number above 0 is accepted")
-    if values.get("domains") is not None:
-        values = {**values, "domains": tuple(str(domain) for domain in values["domains"])}
-    chosen = replace(base, **values)
+    try:
+        chosen = from_plain(Settings, to_plain(base) | to_plain(values))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{origin}: {error}") from error
+    for name, value in vars(chosen).items():
+        if name == "budget" and value is not None and not 0 < value <= 1:
+            raise UserError(f"{origin}: budget is {value:g}; a share above 0, of 1 at the most, is accepted")
+        if value < _LEAST[name] if name in _LEAST else isinstance(value, float) and not value > 0:
+            least = f"{_LEAST[name]} or more" if name in _LEAST else "a number above 0"
+            raise UserError(f"{origin}: {name} is {value:g}; {least} is accepted")
     require(chosen.slots)
     if chosen.budget is not None and chosen.mode == "idle":
         raise UserError(
             f"{origin}: mode idle finds by itself how often it saves; budget is not accepted with it"
         )
     return chosen
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

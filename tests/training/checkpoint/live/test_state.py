@@ -309,7 +309,7 @@ def test_options_come_from_the_environment_and_are_checked(
     assert (ck.settings.copies, ck.settings.slots) == (2, 3)
     for text, words in [
         ("{", "is not JSON"),
-        ('{"copy": 2}', "there is no 'copy'"),
+        ('{"copy": 2}', "unknown field copy"),
         ('{"slots": 1}', "slots"),
     ]:
         monkeypatch.setenv("WINDTUNNEL_CHECKPOINT", text)

@@ -84,7 +84,7 @@ def test_who_comes_later_takes_over_what_the_others_found() -> None:
         ({"budget": 0}, "budget is 0; a share above 0, of 1 at the most"),
         ({"budget": 1.5}, "budget is 1.5"),
         ({"budget": True}, "budget is True"),
-        ({"rng": 1}, "rng is 1; true or false"),
+        ({"rng": 1}, "rng is 1, which is not accepted"),
         ({"budget": 0.03, "mode": "idle"}, "mode idle finds by itself how often it saves"),
     ],
 )

@@ -20,10 +20,9 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.checkpoint.policy.placement import copy_sets
+import numpy as np
 
-Sets = frozenset[frozenset[int]]
+from windtunnel.training.checkpoint.model import Placement
 
 
 def recovery(placement: Placement, lost: int) -> Fraction:
@@ -48,7 +47,7 @@ def fatal_alike(placement: Placement, chance: float) -> float:
         ValueError: a placement that `placement.place` does not make.
     """
     kept = 0.0  # log of the probability that nothing fatal happens
-    for (size, length), times in _shapes(copy_sets(placement)).items():
+    for (size, length), times in _shapes(placement).items():
         fatal = chance**size if length == size else _ring_fatal(size, length, chance)
         if fatal >= 1.0:
             return 1.0
@@ -77,74 +76,30 @@ def survivable(placement: Placement, upto: int) -> tuple[int, ...]:
         ValueError: a placement that `placement.place` does not make.
     """
     total = [1]
-    for (size, length), times in _shapes(copy_sets(placement)).items():
+    for (size, length), times in _shapes(placement).items():
         group = [math.comb(size, k) for k in range(size)] + [0]
         counts = group if length == size else _ring_counts(size, length, upto)
         total = _times(total, _power(counts, times, upto), upto)
-    return tuple(total)
+    return tuple(total) + (0,) * (upto + 1 - len(total))
 
 
-def _shapes(sets: Sets) -> Counter[tuple[int, int]]:
+def _shapes(placement: Placement) -> Counter[tuple[int, int]]:
     """How many parts have so many hosts, with copy sets of so many: a group where both are equal, else a
     ring."""
+    holders, copies = placement.holders, placement.copies
     shapes: Counter[tuple[int, int]] = Counter()
-    for part in _parts(sets):
-        members = sorted(set().union(*part))
-        length = len(members) if len(part) == 1 else _ring(part, members)
-        if length is None:
+    left = set(range(len(holders)))
+    while left:
+        ring = [min(left)]
+        while copies > 1 and (after := holders[ring[-1]][1]) in left and after != ring[0]:
+            ring.append(after)
+            left.discard(after)
+        left.discard(ring[0])
+        around = ring * 2
+        if any(around[at : at + copies] != [*holders[place]] for at, place in enumerate(ring)):
             raise ValueError("the placement is made of neither groups nor rings")
-        shapes[len(members), length] += 1
+        shapes[len(ring), copies] += 1
     return shapes
-
-
-def _parts(sets: Sets) -> list[list[frozenset[int]]]:
-    """The copy sets in parts that share no member."""
-    root: dict[int, int] = {}
-
-    def find(member: int) -> int:
-        while root.setdefault(member, member) != member:
-            root[member] = root[root[member]]
-            member = root[member]
-        return member
-
-    for group in sets:
-        first, *rest = group
-        for other in rest:
-            root[find(other)] = find(first)
-    parts: dict[int, list[frozenset[int]]] = {}
-    for group in sorted(sets, key=sorted):
-        parts.setdefault(find(next(iter(group))), []).append(group)
-    return list(parts.values())
-
-
-def _ring(part: list[frozenset[int]], members: list[int]) -> int | None:
-    """The length of the copy sets if they are all windows of a ring of ``members``, else None."""
-    length = len(part[0])
-    if any(len(group) != length for group in part) or len(part) != len(members) or length < 2:
-        return None
-    # Windows that differ by one step share all but one member: walk along them.
-    near: dict[frozenset[int], list[frozenset[int]]] = {group: [] for group in part}
-    holding: dict[int, list[frozenset[int]]] = {}
-    for group in part:
-        for member in group:
-            holding.setdefault(member, []).append(group)
-    for group in part:
-        neighbours = {other for member in group for other in holding[member]}
-        near[group] = sorted((o for o in neighbours if len(o & group) == length - 1), key=sorted)
-    if len(members) == length + 1:  # every choice of all but one: a ring in any order
-        return length
-    if any(len(others) != 2 for others in near.values()):
-        return None
-    walk = [part[0], near[part[0]][0]]
-    while len(walk) < len(part):
-        group, other = near[walk[-1]]
-        walk.append(other if group == walk[-2] else group)
-    order = [next(iter(walk[i + 1] - walk[i]), -1) for i in range(len(walk) - 1)]
-    order.append(next(iter(walk[0] - walk[-1]), -1))
-    if sorted(order) != members:
-        return None
-    windows = {frozenset(order[(i + j) % len(order)] for j in range(length)) for i in range(len(order))}
-    return length if windows == set(part) else None
 
 
 def _ring_counts(size: int, length: int, upto: int) -> list[int]:
@@ -165,21 +120,14 @@ def _ring_counts(size: int, length: int, upto: int) -> list[int]:
 
 
 def _times(left: Sequence[int], right: Sequence[int], upto: int) -> list[int]:
-    out = [0] * (upto + 1)
-    for i, a in enumerate(left):
-        if a:
-            for j, b in enumerate(right[: upto + 1 - i]):
-                out[i + j] += a * b
-    return out
+    """The product of two polynomials of exact numbers, without the powers above ``upto``."""
+    product = np.convolve(np.array(left, object), np.array(right, object))
+    return [int(count) for count in product[: upto + 1]]
 
 
 def _power(base: Sequence[int], times: int, upto: int) -> list[int]:
-    out = [1]
-    square = list(base)
-    while times:
-        if times & 1:
-            out = _times(out, square, upto)
-        times >>= 1
-        if times:
-            square = _times(square, square, upto)
-    return out
+    if times == 0:
+        return [1]
+    half = _power(base, times // 2, upto)
+    square = _times(half, half, upto)
+    return _times(square, base, upto) if times % 2 else square
