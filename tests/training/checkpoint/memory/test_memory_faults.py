@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
-import signal
+import select
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
-from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content
+from memory_cluster import DIGEST, LAYOUT, Cluster, content
 
 from support import secret
+from support.between import between
 from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.base.plain import to_plain
-from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
-from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
+from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.slot import load, read_header
 from windtunnel.training.checkpoint.model import Shard
-from windtunnel.training.elastic.model import MemberHost, Membership
 
 N = 300_000
 SHARD = "rank1"
@@ -37,32 +34,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path, 2)
     yield made
     made.close()
-
-
-class Process:
-    """A service that can be killed, at place 0 of two."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        script = Path(__file__).with_name("memory_process.py")
-        self.popen = subprocess.Popen(
-            [sys.executable, str(script), str(folder)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.popen.stdin and self.popen.stdout
-        self.address, self.path = json.loads(self.popen.stdout.readline())
-        hosts = (MemberHost(0, "127.0.0.1", self.address), MemberHost(1, "127.0.0.1", "127.0.0.1:1"))
-        membership = Membership(1, 1, hosts, 1, "", "test")
-        self.popen.stdin.write(json.dumps([0, membership.plain()]) + "\n")
-        self.popen.stdin.flush()
-        assert self.popen.stdout.readline() == "ok\n"
-
-    def kill(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
 
 
 def put(
@@ -109,27 +80,6 @@ def whole(folder: Path) -> dict[int, bytes]:
             assert bytes(into) == content(it.name, it.step, it.nbytes)
             found[it.step] = bytes(into)
     return found
-
-
-def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Path) -> None:
-    """Killed at random bytes of a copy, it keeps the one before."""
-    rng = random.Random(5)
-    for attempt, at in enumerate([0, N - 1, rng.randrange(N)]):
-        folder = tmp_path / f"f{attempt}"
-        process = Process(folder)
-        with secret.memory(process.address) as sock:
-            for step in (3, 4):
-                assert put(sock, step, content(SHARD, step, N)) == "go"
-                send(sock, content(SHARD, step, N))
-                assert verdict(sock) == "complete"
-            data = content(SHARD, 5, N)
-            assert put(sock, 5, data, keeps=[4], committed=4) == "go"
-            sock.sendall(transfer.LENGTH.pack(N) + data[:at])
-            (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.shard.step == 5]
-            if at:
-                until(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
-            process.kill()
-        assert list(whole(folder)) == [4]
 
 
 def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:
@@ -200,54 +150,55 @@ def test_garbage_does_not_harm(cluster: Cluster) -> None:
             verdict(sock)
 
 
-def test_a_flipped_bit_in_a_replica_is_noticed_and_mended(cluster: Cluster) -> None:
-    cluster.reserve(N)
-    cluster.save(0, 0, N)
-    cluster.wait(0)
-    (path,) = [
-        p for p in (cluster.folder / "n1").glob("rank0*.slot") if (h := read_header(p)) and h.shard.step == 0
-    ]
-    with path.open("r+b") as file:
-        file.seek(HEADER + N // 2)
-        file.write(b"flip")
-    into = memoryview(bytearray(N))
-    with pytest.raises(CopyError):
-        cluster.ranks[0].fetch(1, "rank0", 0, into)
-    cluster.ranks[0].fetch(0, "rank0", 0, into)
-    assert bytes(into) == content("rank0", 0, N)
-    cluster.form(cluster.places)
-    cluster.go_back(0, N)
-    cluster.wait(0)
-    assert cluster.holders("rank0", 0) == [0, 1]
+def test_a_holder_that_dies_in_a_copy_has_no_torn_complete_slot(cluster: Cluster) -> None:
+    """It keeps the one before, and takes the copy anew."""
+    folder = cluster.folder / "n0"
+    for _ in range(2):
+        with secret.memory(cluster.service(0).address) as sock:
+            for step in (3, 4):
+                if put(sock, step, content(SHARD, step, N)) == "go":
+                    send(sock, content(SHARD, step, N))
+                    assert verdict(sock) == "complete"
+            assert put(sock, 5, content(SHARD, 5, N), keeps=[4], committed=4) == "go"
+            sock.sendall(transfer.LENGTH.pack(N) + content(SHARD, 5, N)[: N // 2])
+        until(lambda: not cluster.service(0)._holder._under_way)
+        assert list(whole(folder)) == [4]
 
 
 def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_path: Path) -> None:
-    frozen = Process(tmp_path / "frozen")
-    context = Context(cluster=None, host=0)  # type: ignore[arg-type]
-    context.post = lambda *_: None  # type: ignore[method-assign]
-    service = MemoryService(tmp_path / "n", "127.0.0.1", keys=secret.KEYS, context=context, limits=QUICK)
-    size = 30 << 20  # more than sockets take
+    frozen, released = threading.Event(), threading.Event()
 
-    def form(generation: int, other: str) -> LocalMemory:
-        hosts = (MemberHost(generation * 10, "127.0.0.1", other), MemberHost(1, "127.0.0.1", service.address))
-        service.membership(Membership(generation, 1, hosts, 1, "", "test"), 1)
-        return LocalMemory(service.path, 1, generation)
+    def freezing(client: socket.socket, server: socket.socket) -> None:
+        """It takes and says nothing from the moment on at which it freezes."""
+        ends = {client: server, server: client}
+        while not frozen.is_set():
+            for end in select.select([*ends], [], [], 0.01)[0]:
+                if not (part := end.recv(1 << 16)):
+                    return
+                ends[end].sendall(part)
+        released.wait(60.0)
 
-    memory = form(1, frozen.address)
-    slots = memory.reserve(LAYOUT, {SHARD: size})[SHARD]
-    os.kill(frozen.popen.pid, signal.SIGSTOP)
-    slots[0].begin(Shard(SHARD, 0, 2, False, 1, DIGEST, size))
-    memory.saved(SHARD, 0, 0)  # completes it
-    assert not memory.wait_committed(0, 0.05)
-    (sender,) = service._owner._senders.values()
-    form(2, "127.0.0.1:1").close()
-    until(lambda: not sender._thread.is_alive())
-    assert not memory.wait_committed(0, 30.0)  # at once: that generation is over
-    assert [copy.shard.step for copy in memory.copies()] == [0]
-    memory.close()
-    service.close(wipe=True)
-    assert not (tmp_path / "n").exists()
-    frozen.kill()
+    cluster, size = Cluster(tmp_path, 2), 30 << 20  # more than sockets take
+    target = cluster.services[1]
+    real = target.address
+    with between(real, freezing) as through:
+        target.address = through
+        cluster.form([0, 1])
+        target.address = real
+        cluster.reserve(size)
+        frozen.set()
+        cluster.save(0, 0, size, ranks=[0])
+        memory = cluster.ranks[0]
+        assert not memory.wait_committed(0, 0.05)
+        (sender,) = cluster.service(0)._owner._senders.values()
+        cluster.service(0).membership(
+            replace(cluster.membership, generation=2, hosts=cluster.membership.hosts[:1]), 0
+        )
+        until(lambda: not sender._thread.is_alive())
+        assert not memory.wait_committed(0, 30.0)  # at once: that generation is over
+        assert [copy.shard.step for copy in memory.copies()] == [0]
+        released.set()
+    cluster.close()
 
 
 def test_a_service_that_ends_fails_its_clients_and_leaves_no_thread(tmp_path: Path) -> None:
