@@ -191,9 +191,8 @@ def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_pa
         memory = cluster.ranks[0]
         assert not memory.wait_committed(0, 0.05)
         (sender,) = cluster.service(0)._owner._senders.values()
-        cluster.service(0).membership(
-            replace(cluster.membership, generation=2, hosts=cluster.membership.hosts[:1]), 0
-        )
+        alone = replace(cluster.membership, generation=9, hosts=cluster.membership.hosts[:1])
+        cluster.service(0).membership(alone, 0)
         until(lambda: not sender._thread.is_alive())
         assert not memory.wait_committed(0, 30.0)  # at once: that generation is over
         assert [copy.shard.step for copy in memory.copies()] == [0]
