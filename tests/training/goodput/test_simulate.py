@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from windtunnel.traces.failures import Change
 from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
-from windtunnel.training.goodput.twin.simulate import Scheme, Setback, simulate
+from windtunnel.training.goodput.twin.simulate import Scheme, simulate
 from windtunnel.training.goodput.twin.templates import Templates
 
 JOB = JobModel(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
@@ -133,37 +133,6 @@ def test_hosts_that_never_come_back() -> None:
     assert stopped.phases["wait"] == pytest.approx(1300.0)
     going = simulate(Templates(JOB, costs, 50), JOB, costs, trace, 2000.0)
     assert going.phases["wait"] == 0 and going.steps > stopped.steps
-
-
-class _Names:
-    """A scheme that is told of everything and does nothing."""
-
-    name = "names"
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def pace(self) -> tuple[float, float]:
-        return 10.0, 0.0
-
-    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
-        self.calls.append(f"lost {list(hosts)}")
-        return None
-
-    def came(self, host: int, running: bool) -> Setback | None:
-        self.calls.append(f"came {host}")
-        return None
-
-    def recovered(self) -> None:
-        self.calls.append("recovered")
-
-
-def test_a_host_is_lost_once_and_comes_once() -> None:
-    scheme = _Names()
-    trace = (Change(5.0, (1,)), Change(6.0, (1, 2)), Change(90.0, (1,)))
-    result: SimulationResult = simulate(scheme, JOB, COSTS, trace, 200.0)
-    assert scheme.calls == ["lost [1]", "lost [2]", "came 1", "came 2", "lost [1]", "came 1"]
-    assert result.steps == 20
 
 
 @pytest.mark.parametrize("at", range(20, 100, 7))

@@ -144,17 +144,6 @@ def test_what_waits_survives_another_number_of_ranks(former: int, world: int) ->
             assert all(torch.equal(kept["residuals"][name], state["residuals"][name]) for name in SIZES)
 
 
-def test_gradients_of_half_precision_leave_a_residual_in_float32() -> None:
-    feedback, codec = Feedback([{"a": 100}]), find("dragonn:0.1")
-    gradient = noise(100, 1).to(torch.bfloat16)
-    out = torch.zeros(100)
-    codec.add(feedback.encode(0, gradient.view(10, 10), codec, 0), out)
-    residual = feedback.state_dict()["residuals"]["a"]
-    assert residual.dtype == torch.float32 and torch.equal(out + residual, gradient.float())
-    flushed = feedback.encode(0, torch.zeros(100, dtype=torch.bfloat16), find("none"), 0)
-    assert flushed.dtype == torch.bfloat16 and norm(feedback) == 0
-
-
 def test_a_state_of_another_model_is_refused() -> None:
     rank = Rank(LAYOUTS[0])
     rank.step("sign", gradients_of(0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,7 @@ from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
 from windtunnel.training.gradsync.files import read, steps, write
 from windtunnel.training.gradsync.model import Plan, Profile
-from windtunnel.training.gradsync.report import show
-from windtunnel.training.gradsync.run import Planned, gain, plan_run, stored, verdict
+from windtunnel.training.gradsync.run import gain, plan_run, stored
 from windtunnel.training.gradsync.run import plan as planned
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
@@ -150,19 +148,6 @@ def test_what_all_ranks_say_is_said_once(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line == f"windtunnel: {script}: it wraps no model in DistributedDataParallel"
-
-
-def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Rich would take what stands in brackets for its markup."""
-    given = profile([1 << 20] * 2, 1e7)
-    tensors = tuple(replace(one, name=f"net[/bold][red].{place}") for place, one in enumerate(given.tensors))
-    given = replace(given, tensors=tensors)
-    plan = planned(given)
-    for reasons in (False, True):
-        show(Planned("run", tmp_path, given, plan), reasons=reasons)
-        assert "net[/bold][red].0" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no forecast of .none allreduce in DDP's"):
-        verdict(replace(plan, forecasts=plan.forecasts[:1]))
 
 
 def test_bad_advice_is_refused() -> None:

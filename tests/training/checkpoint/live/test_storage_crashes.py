@@ -3,7 +3,6 @@ writers."""
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +11,7 @@ import pytest
 import xxhash
 
 from support.disk import Crash, Disk, Killed
-from windtunnel.store.objects import LocalFiles, ObjectError
+from windtunnel.store.objects import LocalFiles
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.storage import (
     complete_step,
@@ -118,50 +117,6 @@ def test_killed_between_any_two_calls(crash: Crash) -> None:
         assert good(LocalFiles("/store", disk.after("power"))) == [3]
     assert seen == {(1,), (1, 2), (2,)}
     assert number > 100
-
-
-@pytest.mark.parametrize(
-    ("calls", "number"),
-    [
-        ({"write", "mkdir", "open"}, errno.ENOSPC),
-        ({"fsync"}, errno.EIO),
-        ({"replace"}, errno.EIO),
-        ({"close"}, errno.EDQUOT),
-    ],
-)
-def test_a_disk_that_fails_at_any_call(calls: set[str], number: int) -> None:
-    """A clear error, the old checkpoint unharmed, and the next save succeeds."""
-    at = 0
-    failed = 0
-    while True:
-        at += 1
-        disk = started(1)
-        hits = [0]
-
-        def before(call: str, count: int, hits: list[int] = hits, at: int = at) -> None:
-            hits[0] += call in calls
-            if call in calls and hits[0] == at:
-                raise OSError(number, "injected")
-
-        disk.before = before
-        files = LocalFiles("/store", disk)
-        try:
-            save(files, 2)
-        except ObjectError as error:
-            failed += 1
-            full = number in (errno.ENOSPC, errno.EDQUOT)
-            assert ("what was stored before is unharmed" in str(error)) == full
-            assert "step 2" in str(error)
-        else:
-            if hits[0] < at:
-                break
-            continue
-        disk.before = lambda call, count: None
-        assert good(files) in ([1], [1, 2])
-        save(files, 2)
-        assert good(files) == [1, 2]
-        assert good(LocalFiles("/store", disk.after("power"))) == [1, 2]
-    assert failed > 5
 
 
 def within(disk: Disk, at: int, work: Callable[[], object]) -> list[int]:

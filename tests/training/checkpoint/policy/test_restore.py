@@ -187,15 +187,6 @@ def test_disagreeing_copies_of_one_generation() -> None:
     assert set(places(plan)["rank0"]) == {1, 2}
 
 
-def test_replicas_that_differ_go_by_the_first() -> None:
-    copies = [
-        copy(0, "rank0", 9, world=1, shared=True),
-        copy(2, "shared", 9, world=1, shared=True, checksum="a"),
-        copy(1, "shared", 9, world=1, shared=True, checksum="b"),
-    ]
-    assert places(plan_restore(copies, []))["shared"] == [1]
-
-
 @given(st.data())
 def test_any_loss_that_the_placement_survives_comes_back(data: st.DataObject) -> None:
     """Against the definition: the newest step whose every shard is left somewhere."""
