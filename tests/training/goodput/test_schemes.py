@@ -226,14 +226,14 @@ def test_of_a_spare_that_nobody_wants_nothing_is_said(spares: int) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (["--mtbf", "soon"], "--mtbf 'soon' is no quantity"),
+        (["--mtbf", "soon"], "--mtbf 'soon' is not accepted"),
         (["--state-bytes", "1e16"], "do not hold a state"),
         (["--mtbf", "1ms"], "at most 100000"),
         (["--microbatches", "1"], "fewer than the 16 pipelines"),
-        (["--step-overhead", "10s"], "--step-overhead 10s is no part of --step-time 10s"),
+        (["--step-overhead", "10s"], "--step-overhead 10 s is no part of --step-time 10 s"),
         (["--costs", "/nowhere.json"], "is no JSON file"),
         (["--storage-within", "10s"], "a checkpoint takes 50 s to storage"),
-        (["--save-stall", "long"], "--save-stall 'long' is no quantity"),
+        (["--save-stall", "long"], "--save-stall 'long' is not accepted"),
     ],
 )
 def test_wrong_questions_are_one_sentence(changed: list[str], said: str) -> None:

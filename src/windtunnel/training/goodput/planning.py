@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.units import parse_quantity
+from windtunnel.base.units import amount
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.traces.failures import Trace, load, poisson
@@ -59,12 +59,12 @@ def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | Non
         costs,
         mean,
         trace.seconds,
-        _quantity(plan_request.host_memory, "bytes", "host_memory"),
+        plan_request.host_memory,
         tuple(f"leaf {host // leaf}" for host in range(cluster.hosts)),
         software,
         plan_request.spares,
         wide,
-        _quantity(plan_request.storage_within, "seconds", "storage_within"),
+        plan_request.storage_within,
         away=trace.away if trace.replaced else None,
     )
     advice = advise(question, trace.changes, progress)
@@ -73,26 +73,18 @@ def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | Non
 
 
 def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:
-    state = _quantity(plan_request.state_bytes, "bytes", "state_bytes")
+    state, step_time = plan_request.state_bytes, plan_request.step_time
     device_memory = cluster.host.devices * cluster.host.device.memory_bytes
     stages = plan_request.stages or max(1, -(-int(2 * state) // int(device_memory)))
     if stages > cluster.hosts:
         raise UserError(
-            f"plan: {cluster.hosts} hosts of {plan_request.cluster} do not hold a state of"
-            f" {plan_request.state_bytes} twice in device memory, {stages} would; give more hosts or `stages`"
+            f"plan: {cluster.hosts} hosts of {plan_request.cluster} do not hold a state of {amount(state)}"
+            f" twice in device memory, {stages} would; give more hosts or `stages`"
         )
     replicas = cluster.hosts // stages
-    step_time = _quantity(plan_request.step_time, "seconds", "step_time")
-    overhead = (
-        _quantity(plan_request.step_overhead, "seconds", "step_overhead")
-        if plan_request.step_overhead
-        else 0.0
-    )
-    if not 0 <= overhead < step_time:
-        raise UserError(
-            f"plan: `step_overhead` {plan_request.step_overhead} is no part of"
-            f" `step_time` {plan_request.step_time}"
-        )
+    overhead = plan_request.step_overhead or 0.0
+    if overhead >= step_time:
+        raise UserError(f"plan: `step_overhead` {overhead:g} s is no part of `step_time` {step_time:g} s")
     microbatches = plan_request.microbatches or 4 * stages * replicas
     if microbatches < replicas:
         raise UserError(
@@ -106,16 +98,14 @@ def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:
 def _costs(plan_request: PlanRequest, cluster: Cluster) -> PhaseCosts:
     host = cluster.host
     costs = PhaseCosts(
-        detect=_quantity(plan_request.detect, "seconds", "detect"),
-        start=_quantity(plan_request.start, "seconds", "start"),
-        replace=_quantity(plan_request.replace, "seconds", "replace"),
+        detect=plan_request.detect,
+        start=plan_request.start,
+        replace=plan_request.replace,
         memory_bandwidth=host.devices * host.pcie.bandwidth * host.pcie.efficiency,
         peer_bandwidth=host.nic_bandwidth * host.nics * host.nic.efficiency * plan_request.network_share,
-        storage_bandwidth=_quantity(plan_request.storage, "bytes/s", "storage"),
+        storage_bandwidth=plan_request.storage,
         storage_share=plan_request.storage_share,
-        save_stall=_quantity(plan_request.save_stall, "seconds", "save_stall")
-        if plan_request.save_stall
-        else None,
+        save_stall=plan_request.save_stall,
     )
     return costs if plan_request.costs is None else measured_costs(plan_request.costs, costs)
 
@@ -124,8 +114,8 @@ def _failures(plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf:
     """The failures, and the mean seconds between them."""
     random = np.random.default_rng(plan_request.seed)
     if plan_request.mtbf is not None and plan_request.trace is None:
-        mean = _quantity(plan_request.mtbf, "seconds", "mtbf")
-        _bound(horizon / mean, f"`mtbf` {plan_request.mtbf}", plan_request.days)
+        mean = plan_request.mtbf
+        _bound(horizon / mean, f"`mtbf` {mean:g} s", plan_request.days)
         drawn = poisson(
             cluster.hosts, mean, horizon, random,
             software=plan_request.software, domain_size=leaf, domain_share=plan_request.leaf_share,
@@ -150,13 +140,6 @@ def _bound(failures: float, given: str, days: float) -> None:
             f"plan: {given} over `days` {days:g} gives {failures:.0f} failures;"
             f" at most {MOST_FAILURES} are taken"
         )
-
-
-def _quantity(text: str, unit: str, name: str) -> float:
-    try:
-        return parse_quantity(text, unit)
-    except ValueError as error:
-        raise UserError(f"plan: `{name}` {text!r} is no quantity; {error}") from None
 
 
 def measured_costs(path: Path, given: PhaseCosts) -> PhaseCosts:

@@ -1,51 +1,61 @@
 """What a plan is asked for: declared once, for the command line and for Python."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from windtunnel.base.options import option
+from windtunnel.base.units import parse_quantity
+
+
+def _read(unit: str, written: str | float | None) -> float | None:
+    return None if written is None else parse_quantity(written, unit)
+
+
+def _in(unit: str) -> Callable[..., Any]:
+    """Makes options that are written with their unit; the field holds so many ``unit``."""
+    metavar = {"bytes": "BYTES", "seconds": "TIME", "bytes/s": "RATE"}[unit]
+    return partial(option, kind=str | None, metavar=metavar, read=partial(_read, unit))
+
+
+_seconds, _bytes, _rate = map(_in, ("seconds", "bytes", "bytes/s"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The options of ``windtunnel plan resilience``: quantities as text with their units. One of ``mtbf`` and
-    ``trace`` is needed."""
+    """The options of ``windtunnel plan resilience``, in SI units. One of ``mtbf`` and ``trace`` is needed."""
 
     cluster: str = option(help="A name of the catalogue such as h100-sxm:128x8, or a file.")
-    state_bytes: str = option(
-        help="Parameters and optimizer state of the job: 1.1e12, '1.1 TB'.", metavar="BYTES"
-    )
-    mtbf: str | None = option(None, "Mean time between failures of the job: 3h, 600.", metavar="TIME")
+    state_bytes: float = _bytes(help="Parameters and optimizer state of the job: 1.1e12, '1.1 TB'.")
+    mtbf: float | None = _seconds(None, "Mean time between failures of the job: 3h, 600.")
     trace: str | None = option(
         None,
         "Instead of --mtbf: llama3, spot:p3, spot:g4dn (with their published statistics), or a file"
         " of lines 'milliseconds,add|remove,host' or of SkyPilot (.json).",
         metavar="NAME|FILE",
     )
-    step_time: str = option("10s", "Of one step, without failures.", metavar="TIME")
-    step_overhead: str | None = option(
-        None, "Of it, what fewer hosts do not lengthen (optimizer ..); none.", metavar="TIME"
+    step_time: float = _seconds("10s", "Of one step, without failures.")
+    step_overhead: float | None = _seconds(
+        None, "Of it, what fewer hosts do not lengthen (optimizer ..); none."
     )
     days: float = option(30.0, "How far to look ahead.", least=0.01, most=3650)
     software: float = option(0.13, "Part of the failures that leaves the host alive.", least=0, most=1)
     leaf_share: float = option(
         0.0, "Part of the host failures that takes a whole leaf switch.", least=0, most=1
     )
-    replace: str = option("10min", "Until a lost host is replaced.", metavar="TIME")
+    replace: float = _seconds("10min", "Until a lost host is replaced.")
     spares: int | None = option(None, "Hosts that wait idle; by default none, compared with one.", least=0)
-    detect: str = option("1s", "Until a loss is noticed.", metavar="TIME")
-    start: str = option("60s", "For a new process until it can train.", metavar="TIME")
-    storage: str = option(
-        "20 GB/s", "Bandwidth of the shared storage, for all hosts together.", metavar="RATE"
-    )
+    detect: float = _seconds("1s", "Until a loss is noticed.")
+    start: float = _seconds("60s", "For a new process until it can train.")
+    storage: float = _rate("20 GB/s", "Bandwidth of the shared storage, for all hosts together.")
     storage_share: float = option(1.0, "Part of that bandwidth that saving may take.", least=0.001, most=1)
-    storage_within: str = option("1d", "Longest time between two checkpoints to storage.", metavar="TIME")
-    save_stall: str | None = option(
-        None,
-        "What a checkpoint to storage takes from training; the copy within a host by default.",
-        metavar="TIME",
+    storage_within: float = _seconds("1d", "Longest time between two checkpoints to storage.")
+    save_stall: float | None = _seconds(
+        None, "What a checkpoint to storage takes from training; the copy within a host by default."
     )
-    host_memory: str = option("1 TB", "Memory of a host that checkpoints may take.", metavar="BYTES")
+    host_memory: float = _bytes("1 TB", "Memory of a host that checkpoints may take.")
     network_share: float = option(
         0.25, "Part of a host's NICs that replication may take.", least=0.001, most=1
     )
