@@ -17,7 +17,6 @@ from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy import probability
 from windtunnel.training.checkpoint.policy.placement import (
     Kind,
-    copy_sets,
     place,
     survives,
     weakest_domain,
@@ -91,7 +90,7 @@ def test_every_loss_of_a_few_hosts(places: int, kind: Kind) -> None:
         if kind == "group" and places % copies:
             continue
         placement = place(places, copies, kind, domains)
-        sets = copy_sets(placement)
+        sets = {frozenset(held) for held in placement.holders}
         good = [0] * (places + 1)
         for lost in range(places + 1):
             for gone in combinations(range(places), lost):

@@ -83,11 +83,6 @@ def survives(placement: Placement, lost: Collection[int]) -> bool:
     return not any(gone.issuperset(placement.holders[place]) for place in gone)
 
 
-def copy_sets(placement: Placement) -> frozenset[frozenset[int]]:
-    """The distinct copy sets."""
-    return frozenset(frozenset(holders) for holders in placement.holders)
-
-
 def weakest_domain(placement: Placement, domains: Sequence[str]) -> WeakDomain | None:
     """The domain whose loss costs most shards; None where the loss of any one domain is survived."""
     members: dict[str, list[int]] = {}
