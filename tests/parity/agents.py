@@ -6,17 +6,15 @@ A decision to try again or to refuse for want of room has no effect here: those 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agents.sandbox.conftest import fresh_home
 from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, emulated
-from parity import Event, Mutant, Parity, drawn
+from parity import Event, Mutant, Parity, agents_sandbox, drawn
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.model import (
     Doubt,
@@ -51,20 +49,13 @@ from windtunnel.agents.sandbox.policy import (
 from windtunnel.agents.sandbox.policy.queues import Kept
 from windtunnel.base.plain import from_plain, to_plain
 
-SANDBOX = Path(__file__).parent.parent / "agents" / "sandbox"
 Draw = np.random.Generator
 
 
 def play(folder: Path) -> list[Path]:
-    spec = spec_from_file_location("sandbox_conftest", SANDBOX / "conftest.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.path.append(str(SANDBOX))
-    spec.loader.exec_module(module)
-    with module.fresh_home() as home:
-        session = import_module("recorded").recorded(home, folder)
-    asked = drawn(folder, CAPABILITY, _questions(np.random.default_rng(6)))
-    return [session.log, session.host_log, asked]
+    with fresh_home() as home:
+        logs = agents_sandbox.play(home, folder)
+    return [*logs, drawn(folder, CAPABILITY, _questions(np.random.default_rng(6)))]
 
 
 def _of(draw: Draw, *values: Any) -> Any:
@@ -138,7 +129,7 @@ def _look(draw: Draw) -> Look:
     )  # fmt: skip
 
 
-def _decisions(events: Sequence[Event]) -> Iterator[tuple[Any, Any, int]]:
+def decisions(events: Sequence[Event]) -> Iterator[tuple[Any, Any, int]]:
     """What live saw and decided, and the place of that in the log."""
     for place, event in enumerate(events):
         if event["kind"] == "decision" and "drawn" not in event:
@@ -155,7 +146,7 @@ def done(events: Sequence[Event]) -> list[str]:
     faults: list[str] = []
     forgotten: list[str] = []
     dropped: list[str] = []
-    made = {place: (seen, decision) for seen, decision, place in _decisions(events)}
+    made = {place: (seen, decision) for seen, decision, place in decisions(events)}
     last: dict[type, Any] = {}
     wanted, open_ = TurnClass.NONE, False
 
@@ -199,7 +190,7 @@ def done(events: Sequence[Event]) -> list[str]:
 def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     """What is kept of each turn up to the first restore, by the twin that is given what was seen of them."""
     turns = []
-    for seen, made, _ in _decisions(events):
+    for seen, made, _ in decisions(events):
         if isinstance(seen, Restore):
             break
         if isinstance(seen, Look) and seen.occasion is Occasion.TURN:

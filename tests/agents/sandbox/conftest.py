@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import support.small_image  # noqa: F401 - the image of the hosts of this process
-from support.waiting import until
+from agents.sandbox import tiny_root
 from windtunnel.agents.sandbox.files import btrfs
 
 
@@ -37,7 +37,16 @@ def fresh_home() -> Iterator[Path]:
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="windtunnel-test-"))
     yield folder
-    cleared(folder)
+    emptied(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def small_root() -> Iterator[Path]:
+    """A root that is much smaller than the image of this machine; everybody can read it."""
+    with tempfile.TemporaryDirectory(prefix="windtunnel-root-") as folder:
+        os.chmod(folder, 0o755)
+        yield tiny_root.make(Path(folder) / "root")
 
 
 @pytest.fixture(scope="session")
@@ -48,21 +57,23 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def own_home() -> Iterator[Path]:
-    """A home folder of one test, for what must not share a host."""
+def new_home() -> Iterator[Path]:
+    """A home folder of one test, for what needs one that nobody has used."""
     with fresh_home() as folder:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def lasting() -> Iterator[Path]:
-    """A home of the tests of one file, whose hosts come and go; in the end nothing of it is left on the
-    machine."""
-    from hurt import traces
-
+@pytest.fixture(scope="session")
+def spare() -> Iterator[Path]:
     with fresh_home() as folder:
         yield folder
-    until(lambda: not traces(folder))
+
+
+@pytest.fixture
+def own_home(spare: Path) -> Iterator[Path]:
+    """A home folder for hosts of a test's own; it has the image, and no sandboxes."""
+    yield spare
+    emptied(spare)
 
 
 @pytest.fixture(scope="session")
@@ -98,12 +109,35 @@ def make(host: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., An
             host.remove(info.name)
 
 
-def cleared(folder: Path) -> None:
-    """Kill the sandboxes of a home, unmount its pool and remove it."""
+@pytest.fixture
+def events(host: Any) -> Iterator[list[Any]]:
+    """What the shared host reports during a test."""
+    seen: list[Any] = []
+    before, host._on_event = host._on_event, seen.append
+    yield seen
+    host._on_event = before
+
+
+@pytest.fixture
+def misbehaving(host: Any, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """From the call on, the host's CRIU runs some lines of shell first; it is itself again after the test."""
+    from hurt import wrapped_criu
+
+    parts, real = host.context, host.context.criu
+
+    def misbehave(lines: str) -> None:
+        path = wrapped_criu(tmp_path, real.path, lines)
+        object.__setattr__(parts, "criu", type(real)(path, real.version))
+
+    yield misbehave
+    object.__setattr__(parts, "criu", real)
+
+
+def emptied(folder: Path) -> None:
+    """Kill the sandboxes of a home, remove them and unmount its pool."""
     from windtunnel.agents.sandbox.host import Host
 
     with Host(folder) as host:
         for info in host.boxes():
             host.remove(info.name)
         host.gc()
-    shutil.rmtree(folder)

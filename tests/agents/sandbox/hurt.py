@@ -31,6 +31,13 @@ COUNT = (
 )
 
 
+def turn(box: Any, command: str) -> Any:
+    """Run a command that succeeds, and end the turn; what was kept of it."""
+    result = box.run(command, timeout=60)
+    assert result.ended == "exit" and result.exit_code == 0, result
+    return box.end_turn().wait(60)
+
+
 def frozen(home: Path) -> list[str]:
     """Names of the sandboxes of a home that stand still."""
     found = []
@@ -78,9 +85,10 @@ def flip_image(store: Store, id: str, part: float = 0.5, *, test: bool = False) 
     with store.database.reading() as db:
         number = store.recipe(id).frames()[-1]
         (data,) = db.execute("SELECT pages FROM frame WHERE id=?", (number,)).fetchone()
-    begin = int((len(data) - 24) * part)
-    at = store.database.path.read_bytes().find(data[begin : begin + 24]) + 12
-    assert at > 12, "it lies across two pages of the file"
+    file, begin = store.database.path.read_bytes(), int((len(data) - 48) * part)
+    # one of two places beside each other does not lie across two pages of the file
+    at = max(file.find(data[place : place + 24]) for place in (begin, begin + 24)) + 12
+    assert at > 12
     place = store.database.path, at, 0x55
     if not test:
         flip_in_place(*place)

@@ -62,12 +62,6 @@ def test_what_cannot_be_is_refused_by_its_field(field: str, value: Any, said: st
     assert len(str(refused.value)) < 300
 
 
-@pytest.mark.parametrize("upstream", ["nonsense", "ftp://a", "http://", "https://a b"])
-def test_an_upstream_is_a_url(upstream: str) -> None:
-    with pytest.raises(UserError, match="upstream"):
-        checks.checked_spec(replace(SPEC, network="proxy", proxy_upstream=upstream))
-
-
 def test_what_can_be_is_accepted() -> None:
     checks.checked_spec(SPEC)
     checks.checked_spec(

@@ -46,14 +46,6 @@ class Held:
         return self.order
 
 
-def test_a_promoted_job_overtakes_and_only_then() -> None:
-    held = Held()
-    jobs = {name: held.submit(name) for name in "abc"}
-    jobs["c"].promote()
-    assert held.engine.waiting() == 3
-    assert held.finish() == ["c", "a", "b"]
-
-
 def test_a_choice_is_told_and_one_job_alone_is_none() -> None:
     told: list[tuple[str, Queued, Pick]] = []
     held = Held(chosen=lambda *choice: told.append(choice))

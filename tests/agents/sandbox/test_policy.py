@@ -23,28 +23,22 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
-    BringBack,
-    Decision,
     Endangered,
     Keep,
     Less,
     Look,
     Notice,
-    Observation,
     Occasion,
     Pick,
     Queues,
-    Restore,
     Retention,
     Rules,
-    Save,
     SaveOrder,
     Settle,
     decide,
     forgettable,
 )
 from windtunnel.agents.sandbox.policy.effects import process_changed, promote
-from windtunnel.base.plain import from_plain, to_plain
 
 paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 changes = st.builds(
@@ -106,12 +100,6 @@ def test_more_effects_never_weaken_a_class(
     for part, least in ((Part.FILES, TurnClass.FILES), (Part.PROCESSES, TurnClass.FULL)):
         doubted = replace(effects, doubts=(*effects.doubts, Doubt(part, "x")))
         assert kept(doubted, references).turn_class >= max(before, least)
-
-
-@given(all_effects, all_references)
-def test_every_class_but_none_has_a_reason(effects: Effects, references: References) -> None:
-    decision = kept(effects, references)
-    assert bool(decision.reasons) == (decision.turn_class is not TurnClass.NONE)
 
 
 @given(processes)
@@ -301,17 +289,6 @@ lesser = st.builds(
     again=st.booleans(),
     allow_less=st.booleans(),
 )
-restores = st.builds(Restore, st.booleans(), st.booleans(), st.booleans(), st.booleans())
-notices = st.builds(
-    Notice,
-    st.floats(0, 60),
-    st.integers(1, 4),
-    st.lists(
-        st.builds(Endangered, st.sampled_from("abc"), st.sampled_from(TurnClass), st.just(1.0), st.just(2.0))
-    )
-    .map(lambda found: {one.name: one for one in found})
-    .map(lambda found: tuple(found.values())),
-)
 
 
 @given(looks, st.sampled_from(sorted(POLICIES)))
@@ -358,15 +335,6 @@ def test_what_a_shell_holds_is_in_the_image_or_makes_one() -> None:
         assert kept(Effects(shells=(shell,)), References()).turn_class is TurnClass.FULL
 
 
-def test_nothing_is_brought_back_twice() -> None:
-    whole = Restore(has_files=True, has_image=True, own_image=True, images_possible=True)
-    assert decide(whole) == BringBack(files=True, processes=True, shells=False, services=False)
-    mixed = decide(replace(whole, own_image=False))
-    assert mixed == BringBack(files=True, processes=True, shells=True, services=False)
-    fresh = decide(replace(whole, images_possible=False))
-    assert fresh == BringBack(files=True, processes=False, shells=True, services=True)
-
-
 @given(lesser, st.sampled_from(sorted(POLICIES)))
 def test_what_lacks_is_an_error_unless_it_is_allowed(less: Less, policy: str) -> None:
     settle = POLICIES[policy](less)
@@ -375,16 +343,3 @@ def test_what_lacks_is_an_error_unless_it_is_allowed(less: Less, policy: str) ->
         assert settle == Settle("deliver")
     else:
         assert settle.answer == ("retry" if less.again and less.tries < 2 else "hold")
-
-
-@given(looks | notices | restores | lesser, st.sampled_from(sorted(POLICIES)))
-def test_what_is_logged_is_read_back(observation: Observation, policy: str) -> None:
-    decision = POLICIES[policy](observation)
-    assert from_plain(Observation, to_plain(observation, tag=True)) == observation
-    assert from_plain(Decision, to_plain(decision, tag=True)) == decision
-
-
-def test_the_policy_of_files_saves_files_when_the_host_goes_away() -> None:
-    notice = Notice(9.0, 1, (Endangered("b", TurnClass.FULL, 1, 2), Endangered("a", TurnClass.FULL, 1, 2)))
-    files = [Save(name, TurnClass.FILES) for name in "ab"]
-    assert POLICIES["files"](notice) == SaveOrder(tuple(files))

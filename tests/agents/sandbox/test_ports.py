@@ -1,9 +1,10 @@
-"""A port of a sandbox has a URL on the host, which stays the same whatever happens to the sandbox."""
+"""Connections from and to the outside: a port's URL stays the same; what was connected comes back closed."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.machine import addresses
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
@@ -61,3 +64,26 @@ def test_the_next_host_has_the_same_url(own_home: Path) -> None:
         host.remove("served")
         with pytest.raises(OSError, match="refused"):
             page(url)
+
+
+OUTSIDE = """python3 -c "
+import socket
+plug = socket.create_connection(('%s', %d)); open('/workspace/said', 'w').write('up')
+try: said = repr(plug.recv(1))
+except OSError as error: said = type(error).__name__
+open('/workspace/said', 'w').write(said)
+import time; time.sleep(1000)
+" </dev/null >/dev/null 2>&1 & until [ -s /workspace/said ]; do sleep 0.01; done"""
+
+
+def test_a_connection_to_the_outside_comes_back_closed(make: Callable[..., Any]) -> None:
+    box = make(network="host")
+    near, _ = addresses(box.machine().home, box.name)
+    with socket.create_server((near, 0)) as server:
+        box.run(OUTSIDE % server.getsockname(), timeout=60)
+        point = box.checkpoint(full=True).id
+        assert box.get("/workspace/said") == b"up"
+        box.restore(point)
+        until(lambda: box.get("/workspace/said") not in (b"up", b""))
+        assert box.get("/workspace/said") in (b"ConnectionAbortedError", b"ConnectionResetError", b"b''")
+        assert "create_connection" in " ".join(box.info().processes), "it goes on"

@@ -11,10 +11,8 @@ from typing import Any
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.client import Client, RemoteBox, RemotePending
 from windtunnel.agents.sandbox.context import Pending
-from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn
-from windtunnel.base.errors import HostError
 
 _FAKE = Path(__file__).parent / "daemon" / "fakehost.py"
 
@@ -66,7 +64,3 @@ def test_a_host_is_the_same_here_and_elsewhere() -> None:
 def test_a_checkpoint_under_way_is_the_same_here_and_elsewhere() -> None:
     for kind in (Pending, RemotePending, fakes().FakePending):
         assert differences(kind, PendingTurn) == []
-
-
-def test_one_family_of_errors() -> None:
-    assert issubclass(SandboxDied, SandboxError) and issubclass(SandboxError, HostError)

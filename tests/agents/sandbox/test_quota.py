@@ -104,6 +104,7 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
     assert pool.usage()[0] - before <= 1.01 * LIMIT / 4
 
 
+@pytest.mark.conformance
 def test_subvolumes_are_refused_before_and_after_a_restore(make: Callable[..., Any]) -> None:
     box = make()
     assert box.run(OWN_SUBVOLUME).text == REFUSED
@@ -123,9 +124,9 @@ def test_what_nobody_asked_for_is_bounded_by_the_pool(host: Any, make: Callable[
     assert disk_limit(0, 1 << 40, bounded=False) is None
 
 
-def test_a_limit_that_cannot_be_held_is_refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_cannot_be_held_is_refused(new_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "open_pool", partial(hosts.open_pool, kind="copy"))
-    with Host(own_home) as host:
+    with Host(new_home) as host:
         with pytest.raises(UserError, match="of 64 MiB of disk cannot be held here: that needs a btrfs pool"):
             host.create(SandboxSpec("one", limits=Limits(disk=64 << 20)))
         assert host.boxes() == []

@@ -15,11 +15,10 @@ from benchmarks.agents.sandbox import harness, overhead, recovery, volume
 from benchmarks.agents.sandbox.generate import generate
 from benchmarks.agents.sandbox.overhead import Ran
 from benchmarks.agents.sandbox.recovery import Reference
-from benchmarks.agents.sandbox.sessions import Observation, agreed
+from benchmarks.agents.sandbox.sessions import Observation, agreed, replay
 from benchmarks.agents.sandbox.volume import Bytes
 from benchmarks.harness.measure import side_by_side
 from support import small_image
-from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, TurnClass
 
@@ -60,31 +59,7 @@ def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -
     assert len(begun) < 50
 
 
-def test_a_session_that_fails_before_the_start_ends_those_that_wait_for_it() -> None:
-    start = overhead.Start(2)
-
-    def waiting() -> None:
-        start.wait()
-
-    def failing() -> None:
-        raise ValueError("no sandbox")
-
-    with pytest.raises(ValueError, match="no sandbox"):
-        side_by_side([waiting, failing], 2, start.give_up)
-    with pytest.raises(SandboxError, match="given up"):
-        start.sleep(60)
-
-
 # --- recovery -----------------------------------------------------------------------------------------------
-
-
-def test_kills_are_within_their_sessions() -> None:
-    references = [Reference(generate(12, seed=number), Observation()) for number in range(3)]
-    made = recovery.plan(references, 30)
-    assert made == recovery.plan(references, 30)
-    assert {kill.reference.trace.name for kill in made} == {one.trace.name for one in references}
-    assert all(1 <= kill.after <= len(kill.reference.trace.turns) for kill in made)
-    assert len({kill.after for kill in made}) > 5
 
 
 def test_a_wrong_recovery_is_counted_and_told() -> None:
@@ -139,12 +114,6 @@ def test_a_session_is_cut_where_its_think_times_reach_the_length(think: float, s
     assert [turn.command for turn in cut.turns] == [turn.command for turn in trace.turns[: len(cut.turns)]]
 
 
-def test_all_sandboxes_of_a_run_think_equally_long() -> None:
-    traces = overhead.loads()
-    assert len(traces) == overhead.SANDBOXES and len({trace.name for trace in traces}) == len(traces)
-    assert {round(sum(turn.think for turn in trace.turns), 6) for trace in traces} == {overhead.THINK}
-
-
 # --- for real -----------------------------------------------------------------------------------------------
 
 
@@ -161,22 +130,40 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
     assert str(home) not in Path("/proc/self/mountinfo").read_text()
 
 
-@pytest.mark.conformance
-@pytest.mark.root
-@pytest.mark.slow
-def test_two_kills_lose_nothing_under_the_semantic_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     if why := harness.missing():
         pytest.skip(why)
     monkeypatch.setattr(host_image, "WANTED", small_image.WHOLE)  # agents use git
+
+
+@pytest.mark.conformance
+@pytest.mark.root
+@pytest.mark.slow
+def test_sessions_run_as_they_say(programs: None) -> None:
+    with harness.own_home() as home, harness.opened(home, policy="conversation") as host:
+        for trace in harness.sessions(False, generated=3):
+            outputs = replay(trace, harness.Seat.new(host, harness.new_name("plays")))
+            for turn, output in zip(trace.turns, outputs, strict=True):
+                text = output.stdout.decode("utf-8", "surrogateescape")
+                assert turn.true_class is not None and output.ended == "exit", (trace.name, turn)
+                assert turn.expect_exit in (None, output.exit_code), (trace.name, turn, output)
+                assert turn.expect_stdout in (None, text), (trace.name, turn, output)
+
+
+@pytest.mark.conformance
+@pytest.mark.root
+@pytest.mark.slow
+def test_two_kills_lose_nothing_under_the_semantic_policy_and_much_without_any(programs: None) -> None:
     trace = generate(8, seed=0)
     with harness.own_home() as home:
         with harness.opened(home, policy="conversation") as host:
             first, second = (recovery.faultless(host, trace) for _ in range(2))
-        reference = Reference(trace, agreed(trace, first, second))
-        kills = recovery.plan([reference], 2)
+            reference = Reference(trace, agreed(trace, first, second))
+            kills = recovery.plan([reference], 2)
+            without = [recovery.killed(host, "conversation", kill) for kill in kills]
         with harness.opened(home) as host:
             outcomes = [recovery.killed(host, "semantic", kill) for kill in kills]
     assert [outcome.differences for outcome in outcomes] == [()] * 2
     assert not any(outcome.unreadable for outcome in outcomes)
+    assert any(outcome.differences for outcome in without)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.criu import Criu, program
-from windtunnel.agents.sandbox.criu.program import setup
+from windtunnel.agents.sandbox.criu.program import find_criu, setup
 from windtunnel.agents.sandbox.errors import CriuError
 
 TARBALL = b"the source"
@@ -45,21 +45,6 @@ def test_the_source_is_the_one_that_is_known(
     (tmp_path / "archive").unlink()
     with pytest.raises(CriuError, match=r"mirror of Debian .*0001-compel.* WINDTUNNEL_CRIU"):
         program.fetch_source(work, print)
-
-
-def test_a_patch_makes_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = tmp_path / "criu"
-    built.write_text(SAYS)
-    built.chmod(0o755)
-    known = program.read_program(built)
-    assert known is not None and known.patched
-    patch = tmp_path / "0002-more.patch"
-    patch.write_text("more")
-    monkeypatch.setattr(program, "PATCHES", (*program.PATCHES, patch))
-    program.build_id.cache_clear()
-    other = program.read_program(built)
-    program.build_id.cache_clear()
-    assert other is not None and not other.patched
 
 
 def fake_build(text: str) -> Callable[..., Path]:
@@ -102,18 +87,11 @@ def test_a_good_one_is_installed_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert setup(tmp_path) == made
 
 
-def test_what_building_needs_is_named_where_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(work: Path, progress: program.Progress) -> Path:
-        raise CriuError("make did not run")
-
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(program, "build", build)
-    with pytest.raises(CriuError, match=r"make did not run; building it needs .* libnet1-dev"):
-        setup(tmp_path)
-
-
 @pytest.mark.root
-def test_the_trial_tells_a_working_criu_from_a_broken_one(criu: Criu, tmp_path: Path) -> None:
+def test_the_trial_tells_a_working_criu_from_a_broken_one(tmp_path: Path) -> None:
+    criu = find_criu()
+    if criu is None or os.geteuid() != 0:
+        pytest.skip("needs root, and CRIU: windtunnel sandbox setup")
     broken = tmp_path / "criu"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)

@@ -77,3 +77,29 @@ def test_what_nobody_wants_any_more_gets_into_no_group(tmp_path: Path) -> None:
     assert [group.read_text() for group in groups] == ["77", "77"]
     (tmp_path / "second").unlink()
     assert act("setup-namespaces") == 1
+
+
+def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    shared, work = tmp_path / "shared", tmp_path / "work"
+    shared.mkdir()
+    work.mkdir()
+    monkeypatch.setattr(sandbox_criu, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(sandbox_criu, "is_tmpfs", lambda path: path == str(shared))
+    for program in ("one", "other"):
+        (tmp_path / program).write_text("#!/bin/sh\n> /run/$(basename $0)\n")
+        (tmp_path / program).chmod(0o755)
+        assert sandbox_criu.run(tmp_path / program, ["check"], work, timeout=60) == 0
+    made = sandbox_criu.kernel_cache()
+    assert made is not None and list(shared.iterdir()) == [made]
+    assert sorted(file.name for file in made.iterdir()) == ["one", "other"]
+    shutil.rmtree(made)
+    made.mkdir(mode=0o777)
+    made.chmod(0o777)
+    assert sandbox_criu.kernel_cache() is None
+    made.rmdir()
+    made.symlink_to(tmp_path)
+    assert sandbox_criu.kernel_cache() is None
+    monkeypatch.setattr(sandbox_criu, "is_tmpfs", lambda path: True)
+    assert sandbox_criu.kernel_cache() is None

@@ -138,16 +138,6 @@ def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
         box.end_turn().wait(60)
 
 
-def test_files_go_in_and_out_whole(client: Client) -> None:
-    box = client.create(SandboxSpec("a"))
-    data = bytes(range(256)) * 20_000
-    box.put("/d/big", io.BytesIO(data), 0o640)
-    box.put("/d/none", b"")
-    assert (box.get("/d/big"), box.get("/d/none")) == (data, b"")
-    assert [(one.name, one.size) for one in box.listdir("/d")] == [("big", len(data)), ("none", 0)]
-    assert box.run("stat -c %a d/big").stdout == b"640\n"
-
-
 def test_faults_arrive_as_what_they_are(client: Client) -> None:
     faults = {
         "missing": (UserError, "unknown"),
@@ -183,35 +173,21 @@ def test_a_sandbox_by_its_name(client: Client) -> None:
         again.wait(timeout=1)
 
 
-def test_the_whole_life_of_a_sandbox_awaited(client: Client) -> None:
+def test_the_same_calls_awaited(client: Client) -> None:
     async def life() -> int:
         async with await connect_async(client.place.home, start=False) as host:
             box = await host.create(SandboxSpec("a", environment={"A": "1"}))
-            assert (await box.run("echo $A; exit 4")).stdout == b"1\n"
             async with box.turn("r"):
                 await box.put("/f", b"\0\xff")
-            made = await box.checkpoint("x", pin=True)
-            (fork,) = await host.fork(made.id, names=["b"])
-            assert (fork.name, await fork.get("/f"), (await fork.spec()).environment) == (
-                "b",
-                b"\0\xff",
-                {"A": "1"},
-            )
-            await box.run("touch hold")
-            pending = await box.end_turn("r2")
-            assert not await pending.done()
-            await pending.promote()
-            assert (await pending.wait(60)).request == "r2"
-            results = await asyncio.gather(
-                *(one.run(f"echo {one.name}; seq 1000") for one in (box, fork) * 4)
-            )
-            assert [one.stdout.split()[0] for one in results] == [b"a", b"b"] * 4
-            begun = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            command = "echo $$ > pid; echo begun; sleep 600"
-            run = asyncio.create_task(
-                box.run(command, on_output=lambda *_: loop.call_soon_threadsafe(begun.set))
-            )
+            (fork,) = await host.fork((await box.checkpoint("x", pin=True)).id, names=["b"])
+            assert (fork.name, await fork.get("/f")) == ("b", b"\0\xff")
+            assert (await fork.spec()).environment == {"A": "1"}
+            assert (await (await box.end_turn("r2")).wait(60)).request == "r2"
+            results = await asyncio.gather(*(one.run(f"echo {one.name}") for one in (box, fork) * 4))
+            assert [one.stdout for one in results] == [b"a\n", b"b\n"] * 4
+            begun, loop = asyncio.Event(), asyncio.get_running_loop()
+            said = {"on_output": lambda *_: loop.call_soon_threadsafe(begun.set)}
+            run = asyncio.create_task(box.run("echo $$ > pid; echo begun; sleep 600", **said))
             await asyncio.wait_for(begun.wait(), 20)
             run.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -20,7 +20,6 @@ from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import connect
-from windtunnel.agents.sandbox.daemon.server import held
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -132,24 +131,6 @@ def test_an_unused_daemon_ends_and_one_with_a_sandbox_stays(daemon_home: Path) -
             assert process.wait(60) == 0
 
 
-def test_many_that_start_a_daemon_at_once_start_one(daemon_home: Path) -> None:
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from windtunnel.agents.sandbox.client import connect\n"
-        "from windtunnel.agents.sandbox import daemon as launch\n"
-        f"launch.COMMAND = {FAKE!r}\n"
-        "print(connect(sys.argv[1]).health().pid)\n"
-    )
-    asks = {"modules": SANDBOX, "stdout": subprocess.PIPE, "text": True}
-    with ended(daemon_home):
-        asking = [Process(["-c", code, daemon_home], **asks) for _ in range(4)]
-        pids = {line for one in asking for line in started(one)}
-        assert [one.wait(60) for one in asking] == [0] * 4
-        assert len(pids) == 1
-        assert (daemon_home / "starts").read_text().split() == sorted(pids)
-
-
 def test_a_daemon_that_cannot_start_says_why(daemon_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for code, kind, words in (
         ("print('no luck'); raise SystemExit(3)", SandboxError, r"status 3: no luck; see .*daemon\.log"),
@@ -163,13 +144,6 @@ def test_a_daemon_that_cannot_start_says_why(daemon_home: Path, monkeypatch: pyt
     (daemon_home / "file").touch()
     with pytest.raises(UserError, match="cannot be used"):
         launch.ensure(daemon_home / "file" / "home")
-
-
-def test_the_home_is_free_when_its_daemon_has_gone(daemon_home: Path) -> None:
-    with held(daemon_home):
-        assert (daemon_home / "lock").read_text() == str(os.getpid())
-    with held(daemon_home):
-        pass
 
 
 def test_a_home_whose_socket_path_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,21 +50,7 @@ def test_a_root_is_the_image_and_a_snapshot_brings_it_back(pool: Pool, image: Pa
     assert pool.leftovers(set(), {"second"}) == []
 
 
-def test_snapshots_do_not_follow_what_is_written_later(pool: Pool, image: Path) -> None:
-    pool.create("box", pool.import_image(str(image)))
-    file = pool.mount("box") / "workspace/log"
-    file.write_text("a")
-    pool.snapshot("box", "a")
-    for text in ("b", "c"):
-        with file.open("a") as log:
-            log.write(text)
-        pool.snapshot("box", text)
-    for snapshot, text in (("c", "abc"), ("a", "a"), ("b", "ab")):
-        pool.clone("fork", snapshot)
-        assert (pool.mount("fork") / "workspace/log").read_text() == text
-    assert file.read_text() == "abc"
-
-
+@pytest.mark.conformance
 def test_roots_that_come_and_go_leave_their_room_to_others(
     opened: Opener, image: Path, tmp_path: Path
 ) -> None:
@@ -91,21 +75,6 @@ def test_roots_that_come_and_go_leave_their_room_to_others(
     assert disk.stat().st_blocks == size
     left = len(btrfs.counts(tmp_path / "pool"))
     assert left < 64 + 8, f"{left} quota groups of roots that are gone"
-
-
-def test_forks_are_independent(pool: Pool, image: Path) -> None:
-    pool.create("box", pool.import_image(str(image)))
-    pool.mount("box")
-    pool.snapshot("box", "base")
-    for count in range(3):
-        pool.clone(f"fork{count}", "base")
-        (pool.mount(f"fork{count}") / "workspace/one").write_text(str(count))
-    assert [(pool.mount(f"fork{count}") / "workspace/one").read_text() for count in range(3)] == [
-        "0",
-        "1",
-        "2",
-    ]
-    assert (pool.mount("box") / "workspace/one").read_bytes() == b"1" * 5000
 
 
 def test_mounting_twice_is_one_private_mount(pool: Pool, image: Path) -> None:
@@ -244,9 +213,9 @@ def test_two_processes_open_one_pool_at_once(tmp_path: Path) -> None:
     try:
         running = [
             subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
-            for _ in range(4)
+            for _ in range(2)
         ]
-        assert [process.communicate()[0].strip() for process in running] == ["btrfs"] * 4
+        assert [process.communicate()[0].strip() for process in running] == ["btrfs"] * 2
         assert len(mounts.at(folder)) == 1
         assert len(_loops(btrfs.image_of(folder))) == 1
     finally:
@@ -358,58 +327,3 @@ def test_a_limit_is_one_of_all_that_follows(opened: Opener, image: Path) -> None
     assert most * 0.4 < fill(root / "workspace/rest") <= most * 1.01 - len(half)
     pool.clone("box", "full", None)
     assert (pool.mount("box") / "workspace/free").write_bytes(bytes(2 * most)) == 2 * most
-
-
-def test_a_limit_counts_files_without_bytes(opened: Opener, image: Path) -> None:
-    most = 2 << 20
-    pool = opened("btrfs")
-    if reason := pool.unbounded(limited=True):
-        pytest.skip(reason)
-    pool.create("box", pool.import_image(str(image)), most)
-
-    def empty_files(folder: Path, count: int) -> int:
-        folder.mkdir()
-        for number in range(count):
-            try:
-                (folder / str(number)).touch()
-            except OSError:
-                return number
-        return count
-
-    many = empty_files(pool.mount("box") / "workspace/many", most)
-    assert 500 < many < most // 256
-    pool.snapshot("box", "full")
-    pool.settle("box", "full")
-    pool.clone("fork", "full", most)
-    root = pool.mount("fork")
-    with pytest.raises(OSError):
-        (root / "workspace/more").mkdir()
-    shutil.rmtree(root / "workspace/many")
-    pool.snapshot("fork", "empty")
-    pool.settle("fork", "empty")
-    assert empty_files(root / "workspace/more", many // 2) == many // 2
-
-
-def test_without_root_folders_are_copied(image: Path) -> None:
-    """In a process that is not root."""
-    code = (
-        "import os, sys; from pathlib import Path\n"
-        "from windtunnel.agents.sandbox.files import open_pool\n"
-        "if os.geteuid() == 0:\n"
-        "    os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
-        "pool = open_pool(Path(sys.argv[1]) / 'pool')\n"
-        "pool.create('box', pool.import_image(sys.argv[2]))\n"
-        "root = pool.mount('box'); (root / 'etc/hosts').write_text('x'); pool.snapshot('box', 's')\n"
-        "(root / 'etc/hosts').unlink()\n"
-        "print(pool.kind, [c.change for c in pool.changed('s', None, 'box')])\n"
-        "pool.clone('box', 's'); print((pool.mount('box') / 'etc/hosts').read_text())\n"
-        "pool.close(unmount=True)\n"
-    )
-    with tempfile.TemporaryDirectory() as place:
-        shutil.copytree(image, f"{place}/image", ignore=shutil.ignore_patterns("pipe"))
-        for folder, _, _ in os.walk(place):
-            os.chmod(folder, 0o777)
-        done = subprocess.run(
-            [sys.executable, "-c", code, place, f"{place}/image"], capture_output=True, text=True, check=False
-        )
-    assert done.stdout.splitlines() == ["copy ['deleted']", "x"], done.stderr

@@ -15,6 +15,8 @@ from pool_support import KINDS, Opener, emptied, state
 
 from windtunnel.agents.sandbox.files import Pool
 
+pytestmark = pytest.mark.conformance
+
 PATHS = ("a", "b", "dir", "dir/a", "dir/b", "dir/sub", "dir/sub/a", "other", "other/a")
 DEEDS = (
     "write",

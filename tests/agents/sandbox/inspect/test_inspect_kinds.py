@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,48 +109,6 @@ def test_nothing_stays_attached_after_the_last_sandbox(
         inspector.effects(two.name)
     two.watch(inspector)
     assert not inspector.effects(two.name).files_total
-
-
-@pytest.mark.root
-def test_a_sandbox_that_is_watched_again_starts_anew(cell: Cell, inspector: Inspector) -> None:
-    cell.watch(inspector)
-    cell.run("echo x > new")
-    cell.watch(inspector)
-    assert not files_may_have_changed(inspector.effects(cell.name))
-
-
-@pytest.mark.root
-def test_criu_dumps_a_tracked_process(cell: Cell, inspector: Inspector, tmp_path: Path) -> None:
-    from windtunnel.agents.sandbox.criu.program import find_criu
-
-    criu = find_criu()
-    if criu is None:
-        pytest.skip("needs CRIU")
-    from windtunnel.agents.sandbox.inspect import memory
-
-    process = subprocess.Popen(
-        ["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        # Popen returns when exec has closed the old descriptors, a moment before the kernel maps the vDSO.
-        while b"[vdso]" not in Path(f"/proc/{process.pid}/maps").read_bytes():
-            assert process.poll() is None
-        tracker = memory.Tracker(process.pid)
-        images = tmp_path / "images"
-        images.mkdir()
-        done = subprocess.run(
-            [str(criu.path), "dump", "-t", str(process.pid), "-D", str(images), "--leave-running", "-v2"],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        tracker.reset()
-        assert tracker.written() == (0, 0)
-        tracker.close()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_without_rights_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ SCRIPT = {
 }
 
 
+@pytest.mark.conformance
 @pytest.mark.root
 @given(st.lists(STEPS, min_size=4, max_size=4))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

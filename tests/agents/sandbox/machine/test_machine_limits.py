@@ -64,16 +64,6 @@ def test_a_frozen_sandbox_stands_still_and_goes_on(box: Machine) -> None:
 
 
 @pytest.mark.root
-def test_a_frozen_sandbox_can_be_stopped(box: Machine) -> None:
-    box.run("sleep 1000 &")
-    assert len(box.cgroup.pids()) == 3
-    assert box.cgroup.usage()[1] > 0
-    box.cgroup.freeze()
-    box.stop()
-    assert not box.cgroup.exists()
-
-
-@pytest.mark.root
 def test_leftovers_are_found_and_removed(home: Home, start: Callable[..., Machine]) -> None:
     box = start("lost", network="host")
     start("kept")
@@ -95,12 +85,6 @@ def test_a_start_that_fails_leaves_nothing(home: Home, make_root: Callable[[str]
     (root / "proc").rmdir()
     (root / "proc").symlink_to("/etc")
     with pytest.raises(MachineError, match=r"could not be started: .*/proc"):
-        Machine.start(home, SandboxSpec("broken"), root)
-    assert leftovers(home, []) == []
-    (root / "proc").unlink()
-    (root / "usr/bin/bash").unlink()
-    (root / "usr/bin/sh").unlink()
-    with pytest.raises(MachineError, match="shell main"):
         Machine.start(home, SandboxSpec("broken"), root)
     assert leftovers(home, []) == []
 

@@ -6,14 +6,14 @@ import http.client
 import ipaddress
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_model import FakeModel
+from ways_out import asked
 
-from windtunnel.agents.sandbox.proxy import LoopThread
-from windtunnel.agents.sandbox.proxy.egress import Egress, is_listed, parse_allowed, reachable
+from windtunnel.agents.sandbox.proxy.egress import is_listed, parse_allowed, reachable
 from windtunnel.base.errors import UserError
 
 OWN = {ipaddress.ip_address("9.9.9.9")}
@@ -72,34 +72,6 @@ def test_public_addresses_are_reached() -> None:
     assert reachable(parse_allowed("egress"), public, 443, OWN) == public
 
 
-@pytest.fixture
-def way(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, int]]]:
-    """Starts a way out; the ports of its proxy and of its name server."""
-    loop, ways = LoopThread("egress"), []
-
-    def start(network: str) -> tuple[int, int]:
-        way = Egress(network, tmp_path / "egress.log")
-        proxy = socket.create_server(("127.0.0.1", 0))
-        names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        names.bind(("127.0.0.1", 0))
-        loop.call(way.listen(proxy, names))
-        ways.append(way)
-        return proxy.getsockname()[1], names.getsockname()[1]
-
-    yield start
-    for way in ways:
-        loop.call(way.close())
-    loop.close()
-
-
-def asked(port: int, request: bytes) -> bytes:
-    """All that is answered to these bytes, until the connection is closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plug:
-        plug.sendall(request)
-        plug.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: plug.recv(65536), b""))
-
-
 def test_a_tunnel_and_a_plain_request_reach_a_host_that_is_named(
     way: Callable[[str], tuple[int, int]], model: FakeModel, tmp_path: Path
 ) -> None:
@@ -132,50 +104,6 @@ def test_what_follows_a_plain_request_goes_nowhere(
     answer = asked(proxy, (one + one.replace("/one", "/two") + "GET /three HTTP/1.1\r\n\r\n").encode())
     assert answer.count(b"HTTP/1.1 200") == 1
     assert [call.path for call in model.calls] == ["/one"]
-
-
-REFUSED = [
-    (b"CONNECT elsewhere.example:443 HTTP/1.1\r\n\r\n", 403, b"elsewhere.example:443 is not on the list"),
-    (b"CONNECT localhost:1 HTTP/1.1\r\n\r\n", 403, b"localhost:1 is not on the list"),
-    (b"CONNECT 127.0.0.1:443 HTTP/1.1\r\n\r\n", 403, b"is not on the list"),
-    (b"CONNECT localhost HTTP/1.1\r\n\r\n", 403, b"localhost:0 is not on the list"),
-    (b"CONNECT [fe80::1%25eth0]:443 HTTP/1.1\r\n\r\n", 403, b"is not on the list"),
-    (b"CONNECT a_b..c:443 HTTP/1.1\r\n\r\n", 400, b"the name of the host is malformed"),
-    (b"CONNECT user@named.example:443 HTTP/1.1\r\n\r\n", 400, b"the name of the host is malformed"),
-    (b"GET http://elsewhere.example/ HTTP/1.1\r\n\r\n", 403, b"not on the list"),
-    (b"GET http://named.example@elsewhere.example/ HTTP/1.1\r\n\r\n", 400, b"this is a proxy"),
-    (b"GET https://named.example/ HTTP/1.1\r\n\r\n", 400, b"this is a proxy"),
-    (b"GET / HTTP/1.1\r\nhost: named.example\r\n\r\n", 400, b"this is a proxy"),
-    (b"GET http://named.example:x/ HTTP/1.1\r\n\r\n", 400, b"URL is malformed"),
-    (b"POST http://named.example/ HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 411, b"content-length"),
-    (b"POST http://a.example/ HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400, b"length"),
-    (b"GET http://named.example/ HTTP/1.1\r\na: b\n c: d\r\n\r\n", 400, b"malformed"),
-    (b"GET http://named.example/ HTTP/1.1\nhost: x\r\n\r\n", 400, b"malformed"),
-    (b"\x16\x03\x01\r\n\r\n", 400, b"malformed"),
-    (b"CONNECT " + b"x" * 20_000 + b":1 HTTP/1.1\r\n\r\n", 431, b"more than 16384 bytes"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("request_", "status", "words"), REFUSED)
-def test_a_refusal_is_a_sentence(
-    way: Callable[[str], tuple[int, int]], request_: bytes, status: int, words: bytes
-) -> None:
-    proxy, _ = way("egress:named.example")
-    head, _, body = asked(proxy, request_).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status)
-    assert body.startswith(b"windtunnel: ") and words in body
-
-
-@pytest.mark.parametrize(
-    "name", ["localhost", "127.0.0.1", "127.1", "2130706433", "0x7f000001", "[::1]", "[::ffff:127.0.0.1]"]
-)
-def test_the_host_is_not_reached_by_any_name(
-    way: Callable[[str], tuple[int, int]], tmp_path: Path, name: str
-) -> None:
-    proxy, _ = way("egress")
-    answer = asked(proxy, f"CONNECT {name}:443 HTTP/1.1\r\n\r\n".encode())
-    assert answer.startswith(b"HTTP/1.1 403 ") and b"not a public address" in answer
-    assert "refused: " in (tmp_path / "egress.log").read_text()
 
 
 def test_a_name_that_resolves_to_the_host_is_refused(

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.proxy.classify import Known, Outline, Unreadable, classify, read
 
-CHAT, MESSAGES, RESPONSES, COMPLETIONS = (
-    "/v1/chat/completions",
-    "/v1/messages",
-    "/v1/responses",
-    "/v1/completions",
-)
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+RESPONSES, COMPLETIONS = "/v1/responses", "/v1/completions"
 TOOLS = [{"name": "bash"}]
 
 
@@ -42,13 +38,8 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 
 def main(*texts: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return MESSAGES, {
-        "model": "big",
-        "system": "You are an agent.",
-        "tools": TOOLS,
-        "messages": said(*texts),
-        **fields,
-    }
+    asked = {"model": "big", "system": "You are an agent.", "tools": TOOLS, "messages": said(*texts)}
+    return MESSAGES, asked | fields
 
 
 def test_claude_code_session() -> None:
@@ -87,27 +78,16 @@ def test_agent_without_tools_is_told_by_growth() -> None:
 
 
 def test_plain_completions_and_responses() -> None:
+    agent = {"model": "m", "instructions": "agent", "tools": TOOLS}
     assert kinds(
         (COMPLETIONS, {"model": "m", "prompt": "task:"}),
         (COMPLETIONS, {"model": "m", "prompt": "task: ls\nfiles\n"}),
         (COMPLETIONS, {"model": "n", "prompt": "unrelated"}),
     ) == ["main", "main", "helper"]
     assert kinds(
-        (RESPONSES, {"model": "m", "instructions": "agent", "tools": TOOLS, "input": "task"}),
-        (
-            RESPONSES,
-            {"model": "m", "instructions": "agent", "tools": TOOLS, "input": said("task", "ls", "files")},
-        ),
-        (
-            RESPONSES,
-            {
-                "model": "m",
-                "instructions": "agent",
-                "tools": TOOLS,
-                "input": said("x"),
-                "previous_response_id": "r",
-            },
-        ),
+        (RESPONSES, agent | {"input": "task"}),
+        (RESPONSES, agent | {"input": said("task", "ls", "files")}),
+        (RESPONSES, agent | {"input": said("x"), "previous_response_id": "r"}),
         (RESPONSES, {"model": "m", "instructions": "name this", "input": "task"}),
     ) == ["main", "main", "main", "helper"]
 
@@ -134,6 +114,20 @@ def test_another_conversation_that_is_alone_becomes_a_main_loop_beside_the_first
         main("task", "ok", "go"),
         other("a", "b", "c", "d", "e", "f", "g"),
     ) == ["main", "helper", "helper", "main", "main", "main"]
+
+
+def test_what_changes_with_every_request_makes_no_other_one() -> None:
+    def system(number: int) -> list[dict[str, str]]:
+        billing = f"x-anthropic-billing-header: cch={number};"
+        return [{"type": "text", "text": text} for text in (billing, "S")]
+
+    text = {"text": "hi", "type": "text", "cache_control": {}}
+    one = main("hi", system=system(1), metadata={"user_id": "a"})[1]
+    two = main(system=system(2), metadata={"user_id": "b"})[1] | {
+        "messages": [{"content": [text], "role": "user"}],
+        "tools": [{"name": "bash", "cache_control": {"type": "ephemeral"}}],
+    }
+    assert understood(MESSAGES, one).digest == understood(MESSAGES, two).digest
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, zstandard.compress])

@@ -6,33 +6,18 @@ import socket
 
 import httpx
 import pytest
-from fake_model import FakeModel, answer
+from fake_model import answer
 from fake_turns import FakeBox
 from model_bench import Bench, chat, recorded
 
 from support.waiting import until
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
-from windtunnel.agents.sandbox.proxy.upstream import Upstream
-from windtunnel.agents.sandbox.proxy.wire import Bounds
 from windtunnel.base.errors import UserError
 
 
 def get(url: str, method: str = "GET", **options: object) -> httpx.Response:
     with httpx.Client(trust_env=False, timeout=60) as client:
         return client.request(method, url, **options)  # type: ignore[arg-type]
-
-
-def test_other_requests_pass_with_their_method_query_and_headers(bench: Bench, proxy: ModelProxy) -> None:
-    box = bench.serve(proxy, FakeBox())
-    url = bench.url(box, "/v1/files/a%2Fb?limit=3&x=%20")
-    reply = get(url, "PUT", content=b"\x00raw", headers={"x-own": "1", "connection": "x-hop", "x-hop": "2"})
-    assert reply.content == answer(1, "")
-    (call,) = bench.model.calls
-    assert (call.method, call.path, call.body) == ("PUT", "/v1/files/a%2Fb?limit=3&x=%20", b"\x00raw")
-    assert call.headers["x-own"] == "1"
-    assert "x-hop" not in call.headers
-    assert call.headers["host"] == bench.model.url.removeprefix("http://")
-    assert box.turns == 0
 
 
 def test_large_bodies_are_refused(bench: Bench) -> None:
@@ -77,15 +62,6 @@ def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, prox
     assert bench.ask(box, chat("go")).reply() == answer(1, "")
 
 
-def test_another_socket_takes_the_place_of_the_first(bench: Bench, proxy: ModelProxy) -> None:
-    box = bench.serve(proxy, FakeBox())
-    old = bench.url(box)
-    bench.serve(proxy, box)
-    assert bench.ask(box, chat("go")).reply() == answer(1, "")
-    with pytest.raises(httpx.ConnectError):
-        get(old)
-
-
 def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None:
     proxy = bench.proxy(ending=0.3)
     box = bench.serve(proxy, FakeBox("closing", instant=False))
@@ -104,25 +80,3 @@ def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None
     bench.serve(successor, box)
     assert bench.ask(box, chat("go")).reply() == answer(1, "")
     assert len(bench.model.calls) == 1
-
-
-def test_closing_ends_what_is_under_way(bench: Bench, model: FakeModel) -> None:
-    model.plan.answer.clear()
-    proxy = bench.proxy(ending=0.3)
-    box = bench.serve(proxy, FakeBox())
-    held = bench.ask(box, chat("go"))
-    model.wait_for(1)
-    proxy.close()
-    assert b"ask again" in held.reply()
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda c: Upstream("ftp://x"), "upstream 'ftp://x'"),
-        (lambda c: Bounds(body=0), "bound body is 0"),
-    ],
-)
-def test_bad_input_in_words(proxy: ModelProxy, build: object, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build(proxy)  # type: ignore[operator]

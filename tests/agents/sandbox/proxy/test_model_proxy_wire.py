@@ -12,6 +12,8 @@ from model_bench import Bench, plain
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 
+pytestmark = pytest.mark.conformance
+
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /v1/x HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"

@@ -19,11 +19,6 @@ NOBODY = 65534
 STORIES = Path(__file__).with_name("rootless_stories.py")
 SOURCE = Path(windtunnel.__file__).parents[1]
 
-TOOLS = (
-    "bash", "cat", "chmod", "chown", "dd", "grep", "head", "hostname", "id", "ln", "mkdir", "mkfifo", "mknod",
-    "mount", "rm", "seq", "setsid", "sleep", "stat", "touch", "true", "umount", "unshare", "wc",
-)  # fmt: skip
-
 Tell = Callable[..., None]
 
 
@@ -73,38 +68,6 @@ def reason() -> str:
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session")
-def image() -> Iterator[Path]:
-    """A small root with a shell, a few tools and the core of Python, which everybody can read."""
-    folder = Path(tempfile.mkdtemp(prefix="windtunnel-rootless-image-"))
-    folder.chmod(0o755)
-    for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "root", "workspace", "mnt"):
-        (folder / name).mkdir(parents=True)
-    for name in ("bin", "lib", "lib64"):
-        (folder / name).symlink_to(f"usr/{name}")
-    needed: set[str] = set()
-    for name in (*TOOLS, "python3"):
-        found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
-        if found is None:
-            pytest.skip(f"needs {name}")
-        shutil.copy(os.path.realpath(found), folder / "usr/bin" / name)
-        said = subprocess.run(["ldd", found], capture_output=True, text=True).stdout
-        needed |= {word for word in said.split() if word.startswith("/")}
-    (folder / "usr/bin/sh").symlink_to("bash")
-    for path in needed:
-        target = folder / (path[1:] if path.startswith("/usr") else f"usr{path}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.path.realpath(path), target)
-    library = Path("/usr/lib") / Path(os.path.realpath("/usr/bin/python3")).name
-    (folder / library.relative_to("/")).mkdir()
-    for name in ("encodings", "collections", "re", "importlib"):
-        shutil.copytree(library / name, folder / library.relative_to("/") / name)
-    for module in library.glob("*.py"):
-        shutil.copy(module, folder / library.relative_to("/"))
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.fixture
 def home(reason: str) -> Iterator[Path]:
     """An empty folder of the user, removed afterwards."""
@@ -118,7 +81,7 @@ def home(reason: str) -> Iterator[Path]:
 
 
 @pytest.fixture
-def tell(home: Path, image: Path) -> Iterator[Tell]:
+def tell(home: Path, small_root: Path) -> Iterator[Tell]:
     """Tell a story; whatever came of it, all is removed afterwards, and nothing may be left."""
     python, more = _python()
     tidied = False
@@ -127,7 +90,7 @@ def tell(home: Path, image: Path) -> Iterator[Tell]:
         nonlocal tidied
         # what stands before it may take from it what tidying needs
         stories = story if before else f"{story},tidy"
-        done = _run([*before, *python, str(STORIES), stories, str(home), str(image)], home, more)
+        done = _run([*before, *python, str(STORIES), stories, str(home), str(small_root)], home, more)
         assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
         tidied = not before
 

@@ -174,6 +174,7 @@ def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> No
     assert store.verify("c") == []
 
 
+@pytest.mark.conformance
 def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     folders = [image(tmp_path / f"c{one}", *range(1, 60), 100 + one) for one in range(24)]

@@ -1,4 +1,4 @@
-"""A process that is killed at any statement and in the middle of any write, and a disk that is full."""
+"""A process that is killed at any statement and in the middle of any write."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import resource
 import shutil
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import fill
 from image_making import content, frames, image, keep, manifest
 
 from windtunnel.agents.sandbox.store import Store
-from windtunnel.store.objects import ObjectError
+
+pytestmark = pytest.mark.conformance
 
 
 def kept(folder: Path, id: str, images: Path) -> None:
@@ -155,56 +154,3 @@ def test_a_kill_while_the_store_is_collected_costs_nothing(tmp_path: Path) -> No
         assert store.images() == ["b"] and store.verify("b") == [] and frames(store) == 2
         store.close()
     assert freed[0] > freed[-1] == 0
-
-
-def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    """The kernel itself refuses, in the middle of a write."""
-    store = Store(tmp_path / "store")
-    keep(store, "a", image(tmp_path / "a", 1, 2, 3))
-    image(tmp_path / "b", *range(1, 150))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-    try:
-        with pytest.raises(ObjectError, match="the checkpoint cannot be stored"):
-            keep(store, "b", tmp_path / "b")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, old)
-    assert (store.images(), frames(store), store.verify("a")) == (["a"], 1, [])
-    keep(store, "b", tmp_path / "b")
-    assert store.verify("b") == []
-
-
-@pytest.mark.root
-def test_a_file_system_that_is_full(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    small = tmp_path / "small"
-    small.mkdir()
-    image(tmp_path / "a", *range(1, 80))
-    image(tmp_path / "b", *range(1000, 1900))
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("needs to mount a tmpfs")
-    try:
-        store = Store(small / "store")
-        keep(store, "a", tmp_path / "a")
-        store.database.settle(whole=True)
-        with pytest.raises(ObjectError, match=r"No space left on device.*what was stored before is unharmed"):
-            keep(store, "b", tmp_path / "b")
-        assert (store.images(), store.verify("a")) == (["a"], [])
-        store.close()
-        store = Store(small / "store")
-        filling = fill(small)
-        with pytest.raises(ObjectError, match="No space left"):
-            store.materialise("a", small / "out")
-        assert not (small / "out").exists()
-        filling.unlink()
-        store.materialise("a", small / "out")
-        assert content(small / "out") == content(tmp_path / "a")
-        store.materialise("a", tmp_path / "out")
-        assert content(tmp_path / "out") == content(tmp_path / "a")
-        store.close()
-    finally:
-        subprocess.run(["umount", small], check=True)

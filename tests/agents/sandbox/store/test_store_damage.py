@@ -17,6 +17,7 @@ from windtunnel.agents.sandbox.store import StaleCopy, Store
 from windtunnel.store.objects import ObjectError
 
 
+@pytest.mark.conformance
 @settings(max_examples=150, deadline=None)
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_no_flipped_bit_passes(place: float, bit: int) -> None:

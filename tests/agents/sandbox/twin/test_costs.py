@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plain_costs import plain_costs
 
-from windtunnel.agents.sandbox.calibrate import calibrate, fitted, lanes
+from windtunnel.agents.sandbox.calibrate import calibrate, fitted
 from windtunnel.agents.sandbox.costs import (
     SHIPPED,
     SandboxProfile,
@@ -115,10 +115,6 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
     assert "freeze 0%" in errors
 
 
-def test_lanes_are_at_least_one_and_no_more_than_were_asked() -> None:
-    assert [lanes(6.0, seconds) for seconds in (12.0, 3.0, 0.5, 0.0)] == [1.0, 2.0, 6.0, 6.0]
-
-
 def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UserError, match="needs root"):
@@ -127,16 +123,16 @@ def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.conformance
 @pytest.mark.root
-def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, own_home: Path) -> None:
-    own_home.rmdir()
-    profile = calibrate(tmp_path / "profile.json", quick=True, home=own_home)
-    assert not own_home.exists()
-    own_home.mkdir()
+def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, new_home: Path) -> None:
+    new_home.rmdir()
+    profile = calibrate(tmp_path / "profile.json", quick=True, home=new_home)
+    assert not new_home.exists()
+    new_home.mkdir()
     assert load_costs(tmp_path / "profile.json").provenance == profile.provenance
     costs = profile.costs
     assert min(costs.shell, costs.files_freeze, costs.files_after) > 0
     assert costs.checkpoint(TurnClass.FULL, processes=1).seconds > costs.files_freeze + costs.files_after
     assert costs.image_base > 0
     assert 0.1 < costs.new_per_byte < 1
-    assert str(own_home) not in Path("/proc/self/mounts").read_text()
+    assert str(new_home) not in Path("/proc/self/mounts").read_text()
     assert cost_table(profile).row_count == 9

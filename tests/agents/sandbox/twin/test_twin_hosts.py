@@ -88,11 +88,6 @@ def test_order_is_that_of_the_live_engine(steps: list[tuple[str, int]]) -> None:
     assert twin_order(steps) == live_order(steps)
 
 
-def test_after_four_urgent_jobs_comes_a_normal_one() -> None:
-    steps = [("submit", 0), *[("submit", 1)] * 6]
-    assert twin_order(steps) == [1, 2, 3, 4, 0, 5, 6]
-
-
 def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
     env = Environment()
     scheduler = Scheduler(env, 1)

@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 from plain_costs import plain_costs
 from typer.testing import CliRunner
 
-from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, compared
-from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
-from windtunnel.agents.sandbox.model import (
-    FilesPart,
-    ImagePart,
-    Manifest,
-    SandboxSpec,
-    TurnClass,
-)
-from windtunnel.agents.sandbox.policy import POLICIES, Keep, Look, Occasion
-from windtunnel.agents.sandbox.twin.loads import effects_of
+from windtunnel.agents.sandbox.costs import load_costs
+from windtunnel.agents.sandbox.policy import POLICIES
 from windtunnel.agents.sandbox.twin.questions import (
     Setting,
     breaking,
@@ -78,45 +69,6 @@ def test_forks_by_hand() -> None:
     # the second host waits 2 s for 20 bytes
     two = fanout(machine, costs, 4, 2, memory=20, processes=0)
     assert (two.first, two.last) == (2.0, 4.0)
-
-
-def seen(turn_class: TurnClass) -> tuple[Look, Keep]:
-    return Look(Occasion.TURN, effects_of(turn_class)), Keep(turn_class, turn_class)
-
-
-def measured(gate: float, total: float) -> ObservedRun:
-    image = ImagePart("m", 1, ("init", "bash", "python3"), (), (), 0, 0)
-    manifest = Manifest(
-        "m",
-        "b",
-        1,
-        None,
-        TurnClass.FULL,
-        TurnClass.FULL,
-        (),
-        0.0,
-        FilesPart("m", "copy"),
-        image,
-        (),
-        SandboxSpec("b"),
-        (),
-        freeze_seconds=1.0,
-        total_seconds=2.0,
-    )
-    turns = (
-        ObservedTurn(1.0, 1.0, 1.0, *seen(TurnClass.FULL), gate, "m"),
-        ObservedTurn(1.0, 1.0, 1.0, *seen(TurnClass.NONE), None),
-    )
-    return ObservedRun(1, 1, "semantic", (ObservedBox(0.0, total, turns, (manifest,)),))
-
-
-def test_a_measured_run_stands_beside_the_twin(costs: SandboxCosts) -> None:
-    assert compared(measured(1.0, 5.0), costs) == {
-        "total seconds, mean": (5.0, 5.0),
-        "gate wait, mean": (1.0, 1.0),
-        "gate wait, p95": (1.0, 1.0),
-        "freeze, p95": (1.0, 1.0),
-    }
 
 
 def command(*arguments: str) -> Any:

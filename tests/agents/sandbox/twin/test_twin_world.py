@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_costs import plain_costs
 
+from parity import events, recorded
+from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.policy import POLICIES, PolicyName
+from windtunnel.agents.sandbox.policy import POLICIES, Look, Notice, Past, PolicyName, Queued, Restore
+from windtunnel.agents.sandbox.twin import cost
 from windtunnel.agents.sandbox.twin.loads import Session, TurnLoad, effects_of, sessions, starts
 from windtunnel.agents.sandbox.twin.world import EmulatedHost, SandboxWorld, SessionsOutcome
 
@@ -141,27 +144,18 @@ def test_one_seed_has_one_outcome_and_all_work_is_done(seed: int, count: int, po
     assert len(outcome.checkpoints) == sum(keep.made > TurnClass.NONE for keep in kept)
 
 
-@SMALL
-@given(st.integers(0, 1000), st.integers(1, 10))
-def test_more_sandboxes_begin_with_the_same_ones(seed: int, count: int) -> None:
-    assert sessions(count + 2, seed, turns=5)[:count] == sessions(count, seed, turns=5)
-
-
-@SMALL
-@given(st.integers(0, 1000), st.integers(1, 8))
-def test_no_sandbox_is_faster_for_company_when_nothing_is_kept(seed: int, count: int) -> None:
-    costs, machine = plain_costs(), EmulatedHost(cores=1)
-    played, begin = sessions(count + 4, seed, turns=6), starts(count + 4, seed, 10.0)
-    few = SandboxWorld(machine, costs, "conversation", played[:count], begin[:count]).run()
-    many = SandboxWorld(machine, costs, "conversation", played, begin).run()
-    assert sum(many.ends[:count]) >= sum(few.ends) - 1e-6
-
-
-@SMALL
-@given(st.integers(0, 1000))
-def test_costlier_checkpoints_never_shorten_the_only_session(seed: int) -> None:
-    played = sessions(1, seed, turns=10)
-    cheap = load_costs().costs
-    dear = replace(cheap, full_freeze=cheap.full_freeze * 50)
-    first, second = (SandboxWorld(ONE, costs, "full", played, [0.0]).run() for costs in (cheap, dear))
-    assert second.ends[0] >= first.ends[0]
+def test_every_decision_has_a_price(tmp_path: Path) -> None:
+    log = events(recorded("agents.sandbox", tmp_path))
+    found = [(seen, answer) for seen, answer, _ in decisions(log)]
+    for seen, answer in found:
+        price = cost(seen, answer)
+        if isinstance(seen, Queued | Past):
+            assert price == {}
+            continue
+        assert price["seconds"] >= 0
+        if isinstance(seen, Look):
+            assert cost(seen, POLICIES["full"](seen))["seconds"] >= price["seconds"]
+    (order,) = (pair for pair in found if isinstance(pair[0], Notice))
+    assert cost(*order)["seconds"] > 0
+    with pytest.raises(TypeError, match="Keep is no answer to Restore"):
+        cost(next(seen for seen, _ in found if isinstance(seen, Restore)), found[0][1])

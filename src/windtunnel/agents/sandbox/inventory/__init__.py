@@ -77,6 +77,8 @@ ALWAYS = select.EPOLLERR | select.EPOLLHUP
 Times = ctypes.c_long * 4
 """``struct itimerspec``: seconds and nanoseconds of the interval, and until it expires."""
 SECOND = 10**9
+DUE_MILLISECONDS = 20
+"""Within which a timer that is due expires; one that was stopped does not."""
 KERNEL_THREAD = 2
 """A process that has no list of semaphores, where it is the host's."""
 _KCMP, _KCMP_SYSVSEM = 312 if platform.machine() == "x86_64" else 272, 6
@@ -337,9 +339,13 @@ def _timer(pid: int, number: int, info: str) -> Fact:
     of = {name: value.strip() for name, _, value in (line.partition(":") for line in info.splitlines())}
     value, interval = (_nanoseconds(of.get(name, "")) for name in ("it_value", "it_interval"))
     flags, ticks = int(of.get("settime flags", "0"), 8), int(of.get("ticks", "0"))
-    if interval and ticks and not value:
-        # a periodic timer that expired waits to be read, or to be asked, before it goes on: asked, it tells
+    if interval and not value:
+        # a periodic timer that expired waits to be read, or to be asked, before it goes on: asked, it tells;
+        # on a busy host one may be due that has not expired yet
         with contextlib.suppress(OSError), process_handle(pid) as handle, copied(handle, number) as copy:
+            expires = select.poll()
+            expires.register(copy, select.POLLIN)
+            expires.poll(DUE_MILLISECONDS)
             both = Times()
             checked(libc.timerfd_gettime(copy, both), "timerfd_gettime")
             value = both[2] * SECOND + both[3]

@@ -1,13 +1,11 @@
-"""A live session whose decisions are on record: what the tests of parity hold the policy and the twin to."""
+"""A live session of sandboxes, whose decisions come to be on record."""
 
 from __future__ import annotations
 
 import shutil
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.agents.sandbox.observed import ObservedRun
 from benchmarks.agents.sandbox.overhead import record
 from support.waiting import until
 from windtunnel.agents.sandbox.box import Box
@@ -31,23 +29,14 @@ COMMANDS = (
 """A turn of every class, and of some twice."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A session that was played: the sandbox's log, the host's, and the run as it was measured."""
-
-    log: Path
-    host_log: Path
-    run: ObservedRun
-
-
-def recorded(home: Path, folder: Path) -> Recorded:
-    """Play a session on a host in ``home``: turns, a notice, a death and a restore, a checkpoint without
-    time for processes, two sandboxes that wait
-    for one worker, and a past that is forgotten. The logs come to lie in ``folder``; nothing else is left."""
+def play(home: Path, folder: Path) -> list[Path]:
+    """A session on a host in ``home``: turns, a notice, a death and a restore, a checkpoint without time for
+    processes, two sandboxes that wait for one worker, and a past that is forgotten. Their log and the host's
+    come to lie in ``folder``; nothing else is left."""
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
     with Host(home, workers=1, retention=Retention(keep=4)) as host:
         box = host.create(SandboxSpec("recorded"))
-        observed = record(box, Trace("recorded", "", "", turns), epoch=0.0)
+        record(box, Trace("recorded", "", "", turns), epoch=0.0)
         box.run(f"{SERVICE}; echo three > /workspace/c")
         host.notice(60.0)
         box.machine().cgroup.kill()
@@ -64,7 +53,7 @@ def recorded(home: Path, folder: Path) -> Recorded:
             shutil.copy(at / eventlog.NAME, logs[-1])
         host.remove("recorded")
         host.remove("other")
-    return Recorded(*logs, ObservedRun(1, 1, "semantic", (observed,)))
+    return logs
 
 
 def _together(host: Host, *boxes: Box) -> None:
