@@ -178,7 +178,7 @@ def _told(core: Core, event: Event, now: float) -> None:
             core.store_up(event["address"], now)
         case "lost" if event["what"] == "host" and event["evidence"] != "cut":
             core.tick(now - 1e-3)
-            core.hosts.live[event["host"]].lease_ends = now - 1e-6
+            core.hosts.leases.heard[event["host"]] = -math.inf
             core.tick(now)
         case "lost" if event["evidence"] == "frozen" and rank not in core.lost:
             handlers.message(core, event["host"], {"op": "worker", "what": "frozen", **about}, now)

@@ -8,41 +8,27 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# A trainer that speaks to its agent by hand: it answers memberships, and writes down what it is told.
+# A trainer without torch: it beats, and writes down each membership that it is told.
 SPEAKER = """
 import json, os, sys, threading, time
-from windtunnel.base import wire
-sock = wire.connect(os.environ["WINDTUNNEL_AGENT"], 20)
-lock = threading.Lock()
-def say(**message):
-    with lock: wire.send(sock, message)
-say(op="hello", rank=int(os.environ["RANK"]), pid=os.getpid())
-welcome, _ = wire.receive(sock)
-sock.settimeout(60)
-def beat():
-    while True:
-        time.sleep(0.05); say(op="beat", step=1)
-threading.Thread(target=beat, daemon=True).start()
-generation = welcome["membership"]["generation"]
-print(json.dumps(welcome), flush=True)
+from windtunnel.training.elastic.live.link import Link
+link = Link(os.environ["WINDTUNNEL_AGENT"], lambda reason: os._exit(1))
+generation = link.membership.generation
+print(json.dumps(link.membership.plain()), flush=True)
 """
 # It stays, and tells its generation, until the file "stop" is in the run's folder; then it ends well.
 STAYS = (
     SPEAKER
     + """
-def listen():
-    global generation
-    while True:
-        message, _ = wire.receive(sock)
-        print(json.dumps(message), flush=True)
-        if message["op"] == "membership":
-            generation = message["membership"]["generation"]
-            say(op="event", kind="here", generation=generation, pid=os.getpid())
-threading.Thread(target=listen, daemon=True).start()
-say(op="event", kind="here", generation=generation, pid=os.getpid())
+def here():
+    link.event("here", generation, pid=os.getpid())
+here()
 while not os.path.exists(os.path.join(os.environ["WINDTUNNEL_RUN"], "stop")):
-    time.sleep(0.02)
-say(op="done", result=generation)
+    if link.newer(generation, 0.02):
+        generation = link.newest()[0].generation
+        print(json.dumps(link.membership.plain()), flush=True)
+        here()
+link.call("done", generation)
 os._exit(0)
 """
 )

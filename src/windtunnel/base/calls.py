@@ -17,6 +17,8 @@ a hint makes of a parameter:
 * ``IO[bytes]``: what the other side writes comes here as it is written.
 * ``Callable[[…, bytes], None]``: is called here when it is called there; the last argument travels raw.
 * ``threading.Event``: is set there when it is set here, or when this side goes away.
+* ``Departure | None``: is not given here; is set there when this side goes away. The call has another that is
+  written or called meanwhile.
 * a Protocol that is served too, as a result: it stays there, and its name travels.
 
 An exception arrives as what it was where it is an `OSError` (by its number), a `UserError`, a TimeoutError,
@@ -57,6 +59,16 @@ class RemoteError(HostError):
     """A method failed at the other side, with an exception that is none of those that travel."""
 
 
+class Departure(threading.Event):
+    """Set when whoever called goes away: ``then`` is called at that moment."""
+
+    then: collections.abc.Callable[[], object] = staticmethod(lambda: None)
+
+    def set(self) -> None:
+        super().set()
+        self.then()
+
+
 def local(method: Any) -> Any:
     """Of a Protocol's method: it is not served."""
     method.is_local = True
@@ -66,7 +78,7 @@ def local(method: Any) -> Any:
 @dataclass(frozen=True)
 class Method:
     """``kinds``: the type hints of its parameters; ``roles``: of those that do not travel as JSON, how they
-    do: raw, read, write, call or cancel."""
+    do: raw, read, write, call, cancel or departure."""
 
     name: str
     function: Any
@@ -135,6 +147,8 @@ def _role(hint: Any) -> str:
         return "raw"
     if threading.Event in parts:
         return "cancel"
+    if Departure in parts:
+        return "departure"
     return "call" if typing.get_origin(parts[0]) is collections.abc.Callable else ""
 
 

@@ -25,6 +25,7 @@ from windtunnel.base import wire
 from windtunnel.base.calls import (
     PATIENCE,
     SERVICE,
+    Departure,
     Errors,
     Message,
     error_message,
@@ -91,7 +92,7 @@ class Service:
             if raw := declared.role("raw"):
                 given.setdefault(raw, data)
             if caller is not None:
-                streams = message.get("streams", ())
+                streams = {*message.get("streams", ()), declared.role("departure")} - {""}
                 given |= {key: caller.parameter(key, declared.roles[key]) for key in streams}
             member = getattr(self.find(protocol, message.get("on", "")), name)
             value = member if declared.is_property else member(**given)
@@ -113,6 +114,7 @@ class Caller:
         self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._passing: list[_Passing] = []
         self.cancel = threading.Event()
+        self.departure = Departure()
         self.gone = self._over = False
 
     def send(self, message: Message, data: bytes = b"") -> None:
@@ -123,6 +125,8 @@ class Caller:
         """What the function gets for a parameter."""
         if role == "cancel":
             return self.cancel
+        if role == "departure":
+            return self.departure
         if role == "call":
             self._passing.append(_Passing(self, name))
             return self._passing[-1]
@@ -146,6 +150,7 @@ class Caller:
         """He has gone."""
         self.gone = True
         self.cancel.set()
+        self.departure.set()
         self._pieces.put(None)
 
     def finish(self) -> None:

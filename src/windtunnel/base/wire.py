@@ -136,26 +136,6 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], int]:
     return opened(head, body, sealed), following
 
 
-def parse(buffer: bytearray, sealed: Session | None) -> dict[str, Any] | None:
-    """Take the first message out of ``buffer``; None while it is not whole.
-
-    Raises:
-        WireError: it is no frame of ours, or has raw bytes that nobody asked for.
-    """
-    if len(buffer) < HEAD.size:
-        return None
-    head = buffer[: HEAD.size]
-    length, following = lengths(head)
-    if following:
-        raise WireError("a frame has bytes that nobody asked for")
-    end = HEAD.size + length + (TAG if sealed else 0)
-    if len(buffer) < end:
-        return None
-    message = opened(head, buffer[HEAD.size : end], sealed)
-    del buffer[:end]
-    return message
-
-
 def lengths(head: Buffer) -> tuple[int, int]:
     """What a frame's first bytes say: the length of its text, and how many raw bytes follow.
 

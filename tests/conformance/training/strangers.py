@@ -11,7 +11,7 @@ from threading import Thread
 
 from conformance.training import forge
 from conformance.training.strikes import PATIENCE, Impossible, Target, Undo, nothing
-from windtunnel.base import handshake, keys, wire
+from windtunnel.base import calls, handshake, keys, wire
 from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.state import past
 
@@ -50,7 +50,7 @@ def without_secret(target: Target) -> Undo:
 
 def wrong_secret(target: Target) -> Undo:
     """The handshake with another secret, its proof guessed; and the same bytes once more."""
-    said = [handshake.Client(keys.Keys.made(), name).hello for name in ("store", "memory", "supervisor")]
+    said = [handshake.Client(keys.Keys.made(), name).hello for name in ("store", "memory", calls.SERVICE)]
     for _ in range(2):
         _send(target, *(hello + secrets.token_bytes(32) for hello in said))
     return nothing

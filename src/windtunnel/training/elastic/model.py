@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SUPERVISOR, STORE = "supervisor", "store"
-"""The names under which these services are meant (`base.handshake`)."""
+STORE = "store"
+"""The name under which it is meant (`base.handshake`)."""
 
 
 @dataclass(frozen=True)

@@ -1,44 +1,50 @@
-"""A agent for tests of the trainer's side: a thread that speaks the protocol and nothing more."""
+"""An agent for tests of the trainer's side: it answers what trainers call, and keeps it."""
 
 from __future__ import annotations
 
-import socket
+import queue
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from worker_worlds import BOUND
 
-from windtunnel.base import wire
+from windtunnel.base.rpc import Server, Service
+from windtunnel.training.elastic.live.calls import Host, News, Welcome
 from windtunnel.training.elastic.model import Membership
 
 Message = dict[str, Any]
+BEAT = 0.05
 
 
 class FakeAgent:
     """One for all ranks. Agreements are decided as soon as all ranks of the generation have posted, unless
-    ``decides`` (of a key) says no."""
+    ``decides`` (of a key) says no. ``rank_of``: that of a process."""
 
-    def __init__(self, folder: Path, membership: Membership, faults: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        membership: Membership,
+        rank_of: Callable[[int], int],
+        faults: tuple[str, ...] = (),
+    ) -> None:
         self.path = f"unix:{folder}/agent"
         self.membership = membership
-        self.faults = list(faults)
         self.said: list[tuple[int, Message]] = []
         self.decides: Callable[[str], bool] = lambda key: True
         self.durable: dict[str, dict[int, Any]] = {}
+        self._faults, self._rank_of = list(faults), rank_of
+        self._places: dict[int, int | None] = {}
+        self._dropped: set[int] = set()
         self._posts: dict[tuple[int, str], dict[int, Any]] = {}
-        self._socks: dict[int, socket.socket] = {}
+        self._waiting: dict[tuple[int, str], list[queue.SimpleQueue[Any]]] = {}
         self._changed = threading.Condition(threading.RLock())
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"{folder}/agent")
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._server = Server(Service.of(Host, self), self.path)
+        self.close = self._server.close
 
     def wait_for(self, op: str, rank: int | None = None, count: int = 1, **fields: Any) -> list[Message]:
-        """The first ``count`` messages of that kind, once they have come."""
+        """The first ``count`` calls of that kind, once they have come."""
 
         def found() -> list[Message]:
             return [
@@ -51,81 +57,83 @@ class FakeAgent:
 
         with self._changed:
             came = self._changed.wait_for(lambda: len(found()) >= count, BOUND)
-            assert came, (
-                f"no {op} {fields} of {rank}; said: {[(r, m) for r, m in self.said if m['op'] != 'beat']}"
-            )
+            said = [(sender, message) for sender, message in self.said if message["op"] != "beat"]
+            assert came, f"no {op} {fields} of {rank}; said: {said}"
             return found()[:count]
 
     def form(self, membership: Membership, places: dict[int, int | None] | None = None) -> None:
-        """A newer generation for all that are connected; ``places`` by the rank they had."""
+        """A newer generation for all that are there; ``places`` by the rank they had."""
         with self._changed:
             self.membership = membership
-            for rank, sock in self._socks.items():
-                place = rank if places is None else places.get(rank)
-                message = {"op": "membership", "membership": membership.plain(), "place": place}
-                try:
-                    wire.send(sock, message)
-                except OSError:
-                    continue
-
-    def drop(self, rank: int) -> None:
-        """The agent is gone, as ``rank`` sees it."""
-        self._socks[rank].shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        rank = -1
-        try:
-            while True:
-                message, _ = wire.receive(sock)
-                if message["op"] == "hello":
-                    rank = message["rank"]
-                    with self._changed:
-                        self._socks[rank] = sock
-                        wire.send(
-                            sock,
-                            {
-                                "op": "welcome",
-                                "membership": self.membership.plain(),
-                                "place": rank,
-                                "host": 10 + rank,
-                                "memory_path": "/nowhere",
-                                "faults": self.faults,
-                                "config": {"beat": 0.05, "generation": 20.0},
-                            },
-                        )
-                self._heard(rank, message)
-        except OSError:
-            self._heard(rank, {"op": "closed", "t": time.time()})
-            sock.close()
-
-    def _heard(self, rank: int, message: Message) -> None:
-        with self._changed:
-            self.said.append((rank, message))
-            if message["op"] == "post" and message["generation"] == self.membership.generation:
-                key = message["generation"], message["key"]
-                posts = self._posts.setdefault(key, {})
-                posts[message["rank"]] = message["value"]
-                if len(posts) == self.membership.world and self.decides(message["key"]):
-                    if message["key"].startswith("commit/"):
-                        self.durable[message["key"]] = dict(posts)
-                    self._all({"op": "decided", "generation": key[0], "key": key[1], "values": posts})
-            elif message["op"] == "ask":
-                values = self.durable.get(message["key"])
-                wire.send(self._socks[rank], {"op": "answer", "key": message["key"], "values": values})
+            self._places = {} if places is None else places
+            for answers in self._waiting.values():
+                for answer in answers:
+                    answer.put(None)
+            self._waiting.clear()
             self._changed.notify_all()
 
-    def _all(self, message: Message) -> None:
-        for sock in self._socks.values():
-            with suppress(OSError):  # a rank that has ended: no matter of the one whose word this follows
-                wire.send(sock, message)
+    def drop(self, rank: int) -> None:
+        """``rank`` is no trainer of this host any more."""
+        self._dropped.add(rank)
+
+    # as `Host`
+
+    def join(self, pid: int) -> Welcome:
+        rank = self._rank_of(pid)
+        self._keep(rank, {"op": "join"})
+        plain = News(self.membership.plain(), rank)
+        config = {"beat": BEAT, "generation": 20.0}
+        return Welcome(plain, rank, 0, 10 + rank, "/nowhere", self._faults, config)
+
+    def beat(self, pid: int, generation: int) -> News | None:
+        rank = self._rank_of(pid)
+        self._keep(rank, {"op": "beat"})
+        if rank in self._dropped:
+            raise ProcessLookupError(3, "no trainer of this host")
+        with self._changed:
+            if self._changed.wait_for(lambda: self.membership.generation > generation, BEAT):
+                return News(self.membership.plain(), self._places.get(rank, rank))
+            return None
+
+    def agree(self, pid: int, generation: int, key: str, value: Any, within: float) -> dict[int, Any] | None:
+        rank = self._rank_of(pid)
+        mine: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._changed:
+            if generation < self.membership.generation:
+                return None
+            place = self._places.get(rank, rank)
+            self._posts.setdefault((generation, key), {})[place or 0] = value
+            self._waiting.setdefault((generation, key), []).append(mine)
+            self._keep(rank, {"op": "post", "generation": generation, "key": key, "value": value})
+            posts = self._posts[generation, key]
+            if len(posts) == self.membership.world and self.decides(key):
+                if key.startswith("commit/"):
+                    self.durable[key] = dict(posts)
+                for answer in self._waiting.pop((generation, key)):
+                    answer.put(dict(posts))
+        try:
+            values: dict[int, Any] | None = mine.get(timeout=within)
+        except queue.Empty:
+            raise TimeoutError(f"not all ranks came to {key!r} within {within:g} s") from None
+        return values
+
+    def ask(self, pid: int, key: str, within: float) -> dict[int, Any] | None:
+        return self.durable.get(key)
+
+    def event(self, pid: int, kind: str, fields: Message) -> None:
+        self._keep(self._rank_of(pid), {**fields, "op": "event", "kind": kind})
+
+    def done(self, pid: int, result: Any) -> None:
+        about = {"generation": self.membership.generation, "rank": self._places.get(self._rank_of(pid))}
+        self._keep(self._rank_of(pid), {"op": "done", "result": result, **about})
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(pid: int, **fields: Any) -> None:
+            self._keep(self._rank_of(pid), {"op": name, **fields})
+
+        return call
+
+    def _keep(self, rank: int, message: Message) -> None:
+        with self._changed:
+            self.said.append((rank, message))
+            self._changed.notify_all()

@@ -34,7 +34,7 @@ class Events:
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
 
-    def send(self, _: str, **fields: Any) -> None:
+    def event(self, kind: str, generation: int, **fields: Any) -> None:
         self.sent.append(fields)
 
 

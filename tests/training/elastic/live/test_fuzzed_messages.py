@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import re
 import socket
 import threading
@@ -15,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support import secret
-from windtunnel.base import handshake, schema, wire
-from windtunnel.base.calls import SERVICE
+from windtunnel.base import handshake, remote, schema, wire
+from windtunnel.base.calls import SERVICE, methods
 from windtunnel.base.listener import Listener
+from windtunnel.base.rpc import Server, Service
 from windtunnel.base.wire import WireError
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER
-from windtunnel.training.elastic.live.agent.link import LocalServer
-from windtunnel.training.elastic.live.messages import FROM_AGENT, FROM_SUPERVISOR, FROM_WORKER
+from windtunnel.training.elastic.live.calls import Hello, Host, Supervision
 from windtunnel.training.elastic.live.rendezvous import Offer
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.model import MemberHost, Membership
@@ -70,8 +71,6 @@ def test_frames(data: bytes) -> None:
             assert isinstance(message, dict)
             wire.skip(ours, following)
     with contextlib.suppress(WireError):
-        wire.parse(bytearray(data), None)
-    with contextlib.suppress(WireError):
         handshake.Server(secret.KEYS, ("x",)).take(bytearray(data))
 
 
@@ -98,42 +97,47 @@ def test_frames_that_ended_jobs(data: bytes) -> None:
             wire.receive(ours)
 
 
-@given(messages(FROM_SUPERVISOR))
-@settings(FEW, max_examples=100)
-def test_a_membership_that_passes_is_one(message: dict[str, Any]) -> None:
-    message.setdefault("membership", {"generation": 1, "epoch": 1, "hosts": [], "per_host": 1, "store": ""})
-    with contextlib.suppress(WireError):
-        assert (
-            schema.require(message, FROM_SUPERVISOR)["op"] != "membership" or message["membership"]["hosts"]
-        )
+def calls_of(protocol: type) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of them sound for a field or two, most of them not at all."""
+    given_fields = st.dictionaries(st.sampled_from(["link", "hello", "fields", *NAMES]), VALUES, max_size=8)
+    names = st.sampled_from([*methods(protocol), "no_such"])
+    build = lambda name, fields: {"id": 1, "do": f"{protocol.__name__}.{name}", "with": fields}  # noqa: E731
+    return st.builds(build, names, given_fields)
 
 
-def test_the_supervisor_lives(tmp_path: Path) -> None:
+def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "kill_launcher", lambda _: None)  # which an agent may ask for
     made: list[object] = []
     supervisor = Supervisor(
         tmp_path,
         Rules(),
-        Settings(2, 1),
+        Settings(2, 1, lease=60.0),
         start_store=lambda: made.append(1) or threading.Event().wait(),  # type: ignore[arg-type, return-value, func-returns-value]
         order_hosts=lambda count: None,
         keys=secret.KEYS,
     )
     supervisor.start()
 
-    @given(st.lists(messages(FROM_AGENT), min_size=1, max_size=5))
+    link = remote.Link(f"tcp:{supervisor.address}", keys=secret.KEYS)
+    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    attend = lambda: link.call(Supervision, "attend", "", Hello("h", "m", 1), lambda m, _: told.put(m))  # noqa: E731
+    threading.Thread(target=attend, daemon=True).start()
+    number = told.get(timeout=20.0)["link"]
+
+    @given(st.lists(calls_of(Supervision), min_size=1, max_size=5))
     @settings(FEW, max_examples=40)
     def strike(said: list[dict[str, Any]]) -> None:
-        with contextlib.suppress(OSError), secret.supervisor(supervisor.address) as sock:
-            wire.send(sock, {"op": "hello", "address": "h", "memory": "m", "pid": 1})
+        with (
+            contextlib.suppress(OSError),
+            handshake.connect(supervisor.address, 5.0, secret.KEYS, SERVICE) as sock,
+        ):
             for message in said:
-                wire.send(sock, message)
+                wire.send(sock, {**message, "with": {"link": number, **message["with"]}})
         view = supervisor.snapshot()
         assert view["status"] is None, view["reason"]
 
     strike()
-    with secret.supervisor(supervisor.address) as sock:
-        wire.send(sock, {"op": "hello", "address": "h", "memory": "m", "pid": 2})
-        assert wire.receive(sock)[0]["op"] == "welcome"
+    assert link.call(Supervision, "ask", "", number, "commit/0") is None
     supervisor.abandon()
     assert supervisor.wait(20.0) is not None
 
@@ -167,12 +171,18 @@ def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert "Traceback" not in capfd.readouterr().err  # of a thread that did not expect it
 
 
-def test_the_local_server_and_the_offer_live(tmp_path: Path) -> None:
-    heard: list[Any] = []
-    local = LocalServer(tmp_path / "s", lambda _, message: heard.append(message))
+class Deaf:
+    """Every method of `Host`, each of which does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **_: None
+
+
+def test_the_servers_of_trainers_and_of_hosts_live(tmp_path: Path) -> None:
+    local = Server(Service.of(Host, Deaf()), f"unix:{tmp_path}/s")
     offer = Offer("127.0.0.1:0", secret.KEYS, lambda: None)  # type: ignore[arg-type, return-value]
 
-    @given(messages(FROM_WORKER))
+    @given(calls_of(Host))
     @FEW
     def strike(message: dict[str, Any]) -> None:
         for sock in (
@@ -181,16 +191,12 @@ def test_the_local_server_and_the_offer_live(tmp_path: Path) -> None:
         ):
             with sock, contextlib.suppress(OSError):
                 wire.send(sock, message)
+                assert {"error", "value"} & wire.receive(sock)[0].keys()
 
     strike()
-    with wire.connect(f"unix:{tmp_path}/s", 5.0) as sock:
-        wire.send(sock, {"op": "failed", "error": "the last"})
-        sock.shutdown(socket.SHUT_WR)
-        assert sock.recv(1) == b""
-    assert {"op": "failed", "error": "the last"} in heard
-    assert all(schema.require(message, FROM_WORKER) for message in heard if message is not None)
-    for one in (local, offer):
-        one.close()
+    assert remote.Link(local.address).call(Host, "beat", "", 1, 1) is None
+    for server in (local, offer):
+        server.close()
 
 
 def test_strangers_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

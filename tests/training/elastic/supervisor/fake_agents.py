@@ -1,9 +1,10 @@
-"""Agents that speak the supervisor's protocol over real sockets, without hosts or workers behind them."""
+"""Agents that call the supervisor over real sockets, without hosts or workers behind them."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,32 @@ from typing import Any
 
 from support import secret
 from support.waiting import PATIENCE, until
-from windtunnel.base import wire
+from windtunnel.base import remote
+from windtunnel.training.elastic.live.calls import Hello, Post, Supervision
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.elastic.policy.state import Settings
 
 PIDS = itertools.count(1_000_000)
 QUICK = Deadlines(suspect=0.1, end=2.0)
+
+
+class Calls(remote.Link):
+    """Whose connections a test can break."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"tcp:{address}", keys=secret.KEYS, timeout=PATIENCE)
+        self.sockets: list[socket.socket] = []
+
+    def _dialled(self) -> socket.socket:
+        self.sockets.append(super()._dialled())
+        return self.sockets[-1]
+
+    def cut(self) -> None:
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self.sockets.clear()
 
 
 class Agent:
@@ -34,21 +54,24 @@ class Agent:
         self.place: int | None = None
         self.workers: dict[int, int] = {}
         self.received: list[dict[str, Any]] = []
-        self.outstanding: list[dict[str, Any]] = []
+        self.outstanding: list[Post] = []
         self.groups, self.returns, self.beats = groups, returns, True
         self.silent: list[int] = []
         self.ended = threading.Event()
         self._closed = threading.Event()
-        self._lock = threading.RLock()
-        self._sock: Any = None
+        self._calls = Calls(address)
+        self._number: int | None = None
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def say(self, op: str, **fields: Any) -> None:
-        """Send, if there is a connection."""
-        with self._lock, contextlib.suppress(OSError, AttributeError):
-            wire.send(self._sock, {"op": op, **fields})
+    def say(self, op: str, **fields: Any) -> Any:
+        """Call, if it attends."""
+        number = self._number
+        if number is not None:
+            with contextlib.suppress(ConnectionError, OSError):
+                return self._calls.call(Supervision, op, "", number, **fields)
+        return None
 
     def exit(self, rank: int, status: int | None = None, signal: int | None = None, **fields: Any) -> None:
         pid = self.workers.pop(rank)
@@ -59,26 +82,31 @@ class Agent:
         self.say("worker", what="frozen", rank=rank, generation=self.generation, pid=self.workers[rank])
 
     def post(self, key: str, rank: int, value: Any, generation: int | None = None) -> None:
-        self.say("post", key=key, values={str(rank): value}, generation=generation or self.generation)
+        self.say("post", key=key, values={rank: value}, generation=generation or self.generation)
 
     def done(self, result: Any = None) -> None:
         for rank in list(self.workers):
             self.say("done", generation=self.generation, rank=rank, result=result)
 
     def step(self, step: int) -> None:
-        self.say("event", kind="step", generation=self.generation, step=step, rank=0)
+        self.event("step", step=step, rank=0)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.say("event", kind=kind, fields={"generation": self.generation, **fields})
+
+    def ask(self, key: str) -> Any:
+        return self.say("ask", key=key)
 
     def of(self, op: str, **fields: Any) -> list[dict[str, Any]]:
         """Messages received with these fields."""
         return [m for m in list(self.received) if m["op"] == op and fields.items() <= m.items()]
 
     def cut(self) -> None:
-        """Break the connection."""
-        with self._lock, contextlib.suppress(OSError, AttributeError):
-            self._sock.shutdown(2)
+        """Break the connections."""
+        self._calls.cut()
 
     def kill(self) -> None:
-        """As SIGKILL: the connection breaks, and nobody comes back."""
+        """As SIGKILL: the connections break, and nobody comes back."""
         self.returns = False
         self._closed.set()
         self.cut()
@@ -87,27 +115,16 @@ class Agent:
     def _live(self) -> None:
         while not self._closed.is_set() and not self.ended.is_set():
             with contextlib.suppress(OSError):
-                sock = secret.supervisor(self.address, 1.0)
-                sock.settimeout(None)
-                try:
-                    self._hello(sock)
-                    while True:
-                        self._hear(wire.receive(sock)[0])
-                finally:
-                    with self._lock:
-                        self._sock = None
-                        sock.close()
+                self._calls.call(Supervision, "attend", "", self._hello(), lambda told, _: self._hear(told))
+            self._number = None
             if not self.returns:
                 return
             self._closed.wait(0.01)
 
-    def _hello(self, sock: Any) -> None:
-        about = {"address": "127.0.0.1", "memory": f"127.0.0.1:{self.pid}", "domain": "", "pid": self.pid}
-        state = {"host": self.host, "generation": self.generation, "epoch": self.epoch}
-        with self._lock:
-            workers = {str(rank): pid for rank, pid in self.workers.items()}
-            wire.send(sock, {"op": "hello", **about, **state, "workers": workers, "posts": self.outstanding})
-            self._sock = sock
+    def _hello(self) -> Hello:
+        workers: dict[int, int | None] = {**self.workers}
+        memory, about = f"127.0.0.1:{self.pid}", (self.host, "", self.generation, self.epoch)
+        return Hello("127.0.0.1", memory, self.pid, *about, workers, self.outstanding)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if message["epoch"] < self.epoch:
@@ -116,6 +133,7 @@ class Agent:
         # What a test waits for (node, generation, ended) is set when the rest is there to be read.
         if message["op"] == "welcome":
             self.received.append(message)
+            self._number = message["link"]
             self.host = message["host"]
         elif message["op"] == "membership":
             restart = message["membership"]["restart_all"]
@@ -125,7 +143,7 @@ class Agent:
             self.received.append(message)
             self.generation = message["membership"]["generation"]
             for rank in message["mine"] if self.groups else ():
-                self.say("event", kind="grouped", rank=rank, generation=self.generation)
+                self.event("grouped", rank=rank)
         elif message["op"] == "fence":
             self.received.append(message)
             if self.workers.get(message["rank"]) == message["pid"]:
@@ -138,7 +156,6 @@ class Agent:
             self.received.append(message)
             if message["op"] == "end":
                 self.ended.set()
-                raise OSError("ended")
 
     def _beat(self) -> None:
         while not self._closed.wait(0.02) and not self.ended.is_set():

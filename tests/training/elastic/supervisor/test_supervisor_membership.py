@@ -8,14 +8,17 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_agents import Agent, a_run
+from fake_agents import Agent, Run, a_run
 
 from support import secret
 from support.waiting import PATIENCE, until
-from windtunnel.base import wire
+from windtunnel.base import handshake, remote
+from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
+from windtunnel.training.elastic.live.calls import Hello, Supervision
 from windtunnel.training.elastic.live.supervisor import Deadlines
 from windtunnel.training.elastic.policy import core
 from windtunnel.training.elastic.policy.rules import Decision, Fence, Observation, Rules, decide
@@ -139,6 +142,15 @@ def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
         assert agents[1].ended.wait(PATIENCE)
 
 
+def attended(run: Run, hello: Hello) -> list[dict[str, Any]]:
+    """What an agent is told that says this, until the supervisor ends it."""
+    told: list[dict[str, Any]] = []
+    link = remote.Link(f"tcp:{run.supervisor.address}", keys=secret.KEYS, timeout=PATIENCE)
+    link.call(Supervision, "attend", "", hello, lambda message, _: told.append(message))
+    link.close()
+    return told
+
+
 def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
         agents = run.add(3)
@@ -146,11 +158,8 @@ def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path)
         old = agents[1]
         old.kill()
         run.formed(2, [agents[0], agents[2]])
-        with secret.supervisor(run.supervisor.address) as sock:
-            about = {"address": "h", "memory": "m", "domain": "", "pid": old.pid}
-            wire.send(sock, {"op": "hello", "host": old.host, "generation": 1, "workers": {}, **about})
-            message, _ = wire.receive(sock)
-            assert message["op"] == "end" and "given up" in message["reason"]
+        (message,) = attended(run, Hello("h", "m", old.pid, old.host, generation=1))
+        assert message["op"] == "end" and "given up" in message["reason"]
         (again,) = run.add()
         assert again.host == 3
 
@@ -159,9 +168,7 @@ def test_another_process_with_a_live_hosts_id_is_refused(tmp_path: Path) -> None
     with a_run(tmp_path, 1) as run:
         run.add()
         run.formed(1)
-        with secret.supervisor(run.supervisor.address) as sock:
-            wire.send(sock, {"op": "hello", "host": 0, "address": "h", "memory": "m", "pid": 1})
-            assert wire.receive(sock)[0]["op"] == "end"
+        assert [message["op"] for message in attended(run, Hello("h", "m", 1, 0))] == ["end"]
         assert run.supervisor.snapshot()["places"] == [0]
 
 
@@ -381,11 +388,7 @@ def test_what_a_generation_did_not_decide_is_never_decided(tmp_path: Path) -> No
         agents[1].exit(1, signal=9)
         run.formed(2)
         agents[1].post("commit/5", 1, None, generation=1)  # of the generation before: refused
-        agents[1].say("ask", generation=2, key="commit/5", rank=1)
-        agents[1].say("ask", generation=2, key="commit/4", rank=1)
-        until(lambda: len(agents[1].of("answer")) == 2, "the answers")
-        first, second = agents[1].of("answer")
-        assert first["values"] is None and second["values"] == {"0": "a", "1": "b"}
+        assert agents[1].ask("commit/5") is None and agents[1].ask("commit/4") == {0: "a", 1: "b"}
         assert not agents[0].of("decided", key="commit/5")
 
 
@@ -401,8 +404,8 @@ def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
         agents[2].say("worker", **{**stale, "generation": 2})  # it has no place
         agents[1].say("suspect", generation=1, rank=1, error="")
         agents[1].say("done", generation=1, rank=1, result=0)
-        agents[0].say("event", kind="decided", membership={})  # our own words
-        agents[0].say("event", kind="grouped", generation=2, rank=1)
+        agents[0].event("decided", membership={})  # our own words
+        agents[0].event("grouped", generation=2, rank=1)
         agents[0].post("x", 0, 0)
         agents[1].post("x", 1, 0)
         until(lambda: agents[1].of("decided", key="x"), "the agreement")
@@ -410,7 +413,10 @@ def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
         assert not run.events("done") and run.supervisor.snapshot()["generation"] == 2
 
 
-def test_nonsense_on_the_wire_costs_its_own_connection_only(tmp_path: Path) -> None:
+def test_nonsense_on_the_wire_costs_its_own_connection_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "PATIENCE", 0.5)
     with a_run(tmp_path, 1, deadlines=Deadlines(grace=20.0)) as run:
         (agent,) = run.add()
         run.formed(1)
@@ -418,18 +424,9 @@ def test_nonsense_on_the_wire_costs_its_own_connection_only(tmp_path: Path) -> N
             with socket.create_connection(run.supervisor.address.split(":"), timeout=10) as sock:
                 sock.sendall(junk)
                 assert sock.recv(100) == b""
-        agent.say("post", key="x")  # malformed: the agent loses its connection and comes back
-        until(lambda: len(agent.of("welcome")) == 2, "a second welcome")
-        assert "not understood" in run.events("note")[0]["text"]
+        with pytest.raises(UserError, match=r"'x', which is not accepted"):
+            agent.say("post", generation="x", key="x", values={})
         assert run.supervisor.snapshot()["generation"] == 1
-
-
-def test_a_connection_without_a_hello_is_closed(tmp_path: Path) -> None:
-    with (
-        a_run(tmp_path, 1, lease=0.1) as run,
-        socket.create_connection(run.supervisor.address.split(":"), timeout=20) as sock,
-    ):
-        assert sock.recv(1) == b""
 
 
 def test_the_store_is_started_again_for_the_next_generation(tmp_path: Path) -> None:
@@ -455,7 +452,7 @@ def test_a_store_that_is_gone_before_all_have_met_makes_another_generation(tmp_p
         run.formed(2)
         assert agents[1].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
         assert "its store was gone before all had met" in run.events("decided")[-1]["reason"]
-        agents[1].say("event", kind="grouped", generation=2, rank=1)
+        agents[1].event("grouped", generation=2, rank=1)
         until(lambda: run.supervisor.snapshot()["grouped"] == [0, 1], "all have met")
         run.stores[1].status = -9
         until(lambda: run.supervisor.snapshot()["store"] == "127.0.0.1:60003", "a third store")

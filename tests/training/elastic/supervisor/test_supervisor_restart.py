@@ -23,6 +23,7 @@ from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.store import eventlog
+from windtunnel.training.elastic.live.calls import Post
 from windtunnel.training.elastic.live.supervisor import Deadlines, server
 from windtunnel.training.elastic.live.supervisor.lead import Lead
 from windtunnel.training.elastic.policy.rules import Rules
@@ -75,7 +76,7 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
         run.formed(1)
         agree(run, "commit/1")
         agents[0].post("commit/2", 0, "a")
-        agents[0].outstanding = [{"generation": 1, "key": "commit/2", "values": {"0": "a"}}]
+        agents[0].outstanding = [Post(1, "commit/2", {0: "a"})]
         restart(run)
         back(run, agents)
         agents[1].post("commit/2", 1, "b")
@@ -83,10 +84,8 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
         assert decided[0]["values"] == {"0": "a", "1": "b"}
         restart(run)
         back(run, agents)
-        for key, values in (("commit/1", {"0": None, "1": None}), ("commit/2", {"0": "a", "1": "b"})):
-            agents[0].say("ask", generation=1, key=key)
-            answer = until(lambda k=key: agents[0].of("answer", key=k), "an answer")  # type: ignore[misc]
-            assert answer[0]["values"] == values
+        for key, values in (("commit/1", {0: None, 1: None}), ("commit/2", {0: "a", 1: "b"})):
+            assert agents[0].ask(key) == values
 
 
 def test_a_supervisor_that_dies_while_a_step_is_made_whole_in_storage(tmp_path: Path) -> None:
@@ -97,17 +96,15 @@ def test_a_supervisor_that_dies_while_a_step_is_made_whole_in_storage(tmp_path: 
         key = "persist/7/1"
         for agent in agents:
             agent.post(key, agent.place, None)
-            agent.outstanding = [{"generation": 1, "key": key, "values": {str(agent.place): None}}]
+            agent.outstanding = [Post(1, key, {agent.place: None})]
         until(lambda: agents[0].of("decided", key=key), key)
-        whole = {"kind": "persisted", "key": key, "step": 7, "course": 1, "check": "c", "generation": 1}
+        whole = {"key": key, "step": 7, "course": 1, "check": "c"}
         for epoch in (2, 3):  # the second one hears again what is in the log
             restart(run)
             back(run, agents)
             until(lambda e=epoch: agents[0].of("decided", key=key, epoch=e), key)  # type: ignore[misc]
-            agents[0].say("event", **whole)
-            agents[0].say("ask", generation=1, key="record/storage/7")
-            (answer,) = until(lambda e=epoch: agents[0].of("answer", epoch=e), "an answer")  # type: ignore[misc]
-            assert answer["values"] == {"0": "durable"}
+            agents[0].event("persisted", **whole)
+            assert agents[0].ask("record/storage/7") == {0: "durable"}
         assert len(run.events("persisted")) == 1
 
 
@@ -119,7 +116,7 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
         for agent in agents:
             for kind in ("committed", "persisted"):
                 forged = {"step": 99, "course": 1, "check": "x", "key": "persist/99/1"}
-                agent.say("event", kind=kind, generation=1, **forged)
+                agent.event(kind, generation=1, **forged)
         for key, posts in (
             ("checkpoint/7/1", [{"holders": {}, "course": 1}] * 2),
             ("checkpoint/8/1", [{"holders": {}, "course": 1}] * 2),
@@ -131,16 +128,14 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
                 agent.post(key, agent.place, posts[agent.place])
             until(lambda k=key: agents[0].of("decided", key=k), key)  # type: ignore[misc]
         for agent in (*agents, agents[0]):  # of place 0 it is believed, once
-            agent.say("event", kind="persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
-        agents[1].say("event", kind="storage.wanted", generation=1, step=8, url="memory://s")
+            agent.event("persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
+        agents[1].event("storage.wanted", generation=1, step=8, url="memory://s")
         agree(run, "all is said")
-        for epoch in (1, 2):
-            agents[1].say("ask", generation=1, key="record/checkpoints")
-            (answer,) = until(lambda e=epoch: agents[1].of("answer", epoch=e), "an answer")  # type: ignore[misc]
+        for _ in range(2):
             known = [{"step": step, "course": 1} for step in (7, 8)]
             stored = [{"step": 7, "course": 1, "check": "c"}]
             said = {"committed": known, "persisted": stored, "newest": 8, "wanted": 8}
-            assert answer["values"] == {"0": said}
+            assert agents[1].ask("record/checkpoints") == {0: said}
             restart(run)
             back(run, agents)
         assert [event["step"] for event in run.events("committed")] == [7, 8]
@@ -156,22 +151,19 @@ def test_a_run_whose_last_checkpoint_is_not_in_storage_has_not_reached_it(
         (agent,) = run.add(1)
         run.formed(1)
         for step in (3, 7):
-            agent.say("event", kind="storage.wanted", generation=1, step=step, rank=0)
+            agent.event("storage.wanted", generation=1, step=step, rank=0)
         for step, generation in ((7, 0), (3, 1), *(() if there else ((7, 1),))):
-            agent.say("event", kind="storage.failed", generation=generation, step=step, error="it is full")
+            agent.event("storage.failed", generation=generation, step=step, error="it is full")
         agree(run, "all is said")
         if there:
             agent.post("persist/7/1", 0, [])
             until(lambda: agent.of("decided", key="persist/7/1"), "all shards")
-            agent.say("event", kind="persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
+            agent.event("persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
             agree(run, "all is heard")
         restart(run)
         back(run, [agent])
         for step, known in ((3, "storage.failed"), (7, "durable" if there else "storage.failed"), (8, "")):
-            key = f"record/storage/{step}"
-            agent.say("ask", generation=1, key=key)
-            answer = until(lambda k=key: agent.of("answer", key=k), "an answer")  # type: ignore[misc]
-            assert answer[0]["values"] == {"0": known}
+            assert agent.ask(f"record/storage/{step}") == {0: known}
         agent.say("done", generation=1, rank=0)
         outcome = run.outcome()
         assert outcome.status == (0 if there else 3)
@@ -280,8 +272,7 @@ def test_a_run_that_is_finished_begins_anew(tmp_path: Path) -> None:
         (other,) = run.add()
         until(lambda: other.generation == 2, "a generation")
         assert other.host == 1
-        other.say("ask", generation=2, key="commit/1")
-        assert until(lambda: other.of("answer"), "an answer")[0]["values"] is None
+        assert other.ask("commit/1") is None
 
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
@@ -395,7 +386,7 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
             agent = random_.choice(agents)
             for rank in list(agent.workers):
                 agent.exit(rank, signal=9)
-            agent.say("event", kind="step", generation=agent.generation, step=1, rank=0)
+            agent.event("step", generation=agent.generation, step=1, rank=0)
 
     hurting = threading.Thread(target=hurt)
     try:

@@ -1,6 +1,6 @@
 """Hosts of the tests: one real trainer process each, under a small supervisor that lives in the test.
 
-It speaks to the trainers what an agent speaks, so `elastic.run`, its link and its group are the real ones. It
+The trainers call it as they call an agent, so `elastic.run`, its link and its group are the real ones. It
 does on purpose what a real one does by chance: kill at a chosen message, or die before telling some.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import faulthandler
 import os
-import selectors
+import queue
 import signal
-import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from support import preloaded
 from support.waiting import until
-from windtunnel.base import wire
+from windtunnel.base.rpc import Server, Service
+from windtunnel.training.elastic.live.calls import Host, News, Welcome
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up
@@ -53,35 +54,34 @@ LOST_BY_GLOO = "did not come out of a group that was cut"
 class World:
     """Runs ``train(job, *args)`` on ``hosts`` hosts until all that are left have returned from it."""
 
-    def __init__(self, folder: Path, hosts: int, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.folder, self.train, self.args = folder, train, args
+    def __init__(
+        self, folder: Path, hosts: int, train: Callable[..., Any], args: tuple[Any, ...], script: Script
+    ) -> None:
+        self.folder, self.train, self.args, self.script = folder, train, args, script
+        (folder / "faults").mkdir(exist_ok=True)
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[int, preloaded.Process] = {}
-        self.listeners: dict[int, socket.socket] = {}
-        self.links: dict[int, socket.socket] = {}
-        self.selector = selectors.DefaultSelector()
+        self.servers: list[Server] = []
+        self.changed = threading.Condition(threading.RLock())
+        self.waiting: dict[int, queue.SimpleQueue[Any]] = {}
         self.posts: dict[str, dict[int, Any]] = {}
         self.durable: dict[str, dict[int, Any]] = {}
         self.results: dict[int, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.memberships: list[Membership] = []
-        self.script = Script()
         self.coming: set[int] = set()
         self.killed: set[int] = set()
         self._form(list(range(hosts)))
         for host in range(hosts):
             self._start(host, host)
 
-    def run(self, script: Script) -> World:
-        self.script = script
-        (self.folder / "faults").mkdir(exist_ok=True)
+    def run(self) -> World:
         end = time.monotonic() + BOUND
         try:
             while self.members() - set(self.results) and not self.errors:
                 assert time.monotonic() < end, self._stuck()
-                for key, _ in self.selector.select(0.05):
-                    key.data()
+                time.sleep(0.02)
                 dead = [host for host, process in self.processes.items() if process.poll() is not None]
                 if dead and not self.errors:
                     self._bury(dead)
@@ -89,9 +89,8 @@ class World:
             for process in self.processes.values():
                 process.kill()
                 process.wait(BOUND)
-            for sock in (*self.links.values(), *self.listeners.values()):
-                sock.close()
-            self.selector.close()
+            for server in self.servers:
+                server.close()
         return self
 
     def members(self) -> set[int]:
@@ -133,23 +132,19 @@ class World:
         self.memberships.append(Membership(number, 1, members, 1, store, "test"))
         self.posts.clear()
 
-    def _tell(self, host: int, message: dict[str, Any]) -> None:
-        with suppress(OSError, KeyError):  # it is dead, or has not said hello yet
-            wire.send(self.links[host], message)
-
     def _announce(self) -> None:
+        for answer in self.waiting.values():
+            answer.put(None)
+        self.waiting.clear()
+        self.changed.notify_all()
+
+    def news(self, host: int) -> News:
         membership = self.memberships[-1]
-        for host in self.members():
-            place = membership.place_of(host)
-            self._tell(host, {"op": "membership", "membership": membership.plain(), "place": place})
+        return News(membership.plain(), membership.place_of(host))
 
     def _start(self, host: int, rank: int) -> None:
         path = self.folder / f"agent{host}"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        listener.listen()
-        self.listeners[host] = listener
-        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(host))
+        self.servers.append(Server(Service.of(Host, _Agent(self, host)), f"unix:{path}"))
         environment = {
             "WINDTUNNEL_AGENT": f"unix:{path}",
             "WINDTUNNEL_RUN": str(self.folder),
@@ -159,60 +154,39 @@ class World:
         log = str(self.folder / f"log{host}")
         self.processes[host] = preloaded.call(_child, environment, log, self.train, self.args)
 
-    def _accept(self, host: int) -> None:
-        link, _ = self.listeners[host].accept()
-        if self.results:  # too late to join
-            link.close()
-            return
-        link.settimeout(BOUND)
-        wire.receive(link)
-        self.links[host] = link
-        self.selector.register(link, selectors.EVENT_READ, lambda: self._hear(host))
+    def join(self, host: int) -> None:
+        if self.results:
+            raise ConnectionError("too late to join")
         joins = host not in self.members()
         self.coming.discard(host)
         if joins:
             self._form([*(n.id for n in self.memberships[-1].hosts), host])
-        membership = self.memberships[-1]
-        welcome = {"membership": membership.plain(), "place": membership.place_of(host), "host": host}
-        config = {"generation": BOUND}
-        self._tell(host, {"op": "welcome", **welcome, "faults": list(self.script.faults), "config": config})
-        if joins:
             self._announce()
 
-    def _hear(self, host: int) -> None:
-        try:
-            message, _ = wire.receive(self.links[host])
-        except OSError:
-            self.selector.unregister(self.links[host])
-            return
-        op = message["op"]
-        if op == "post" and message["generation"] == self.memberships[-1].generation:
-            self._post(host, message)
-        elif op == "ask":
-            values = self.durable.get(message["key"])
-            self._tell(host, {"op": "answer", "key": message["key"], "values": values})
-        elif op == "event" or op == "step":
-            message.setdefault("kind", op)
-            self.events.append(message)
-            if message["kind"] == "step":
-                self._at_step(message["step"])
-        elif op == "done":
-            self.results[host] = message["result"]
-        elif op == "failed":
-            self.errors.append(message["error"])
+    def happened(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        if event["kind"] == "step":
+            self._at_step(event["step"])
 
-    def _post(self, host: int, message: dict[str, Any]) -> None:
-        if host in self.killed:
-            return
-        key, rank = message["key"], message["rank"]
+    def post(self, host: int, generation: int, key: str, value: Any) -> queue.SimpleQueue[Any]:
+        """Where the values will be put, None where a newer generation comes."""
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        membership = self.memberships[-1]
+        if generation < membership.generation:
+            answer.put(None)
+        elif host not in self.killed:
+            self.waiting[host] = answer
+            self._post(host, key, membership, value)
+        return answer
+
+    def _post(self, host: int, key: str, membership: Membership, value: Any) -> None:
         for entry in list(self.script.kill_on_post):
             if entry[0] == host and entry[1] in key:
                 self.script.kill_on_post.remove(entry)
                 self.kill(host)
                 return
         posts = self.posts.setdefault(key, {})
-        posts[rank] = message["value"]
-        membership = self.memberships[-1]
+        posts[membership.place_of(host) or 0] = value
         if len(posts) < membership.world or self.coming:
             return  # a host that is on its way comes before the job can end
         if key.startswith("commit/"):
@@ -223,9 +197,8 @@ class World:
                 self.script.untold.remove(entry)
                 untold |= entry[1]
                 victims.append(entry[2])
-        generation = message["generation"]
         for member in self.members() - untold:
-            self._tell(member, {"op": "decided", "generation": generation, "key": key, "values": posts})
+            self.waiting.pop(member).put(dict(posts))
         for victim in victims:
             self.kill(victim)
 
@@ -253,8 +226,54 @@ class World:
             for host in lost:
                 log = (self.folder / f"log{host}").read_text()
                 assert "Traceback" not in log, log
-            self._form([n.id for n in self.memberships[-1].hosts if n.id not in lost])
-            self._announce()
+            with self.changed:
+                self._form([n.id for n in self.memberships[-1].hosts if n.id not in lost])
+                self._announce()
+
+
+class _Agent:
+    """`Host`, for the trainer of one host."""
+
+    def __init__(self, world: World, host: int) -> None:
+        self._world, self._host = world, host
+
+    def join(self, pid: int) -> Welcome:
+        world, host = self._world, self._host
+        with world.changed:
+            world.join(host)
+            faults = list(world.script.faults)
+            return Welcome(world.news(host), 0, 0, host, None, faults, {"generation": BOUND})
+
+    def beat(self, pid: int, generation: int) -> News | None:
+        world = self._world
+        with world.changed:
+            world.changed.wait_for(lambda: world.memberships[-1].generation > generation, 0.2)
+            return world.news(self._host) if world.memberships[-1].generation > generation else None
+
+    def agree(self, pid: int, generation: int, key: str, value: Any, within: float) -> dict[int, Any] | None:
+        with self._world.changed:
+            answer = self._world.post(self._host, generation, key, value)
+        try:
+            values: dict[int, Any] | None = answer.get(timeout=within)
+        except queue.Empty:
+            raise TimeoutError(key) from None
+        return values
+
+    def ask(self, pid: int, key: str, within: float) -> dict[int, Any] | None:
+        return self._world.durable.get(key)
+
+    def event(self, pid: int, kind: str, fields: dict[str, Any]) -> None:
+        with self._world.changed:
+            self._world.happened({**fields, "kind": kind})
+
+    def suspect(self, pid: int, generation: int, error: str) -> None:
+        """The death is seen without."""
+
+    def done(self, pid: int, result: Any) -> None:
+        self._world.results[self._host] = result
+
+    def failed(self, pid: int, error: str, less: bool = False) -> None:
+        self._world.errors.append(error)
 
 
 def run_job(
@@ -268,7 +287,7 @@ def run_job(
     for attempt in range(3):
         at = folder / f"run-{attempt}"
         at.mkdir(parents=True)
-        world = World(at, hosts, train, args).run(copy.deepcopy(script or Script()))
+        world = World(at, hosts, train, args, copy.deepcopy(script or Script())).run()
         if not any(LOST_BY_GLOO in error for error in world.errors):
             break
     return world

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.linux import network
 from windtunnel.linux.faults import InjectedError, InjectionCounts, inject
@@ -47,10 +47,10 @@ class Injector:
             fired = self._counts.count(number)
             now = matches(fault, point, step, rank, place, generation, fired)
             if now and self._counts.claim(number, fired):
-                fields = {"fault": fault.text, "place": place, "rank": rank, "generation": generation}
+                fields = {"fault": fault.text, "place": place, "rank": rank}
                 if fault.action == LAUNCHER:
                     fields |= {"place": None, "rank": None, "control": True}
-                self._link.send("event", kind="injected", t=time.time(), **fields)
+                self._link.event("injected", generation, **fields)
                 self._inject(fault)
 
     def _inject(self, fault: Fault) -> None:
@@ -60,23 +60,17 @@ class Injector:
             self._ask_agent(fault)
 
     def _ask_agent(self, fault: Fault) -> None:
-        more: dict[str, Any] = {}
-        if fault.action == "slow":
-            more["rate"] = fault.rate
-        if fault.shard:
-            more["shard"] = fault.shard
-        self._link.send("inject", action=_TO_AGENT.get(fault.action, fault.action), **more)
+        self._link.call("inject", _TO_AGENT.get(fault.action, fault.action), fault.shard, fault.rate)
         if fault.action in ("kill", "kill-agent"):
             time.sleep(_UNTIL_KILLED)
             raise InjectedError(f"{fault.text}: the agent did not do it within {_UNTIL_KILLED:g} s")
 
 
-def inject_on_host(agent: Agent, message: dict[str, Any]) -> None:
+def inject_on_host(agent: Agent, action: str, shard: str = "", rate: float = 0.0) -> None:
     """Do ``action``: kill-host, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
     down or slow (the network link, to ``rate`` bytes/s); what strikes the launcher is passed on."""
-    action = message["action"]
     if action == LAUNCHER:
-        agent.link.send({"op": "kill-launcher"})
+        agent.link.send("kill_launcher")
     elif action == "kill-host":
         kill_host(agent)
     elif action == "kill-agent":
@@ -84,13 +78,13 @@ def inject_on_host(agent: Agent, message: dict[str, Any]) -> None:
     elif action == "wipe-memory":
         wipe(agent.memory)
     elif action == "flip":
-        flip(agent.memory, message.get("shard", ""))
+        flip(agent.memory, shard)
     elif agent.config.interface is None:
         agent.event("note", text=f"{action}: this host's network is shared (--network netns has one each)")
     elif action == "down":
         network.set_link(agent.config.interface, up=False)
     elif action == "slow":
-        network.set_rate(agent.config.interface, message["rate"])
+        network.set_rate(agent.config.interface, rate)
 
 
 def kill_host(agent: Agent) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,7 +83,7 @@ class Job:
                 self._kept.setdefault(DURABLE, {})[key] = values
             return values
         limit = self.timeout if timeout is None else timeout
-        decided = self._link.agree(self.generation, key, self.rank, value, limit)
+        decided = self._link.agree(self.generation, key, value, limit)
         if decided is None:
             raise Regroup(f"superseded while agreeing on {key!r}")
         return decided
@@ -97,7 +96,8 @@ class Job:
         """
         if self._link is None:
             return self._kept.get(DURABLE, {}).get(key)
-        return self._link.ask(self.generation, key, self.timeout)
+        values: dict[int, Any] | None = self._link.call("ask", key, self.timeout)
+        return values
 
     def checkpoints(self) -> dict[str, Any] | None:
         """What the run's log says of checkpoints (values of `checkpoint.model.Log`); None where there is no
@@ -108,7 +108,7 @@ class Job:
         """
         if self._link is None:
             return None
-        values = self._link.ask(self.generation, RECORD, self.timeout)
+        values = self._link.call("ask", RECORD, self.timeout)
         assert values is not None
         return dict(values[0])
 
@@ -116,7 +116,7 @@ class Job:
         """What the run's log says of a step that is to go to storage (`Checkpoints.stored`): still pending
         while nobody answers, too."""
         with contextlib.suppress(TimeoutError):
-            values = self._link.ask(self.generation, f"{STORING}{step}", self.timeout) if self._link else None
+            values = self._link.call("ask", f"{STORING}{step}", self.timeout) if self._link else None
             return str(values[0]) if values is not None else PENDING
         return PENDING
 
@@ -166,11 +166,9 @@ class Job:
         Raises:
             Regroup: a newer generation is known.
         """
-        if self._link is not None:
-            self._link.at_step(step)
-            if self.rank == 0:
-                fields = {**_plain("a field of the step", fields), "step": step, "rank": 0}
-                self._link.send("step", **{**fields, "generation": self.generation, "t": time.time()})
+        if self._link is not None and self.rank == 0:
+            fields = {**_plain("a field of the step", fields), "step": step, "rank": 0}
+            self._link.event("step", self.generation, **fields)
         self.at("step", step)
         self.check()
 
@@ -199,9 +197,7 @@ class Job:
         """
         if self._link is not None:
             fields = {"rank": self.rank, **_plain(f"a field of the event {kind!r}", fields)}
-            self._link.send(
-                "event", **{**fields, "kind": kind, "t": time.time(), "generation": self.generation}
-            )
+            self._link.event(kind, self.generation, **fields)
 
 
 def _plain(what: str, value: Any) -> Any:

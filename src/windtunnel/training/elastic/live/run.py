@@ -26,7 +26,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -99,12 +98,12 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
-    link = Link(address, int(os.environ["RANK"]), timeout or OPERATION, _agent_gone)
+    link = Link(address, _agent_gone)
     timeout = timeout or link.config["operation"]
     if not cut_works():
         timeout = min(timeout, _SHORT)
         text = f"a blocked group cannot be cut here; its operations end after {timeout:g} s"
-        link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation)
+        link.event("note", link.membership.generation, text=text)
     injector = Injector(link.faults, Path(os.environ["WINDTUNNEL_RUN"]), link)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     kept: dict[str, Any] = {}
@@ -141,9 +140,9 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             job.ending()
             _all_ended(job)
         except BaseException as error:
-            _after(error, link, group, membership.generation, rank, timeout)
+            _after(error, link, group, membership.generation)
         else:
-            link.send("done", generation=membership.generation, rank=rank, result=_reported(result))
+            link.call("done", _reported(result))
             _end(0)
 
 
@@ -155,9 +154,7 @@ def _all_ended(job: Job) -> None:
             raise
 
 
-def _after(
-    error: BaseException, link: Link, group: CuttableGroup, generation: int, rank: int, timeout: float
-) -> None:
+def _after(error: BaseException, link: Link, group: CuttableGroup, generation: int) -> None:
     """Come out of the failed generation; returns once a newer one is known, or ends the process."""
     group.cut()
     text = _told(error)
@@ -168,7 +165,7 @@ def _after(
             _failed(link, f"{error}\n", status=LessError.status)
         if not of_peers(error):
             _failed(link, text)
-        link.send("suspect", generation=generation, rank=rank, error=text[-2000:])
+        link.call("suspect", generation, text[-2000:])
     group.leave(error)
     if not link.newer(generation, link.config["generation"]):
         _failed(link, text)
@@ -222,7 +219,7 @@ def _reported(result: Any) -> Any:
 
 def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
     sys.stderr.write(text)
-    link.send("failed", error=text, less=status == LessError.status)
+    link.call("failed", text, status == LessError.status)
     _end(status)
 
 
@@ -233,8 +230,8 @@ def _agent_gone(reason: str) -> NoReturn:
 
 def _stuck(link: Link) -> None:
     text = "the program did not come out of a group that was cut; its process ends, another takes its place"
-    link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation - 1)
-    link.send("failed", error=text)
+    link.event("note", link.membership.generation - 1, text=text)
+    link.call("failed", text)
     sys.stderr.write(f"{text}\n")
     for thread, frame in sys._current_frames().items():
         if thread == threading.main_thread().ident:

@@ -67,7 +67,7 @@ class Core:
         self._rules = rules
         self.effects = effects
         self._began = now
-        self._looked = now
+        self.hosts.forgive(now)
         # where hosts and the store come from
         self.coming = before.coming
         self.waiting_since: float | None = None
@@ -154,11 +154,8 @@ class Core:
         """What is due by now. Called after all messages that are there have been handed over, so that
         nobody is given up whose beat waits to be read.
         """
-        if now - self._looked > self.settings.lease / 2:
-            self.hosts.renew_all(now)  # it was we who were stopped
-            if self.round is not None:
-                self.round.until = now + self._answering()
-        self._looked = now
+        if self.hosts.forgive(now) and self.round is not None:
+            self.round.until = now + self._answering()
         if self.outcome is not None:
             return
         for host, evidence in self.hosts.expired(now):

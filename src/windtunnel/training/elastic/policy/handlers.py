@@ -26,6 +26,10 @@ OURS = frozenset(
 """Events that nobody else may write: a later supervisor believes them."""
 
 
+_NEEDED = {"grouped": "rank", "step": "step", WANTED: "step", FAILED: "step"}
+"""The field without which an event of that kind says nothing."""
+
+
 def hello(core: Core, link: int, message: Message, now: float) -> None:
     """An agent on a new connection: a new host, one that comes back, or one that was given up."""
     id, generation = message.get("host"), int(message.get("generation", 0))
@@ -62,19 +66,17 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
         _post(core, known, post, now)
 
 
-def message(core: Core, link: int, message: Message, now: float) -> None:
-    """Anything else that an agent says."""
+def message(core: Core, link: int, message: Message, now: float) -> Any:
+    """Anything else that an agent says; the answer, where it asks."""
     host = core.hosts.of_link(link)
     if host is None or core.outcome is not None:
-        return
+        return None
     core.hosts.renew(host, now)
     match message["op"]:
-        case "beat":
-            core.send(link, {"op": "beat"})  # what an agent sent is no sign that we live
         case "post":
             _post(core, host, message, now)
         case "ask":
-            _ask(core, host, message)
+            return _answer(core, str(message["key"]))
         case "event":
             _event(core, host, message)
         case "worker":
@@ -89,6 +91,7 @@ def message(core: Core, link: int, message: Message, now: float) -> None:
         case "done":
             if _mine(core, host, message):
                 core.is_done(int(message["rank"]), message.get("result"), now)
+    return None
 
 
 def closed(core: Core, link: int, now: float) -> None:
@@ -159,7 +162,10 @@ def _suspect(core: Core, host: LiveHost, message: Message, now: float) -> None:
 def _event(core: Core, host: LiveHost, message: Message) -> None:
     fields = {key: value for key, value in message.items() if key not in ("op", "epoch")}
     kind, t = str(fields.pop("kind")), fields.pop("t", None)
-    generation = int(fields.pop("generation", core.generation))
+    generation = fields.pop("generation", core.generation)
+    sound = _is_count(generation) and (t is None or isinstance(t, int | float)) and "self" not in fields
+    if not sound or (kind in _NEEDED and not _is_count(fields.get(_NEEDED[kind]))):
+        return
     if kind == "grouped":
         rank = int(fields["rank"])
         if not _mine(core, host, {**message, "generation": generation}):
@@ -207,18 +213,13 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
                 core.send(other.link, _decided(generation, key, values))
 
 
-def _ask(core: Core, host: LiveHost, message: Message) -> None:
-    key = str(message["key"])
+def _answer(core: Core, key: str) -> dict[int, Any] | None:
     step = key.removeprefix(STORING)
     if key == RECORD:
-        values: dict[int, Any] | None = {0: core.checkpoints.plain()}
-    elif step != key and step.isdigit():
-        values = {0: core.checkpoints.stored(int(step))}
-    else:
-        values = core.agreements.ask(key)
-    answer = {**message, "op": "answer", "values": values}
-    if host.link is not None:
-        core.send(host.link, answer)
+        return {0: core.checkpoints.plain()}
+    if step != key and step.isdigit():
+        return {0: core.checkpoints.stored(int(step))}
+    return core.agreements.ask(key)
 
 
 def _persisted(core: Core, host: LiveHost, fields: Message) -> None:
@@ -249,6 +250,10 @@ def _mine(core: Core, host: LiveHost, message: Message) -> bool:
 
 def _decided(generation: int, key: str, values: dict[int, Any]) -> Message:
     return {"op": "decided", "generation": generation, "key": key, "values": values}
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _signal(number: int) -> str:

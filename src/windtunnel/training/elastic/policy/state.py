@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED, Checkpoints
+from windtunnel.training.elastic.policy.leases import Leases
 from windtunnel.training.elastic.policy.rules import Decision, Observation
 
 
@@ -112,7 +113,6 @@ class LiveHost:
 
     member: MemberHost
     pid: int
-    lease_ends: float
     link: int | None = None
     away_since: float | None = None
     workers: dict[int, int | None] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Hosts:
     def __init__(self, lease: float, grace: float, next_id: int = 0, gone: set[int] | None = None) -> None:
         self.live: dict[int, LiveHost] = {}
         self.gone: set[int] = gone or set()
-        self._lease = lease
+        self.leases: Leases[int] = Leases(lease)
         self._grace = grace
         self._next = next_id
         self._by_link: dict[int, LiveHost] = {}
@@ -147,14 +147,16 @@ class Hosts:
             ):
                 self.attach(host, link, now)
                 return host
-        host = LiveHost(MemberHost(self._next, address, memory, domain), pid, now + self._lease, link)
+        host = LiveHost(MemberHost(self._next, address, memory, domain), pid, link)
         self._next += 1
         self.live[host.member.id] = self._by_link[link] = host
+        self.renew(host, now)
         return host
 
     def expect(self, member: MemberHost, pid: int, until: float) -> None:
         """A host of which only the log tells: it has until ``until`` to come back."""
-        self.live[member.id] = LiveHost(member, pid, until)
+        self.live[member.id] = LiveHost(member, pid)
+        self.leases.renew(member.id, until - self.leases.seconds)
         self._next = max(self._next, member.id + 1)
 
     def attach(self, host: LiveHost, link: int, now: float) -> None:
@@ -170,22 +172,24 @@ class Hosts:
         host.link, host.away_since = None, now
 
     def renew(self, host: LiveHost, now: float) -> None:
-        host.lease_ends = max(host.lease_ends, now + self._lease)
+        self.leases.renew(host.member.id, now)
 
-    def renew_all(self, now: float) -> None:
-        """The supervisor itself was stopped: nobody else's silence means anything."""
+    def forgive(self, now: float) -> bool:
+        """Whether the supervisor itself was stopped: nobody else's silence means anything then."""
+        stopped = self.leases.forgive(now)
         for host in self.live.values():
-            self.renew(host, now)
-            if host.away_since is not None:
+            if stopped and host.away_since is not None:
                 host.away_since = now
+        return stopped
 
     def expired(self, now: float) -> list[tuple[LiveHost, str]]:
         """Hosts that are lost, with the evidence: "connection" or "lease"."""
+        silent = self.leases.silent(now)
         lost = []
-        for host in self.live.values():
+        for id, host in self.live.items():
             if host.away_since is not None and now > host.away_since + self._grace:
                 lost.append((host, "connection"))
-            elif now > host.lease_ends:
+            elif id in silent:
                 lost.append((host, "lease"))
         return lost
 
@@ -193,6 +197,7 @@ class Hosts:
         if host.link is not None:
             del self._by_link[host.link]
         del self.live[host.member.id]
+        self.leases.end(host.member.id)
         self.gone.add(host.member.id)
 
     def doubtful(self) -> bool:

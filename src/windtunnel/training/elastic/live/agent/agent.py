@@ -31,23 +31,27 @@ from typing import Any, Protocol
 
 from windtunnel.base import atomic
 from windtunnel.base.keys import Keys
+from windtunnel.base.rpc import Server, Service
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.elastic.live import forked, inject, tunnel
+from windtunnel.training.elastic.live import forked, tunnel
 from windtunnel.training.elastic.live.agent import reach
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
-from windtunnel.training.elastic.live.agent.link import Link, LocalConnection, LocalServer, Message
+from windtunnel.training.elastic.live.agent.link import Link
+from windtunnel.training.elastic.live.agent.trainers import Answer, Trainers, nobody
 from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
+from windtunnel.training.elastic.live.calls import Hello, Host, Message, News, Post, Welcome
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.policy.leases import Leases
 from windtunnel.training.elastic.policy.words import cause_in
 
 TICK = 0.05
 KEPT_SETTLED = 64
 RUDE_GRACE = 1.0  # seconds for workers to leave by themselves when the job failed
-LAST_WORDS = 1.0  # seconds that what a process said may arrive after the word of its end
+BUSY = 10.0  # seconds that the agent's thread may be busy with something else
 
 
-class Service(Protocol):
+class HostService(Protocol):
     """What lives in the agent besides: the memory service."""
 
     address: str
@@ -70,34 +74,32 @@ class Agent:
         self.member: Membership | None = None
         self.place: int | None = None
         self.mine: list[int] = []
-        self.services: list[Service] = []
+        self.services: list[HostService] = []
         self.memory = Path(config.memory_root) / f"{config.name}-{os.getpid()}"
         self.memory.mkdir(parents=True, exist_ok=True)
         self.status: int | None = None
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._posts: dict[tuple[int, str, int], Any] = {}
         # decided ones: a supervisor that dies has told some hosts only, or has not heard what follows from it
         self._settled: dict[tuple[int, str, int], Any] = {}
-        self._asked: dict[tuple[int, str], set[int]] = {}
+        self._agreeing: dict[tuple[int, str], list[Answer]] = {}
         self._results: dict[int, Message] = {}
-        self._connections: dict[int, LocalConnection] = {}
-        self._early: list[tuple[LocalConnection, Message]] = []
-        # with the generation, until when its last words are waited for, and its status
-        self._ending: list[tuple[Worker, int, float, int]] = []
-        self._heard = time.monotonic()
+        self._early: list[Callable[[], None]] = []
+        self.leases: Leases[int] = Leases(config.job.frozen_after)  # by process id: trainers that speak
+        self._supervision: Leases[str] = Leases(config.job.orphan_after)
+        self._formed = threading.Condition()
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
         self._outputs = Outputs()
         self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.workers.exited(m)))
         self.workers = Workers(self._forks, self._outputs, self.do, self._started, self._gone)
-        self._local = LocalServer(
-            self.memory / "agent.sock", lambda v, m: self.do(lambda: self._hear_local(v, m))
-        )
+        self._socket = self.memory / "agent.sock"
+        self._server = Server(Service.of(Host, Trainers(self)), f"unix:{self._socket}")
         self.keys = Keys.of_job(config.secret, config.tls)
         self._door = tunnel.Door(self.keys, lambda: self.member.store if self.member else "")
         self.link = Link(
-            config.supervisor, self.keys, self._hello_from_link, lambda m: self.do(lambda: self._hear(m))
+            config.supervisor, self.keys, self._greeting, lambda m: self.do(lambda: self._hear(m))
         )
 
     # -- what services call ------------------------------------------------------------------------------
@@ -107,9 +109,9 @@ class Agent:
         self.do(lambda: self._post(self.generation, key, rank, value))
 
     def event(self, kind: str, **fields: Any) -> None:
-        """A service says that something happened."""
-        now = time.time()
-        self.do(lambda: self._event({"kind": kind, "t": now, **fields}))
+        """Something happened; from any thread."""
+        about = {"t": time.time(), "generation": self.generation, **fields}
+        self.link.send("event", kind=kind, fields=about)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class Agent:
     def generation(self) -> int:
         return self.member.generation if self.member is not None else 0
 
-    def do(self, function: Callable[[], None]) -> None:
+    def do(self, function: Callable[[], object]) -> None:
         """Run ``function`` in the agent's thread."""
         self._inbox.put(function)
 
@@ -149,70 +151,65 @@ class Agent:
         try:
             function()
         except Exception:
-            self._event({"kind": "note", "text": f"{self.config.name}: {traceback.format_exc()}"})
+            self.event("note", text=f"{self.config.name}: {traceback.format_exc()}")
 
     def _tick(self, now: float) -> None:
         if self._keeper is not None:
             self._keeper.tend()
         self._hear_early()
-        self._end_waiting(now)
         self._reconcile()
-        for worker in self.workers.living():
-            self._check_beat(worker, now)
-        if now - max(self.link.last_heard, self._heard) > self.config.job.orphan_after:
+        self._look_at_trainers(now)
+        self._supervision.renew("", self.link.last_heard)
+        self._supervision.forgive(now)
+        if self._supervision.silent(now):
             self._end(1)
 
-    def _check_beat(self, worker: Worker, now: float) -> None:
-        """Twice in a row, so that beats which came while this process itself stood still are read first."""
-        if not worker.spoke or worker.done or worker.frozen or worker.stopped:
-            return
-        late = now - worker.last_beat
-        worker.stale = worker.stale + 1 if late > self.config.job.frozen_after else 0
-        if worker.stale < 2:
-            return
-        stopped = processes.state(worker.pid or 0) in ("T", "t")
-        if stopped or late > max(self._waits["stuck"], self.config.job.frozen_after):
-            worker.frozen = True
-            how = "it is stopped" if stopped else "it does not answer"
-            self._report(worker, "frozen", None, None, f"{how}: no sign of life for {late:.2f} s")
+    def _look_at_trainers(self, now: float) -> None:
+        """A process that holds the interpreter's lock is silent, too: it is given more time."""
+        self.leases.forgive(now)
+        for pid, late in self.leases.silent(now).items():
+            worker = self.workers.of_pid(pid)
+            if worker is None or worker.done or worker.frozen or worker.stopped:
+                self.leases.end(pid)
+                continue
+            stopped = processes.state(pid) in ("T", "t")
+            if stopped or late > max(self._waits["stuck"], self.leases.seconds):
+                worker.frozen = True
+                how = "it is stopped" if stopped else "it does not answer"
+                self._report(worker, "frozen", None, None, f"{how}: no sign of life for {late:.2f} s")
 
     # -- the supervisor ----------------------------------------------------------------------------------
 
-    def _hello_from_link(self) -> Message:
-        """Called by the link's thread: the agent's thread makes the message."""
-        answer: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.do(lambda: answer.put(self._hello()))
+    def _greeting(self) -> Hello:
+        """In the link's thread."""
+        answers: queue.SimpleQueue[Hello] = queue.SimpleQueue()
+        self.do(lambda: answers.put(self._hello()))
         try:
-            return answer.get(timeout=10.0)
+            return answers.get(timeout=BUSY)
         except queue.Empty:
             raise OSError("the agent is busy") from None
 
-    def _hello(self) -> Message:
-        memory = self.services[0].address if self.services else ""
-        return {
-            "op": "hello",
-            "host": self.host,
-            "address": self.config.address,
-            "memory": memory,
-            "domain": self.config.domain,
-            "pid": os.getpid(),
-            "generation": self.generation,
-            "epoch": self.epoch,
-            "workers": {worker.rank: worker.pid for worker in self._present()},
-            "posts": [
-                {"generation": generation, "key": key, "values": {rank: value}}
-                for (generation, key, rank), value in {**self._settled, **self._posts}.items()
-            ],
-        }
+    def _hello(self) -> Hello:
+        posts = {**self._settled, **self._posts}.items()
+        return Hello(
+            address=self.config.address,
+            memory=self.services[0].address if self.services else "",
+            pid=os.getpid(),
+            host=self.host,
+            domain=self.config.domain,
+            generation=self.generation,
+            epoch=self.epoch,
+            workers={worker.rank: worker.pid for worker in self._present()},
+            posts=[Post(generation, key, {rank: value}) for (generation, key, rank), value in posts],
+        )
 
     def _present(self) -> list[Worker]:
         return [w for w in self.workers.living() if w.rank in self.mine and not w.stopped]
 
     def _hear(self, message: Message) -> None:
-        self._heard = time.monotonic()
-        if message.get("epoch", self.epoch) < self.epoch:
+        if message["epoch"] < self.epoch:
             return  # of a supervisor that another one has followed
-        self.epoch = message.get("epoch", self.epoch)
+        self.epoch = message["epoch"]
         op = message["op"]
         if op == "welcome":
             self._welcome(message)
@@ -224,8 +221,6 @@ class Agent:
                 self._join(membership, message["place"], message["mine"])
         elif op == "decided":
             self._decided(message["generation"], message["key"], message["values"])
-        elif op == "answer":
-            self._answered(message)
         elif op == "look":
             threading.Thread(target=self._look, args=(message,), name="windtunnel-look", daemon=True).start()
         elif op == "fence":
@@ -235,17 +230,19 @@ class Agent:
 
     def _welcome(self, message: Message) -> None:
         self.host = message["host"]
-        for (generation, key), _ in self._asked.items():
-            self.link.send({"op": "ask", "generation": generation, "key": key}, keep=False)
         for result in self._results.values():
-            self.link.send(result, keep=False)
+            self.link.send("done", **result)
         self._write_status()
 
     def _join(self, membership: Membership, place: int | None, mine: list[int]) -> None:
         again = self.member == membership and self.place == place
-        self.member, self.place, self.mine = membership, place, list(mine)
+        with self._formed:
+            self.member, self.place, self.mine = membership, place, list(mine)
         if again:
             return
+        for key in [key for key in self._agreeing if key[0] < membership.generation]:
+            for answer in self._agreeing.pop(key):
+                answer(None)
         self._posts = {k: v for k, v in self._posts.items() if k[0] >= membership.generation}
         self._settled.clear()
         self._results.clear()
@@ -259,9 +256,9 @@ class Agent:
             worker.rank = worker.stream.rank = rank
             worker.generation = self.generation
             worker.done = False
+        with self._formed:
+            self._formed.notify_all()
         self._reconcile()
-        for worker in self._present():
-            self._tell(worker, self._membership_for(worker, "membership"))
         self._write_status()
 
     def _rank_of(self, local: int) -> int | None:
@@ -286,9 +283,7 @@ class Agent:
             "script": str(self.config.job.script),
             "arguments": self.config.job.arguments,
             "cwd": str(self.config.job.cwd),
-            "env": environment(
-                self.config, self.member, self._door.address, self._local.path, rank, self.place
-            ),
+            "env": environment(self.config, self.member, self._door.address, self._socket, rank, self.place),
             "namespace": self.config.namespace,
             "before": [forked.PREPARE],
         }
@@ -300,12 +295,8 @@ class Agent:
     def _look(self, message: Message) -> None:
         """In a thread of its own, since it waits for hosts that do not answer."""
         hosts = {int(host): address for host, address in message["hosts"].items()}
-        response = {
-            "op": "reached",
-            "round": message["round"],
-            "silent": reach.silent(hosts, message["within"]),
-        }
-        self.do(lambda: self.link.send(response, keep=False))
+        silent = reach.silent(hosts, message["within"])
+        self.link.send("reached", round=message["round"], silent=silent)
 
     def _fence(self, message: Message) -> None:
         worker = self.workers.of_pid(message["pid"]) if message.get("pid") else None
@@ -316,69 +307,42 @@ class Agent:
 
     # -- the workers -------------------------------------------------------------------------------------
 
-    def _hear_local(self, connection: LocalConnection, message: Message | None) -> None:
-        worker = self.workers.of_pid(connection.pid)
-        if message is None:
-            self._connections = {pid: c for pid, c in self._connections.items() if c is not connection}
-            self._end_waiting(time.monotonic())
-            return
+    def welcome(self, pid: int, answer: Answer) -> None:
+        """A trainer has come. It may be faster than the fork server's word that it was forked."""
+        worker = self.workers.of_pid(pid)
         if worker is None and any(other.pid is None for other in self.workers.living()):
-            self._early.append((connection, message))  # faster than the fork server's word that it was forked
-            return
-        ended = next((w for w in self.workers.by_local.values() if w.pid == connection.pid and w.ended), None)
-        if ended is not None and not ended.stopped:
-            self._hear_last_words(ended, message)
-            return
-        if worker is None or worker.stopped:
-            connection.close()  # fenced: nobody of this generation
-            return
-        worker.last_beat = time.monotonic()
-        op = message["op"]
-        if op == "hello":
+            self._early.append(lambda: self.welcome(pid, answer))
+        elif worker is None or worker.stopped:
+            answer(nobody(pid))  # fenced: nobody of this generation
+        else:
             worker.spoke = True
-            self._connections[connection.pid] = connection
-            self._tell(worker, self._membership_for(worker, "welcome"))
-        elif op == "beat":
-            worker.step = message.get("step", worker.step)
-        elif op == "post":
-            self._post(
-                message["generation"], message["key"], message.get("rank", worker.rank), message["value"]
-            )
-        elif op == "ask":
-            self._asked.setdefault((message["generation"], message["key"]), set()).add(connection.pid)
-            self.link.send(
-                {"op": "ask", "generation": message["generation"], "key": message["key"]}, keep=False
-            )
-        elif op in ("event", "step"):
-            self._event({"rank": worker.rank, **message, "kind": message.get("kind", op)})
-        elif op == "suspect":
-            self.link.send({**message, "op": "suspect", "rank": message.get("rank", worker.rank)})
-        elif op == "done":
-            self._done(worker, message.get("result"))
-        elif op == "failed":
-            worker.error, worker.less = message["error"], bool(message.get("less"))
-        elif op == "inject":
-            inject.inject_on_host(self, message)
+            self.leases.renew(pid, time.monotonic())
+            path = self.services[0].path if self.services else None
+            faults, config = list(self.config.job.faults), self.config.worker
+            news = self._news()
+            answer(Welcome(news, worker.rank, worker.local, self.host or 0, path, faults, config))
 
-    def _membership_for(self, worker: Worker, op: str) -> Message:
+    def _news(self) -> News:
         assert self.member is not None
-        path = self.services[0].path if self.services else None
-        return {
-            "op": op,
-            "membership": replace(self.member, store=self._door.address).plain(),
-            "place": self.place,
-            "rank": worker.rank,
-            "local_rank": worker.local,
-            "host": self.host,
-            "memory_path": path,
-            "faults": list(self.config.job.faults),
-            "config": self.config.worker,
-        }
+        return News(replace(self.member, store=self._door.address).plain(), self.place)
 
-    def _tell(self, worker: Worker, message: Message) -> None:
-        connection = self._connections.get(worker.pid or -1)
-        if connection is not None:
-            connection.send(message)
+    def news(self, generation: int, within: float) -> News | None:
+        """What is newer than ``generation``, within so many seconds; from any thread."""
+        with self._formed:
+            if self._formed.wait_for(lambda: self.generation > generation, within):
+                return self._news()
+            return None
+
+    def agree(self, pid: int, generation: int, key: str, value: Any, answer: Answer) -> None:
+        """A trainer posts, and waits for the values of all."""
+        worker = self.workers.of_pid(pid)
+        if worker is None or worker.stopped:
+            answer(nobody(pid))
+        elif generation < self.generation:
+            answer(None)
+        else:
+            self._agreeing.setdefault((generation, key), []).append(answer)
+            self._post(generation, key, worker.rank, value)
 
     def _post(self, generation: int, key: str, rank: int, value: Any) -> None:
         if generation < self.generation:
@@ -387,8 +351,7 @@ class Agent:
         posts = {**self._settled, **self._posts}
         values = {member: posts[at] for member in self.mine if (at := (generation, key, member)) in posts}
         if len(values) == len(self.mine):  # nothing is agreed before all ranks have posted
-            message = {"op": "post", "generation": generation, "key": key, "values": values}
-            self.link.send(message, keep=False)  # open posts go with the next hello
+            self.link.send("post", generation=generation, key=key, values=values)
 
     def _decided(self, generation: int, key: str, values: dict[str, Any]) -> None:
         by_rank = {int(rank): value for rank, value in values.items()}
@@ -399,28 +362,16 @@ class Agent:
             del self._settled[next(iter(self._settled))]
         for service in self.services:
             service.decided(key, by_rank)
-        message = {"op": "decided", "generation": generation, "key": key, "values": values}
-        for worker in self._present():
-            self._tell(worker, message)
+        for answer in self._agreeing.pop((generation, key), []):
+            answer(by_rank)
 
-    def _answered(self, message: Message) -> None:
-        for known in [known for known in self._asked if known[1] == message["key"]]:
-            for pid in self._asked.pop(known):
-                connection = self._connections.get(pid)
-                if connection is not None:
-                    connection.send(message)
-
-    def _event(self, fields: Message) -> None:
-        fields.setdefault("t", time.time())
-        fields.setdefault("generation", self.generation)
-        self.link.send({**fields, "op": "event"})
-
-    def _done(self, worker: Worker, result: Any) -> None:
+    def finish(self, worker: Worker, result: Any) -> None:
+        """A rank is done."""
         if not worker.done:
             worker.done = True
-            message = {"op": "done", "generation": self.generation, "rank": worker.rank, "result": result}
-            self._results[worker.rank] = message
-            self.link.send(message, keep=False)
+            about = {"generation": self.generation, "rank": worker.rank, "result": result}
+            self._results[worker.rank] = about
+            self.link.send("done", **about)
 
     def _started(self, worker: Worker) -> None:
         self._report(worker, "started", None, None, "")
@@ -429,51 +380,17 @@ class Agent:
 
     def _hear_early(self) -> None:
         early, self._early = self._early, []
-        for connection, message in early:
-            self._hear_local(connection, message)
-
-    def _hear_last_words(self, worker: Worker, message: Message) -> None:
-        """They were overtaken by the word of its end; why it ended, or its result, may be among them."""
-        op = message["op"]
-        untold = any(other is worker for other, *_ in self._ending)
-        if op in ("event", "step"):
-            self._event({"rank": worker.rank, **message, "kind": message.get("kind", op)})
-        elif op == "suspect" and untold:
-            self.link.send({**message, "rank": message.get("rank", worker.rank)})
-        elif op == "failed":
-            worker.error, worker.less = message["error"], bool(message.get("less"))
-        elif op == "done" and untold:
-            self._done(worker, message.get("result"))
-            self._end_waiting(time.monotonic())
-
-    def _end_waiting(self, now: float) -> None:
-        """Report ends with which no more words can come."""
-        waiting, self._ending = self._ending, []
-        for worker, generation, until, status in waiting:
-            if generation != self.generation:
-                continue  # there it is started anew
-            if not worker.done and worker.pid in self._connections and now < until:
-                self._ending.append((worker, generation, until, status))
-            else:
-                self._report_end(worker, status, None)
+        for welcome in early:
+            welcome()
 
     def _gone(self, worker: Worker, status: int | None, number: int | None) -> None:
-        ended = (
-            status is not None and number is None
-        )  # by itself: a process that was killed has no last words
-        if ended and not worker.stopped and not worker.done and worker.pid in self._connections:
-            self._ending.append((worker, self.generation, time.monotonic() + LAST_WORDS, status or 0))
-            return
-        self._report_end(worker, status, number)
-
-    def _report_end(self, worker: Worker, status: int | None, number: int | None) -> None:
-        self._connections.pop(worker.pid or -1, None)
+        self.leases.end(worker.pid or 0)
         if worker.stopped:
             self._reconcile()
             self._write_status()
             return
         if status == 0:
-            self._done(worker, None)  # a script without `run`, or one that left early of its own will
+            self.finish(worker, None)  # a script without `run`, or one that left early of its own will
         error = worker.error
         if status and number is None:
             error = error or cause_in(list(worker.stream.tail), status)
@@ -482,17 +399,15 @@ class Agent:
 
     def _report(self, worker: Worker, what: str, status: int | None, number: int | None, error: str) -> None:
         self.link.send(
-            {
-                "op": "worker",
-                "rank": worker.rank,
-                "generation": self.generation,
-                "pid": worker.pid,
-                "what": what,
-                "status": status,
-                "signal": number,
-                "error": error,
-                "less": worker.less,
-            }
+            "worker",
+            what=what,
+            rank=worker.rank,
+            generation=self.generation,
+            pid=worker.pid,
+            status=status,
+            signal=number,
+            error=error,
+            less=worker.less,
         )
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -518,7 +433,7 @@ class Agent:
             self.workers.stop(worker)
         self.link.close()
         self._forks.close()
-        self._local.close()
+        self._server.close()
         self._door.close()
         for service in self.services:
             with contextlib.suppress(Exception):

@@ -1,185 +1,108 @@
-"""The agent's connections: to the supervisor, and the Unix socket on which its workers speak to it.
+"""The agent's attendance at the supervisor, and what it calls there (`live.calls`).
 
-That to the supervisor is made again for ever, and nothing said on it is lost in between. After each
-connection the agent says ``hello`` with all that is still open; the ``welcome`` makes the link. What is sent
-before waits and follows then. The supervisor answers every beat: where nothing comes for `SILENCE` seconds it
-is cut off, or stopped, and the connection is made anew, with it or with the one that follows it.
+It attends for ever, and nothing that it says is lost in between: calls wait in their order, each until the
+supervisor has it. Every attendance begins with a ``hello`` that tells all that is still open; the ``welcome``
+makes the link. Where nothing comes for `SILENCE` seconds the connection is cut off, or the supervisor is
+stopped: it is made anew, with it or with the one that follows it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from windtunnel.base import handshake, schema, wire
+from windtunnel.base import remote
+from windtunnel.base.errors import WindtunnelError
 from windtunnel.base.keys import Keys
-from windtunnel.base.listener import Listener, peer
-from windtunnel.training.elastic.live.messages import FROM_SUPERVISOR, FROM_WORKER
-from windtunnel.training.elastic.model import SUPERVISOR
+from windtunnel.training.elastic.live.calls import Hello, Message, Supervision
 
-LONGEST_PAUSE = 0.2
+PAUSE = 0.05
+"""Seconds between two tries."""
 SILENCE = 5.0
 KEPT = 4096
-Message = dict[str, Any]
+Call = tuple[str, dict[str, Any], Callable[[Any], object]]
+_FAILURES = (OSError, WindtunnelError)
+
+
+def _ignore(value: object) -> None:
+    pass
+
+
+_BEAT: Call = ("beat", {}, _ignore)
 
 
 class Link:
-    """``hello()`` makes the first message of each connection, ``deliver(message)`` gets all that arrive."""
+    """``hello()`` makes the first message of each attendance, ``deliver(message)`` gets all that comes."""
 
     def __init__(
-        self, address: str, keys: Keys, hello: Callable[[], Message], deliver: Callable[[Message], None]
+        self, address: str, keys: Keys, hello: Callable[[], Hello], deliver: Callable[[Message], object]
     ) -> None:
-        self.address = address
-        self._keys = keys
-        self.beat = 0.2
         self.last_heard = time.monotonic()
+        self._remote = remote.Link(f"tcp:{address}", keys=keys, timeout=SILENCE)
         self._hello, self._deliver = hello, deliver
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None  # only while welcome
-        self._waiting: deque[Message] = deque(maxlen=KEPT)
+        self._beat = 0.2
+        self._changed = threading.Condition()
+        self._number: int | None = None  # of the attendance, while it is welcome
+        self._waiting: deque[Call] = deque(maxlen=KEPT)
         self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=target, name=f"link-{target.__name__}", daemon=True)
-            for target in (self._connect_for_ever, self._beat_for_ever)
-        ]
+        self._sender = threading.Thread(target=self._send_for_ever, name="link-send", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to attend."""
+        threading.Thread(target=self._attend_for_ever, name="link-attend", daemon=True).start()
+        self._sender.start()
 
-    def send(self, message: Message, *, keep: bool = True) -> None:
-        """Send, now or (``keep``) after the next welcome."""
-        with self._lock:
-            if self._sock is not None:
-                try:
-                    wire.send(self._sock, message)
-                    return
-                except OSError:
-                    self._drop()
-            if keep:
-                self._waiting.append(message)
+    def send(self, op: str, then: Callable[[Any], object] = _ignore, **fields: Any) -> None:
+        """Call ``op`` of `Supervision`, as soon as what was sent before is there; ``then`` gets its result,
+        in another thread."""
+        with self._changed:
+            self._waiting.append((op, fields, then))
+            self._changed.notify()
 
     def close(self) -> None:
-        """End the connection and its threads."""
+        """Say no more."""
         self._ended.set()
-        with self._lock:
-            self._drop()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(2.0)
+        with self._changed:
+            self._changed.notify()
+        self._sender.join(2.0)
 
-    def _drop(self) -> None:
-        if self._sock is not None:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock = None
-
-    def _connect_for_ever(self) -> None:
-        pause = 0.01
+    def _attend_for_ever(self) -> None:
         while not self._ended.is_set():
-            try:
-                sock = handshake.connect(self.address, 1.0, self._keys, SUPERVISOR)
-            except OSError:
-                self._ended.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+            with contextlib.suppress(*_FAILURES):
+                self._remote.call(Supervision, "attend", "", self._hello(), self._take)
+            self._number = None
+            self._ended.wait(PAUSE)
+
+    def _take(self, message: Message, _: bytes) -> None:
+        self.last_heard = time.monotonic()
+        if message["op"] == "welcome":
+            with self._changed:
+                self._number, self._beat = message["link"], message["beat"]
+                self._changed.notify()
+        self._deliver(message)
+
+    def _send_for_ever(self) -> None:
+        while not self._ended.is_set():
+            with self._changed:
+                self._changed.wait_for(self._is_due, self._beat)
+                number, call = self._number, self._waiting[0] if self._waiting else _BEAT
+            if number is None:
                 continue
+            op, fields, then = call
             try:
-                self._converse(sock)
-                pause = 0.01
-            except (OSError, wire.WireError):
-                self._ended.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            finally:
-                with self._lock:
-                    self._drop()
-                sock.close()
-
-    def _converse(self, sock: socket.socket) -> None:
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
-        sock.settimeout(SILENCE)
-        wire.send(sock, self._hello())
-        while not self._ended.is_set():
-            message, following = wire.receive(sock)
-            wire.skip(sock, following)
-            schema.require(message, FROM_SUPERVISOR)
+                value = self._remote.call(Supervision, op, "", number, **fields)
+            except _FAILURES:
+                self._ended.wait(PAUSE)
+                continue
             self.last_heard = time.monotonic()
-            if message["op"] == "welcome":
-                self.beat = float(message.get("beat", self.beat))
-                self._welcome(sock)
-            self._deliver(message)
+            with self._changed:
+                if self._waiting and self._waiting[0] is call:
+                    self._waiting.popleft()
+            then(value)
 
-    def _welcome(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._sock = sock
-            while self._waiting:
-                wire.send(sock, self._waiting[0])
-                self._waiting.popleft()
-
-    def _beat_for_ever(self) -> None:
-        while not self._ended.wait(self.beat):
-            with self._lock:
-                if self._sock is not None:
-                    try:
-                        wire.send(self._sock, {"op": "beat"})
-                    except OSError:
-                        self._drop()
-
-
-class LocalConnection:
-    """One worker's connection. ``pid``: of the process at its other end, as the kernel says."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._lock = threading.Lock()
-        self.pid, _ = peer(sock)
-
-    def send(self, message: Message) -> None:
-        """Say ``message``; a worker that is gone or frozen shows by other signs, so nothing is raised."""
-        with contextlib.suppress(OSError), self._lock:
-            wire.send(self._sock, message)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-
-class LocalServer:
-    """``deliver(connection, message)`` gets what the workers say; a message None says that one is gone."""
-
-    def __init__(self, path: Path, deliver: Callable[[LocalConnection, Message | None], None]) -> None:
-        self.path = path
-        self._deliver = deliver
-        path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        os.chmod(path, 0o600)
-        listener.listen(64)
-        self._listener = Listener(listener, self._read_for_ever, name="local-server")
-
-    def close(self) -> None:
-        """No more connections."""
-        self._listener.close()
-        self.path.unlink(missing_ok=True)
-
-    def _read_for_ever(self, sock: socket.socket) -> None:
-        connection = LocalConnection(sock)
-        # A frozen worker does not read: what waits for it fills the socket, and must not hold the agent up.
-        sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, (0).to_bytes(8, "little") + (200_000).to_bytes(8, "little")
-        )
-        try:
-            while True:
-                message, following = wire.receive(sock)
-                wire.skip(sock, following)
-                self._deliver(connection, schema.require(message, FROM_WORKER))
-        finally:
-            self._deliver(connection, None)
+    def _is_due(self) -> bool:
+        return self._ended.is_set() or (self._number is not None and bool(self._waiting))

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +148,12 @@ class Worker:
     stopped: bool = False
     ended: bool = False
     frozen: bool = False
-    stale: int = 0
-    last_beat: float = field(default_factory=time.monotonic)
-    step: int | None = None
     error: str = ""
     less: bool = False
+
+    def fail(self, error: str, *, less: bool) -> None:
+        """It says why it will end."""
+        self.error, self.less = error, less
 
 
 class Workers:

@@ -1,45 +1,49 @@
 """The supervisor of a run: one process, no torch, that owns the membership of a job.
 
-Protocol (frames of `wire`; the fields are in the messages' senders): agents connect, say ``hello`` and get
-``welcome`` with their host id; from then on they beat. When enough hosts are there generation 1 is formed
-and sent (``membership``). What agents report (workers that ended or froze, suspicions, their own silence)
-leads to the next generation. Ranks agree on values by ``post`` and ``decided``, and may ``ask`` for durable
-ones later. A host or worker that was given up is fenced: its messages are refused by generation, its agent
-told to ``end``, its process killed (``fence``). When all ranks are done, or nothing more can be done, all
-agents get ``end``.
+Protocol (`live.calls`): an agent attends and is told its host's id (``welcome``); from then on it beats. When
+enough hosts are there generation 1 is formed and told (``membership``). What agents report (workers that
+ended or froze, suspicions) leads to the next generation. Ranks agree on values by ``post`` and ``decided``,
+and may ``ask`` for durable ones later. A host or worker that was given up is fenced: its calls are refused
+by generation, its agent told to ``end``, its process killed (``fence``). When all ranks are done, or nothing
+more can be done, all agents are told the ``end``.
 
 The supervisor lives in the launcher's process. If that dies the agents try to connect again. The next one
 (`lead`) takes a higher epoch, the same address, and the state from the event log, waits for the agents, and
 forms a new generation only if something is missing.
 
-One thread does everything; it is the only one that touches the state (`Core`). Sources: membership in views
+Calls come in threads of their own; one at a time touches the state (`Core`). Sources: membership in views
 as in ISIS (Birman and Joseph, SOSP 1987); leases: Gray and Cheriton, SOSP 1989; fencing by generation as in
 Oobleck's rewritten runtime and torchft's quorum ids.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import os
+import queue
 import signal
-import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from windtunnel.base.calls import Departure
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
+from windtunnel.base.rpc import Server, Service
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.supervisor.connections import Connections
+from windtunnel.training.elastic.live.calls import Hello, Message, Supervision
 from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
 from windtunnel.training.elastic.policy.state import Outcome, Settings, past
 
+T = TypeVar("T")
 CAPABILITY = "training.elastic"
 PATIENCE = 5.0
 """Seconds for which a port that is in use is tried."""
@@ -73,25 +77,29 @@ class Supervisor:
         path = folder / eventlog.NAME
         before = past(eventlog.read(path))
         self.epoch = before.epoch + 1
-        listener = _listen(host, before.address)
-        self.address = "{}:{}".format(*listener.getsockname()[:2])
-        self._log = eventlog.EventLog(path, epoch=self.epoch)
-        self._log_works = True
-        self._connections = Connections(listener, keys)
-        self._stores = Stores(start_store, self._connections.wake)
+        self._lock = threading.RLock()
+        self._changed = threading.Event()
+        self._links: dict[int, queue.SimpleQueue[Message | None]] = {}  # what is to be told, None: all is
+        self._numbers = itertools.count()
         self._order = order_hosts
         self._stop: tuple[str, bool] | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         self._settings = settings
-        now = time.monotonic()
-        self._core = Core(settings, rules, self, self.epoch, before, now)
-        self.record("started", before.generation, config=config or {}, address=self.address)
-        address = self._stores.adopt(before.store)
-        if address is not None and before.store is not None:
-            fields = {key: before.store[key] for key in ("pid", "started")}
-            self._core.store_up(address, now, **fields)
-        self._view = _view(self._core)
+        self._stores = Stores(start_store, self._changed.set)
+        with self._lock:  # who comes meanwhile waits
+            self._service = Service.of(Supervision, _Calls(self))
+            self._server = _served(self._service, host, before.address, keys)
+            self.address = self._server.address.removeprefix("tcp:")
+            self._log = eventlog.EventLog(path, epoch=self.epoch)
+            self._log_works = True
+            now = time.monotonic()
+            self._core = Core(settings, rules, self, self.epoch, before, now)
+            self.record("started", before.generation, config=config or {}, address=self.address)
+            address = self._stores.adopt(before.store)
+            if address is not None and before.store is not None:
+                fields = {key: before.store[key] for key in ("pid", "started")}
+                self._core.store_up(address, now, **fields)
 
     # for the caller
 
@@ -101,8 +109,10 @@ class Supervisor:
             outcome = self._loop()
             self._stores.close(kill=self._stop is None or self._stop[1])
         finally:
-            self._connections.close_all()
-            self._log.close()
+            self._server.close()
+            with self._lock:
+                self._log_works = False
+                self._log.close()
         return outcome
 
     def start(self) -> None:
@@ -121,19 +131,20 @@ class Supervisor:
     def stop(self, reason: str = "stopped") -> None:
         """End the run with status 1: agents end their workers. From any thread; `run` returns soon."""
         self._stop = reason, True
-        self._connections.wake()
+        self._changed.set()
 
     def abandon(self) -> None:
         """Go away as a crash would: the job goes on, and another supervisor may take it up."""
         self._stop = "abandoned", False
-        self._connections.wake()
+        self._changed.set()
 
     def snapshot(self) -> dict[str, Any]:
         """What there is now, as values of JSON: epoch, generation, membership; places (host ids, None where
         the host is lost), spares, away (hosts without a connection), coming; ranks that grouped, are done,
         or are lost; waiting (for hosts), store; status and reason, None and "" while the run goes on.
         """
-        return self._view
+        with self._lock:
+            return _view(self._core)
 
     # the loop
 
@@ -147,42 +158,20 @@ class Supervisor:
     def _loop(self) -> Outcome:
         core, ended = self._core, None
         while True:
-            now = time.monotonic()
+            self._changed.wait(core.due(time.monotonic()))
+            self._changed.clear()
             if self._stop is not None and not self._stop[1]:
                 return Outcome(1, self._stop[0], {})
-            try:
-                self._turn(now)
-            except eventlog.LogFailed as error:
-                core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
-                self._log_works = False
-                core.end_all()
-            except Exception as error:
-                self.record("note", core.generation, text=traceback.format_exc())
-                core.finish(1, f"the supervisor failed: {type(error).__name__}: {error}", now)
-            self._view = _view(core)
+            self._act(self._turn)
             if core.outcome is not None:
-                ended = ended or now
-                if not len(self._connections) or now > ended + self._settings.deadlines.end:
+                ended = ended or time.monotonic()
+                if not self._service.busy or time.monotonic() > ended + self._settings.deadlines.end:
                     return core.outcome
 
     def _turn(self, now: float) -> None:
-        core, connections = self._core, self._connections
+        core = self._core
         if self._stop is not None:
             core.finish(1, self._stop[0], now)
-        for link, what in connections.poll(core.due(now), now):
-            now = time.monotonic()
-            if isinstance(what, str):
-                host = core.hosts.of_link(link)
-                if what and host is not None:  # strangers leave nothing in the log
-                    self.record(
-                        "note", core.generation, text=f"host {host.member.id} loses its connection: {what}"
-                    )
-                handlers.closed(core, link, now)
-            else:
-                self._hear(link, what, now)
-        now = time.monotonic()
-        for link in connections.silent(before=now - self._settings.lease - 1.0):
-            connections.close(link)
         news = self._stores.look(now) if core.outcome is None else None
         if news is not None:
             kind, text, fields = news
@@ -193,20 +182,77 @@ class Supervisor:
         core.store_awaited = self._stores.awaited(now)
         core.tick(now)
 
-    def _hear(self, link: int, message: dict[str, Any], now: float) -> None:
-        if self._connections.greeted(link):
-            handlers.message(self._core, link, message, now)
-        elif message["op"] == "hello":
-            self._connections.greet(link)
-            handlers.hello(self._core, link, message, now)
+    def _act(self, deed: Callable[[float], T]) -> T | None:
+        """One thing after the other. What goes wrong in it ends the run."""
+        with self._lock:
+            core, now = self._core, time.monotonic()
+            try:
+                return deed(now)
+            except eventlog.LogFailed as error:
+                core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
+                self._log_works = False
+                core.end_all()
+            except Exception as error:
+                self.record("note", core.generation, text=traceback.format_exc())
+                core.finish(1, f"the supervisor failed: {type(error).__name__}: {error}", now)
+            return None
+
+    # what agents call
+
+    def attend(self, hello: Hello, tell: Callable[[Message, bytes], None], gone: Departure) -> None:
+        """See `Supervision`."""
+        messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        gone.then = lambda: messages.put(None)
+        with self._lock:
+            link = next(self._numbers)
+            self._links[link] = messages
+            self._act(lambda now: handlers.hello(self._core, link, dataclasses.asdict(hello), now))
+        self._changed.set()
+        try:
+            while not gone.is_set():
+                try:
+                    message = messages.get(timeout=self._settings.beat)
+                except queue.Empty:
+                    message = {"op": "beat", "epoch": self.epoch}
+                if message is None:
+                    return
+                self._tell(link, {**message, "link": link}, tell, gone)
+        finally:
+            with self._lock:
+                self._links.pop(link, None)
+                self._act(lambda now: handlers.closed(self._core, link, now))
+            self._changed.set()
+
+    def _tell(
+        self, link: int, message: Message, tell: Callable[[Message, bytes], None], gone: Departure
+    ) -> None:
+        """A host that does not read holds its own thread up, until it is given up."""
+        while not gone.is_set():
+            try:
+                return tell(message, b"")
+            except BlockingIOError:
+                if self._core.hosts.of_link(link) is None:
+                    return
+
+    def hear(self, link: int, message: Message) -> Any:
+        """Any other call of the host that attends as ``link``."""
+        with self._lock:
+            if self._core.hosts.of_link(link) is None and self._core.outcome is None:
+                raise OSError(errno.ENOTCONN, "this attendance is over")
+            value = self._act(lambda now: handlers.message(self._core, link, message, now))
+            if self._core.due(time.monotonic()) < self._settings.beat / 2 or self._core.outcome is not None:
+                self._changed.set()
+            return value
 
     # effects of the core
 
-    def send(self, link: int, message: dict[str, Any]) -> None:
-        self._connections.send(link, message)
+    def send(self, link: int, message: Message) -> None:
+        if link in self._links:
+            self._links[link].put(message)
 
     def drop(self, link: int) -> None:
-        self._connections.drop(link)
+        if link in self._links:
+            self._links[link].put(None)
 
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
         if self._log_works:
@@ -246,16 +292,32 @@ def _view(core: Core) -> dict[str, Any]:
     }
 
 
-def _listen(host: str, last: str) -> socket.socket:
-    """A socket that listens where the ``last`` supervisor did, since agents look for the next one there."""
-    address = (host, int(last.rpartition(":")[2])) if last else (host, 0)
+class _Calls:
+    """`Supervision`, but for the attendance: each call is a message of its name."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self.attend = supervisor.attend
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(link: int, fields: Message | None = None, **more: Any) -> Any:
+            op = name.replace("_", "-")
+            return self._supervisor.hear(link, {**(fields or {}), **more, "op": op})
+
+        return call
+
+
+def _served(service: Service, host: str, last: str, keys: Keys) -> Server:
+    """A server where the ``last`` supervisor had its, since agents look for the next one there."""
+    port = int(last.rpartition(":")[2]) if last else 0
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            return socket.create_server(address, backlog=256)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
-                why = f"{error.strerror}, and the hosts of this run look for it there"
-                reason = why if last else error.strerror
-                raise UserError(f"the supervisor cannot listen at {host}:{address[1]}: {reason}") from error
+            return Server(service, f"tcp:{host}:{port}", keys)
+        except UserError as error:
+            cause = error.__cause__
+            if getattr(cause, "errno", None) != errno.EADDRINUSE or time.monotonic() > end:
+                more = ", and the hosts of this run look for it there" if last else ""
+                why = getattr(cause, "strerror", None) or error
+                raise UserError(f"the supervisor cannot listen at {host}:{port}: {why}{more}") from error
             time.sleep(0.1)  # a connection of somebody else has that port for its own end

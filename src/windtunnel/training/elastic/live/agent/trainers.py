@@ -1,0 +1,104 @@
+"""What the trainers of a host call at its agent (`calls.Host`), each in a thread of its own.
+
+What is said is handed to the agent's thread before the call returns. So a trainer's last words are there
+before the word of its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.training.elastic.live import inject
+from windtunnel.training.elastic.live.calls import Message, News, Values, Welcome
+
+if TYPE_CHECKING:
+    from windtunnel.training.elastic.live.agent.agent import Agent
+    from windtunnel.training.elastic.live.agent.workers import Worker
+
+PATIENCE = 10.0
+Answer = Callable[[Any], object]
+
+
+def nobody(pid: int) -> OSError:
+    """What one gets that is no trainer here, or no more."""
+    return OSError(errno.ESRCH, f"process {pid} is no trainer of this host")
+
+
+class Trainers:
+    """Serves ``agent``."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def join(self, pid: int) -> Welcome:
+        agent = self._agent
+        welcome: Welcome = _answered(
+            "welcome", PATIENCE, lambda put: agent.do(lambda: agent.welcome(pid, put))
+        )
+        return welcome
+
+    def beat(self, pid: int, generation: int) -> News | None:
+        agent = self._agent
+        if pid not in agent.leases.heard:
+            raise nobody(pid)
+        agent.leases.renew(pid, time.monotonic())
+        return agent.news(generation, agent.config.worker["beat"])
+
+    def agree(self, pid: int, generation: int, key: str, value: Any, within: float) -> Values | None:
+        agent = self._agent
+
+        def ask(put: Answer) -> None:
+            agent.do(lambda: agent.agree(pid, generation, key, value, put))
+
+        values: Values | None = _answered(f"all ranks came to {key!r}", within, ask)
+        return values
+
+    def ask(self, pid: int, key: str, within: float) -> Values | None:
+        def ask(put: Answer) -> None:
+            self._agent.link.send("ask", put, key=key)
+
+        values: Values | None = _answered(f"an answer about {key!r} came", within, ask)
+        return values
+
+    def event(self, pid: int, kind: str, fields: Message) -> None:
+        self._of(pid, lambda worker: self._agent.event(kind, **{"rank": worker.rank, **fields}))
+
+    def suspect(self, pid: int, generation: int, error: str) -> None:
+        about: Message = {"generation": generation, "error": error}
+        self._of(pid, lambda worker: self._agent.link.send("suspect", rank=worker.rank, **about))
+
+    def done(self, pid: int, result: Any) -> None:
+        self._of(pid, lambda worker: self._agent.finish(worker, result))
+
+    def failed(self, pid: int, error: str, less: bool = False) -> None:
+        self._of(pid, lambda worker: worker.fail(error, less=less))
+
+    def inject(self, pid: int, action: str, shard: str = "", rate: float = 0.0) -> None:
+        self._of(pid, lambda worker: inject.inject_on_host(self._agent, action, shard, rate))
+
+    def _of(self, pid: int, deed: Callable[[Worker], object]) -> None:
+        """Done in the agent's thread, for a trainer that is one then."""
+
+        def do() -> None:
+            worker = self._agent.workers.of_pid(pid)
+            if worker is not None and not worker.stopped:
+                deed(worker)
+
+        self._agent.do(do)
+
+
+def _answered(what: str, within: float, ask: Callable[[Answer], None]) -> Any:
+    """What is put, which may be an exception to raise. Raises TimeoutError."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ask(answers.put)
+    try:
+        answer = answers.get(timeout=within)
+    except queue.Empty:
+        raise TimeoutError(f"not {what} within {within:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
