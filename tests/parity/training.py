@@ -5,6 +5,7 @@ A log is of live runs first. After them stand decisions on observations that are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path

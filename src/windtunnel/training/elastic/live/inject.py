@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from windtunnel.training.elastic.live.link import Link
 
 _TO_AGENT = {"kill": "kill-host", "kill-agent": "kill-agent", "wipe": "wipe-memory"}
+_TOLD = 1.0  # seconds that the supervisor may take to hear of a fault before it strikes
 _UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
 
 
@@ -68,7 +69,9 @@ class Injector:
 
 def inject_on_host(agent: Agent, action: str, shard: str = "", rate: float = 0.0) -> None:
     """Do ``action``: kill-host, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
-    down or slow (the network link, to ``rate`` bytes/s); what strikes the launcher is passed on."""
+    down or slow (the network link, to ``rate`` bytes/s); what strikes the launcher is passed on. That it
+    strikes is known by then."""
+    agent.link.flush(_TOLD)
     if action == LAUNCHER:
         agent.link.send("kill_launcher")
     elif action == "kill-host":

@@ -61,13 +61,18 @@ class Link:
         in another thread."""
         with self._changed:
             self._waiting.append((op, fields, then))
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> None:
+        """Wait until the supervisor has all that was sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, timeout)
 
     def close(self) -> None:
         """Say no more."""
         self._ended.set()
         with self._changed:
-            self._changed.notify()
+            self._changed.notify_all()
         self._sender.join(2.0)
 
     def _attend_for_ever(self) -> None:
@@ -82,7 +87,7 @@ class Link:
         if message["op"] == "welcome":
             with self._changed:
                 self._number, self._beat = message["link"], message["beat"]
-                self._changed.notify()
+                self._changed.notify_all()
         self._deliver(message)
 
     def _send_for_ever(self) -> None:
@@ -102,6 +107,7 @@ class Link:
             with self._changed:
                 if self._waiting and self._waiting[0] is call:
                     self._waiting.popleft()
+                    self._changed.notify_all()
             then(value)
 
     def _is_due(self) -> bool:
