@@ -88,7 +88,7 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
 
 def _stored(host: Host, id: str) -> int:
     """Bytes of a manifest on the disk."""
-    with host.context.store.database.reading() as db:
+    with host.context.store.reading() as db:
         (count,) = db.execute("SELECT length(data) FROM manifest WHERE id=?", (id,)).fetchone()
     return int(count)
 

@@ -81,15 +81,15 @@ def flip_in_place(path: Path, at: int, bits: int = 0x55) -> None:
 def flip_image(store: Store, id: str, part: float = 0.5, *, test: bool = False) -> tuple[Path, int, int]:
     """Flip bits of the last frame that an image uses, in the file; where, as `flip_in_place` takes it.
     ``test``: only say where."""
-    store.database.settle(whole=True)
-    with store.database.reading() as db:
+    store.settle(whole=True)
+    with store.reading() as db:
         number = store.recipe(id).frames()[-1]
         (data,) = db.execute("SELECT pages FROM frame WHERE id=?", (number,)).fetchone()
-    file, begin = store.database.path.read_bytes(), int((len(data) - 48) * part)
+    file, begin = store.path.read_bytes(), int((len(data) - 48) * part)
     # one of two places beside each other does not lie across two pages of the file
     at = max(file.find(data[place : place + 24]) for place in (begin, begin + 24)) + 12
     assert at > 12
-    place = store.database.path, at, 0x55
+    place = store.path, at, 0x55
     if not test:
         flip_in_place(*place)
     return place
@@ -97,14 +97,14 @@ def flip_image(store: Store, id: str, part: float = 0.5, *, test: bool = False) 
 
 def flip_manifest(store: Store, id: str, part: float = 0.5) -> Callable[[], None]:
     """Flip bits of the row of a manifest; returns what puts it right again."""
-    with store.database.writing() as db:
+    with store.transaction() as db:
         (right,) = db.execute("SELECT data FROM manifest WHERE id=?", (id,)).fetchone()
         at = int((len(right) - 1) * part)
         wrong = right[:at] + bytes([right[at] ^ 0x10]) + right[at + 1 :]
         db.execute("UPDATE manifest SET data=? WHERE id=?", (wrong, id))
 
     def put_right() -> None:
-        with store.database.writing() as db:
+        with store.transaction() as db:
             db.execute("UPDATE manifest SET data=? WHERE id=?", (right, id))
 
     return put_right

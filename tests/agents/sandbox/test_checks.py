@@ -14,7 +14,7 @@ import pytest
 
 from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
-from windtunnel.agents.sandbox.store import destination
+from windtunnel.agents.sandbox.store.export import destination
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import files
 from windtunnel.store.objects.files import ObjectError

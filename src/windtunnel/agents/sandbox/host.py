@@ -76,12 +76,8 @@ from windtunnel.agents.sandbox.policy import (
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less, verify
 from windtunnel.agents.sandbox.side_effects import SideEffectError
-from windtunnel.agents.sandbox.store import (
-    Store,
-    destination,
-    export_checkpoint,
-    import_checkpoint,
-)  # fmt: skip
+from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
 from windtunnel.base.errors import UserError
 
 NO_TIME = "no time is left"

@@ -47,12 +47,12 @@ def write(store: Store, one: Manifest) -> None:
 
 def stored(store: Store) -> int:
     """Bytes of the store's file that hold something."""
-    with store.database.reading() as db:
-        return store.database.used(db)
+    with store.reading() as db:
+        return store.used(db)
 
 
 def frames(store: Store) -> int:
-    with store.database.reading() as db:
+    with store.reading() as db:
         return int(db.execute("SELECT count(*) FROM frame").fetchone()[0])
 
 

@@ -17,11 +17,8 @@ import pytest
 from image_making import FolderPool, content, image, keep, manifest, write
 
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.agents.sandbox.store import (
-    Store,
-    export_checkpoint,
-    import_checkpoint,
-)
+from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store.export import export_checkpoint, import_checkpoint
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import LocalFiles, ObjectError, chunks
 
@@ -243,7 +240,7 @@ def test_an_export_that_breaks_off_is_no_checkpoint(
 def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:
     here.export(here.store.load(IDS[0]), str(tmp_path / "place"))
     there = Side(tmp_path / "there")
-    with there.store.database.writing() as db:
+    with there.store.transaction() as db:
         db.execute("DROP TABLE manifest")
     with pytest.raises(ObjectError, match="cannot be stored"):
         there.take_in(str(tmp_path / "place"))

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from image_making import manifest, write
 
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.agents.sandbox.store import Store, new_id
-from windtunnel.agents.sandbox.store.store import KIND, VERSION
+from windtunnel.agents.sandbox.store import KIND, VERSION, Store, new_id
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
 from windtunnel.store.objects.chunks import compress
@@ -38,7 +37,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def put(store: Store, id: str, data: bytes) -> None:
-    with store.database.writing() as db:
+    with store.transaction() as db:
         db.execute("UPDATE manifest SET data=? WHERE id=?", (compress(data, 1), id))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from image_making import cold, content, frames, image, keep, made, page, stored
 
 from windtunnel.agents.sandbox.store import Store
-from windtunnel.agents.sandbox.store import images as image_pages
+from windtunnel.agents.sandbox.store import pages as image_pages
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
 
@@ -86,7 +86,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ObjectError, match="link is no plain file"):
         keep(store, "b", tmp_path / "a")
     assert store.images() == ["a"]
-    with store.database.writing() as db:
+    with store.transaction() as db:
         db.execute("PRAGMA user_version=2")
     for folder in (tmp_path / "store", tmp_path / "older"):
         (tmp_path / "older" / "images").mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> No
     store.drop(images=["a"])
     assert store.collect() > 140 * 4096
     assert stored(store) < 24 * 4096
-    assert store.database.path.stat().st_size <= stored(store) + 4096
+    assert store.path.stat().st_size <= stored(store) + 4096
     store = cold(tmp_path / "store")
     store.materialise("b", tmp_path / "out")
     assert content(tmp_path / "out") == content(tmp_path / "b")

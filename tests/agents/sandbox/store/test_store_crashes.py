@@ -116,7 +116,7 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
 def test_a_kill_in_a_large_image_leaves_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windtunnel.agents.sandbox.store.images._AT_ONCE", 1)
+    monkeypatch.setattr("windtunnel.agents.sandbox.store.pages._AT_ONCE", 1)
     image(tmp_path / "a", 1)
     image(tmp_path / "large", *range(1, 900))
     for state, died in killed_everywhere(

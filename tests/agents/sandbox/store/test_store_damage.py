@@ -29,9 +29,9 @@ def test_no_flipped_bit_passes(place: float, bit: int) -> None:
         for id in right:
             keep(store, id, root / id)
         write(store, whole)
-        store.database.settle(whole=True)
+        store.settle(whole=True)
         store.close()
-        path = store.database.path
+        path = store.path
         flip_in_place(path, int(place * path.stat().st_size), 1 << bit)
         try:
             store = cold(root / "store")
@@ -100,14 +100,14 @@ def test_nothing_is_collected_while_a_needed_recipe_is_damaged(tmp_path: Path) -
     store = Store(tmp_path / "store")
     keep(store, "a", image(tmp_path / "a", 1, 2, 3))
     keep(store, "b", image(tmp_path / "b", 1, 2, 4))
-    with store.database.writing() as db:
+    with store.transaction() as db:
         (recipe,) = db.execute("SELECT recipe FROM image WHERE id='b'").fetchone()
         db.execute("UPDATE image SET recipe=? WHERE id='b'", (recipe[:-1],))
     store.drop(images=["a"])
     with pytest.raises(ObjectError, match=r"nothing is collected .*image b is damaged"):
         store.collect()
     assert store.verify("b")
-    with store.database.writing() as db:
+    with store.transaction() as db:
         db.execute("UPDATE image SET recipe=? WHERE id='b'", (recipe,))
     assert store.collect() >= 0
     assert store.verify("b") == []

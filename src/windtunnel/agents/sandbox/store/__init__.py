@@ -1,13 +1,419 @@
-"""What is kept of sandboxes: process images page by page, manifests, and their export."""
+"""The checkpoints of a home: process images, kept page by page, and manifests, in one `Database`.
 
-from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
-from windtunnel.agents.sandbox.store.store import StaleCopy, Store, new_id
+A checkpoint is one transaction: the new pages of its image in compressed frames, the image's recipe, and its
+manifest, which is never replaced. What it shares with any earlier image is stored once. ``collect``, one
+transaction too, removes frames of which nothing is needed, and makes those smaller of which less than half
+is: pages that are not become zeros, and those that stay keep their places.
 
-__all__ = [
-    "StaleCopy",
-    "Store",
-    "destination",
-    "export_checkpoint",
-    "import_checkpoint",
-    "new_id",
-]
+The newest images also stay as they were written (`Copies`); what is restored from them is hashed all the
+same. Every page is checked whenever it is read, and every manifest is sealed. A frame in which damage was
+found is looked up no more, so such pages are stored anew with the next image that has them.
+
+Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from windtunnel.agents.sandbox.model import ImagePart, Manifest
+from windtunnel.agents.sandbox.store.database import VERSION, Database
+from windtunnel.agents.sandbox.store.pages import (
+    DIGEST,
+    FRAME,
+    LEVEL,
+    PAGE,
+    Before,
+    Copies,
+    Places,
+    Recipe,
+    Writer,
+    by_frame,
+    digests_of,
+    files_in,
+    keys_of,
+    windows,
+    zeros,
+)
+from windtunnel.base.errors import UserError
+from windtunnel.store.objects.chunks import compress, decompress, in_order
+from windtunnel.store.objects.files import ObjectError, checked, told
+from windtunnel.store.objects.manifest import seal, unseal
+
+KIND = "manifest of a sandbox"
+_AHEAD = 4
+"""Frames that are read at once in a scrub."""
+
+
+def new_id() -> str:
+    """An id for a checkpoint: sorts by time (UTC, seconds), and is unique."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
+
+
+class StaleCopy(ObjectError):
+    """The copy of an image was not what was kept, and is dropped; the store has the image."""
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """Bytes that were read from the disk, and what is damaged of each image, in words."""
+
+    bytes: int
+    damage: dict[str, list[str]]
+
+
+class Writing:
+    """A checkpoint that is being written: it exists when the block of `Store.writing` has ended."""
+
+    def __init__(self, store: Store, db: sqlite3.Connection) -> None:
+        self._store, self._db = store, db
+        self.images: dict[str, Path] = {}
+
+    def add_image(self, part: ImagePart, images: Path, *, like: str = "") -> ImagePart:
+        """Store the folder ``images``, which stays the caller's; ``part`` with what that takes.
+
+        ``like``: an image that is probably much the same, best the one before of the same sandbox.
+        """
+        used, before = self._store.used(self._db), self._store.before(like)
+        with _never_replaced("image", part.id):
+            size = Writer(self._db, before).add(checked(part.id), images)
+        self.images[part.id] = images
+        return replace(part, bytes_raw=size, bytes_new=self._store.used(self._db) - used)
+
+    def add_manifest(self, manifest: Manifest) -> None:
+        data = compress(seal(KIND, VERSION, manifest), LEVEL)
+        with _never_replaced("manifest", manifest.id):
+            self._db.execute("INSERT INTO manifest VALUES(?,?)", (checked(manifest.id), data))
+
+
+@contextlib.contextmanager
+def _never_replaced(what: str, id: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.IntegrityError:
+        raise ObjectError(f"there is {what} {id} already, and one is never replaced") from None
+
+
+class Store(Database):
+    """The checkpoints in ``folder``, which one process holds. Any method may be called from several threads,
+    and raises ObjectError."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError where another version has written it."""
+        super().__init__(folder)
+        with told(f"the store {folder} cannot be opened"):
+            self._copies = Copies(folder / "raw")
+            self._work = folder / "work"
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work.mkdir()
+
+    # --- checkpoints
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Writing]:
+        """What is written within the block is on the disk after it, or else nothing of it is."""
+        with told("the checkpoint cannot be stored"):
+            try:
+                with self.transaction(durable=True) as db:
+                    new = Writing(self, db)
+                    yield new
+            except BaseException:
+                with contextlib.suppress(OSError):  # what was begun of it gives its room back
+                    self.settle(whole=True)
+                raise
+        for id, images in new.images.items():
+            self._copies.put(id, images)
+
+    def before(self, id: str) -> Before | None:
+        """The copy of that image, if there is one."""
+        if (folder := self._copies.folder(id)) is not None:
+            with contextlib.suppress(ObjectError):
+                recipe = self.recipe(id)
+                # a last page that is not full is hashed like a new one
+                places = {name: recipe.places[at : at + size // PAGE] for name, size, at in recipe.begins()}
+                return Before(folder, places)
+        return None
+
+    def drop(self, manifests: Iterable[str] = (), images: Iterable[str] = ()) -> None:
+        """Forget these, as far as they are there. Bytes go when `collect` finds that no other image needs
+        them."""
+        gone = tuple(images)
+        with told("checkpoints cannot be dropped"), self.transaction() as db:
+            db.executemany("DELETE FROM manifest WHERE id=?", [(checked(id),) for id in manifests])
+            db.executemany("DELETE FROM image WHERE id=?", [(checked(id),) for id in gone])
+        for id in gone:
+            self._copies.forget(id)
+
+    def collect(self) -> int:
+        """Remove the pages that no image has; returns bytes freed. Where one cannot be read nothing is
+        removed, since its pages are not known."""
+        with told("the store cannot be collected"):
+            with self.transaction() as db:
+                before, needed = self.used(db), self._needed(db)
+                for (number,) in db.execute("SELECT id FROM frame").fetchall():
+                    self._thin(db, number, needed.get(number, np.empty(0, np.int64)))
+                freed = before - self.used(db)
+                (free,) = db.execute("PRAGMA freelist_count").fetchone()
+            # free pages are given back to the disk in steps, since each needs room in the log
+            for _ in range(0, free, 1024):
+                with self._writer, self.reading() as db:
+                    # a row without columns for each page: only a script is stepped to its end
+                    db.executescript("PRAGMA incremental_vacuum(1024)")
+                self.settle()
+            self.settle(whole=True)
+        return freed
+
+    def load(self, id: str) -> Manifest:
+        """The manifest of a checkpoint."""
+        where = f"manifest {id} in {self.path}"
+        with told(f"manifest {id} cannot be read"), self.reading() as db:
+            row = db.execute("SELECT data FROM manifest WHERE id=?", (checked(id),)).fetchone()
+        if row is None:
+            raise ObjectError(f"checkpoint {id} is not there")
+        try:
+            plain = decompress(row[0], zstandard.frame_content_size(row[0]))
+        except (zstandard.ZstdError, TypeError) as error:
+            raise ObjectError(f"{where} is damaged: {error}") from None
+        manifest = unseal(Manifest, KIND, VERSION, plain, where)
+        if manifest.id != id:
+            raise ObjectError(f"{where} is the manifest of another checkpoint, {manifest.id}")
+        return manifest
+
+    def named(self, prefix: str) -> str:
+        """The id that is ``prefix``, or the only one that begins with it; readable or not."""
+        ids = self.ids()
+        matching = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
+        if not matching:
+            known = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
+            raise UserError(f"checkpoint {prefix!r} is not known; {known}")
+        if len(matching) > 1:
+            more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
+            raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(matching[:5])}{more}")
+        return matching[0]
+
+    def all(self) -> tuple[list[Manifest], list[str]]:
+        """Those that can be read, in the order of their ids, and what is wrong with each of the others."""
+        good, problems = [], []
+        for id in self.ids():
+            try:
+                good.append(self.load(id))
+            except ObjectError as error:
+                problems.append(str(error))
+        return good, problems
+
+    def ids(self) -> list[str]:
+        """Of all checkpoints that there are, readable or not, sorted."""
+        return self._ids("manifest")
+
+    def images(self) -> list[str]:
+        return self._ids("image")
+
+    def _ids(self, table: str) -> list[str]:
+        with told("the store cannot be read"), self.reading() as db:
+            return [str(id) for (id,) in db.execute(f"SELECT id FROM {table} ORDER BY id")]
+
+    # --- images
+
+    def materialise(self, id: str, into: Path) -> None:
+        """Write the files of an image into the folder ``into``, which must be empty or not there yet.
+
+        Every byte is one that was kept, or ObjectError names what is damaged and nothing is left in ``into``.
+        The files may share their bytes with a copy, so they must not be written to.
+        """
+        try:
+            self.begin(id, into)()
+        except StaleCopy:
+            for file in into.iterdir():
+                file.unlink()
+            self.begin(id, into)()
+
+    def begin(self, id: str, into: Path) -> Callable[[], None]:
+        """`materialise`, of which the check of bytes that come from a copy may still be under way.
+
+        What is returned waits for it, and raises StaleCopy when they are not those that were kept.
+        """
+        with told(f"image {id} cannot be written to {into}"):
+            recipe, missing = self.recipe(id), not into.exists()
+            into.mkdir(parents=True, exist_ok=True)
+            if any(into.iterdir()):
+                raise ObjectError(f"the folder {into} for image {id} is not empty")
+            if self._copies.give(id, into):
+                return self._jobs.submit(self._confirm, id, recipe, into).result
+            try:
+                self._write_out(recipe, into)
+            except (OSError, ObjectError) as error:
+                for file in into.iterdir():
+                    file.unlink()
+                if missing:
+                    into.rmdir()
+                if isinstance(error, ObjectError):
+                    raise ObjectError(f"image {id} is damaged: {'; '.join(self.verify(id))}") from error
+                raise
+            self._copies.put(id, into)
+        return lambda: None
+
+    def verify(self, id: str) -> list[str]:
+        """Read every page of an image from the disk; what is damaged, in words."""
+        return self.scrub([id]).damage[id]
+
+    def scrub(self, ids: Iterable[str]) -> Scrubbed:
+        """Read all that some images need from the disk, each frame once, and check every page.
+
+        What is damaged is looked up no more, and later images store it anew.
+        """
+        damage: dict[str, list[str]] = {}
+        recipes: dict[str, Recipe] = {}
+        self.forget()
+        for id in ids:
+            try:
+                recipes[id] = self.recipe(id)
+            except ObjectError as error:
+                damage[id] = [str(error)]
+        with told("the store cannot be scrubbed"):
+            frames = sorted({frame for recipe in recipes.values() for frame in recipe.frames()})
+            read, wrong = 0, dict[int, tuple[Places, str]]()
+            for number, (size, rows, why) in zip(frames, in_order(self._read, frames, _AHEAD), strict=True):
+                read += size
+                if why:
+                    wrong[number] = rows, why
+            if wrong:
+                self._copies.forget_all()  # the places that they tell are built upon
+                with self.transaction() as db:
+                    db.executemany("DELETE FROM page WHERE place/?=?", [(FRAME, number) for number in wrong])
+        return Scrubbed(read, damage | {id: _damage_of(recipe, wrong) for id, recipe in recipes.items()})
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for the time being, on the disk of the store."""
+        with told("the store has no room to work in"):
+            folder = Path(tempfile.mkdtemp(dir=self._work))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _needed(self, db: sqlite3.Connection) -> dict[int, Places]:
+        """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
+        for table in ("image", "manifest"):
+            (result,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
+            if result != "ok":
+                raise ObjectError(f"nothing is collected while {self.path} is damaged: {result}")
+        needed = np.empty(0, np.int64)
+        for id, data in db.execute("SELECT id, recipe FROM image"):
+            try:
+                needed = np.union1d(needed, Recipe.unpack(id, data).places)
+            except ObjectError as error:
+                words = f"nothing is collected while an image that is needed is damaged: {error}"
+                raise ObjectError(words) from None
+        return {number: needed[which] % FRAME for number, which in by_frame(needed)}
+
+    def _confirm(self, id: str, recipe: Recipe, images: Path) -> None:
+        """Raises StaleCopy when the files of an image that came from a copy are not those kept."""
+        with contextlib.suppress(ObjectError, OSError, ValueError, IndexError, TypeError):
+            if files_in(images) == list(recipe.files):
+                right = np.zeros((len(recipe.places), DIGEST), np.uint8)  # those of pages of zeros, too
+                with self.reading() as db:
+                    for number, which in by_frame(recipe.places):
+                        (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+                        rows = np.frombuffer(held, np.uint8).reshape(-1, DIGEST)
+                        right[which] = rows[recipe.places[which] % FRAME]
+                for name, size, begin in recipe.begins():
+                    for first, pages in windows(images / name, size):
+                        digests = digests_of(pages)
+                        digests[zeros(pages)] = 0
+                        if not np.array_equal(digests, right[begin + first :][: len(pages)]):
+                            raise ObjectError(name)
+                return
+        self._copies.forget(id)
+        raise StaleCopy(f"the copy of image {id} is damaged")
+
+    def _write_out(self, recipe: Recipe, into: Path) -> None:
+        """Write every file of an image; pages of zeros are holes."""
+        files: list[tuple[int, int, int]] = []
+        with contextlib.ExitStack() as held:
+            for name, size, first in recipe.begins():
+                file = os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                held.callback(os.close, file)
+                os.ftruncate(file, size)
+                files.append((first, size, file))
+            jobs = [
+                self._jobs.submit(self._fill, number, which, recipe.places[which] % FRAME, files)
+                for number, which in by_frame(recipe.places)
+            ]
+            # the caller removes the folder after a failure; nothing may write to it then
+            wait(jobs)
+            for job in jobs:
+                job.result()
+
+    def _fill(
+        self, number: int, which: NDArray[np.intp], rows: Places, files: list[tuple[int, int, int]]
+    ) -> None:
+        """Write the ``rows`` of a frame, each checked, to the pages ``which`` of an image. ``files``: number
+        of the first page, size and descriptor of each."""
+        held, digests, _ = self._frame(number)
+        if rows.max() >= len(held) or (digests_of(held[rows]) != digests[rows]).any():
+            raise ObjectError(f"frame {number} of {self.path} is damaged")
+        begins = [first for first, _, _ in files]
+        for page, row in zip(which.tolist(), rows.tolist(), strict=True):
+            first, size, file = files[bisect.bisect_right(begins, page) - 1]
+            offset = (page - first) * PAGE
+            piece = held[row].data[: size - offset]
+            if os.pwrite(file, piece, offset) != len(piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _thin(self, db: sqlite3.Connection, number: int, needed: Places) -> None:
+        """Remove a frame of which nothing is needed; make one smaller of which less than half is."""
+        (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+        digests = np.frombuffer(held[: len(held) // DIGEST * DIGEST], np.uint8).reshape(-1, DIGEST)
+        there = np.flatnonzero(digests.any(axis=1))
+        if 2 * len(needed) > len(there):
+            return
+        gone = np.setdiff1d(there, needed)
+        places = [number * FRAME + int(row) for row in gone]
+        keys = keys_of(digests[gone])
+        db.executemany("DELETE FROM page WHERE key=? AND place=?", zip(keys, places, strict=True))
+        if not len(needed):
+            db.execute("DELETE FROM frame WHERE id=?", (number,))
+            return
+        with contextlib.suppress(ObjectError):  # what is damaged stays as it is
+            pages, digests = (each.copy() for each in self._frame(number)[:2])
+            pages[gone], digests[gone] = 0, 0
+            packed = compress(pages.reshape(-1).data, LEVEL)
+            db.execute("UPDATE frame SET digests=?, pages=? WHERE id=?", (digests.tobytes(), packed, number))
+
+    def _read(self, number: int) -> tuple[int, Places, str]:
+        """Bytes of a frame, its rows that are damaged, and why."""
+        try:
+            pages, digests, size = self._frame(number)
+        except (ObjectError, OSError) as error:
+            return 0, np.arange(FRAME), str(error)
+        wrong = np.flatnonzero((digests_of(pages) != digests).any(axis=1) & digests.any(axis=1))
+        count = f"frame {number} of {self.path} is damaged: {len(wrong)} of its pages do not match"
+        return size + digests.size, wrong, f"{count} their digests" if len(wrong) else ""
+
+
+def _damage_of(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
+    """In words, what an image takes from damaged pages."""
+    damage = []
+    for number in sorted(wrong.keys() & set(recipe.frames())):
+        rows, why = wrong[number]
+        own = recipe.places[recipe.places // FRAME == number] % FRAME
+        if count := int(np.isin(own, rows).sum()):
+            damage.append(f"{count} of its pages: {why}")
+    return damage

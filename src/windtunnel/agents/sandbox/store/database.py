@@ -21,22 +21,12 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from windtunnel.agents.sandbox.store.images import (
-    DIGEST,
-    FRAME,
-    PAGE,
-    Digests,
-    Pages,
-    Places,
-    Recipe,
-    by_frame,
-)
+from windtunnel.agents.sandbox.store.pages import DIGEST, PAGE, Digests, Pages, Recipe
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import decompress
-from windtunnel.store.objects.files import ObjectError
+from windtunnel.store.objects.files import ObjectError, checked, told
 
-NAME = "store.db"
-FORMAT = 4
+VERSION = 4
 _LOG_BYTES = 8 << 20
 """A log that is longer than this is brought into the file."""
 _SCHEMA = """
@@ -45,37 +35,40 @@ CREATE TABLE frame(id INTEGER PRIMARY KEY, digests BLOB NOT NULL, pages BLOB NOT
 CREATE TABLE page(key INTEGER PRIMARY KEY, place INTEGER NOT NULL);
 CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
 """
-"""``image.recipe``: see `images.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
+"""``image.recipe``: see `pages.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
 of each. ``page``: where the page lies of whose digest ``key`` is the first 8 bytes."""
 
 
 class Database:
-    """The file in ``folder``. Every method raises OSError with the name of the file."""
+    """The file in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError where ``folder`` holds what another version has written."""
-        self.path = folder / NAME
-        # closing any other descriptor of the file would drop the locks that SQLite holds through its own
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._idle: list[sqlite3.Connection] = []
-        self._writer = threading.Lock()
-        self._jobs = ThreadPoolExecutor(1, "windtunnel-store")
-        with self.reading() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, FORMAT) or (folder / "images").is_dir():
-                raise UserError(
-                    f"sandbox: {folder} was made by another version, whose checkpoints are not read; "
-                    "name another home (WINDTUNNEL_SANDBOX_HOME), or remove this one"
-                )
-            if not version:
-                db.executescript(
-                    f"PRAGMA page_size={PAGE}; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; "
-                    f"BEGIN; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT"
-                )
+        """Raises UserError where another version has written it."""
+        with told(f"the store {folder} cannot be opened"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path = folder / "store.db"
+            # closing any other descriptor of the file would drop the locks that SQLite holds through its own
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._idle: list[sqlite3.Connection] = []
+            self._writer = threading.Lock()
+            self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
+            with self.reading() as db:
+                (version,) = db.execute("PRAGMA user_version").fetchone()
+                if version not in (0, VERSION) or (folder / "images").is_dir():
+                    raise UserError(
+                        f"sandbox: {folder} was made by another version, whose checkpoints are not read; "
+                        "name another home (WINDTUNNEL_SANDBOX_HOME), or remove this one"
+                    )
+                if not version:
+                    db.executescript(
+                        f"PRAGMA page_size={PAGE}; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; "
+                        f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT"
+                    )
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one thread; each statement reads what was committed when it began."""
+        """A connection for one thread; each statement reads what was committed when it began. Raises OSError
+        with the name of the file."""
         try:
             db = self._idle.pop() if self._idle else self._connect()
             try:
@@ -90,8 +83,8 @@ class Database:
             raise OSError(errno.ENOSPC if full else errno.EIO, words, str(self.path)) from error
 
     @contextlib.contextmanager
-    def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction. ``durable``: it, and all before it, is on the disk after the block."""
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """``durable``: it, and all before it, is on the disk after the block. Raises OSError."""
         with self._writer, self.reading() as db:
             db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
@@ -107,9 +100,8 @@ class Database:
 
     def used(self, db: sqlite3.Connection) -> int:
         """Bytes of the file that hold something, as the connection reads it."""
-        (count,), (free,) = (
-            db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count")
-        )
+        names = ("page_count", "freelist_count")
+        count, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         return int(count - free) * PAGE
 
     def settle(self, *, whole: bool = False) -> None:
@@ -120,24 +112,14 @@ class Database:
         with self.reading() as db:
             db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
 
-    def shrink(self) -> None:
-        """Give free pages back to the disk; in steps, since each needs room in the log."""
-        with self.reading() as db:
-            (free,) = db.execute("PRAGMA freelist_count").fetchone()
-        for _ in range(0, free, 1024):
-            with self._writer, self.reading() as db:
-                # a row without columns for each page: only a script is stepped to its end
-                db.executescript("PRAGMA incremental_vacuum(1024)")
-            self.settle()
-        self.settle(whole=True)
-
     def forget(self) -> None:
         """What is read next comes from the disk, whatever the kernel or SQLite remembers of it."""
         with contextlib.suppress(OSError):  # where the disk is full, a part stays in the log
             self.settle(whole=True)
         while self._idle:
             self._idle.pop().close()
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        with told("the store cannot be read"):
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         self._jobs.shutdown()
@@ -145,16 +127,25 @@ class Database:
             self._idle.pop().close()
         os.close(self._file)
 
-    def recipe(self, db: sqlite3.Connection, id: str) -> Recipe:
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        db.execute("PRAGMA cell_size_check=ON")
+        db.execute(f"PRAGMA journal_size_limit={4 * _LOG_BYTES}")
+        return db
+
+    def recipe(self, id: str) -> Recipe:
         """How an image is put together."""
-        row = db.execute("SELECT recipe FROM image WHERE id=?", (id,)).fetchone()
+        with told(f"image {id} cannot be read"), self.reading() as db:
+            row = db.execute("SELECT recipe FROM image WHERE id=?", (checked(id),)).fetchone()
         if row is None:
             raise ObjectError(f"there is no image {id}")
         return Recipe.unpack(id, row[0])
 
-    def frame(self, db: sqlite3.Connection, number: int) -> tuple[Pages, Digests]:
-        """The pages of a frame, not yet checked against their digests."""
-        row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
+    def _frame(self, number: int) -> tuple[Pages, Digests, int]:
+        """The pages of a frame, not yet checked against their digests; and its bytes."""
+        with self.reading() as db:
+            row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
         if row is None:
             raise ObjectError(f"frame {number} of {self.path} is missing")
         try:
@@ -162,27 +153,4 @@ class Database:
             plain = decompress(row[1], len(digests) * PAGE)
         except (ValueError, TypeError, zstandard.ZstdError) as error:
             raise ObjectError(f"frame {number} of {self.path} is damaged: {error}") from None
-        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests
-
-    def in_use(self, db: sqlite3.Connection) -> dict[int, Places]:
-        """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
-        for table in ("image", "manifest"):
-            (result,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
-            if result != "ok":
-                raise ObjectError(f"nothing is collected while {self.path} is damaged: {result}")
-        used = np.empty(0, np.int64)
-        for id, data in db.execute("SELECT id, recipe FROM image"):
-            try:
-                used = np.union1d(used, Recipe.unpack(id, data).places)
-            except ObjectError as error:
-                raise ObjectError(
-                    f"nothing is collected while an image that is needed is damaged: {error}"
-                ) from None
-        return {number: used[which] % FRAME for number, which in by_frame(used)}
-
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA wal_autocheckpoint=0")
-        db.execute("PRAGMA cell_size_check=ON")
-        db.execute(f"PRAGMA journal_size_limit={4 * _LOG_BYTES}")
-        return db
+        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests, len(row[1])

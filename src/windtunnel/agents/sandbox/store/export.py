@@ -28,8 +28,8 @@ from typing import IO, cast
 
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.agents.sandbox.store.images import LEVEL, files_in
-from windtunnel.agents.sandbox.store.store import Store, new_id
+from windtunnel.agents.sandbox.store import Store, new_id
+from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
 from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, told

@@ -20,7 +20,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,10 @@ class Copies:
             return False
         return True
 
+    def forget_all(self) -> None:
+        for id in list(self._sizes):
+            self.forget(id)
+
     def forget(self, id: str) -> None:
         with self._lock:
             self._sizes.pop(id, None)
@@ -240,11 +244,11 @@ class Before:
 
 
 class Writer:
-    """Puts one image into the store. ``db``: in a transaction; no page of the frames ``damaged`` is built
-    upon. A page that equals the one in the same place of the image ``before`` is not even hashed."""
+    """Puts one image into the store. ``db``: in a transaction. A page that equals the one in the same place
+    of the image ``before`` is not even hashed."""
 
-    def __init__(self, db: sqlite3.Connection, damaged: Collection[int], before: Before | None) -> None:
-        self._db, self._damaged, self._before = db, tuple(damaged), before
+    def __init__(self, db: sqlite3.Connection, before: Before | None) -> None:
+        self._db, self._before = db, before
         (last,) = db.execute("SELECT max(id) FROM frame").fetchone()
         self._first = int(last or 0) + 1
         self._sums: list[bytes] = []
@@ -274,7 +278,7 @@ class Writer:
         for name, size in files:
             with _Earlier(self._before, name) as earlier:
                 for first, pages in windows(images / name, size):
-                    yield self._placed(pages, earlier.same(first, pages, self._damaged))
+                    yield self._placed(pages, earlier.same(first, pages))
 
     def _placed(self, pages: Pages, places: Places) -> Pages:
         """Find the places of pages, some of which are known; a copy of those that get new ones."""
@@ -308,8 +312,7 @@ class Writer:
         for row, key in enumerate(keys):
             frame, at = divmod(by_key.get(key, 0), FRAME)
             held = self._held.get(frame, b"")[at * DIGEST : (at + 1) * DIGEST]
-            whole = held == digests[row].tobytes() and frame not in self._damaged
-            places.append(frame * FRAME + at if whole else 0)
+            places.append(frame * FRAME + at if held == digests[row].tobytes() else 0)
         return places
 
     def _chosen(self, query: str, keys: Sequence[int]) -> dict[int, Any]:
@@ -346,7 +349,7 @@ class _Earlier:
         if self._file >= 0:
             os.close(self._file)
 
-    def same(self, first: int, pages: Pages, damaged: Collection[int]) -> Places:
+    def same(self, first: int, pages: Pages) -> Places:
         """Places of the pages that are as before; ``_UNKNOWN`` for the others."""
         same = np.full(len(pages), _UNKNOWN)
         places = self._places[first : first + len(pages)]
@@ -355,5 +358,4 @@ class _Earlier:
         other = np.empty((len(places), PAGE), np.uint8)
         if os.preadv(self._file, [other.reshape(-1).data], first * PAGE) == other.nbytes:
             same[: len(places)] = np.where(differing(pages[: len(places)], other), _UNKNOWN, places)
-            same[np.isin(same // FRAME, np.array(damaged, np.int64))] = _UNKNOWN
         return same
