@@ -12,6 +12,7 @@ from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.client import Client, RemoteBox, RemotePending
 from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.model import Terms
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn
 
 _FAKE = Path(__file__).parent / "daemon" / "fakehost.py"
@@ -27,9 +28,12 @@ def fakes() -> Any:
 
 
 def shape(method: Any) -> list[tuple[str, Any, Any]]:
-    """Names, kinds and defaults of its parameters."""
-    given = list(inspect.signature(method).parameters.values())
-    return [(one.name, one.kind, one.default) for one in given]
+    """Names, kinds and defaults of its parameters; terms are each a parameter of its own."""
+    terms = [(name, inspect.Parameter.KEYWORD_ONLY, False) for name in Terms.__annotations__]
+    shapes: list[tuple[str, Any, Any]] = []
+    for one in inspect.signature(method).parameters.values():
+        shapes += terms if "Unpack[Terms]" in str(one) else [(one.name, one.kind, one.default)]
+    return shapes
 
 
 def differences(kind: type, protocol: type, instance: tuple[str, ...] = ()) -> list[str]:

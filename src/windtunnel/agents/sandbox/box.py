@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, Unpack
 
 from windtunnel.agents.sandbox.checkpoint import Taking
 from windtunnel.agents.sandbox.checks import checked_label
@@ -37,6 +37,8 @@ from windtunnel.agents.sandbox.context import (
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.model import (
+    LESS,
+    NO_TERMS,
     BoxInfo,
     Diff,
     Entry,
@@ -45,6 +47,7 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     RestoreReport,
     SandboxSpec,
+    Terms,
     Turn,
     TurnClass,
     TurnResult,
@@ -70,8 +73,8 @@ class Box:
         self._doubt = doubt
         """Why the inspector cannot know what happened since the newest checkpoint; empty where it can."""
         self._lacks: tuple[Lack, ...] = self._tip.lacks if self._tip else ()
-        self._allowed = -1
-        """The turn of which somebody has allowed less."""
+        self._accepted: tuple[int, Terms] = (-1, {})
+        """What somebody who asked accepts, of which turn."""
         self._machine = machine
         self._lock = threading.RLock()
         self._pending: Pending | None = None
@@ -237,7 +240,7 @@ class Box:
     def _cover_turn(self, turn: Turn, look: Look, keep: Keep) -> Turn:
         """The turn's checkpoint, made by a worker; the turn with what became of it."""
         try:
-            manifest = self._cover(self._allowing(), turn.number, look, keep, request=turn.request)
+            manifest = self._cover(self._under(), turn.number, look, keep, request=turn.request)
         except (SandboxError, *FAULTS) as error:
             lack = Lack("files", f"turn {turn.number}", f"its checkpoint failed: {error}")
             turn = self._end(replace(turn, lacks=(lack,)))
@@ -250,7 +253,7 @@ class Box:
             bytes_new=sum(part.bytes_new for part in parts),
         )  # fmt: skip
         turn = self._end(turn)
-        self._hold(manifest, self._allowing())
+        self._hold(manifest, self._under())
         return turn
 
     def _end(self, turn: Turn) -> Turn:
@@ -275,34 +278,32 @@ class Box:
         *,
         full: bool = False,
         pin: bool = False,
-        allow_less: bool = False,
+        **terms: Unpack[Terms],
     ) -> Manifest:
         """A checkpoint of the state now, safe on return.
 
         It costs what changed since the last one: where nothing did, the newest checkpoint is labelled anew.
         ``full``: dump the processes in any case. Raises LessError where it lacks something that was there: it
-        is kept all the same, and is the error's ``manifest``. ``allow_less``: that is no error, of this
-        checkpoint or of a reply of this turn that was held for it.
+        is kept all the same, and is the error's ``manifest``. ``terms`` may allow that, of this checkpoint
+        and of a reply of this turn that was held for it.
         """
         checked_label(label)
         named = bool(label) or pin
-        return self._checkpoint(Occasion.ASKED, label, pin, allow_less, full=full, named=named)
+        return self._checkpoint(Occasion.ASKED, label, pin, terms, full=full, named=named)
 
     def save(self, most: TurnClass) -> Manifest:
         """A checkpoint because the host goes away. ``most``: the strongest class for which there is time.
         What it lacks is told by its manifest."""
-        return self._checkpoint(Occasion.NOTICE, "notice", False, True, most=most, named=True)
+        return self._checkpoint(Occasion.NOTICE, "notice", False, LESS, most=most, named=True)
 
-    def _checkpoint(
-        self, occasion: Occasion, label: str, pin: bool, allow_less: bool, **more: Any
-    ) -> Manifest:
+    def _checkpoint(self, occasion: Occasion, label: str, pin: bool, terms: Terms, **more: Any) -> Manifest:
         """``more``: as of `observe`."""
         with self._lock:
             with contextlib.suppress(SandboxError, *FAULTS):
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
-            if allow_less and occasion is Occasion.ASKED:
-                self._allowed = self._record.turns
-            machine, log = self.machine(), self._allowing(allow_less)
+            if occasion is Occasion.ASKED and any(terms.values()):
+                self._accepted = self._record.turns, terms
+            machine, log = self.machine(), self._under(terms)
             look = observe(self._context, self.name, machine, self._tip, self._doubt, occasion, **more)
             keep = log.decide(look)
             if keep.made > TurnClass.NONE:
@@ -343,23 +344,23 @@ class Box:
         self._context.report(Event("checkpoint", self.name, words, manifest.total_seconds))
         return manifest
 
-    def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
+    def restore(self, checkpoint: str = "", **terms: Unpack[Terms]) -> RestoreReport:
         """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
 
         What runs of the sandbox is killed, once it is known that the checkpoint comes back (`rehearse`).
         What an agent inside asks the model again, because it is set back, is answered from the record.
-        Raises LessError where something would not come back, unless ``allow_less``; what runs is left alone.
+        Raises LessError where something would not come back, unless that is allowed; what runs is left alone.
         """
-        return self._back(checkpoint, on_purpose=False, allow_less=allow_less)
+        return self._back(checkpoint, terms, on_purpose=False)
 
-    def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport:
+    def rollback(self, checkpoint: str, **terms: Unpack[Terms]) -> RestoreReport:
         """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.
 
         An agent inside asks the model anew. Raises LessError as `restore` does.
         """
-        return self._back(checkpoint, on_purpose=True, allow_less=allow_less)
+        return self._back(checkpoint, terms, on_purpose=True)
 
-    def _back(self, checkpoint: str, *, on_purpose: bool, allow_less: bool) -> RestoreReport:
+    def _back(self, checkpoint: str, terms: Terms, *, on_purpose: bool) -> RestoreReport:
         inspector = self._context.inspector
         with self._lock, inspector.holding() if inspector is not None else contextlib.nullcontext():
             with contextlib.suppress(Exception):
@@ -367,7 +368,7 @@ class Box:
             manifest = self._own(checkpoint) if checkpoint else self._tip
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
-            log = self._log.allowing(allow_less or self.spec.allow_less)
+            log = self._log.under(terms, self.spec.terms)
             refuse_less(self._context, log, manifest)
             try:
                 if self._machine is not None and self._machine.alive():
@@ -478,7 +479,7 @@ class Box:
         if manifest is not None and others and not doubt:
             doubt = "processes ran before they were watched"
         self._machine, self._tip, self._doubt, self._lacks = machine, manifest, doubt, lacks
-        self._allowed = -1
+        self._accepted = -1, {}
         self._pending = None
         self._save(
             status="running",
@@ -527,12 +528,12 @@ class Box:
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
         less = Less(TurnClass.FULL, TurnClass.NONE, ("files",))
-        return self._allowing().decide(less).answer == "deliver"
+        return self._under().decide(less).answer == "deliver"
 
     def refuses(self, manifest: Manifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
         try:
-            self._hold(manifest, self._allowing())
+            self._hold(manifest, self._under())
         except LessError:
             return True
         return False
@@ -551,9 +552,10 @@ class Box:
                 f"the record of sandbox {self.name} could not be written: {error.strerror}"
             ) from error
 
-    def _allowing(self, allow_less: bool = False) -> SandboxLog:
-        """The log that decides, knowing whether somebody has allowed less of this turn."""
-        return self._log.allowing(allow_less or self.spec.allow_less or self._allowed == self._record.turns)
+    def _under(self, terms: Terms = NO_TERMS) -> SandboxLog:
+        """The log that decides, knowing what somebody accepts of this turn."""
+        turn, accepted = self._accepted
+        return self._log.under(terms, self.spec.terms, accepted if turn == self._record.turns else NO_TERMS)
 
     def _hold(self, manifest: Manifest, log: SandboxLog) -> None:
         """Raises LessError where the policy says that the checkpoint must not be taken as it is."""

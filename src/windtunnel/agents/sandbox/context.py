@@ -37,6 +37,8 @@ from windtunnel.agents.sandbox.errors import LessError, PartError, SandboxError
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import (
+    NO_TERMS,
+    TAKE_LESS,
     Asks,
     Event,
     Lack,
@@ -44,6 +46,7 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     RestoreReport,
     SandboxSpec,
+    Terms,
     Turn,
     TurnClass,
 )
@@ -140,19 +143,23 @@ class SandboxLog:
 
     def __init__(self, box: str, policy: PolicyName, folder: Path, report: Callable[[Event], None]) -> None:
         self._box, self._policy, self._path, self._report = box, policy, folder / eventlog.NAME, report
-        self._allowing = False
+        self._terms = NO_TERMS
 
-    def allowing(self, less: bool) -> SandboxLog:
-        """The same log; with ``less``, whoever decides by it is told that somebody has allowed less."""
+    def under(self, *requests: Terms) -> SandboxLog:
+        """The same log; whoever decides by it is told what these requests accept. Raises TypeError for terms
+        that are none."""
         other = copy(self)
-        other._allowing = self._allowing or less
+        for terms in requests:
+            if unknown := terms.keys() - Terms.__annotations__.keys():
+                raise TypeError(f"{min(unknown)!r} is none of the terms of a request")
+            other._terms = other._terms | cast(Terms, {name: value for name, value in terms.items() if value})
         return other
 
     def decide(self, observation: Asks[D], *, write: bool = True) -> D:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
         observed = cast(Observation, observation)
-        if isinstance(observed, Less) and self._allowing:
-            observed = replace(observed, allow_less=True)
+        if isinstance(observed, Less):
+            observed = replace(observed, **self._terms)
         decision = POLICIES[self._policy](observed)
         if write:
             self.decided(observed, decision)
@@ -185,7 +192,7 @@ class SandboxLog:
         if lacks and self.settle(wanted, kept, lacks).answer == "hold":
             more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
             raise LessError(
-                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); `allow_less` takes it as it is",
+                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); {TAKE_LESS}",
                 lacks,
                 manifest=manifest,
                 report=report,

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Unpack
 
 from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox import machine as machines
@@ -56,6 +56,7 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     SandboxSpec,
     Saved,
+    Terms,
     TurnClass,
     VerifyReport,
 )  # fmt: skip
@@ -193,24 +194,24 @@ class Host:
         count: int = 1,
         *,
         names: Sequence[str] | None = None,
-        allow_less: bool = False,
+        **terms: Unpack[Terms],
     ) -> list[Box]:
         """``count`` new running sandboxes that go on from one checkpoint.
 
         ``checkpoint``: an id, a prefix of one that is unique, or the name of a sandbox (its state now: a
         checkpoint is taken if something changed). Each has a hostname, network and random seeds of its own.
-        Raises LessError, and none is left, where one would lack something, unless ``allow_less``.
+        Raises LessError, and none is left, where one would lack something, unless that is allowed.
         """
         if count < 1:
             raise UserError(f"fork: count {count} is not accepted; at least 1")
         if names:
             checks.checked_names(names, count)
-        manifest = self._checkpoint_of(checkpoint, allow_less)
+        manifest = self._checkpoint_of(checkpoint, terms)
         wanted = list(names) if names else self._free_names(manifest.box, count)
         boxes: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs = [pool.submit(self._fork_one, manifest, name, allow_less) for name in wanted]
+                jobs = [pool.submit(self._fork_one, manifest, name, terms) for name in wanted]
                 failed = None
                 for job in jobs:
                     try:
@@ -236,10 +237,10 @@ class Host:
         self._drop_forgettable()
         self.context.report(Event("removed", name))
 
-    def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> Box:
+    def import_(self, url: str, name: str, *, key_file: str = "", **terms: Unpack[Terms]) -> Box:
         """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises LessError
-        where it would lack something, unless ``allow_less``. ``key_file``: where this host has the key of its
-        model API; what the export says of that is not followed."""
+        where it would lack something, unless that is allowed. ``key_file``: where this host has the key of
+        its model API; what the export says of that is not followed."""
         checked_name(name)
         if key_file:
             usable_key(name, key_file)
@@ -256,15 +257,15 @@ class Host:
                 key_file=key_file,
             )
             spec = replace(manifest.spec, name=name)
-            return self._from(manifest, spec, fresh=False, allow_less=allow_less)
+            return self._from(manifest, spec, terms, fresh=False)
 
-    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:
+    def export(self, checkpoint: str, url: str, **terms: Unpack[Terms]) -> Manifest:
         """Write a checkpoint, complete in itself, to a directory or an fsspec URL.
 
         Of a sandbox that is named, its state now; raises LessError as `Box.checkpoint` does.
         """
         place = destination(url)
-        manifest = self._checkpoint_of(checkpoint, allow_less)
+        manifest = self._checkpoint_of(checkpoint, terms)
         export_checkpoint(manifest, pool=self.context.pool, store=self.context.store, url=place)
         return manifest
 
@@ -402,13 +403,13 @@ class Host:
             with self._lock:
                 self._claims.discard(name)
 
-    def _checkpoint_of(self, given: str, allow_less: bool) -> Manifest:
+    def _checkpoint_of(self, given: str, terms: Terms) -> Manifest:
         with self._lock:
             box = self._boxes.get(given)
         if box is None:
             return self.context.store.load(self.context.store.named(given))
         if box.info().status == "running":
-            return box.checkpoint(allow_less=allow_less)
+            return box.checkpoint(**terms)
         if not box.tip:
             raise UserError(f"sandbox {given} has no checkpoint")
         return self.context.store.load(box.tip)
@@ -425,12 +426,12 @@ class Host:
                 names.append(name)
         return names
 
-    def _fork_one(self, manifest: Manifest, name: str, allow_less: bool) -> Box:
+    def _fork_one(self, manifest: Manifest, name: str, terms: Terms) -> Box:
         with self._claimed(name):
             spec = replace(manifest.spec, name=name, hostname="")
-            return self._from(manifest, spec, fresh=True, allow_less=allow_less)
+            return self._from(manifest, spec, terms, fresh=True)
 
-    def _from(self, manifest: Manifest, spec: SandboxSpec, *, fresh: bool, allow_less: bool) -> Box:
+    def _from(self, manifest: Manifest, spec: SandboxSpec, terms: Terms, *, fresh: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin, context, name = time.monotonic(), self.context, spec.name
         with self._lock:
@@ -438,7 +439,7 @@ class Host:
         image = origin.image if origin is not None else manifest.spec.image
         room_for(context, "", f"sandbox {name}")
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
-        log = context.log(name).allowing(allow_less or spec.allow_less)
+        log = context.log(name).under(terms, spec.terms)
         with self._making(record) as box:
             refuse_less(context, log, manifest)
             if fresh:

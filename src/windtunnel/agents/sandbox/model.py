@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypedDict, TypeVar
 
 from windtunnel.base.options import option, or_none, read_pairs
 from windtunnel.base.units import parse_quantity
@@ -140,6 +140,19 @@ class References:
     mapped: frozenset[str] = frozenset()
 
 
+class Terms(TypedDict, total=False):
+    """What whoever asks for something accepts; it travels with the request to the policy's question.
+    ``allow_less``: what cannot be kept, or does not come back, is told and is no error."""
+
+    allow_less: bool
+
+
+NO_TERMS: Terms = {}
+LESS: Terms = {"allow_less": True}
+TAKE_LESS = "`allow_less` takes it as it is"
+"""Said of what was held."""
+
+
 def read_bytes(text: str) -> int:
     """``2G``, ``512M``, or a number of bytes."""
     return int(parse_quantity(text, "bytes of memory"))
@@ -210,6 +223,10 @@ class SandboxSpec:
         "", "Holds that API's key, which the daemon reads at each request; mode 600.", flags=("--key-file",),
         metavar="FILE",
     )  # fmt: skip
+
+    @property
+    def terms(self) -> Terms:
+        return LESS if self.allow_less else NO_TERMS
 
 
 @dataclass(frozen=True)

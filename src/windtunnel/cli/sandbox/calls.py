@@ -26,8 +26,10 @@ def local_url(text: str) -> str:
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
+_LESS = typer.Option("--allow-less", help="Report what lacks, but not as an error (status 3).")
+TakesLess = Annotated[bool, _LESS]
 WORDS = {
-    "allow_less": typer.Option("--allow-less", help="Report what lacks, but not as an error (status 3)."),
+    "allow_less": _LESS,
     "label": typer.Option(help="A name for it; a checkpoint with a label is never dropped."),
     "full": typer.Option("--full", help="Dump the processes in any case."),
     "checkpoint": CHECKPOINT,

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from windtunnel.agents.sandbox.model import (
+    LESS,
+    NO_TERMS,
     BoxInfo,
     Diff,
     GcReport,
@@ -19,10 +21,9 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, Log
 from windtunnel.cli.common import Json, print_columns
-from windtunnel.cli.sandbox.calls import SOURCE, WORDS, calls
+from windtunnel.cli.sandbox.calls import SOURCE, TakesLess, calls
 from windtunnel.cli.sandbox.common import client, less_as_json, moment, print_json, printable, size
 
-AllowLess = Annotated[bool, WORDS["allow_less"]]
 CHANGES = {"created": "+", "deleted": "-", "modified": "~", "renamed": ">"}
 
 
@@ -79,7 +80,7 @@ def fork(
     name: Annotated[
         str, typer.Option(metavar="PREFIX", help="They are called PREFIX-1 and so on, or, if one, PREFIX.")
     ] = "",
-    allow_less: AllowLess = False,
+    less: TakesLess = False,
     as_json: Json = False,
 ) -> None:
     """Start sandboxes that go on from one checkpoint, each with an identity of its own.
@@ -90,7 +91,7 @@ def fork(
     """
     names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
     with client(context) as daemon, less_as_json(as_json):
-        forks = daemon.fork(source, count, names=names if name else None, allow_less=allow_less)
+        forks = daemon.fork(source, count, names=names if name else None, **(LESS if less else NO_TERMS))
         infos = [fork.info() for fork in forks]
     if as_json:
         return print_json(infos)
@@ -124,7 +125,7 @@ def import_(info: BoxInfo) -> None:
 
 
 @calls(AnyHost.notice)
-def notice(outcome: dict[str, Saved], as_json: bool, allow_less: AllowLess = False) -> None:
+def notice(outcome: dict[str, Saved], as_json: bool, takes_less: TakesLess = False) -> None:
     """The machine will be taken: checkpoint every sandbox that runs, cheapest first.
 
     Exit status 3: not all of every sandbox is kept.
@@ -141,7 +142,7 @@ def notice(outcome: dict[str, Saved], as_json: bool, allow_less: AllowLess = Fal
         if saved.fault or saved.whole:
             typer.echo(f"  whole: {saved.whole or saved.checkpoint}")
     less = [name for name, saved in outcome.items() if saved.fault or saved.less]
-    if less and not allow_less:
+    if less and not takes_less:
         raise LessError(
             f"sandbox notice: not all of {', '.join(less)} is kept; --allow-less accepts the checkpoints as "
             "they are"

@@ -19,7 +19,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Literal
 
-from windtunnel.agents.sandbox.model import Asks, Effects, LackKind, References, TurnClass
+from windtunnel.agents.sandbox.model import LESS, Asks, Effects, LackKind, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
 from windtunnel.agents.sandbox.policy.queues import (
     Admission,
@@ -323,7 +323,7 @@ def _files(observation: Observation) -> Decision:
 
 def _allowing(observation: Observation) -> Decision:
     """As `decide`, where less is what was chosen."""
-    return decide(replace(observation, allow_less=True) if isinstance(observation, Less) else observation)
+    return decide(replace(observation, **LESS) if isinstance(observation, Less) else observation)
 
 
 def _conversation(observation: Observation) -> Decision:
