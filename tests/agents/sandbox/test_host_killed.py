@@ -147,7 +147,7 @@ def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
         checked(host)
 
 
-@pytest.mark.parametrize("point", ["before 1 walls seal", "after 1 inventory put_right"])
+@pytest.mark.parametrize("point", ["before 1 walls seal", "after 1 restore put_right"])
 def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
     """The host is killed while what it restored stands still to be held against what stood: nothing of that
     is let go, nor does anything stand still."""
