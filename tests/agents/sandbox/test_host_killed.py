@@ -35,7 +35,7 @@ from windtunnel.agents.sandbox import box as boxes
 from windtunnel.agents.sandbox import criu as sandbox_criu
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.store.store import Writing
+from windtunnel.agents.sandbox.store import Writing
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.machine import Cgroup, Machine, walls
 from windtunnel.agents.sandbox.model import SandboxSpec

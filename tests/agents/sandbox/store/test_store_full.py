@@ -49,7 +49,7 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
     try:
         store = Store(small / "store")
         keep(store, "a", tmp_path / "a")
-        store.database.settle(whole=True)
+        store.settle(whole=True)
         with pytest.raises(ObjectError, match=r"No space left on device.*what was stored before is unharmed"):
             keep(store, "b", tmp_path / "b")
         assert (store.images(), store.verify("a")) == (["a"], [])
