@@ -1,4 +1,4 @@
-"""``windtunnel serve`` as a process of its own that has its imports before it starts, as its worker has."""
+"""``windtunnel serve`` as a process of its own that has its imports before it starts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 from support import preloaded
 from windtunnel.store import eventlog
 
-WORKER = "windtunnel.serving.engine.live.worker"
 MODULES = (
     "torch",
     "transformers.models.bamba.modeling_bamba",
@@ -26,11 +23,12 @@ MODULES = (
     "windtunnel.serving.engine.live.prefixes",
     "windtunnel.serving.engine.live.serve",
     "windtunnel.serving.engine.live.timing",
-    WORKER,
     "windtunnel.cli.serve",
     "windtunnel.cli.main",
 )
-LENT = "WINDTUNNEL_TESTS_SERVER"
+
+
+START = "from windtunnel.cli.main import main; main()"
 
 
 @dataclass
@@ -66,16 +64,6 @@ class Served:
             name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")
         }
 
-    def restarted(self, before: int) -> dict[str, Any] | None:
-        """/health as soon as there was another worker than after ``before`` restarts."""
-        try:
-            found: dict[str, Any] = self.get("/health")
-        except HTTPError as error:  # a worker is being started
-            if error.code != 503:
-                raise
-            return None
-        return found if found["restarts"] > before else None
-
     def stop(self) -> int:
         """Its exit status after SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
@@ -85,12 +73,9 @@ class Served:
 @contextmanager
 def served(home: Path, *words: str, model: tuple[str, ...] = ("--config", "tiny-hybrid")) -> Iterator[Served]:
     """``windtunnel serve`` of ``model`` with ``words``, its home at ``home``."""
-    fd = preloaded.server(MODULES).fileno()
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WINDTUNNEL_HOME": str(home), LENT: str(fd)}
-    command = ["-m", "support.serving", "serve", *model, "--port", "0", *words]
-    process = preloaded.Process(
-        command, modules=MODULES, env=env, pass_fds=[fd], stdout=subprocess.PIPE, text=True
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WINDTUNNEL_HOME": str(home)}
+    command = ["-c", START, "serve", *model, "--port", "0", *words]
+    process = preloaded.Process(command, modules=MODULES, env=env, stdout=subprocess.PIPE, text=True)
     try:
         lines = [process.stdout.readline().split() for _ in range(2)]
         assert [line[:1] for line in lines] == [["Serving"], ["Run"]], f"status {process.wait(60)}"
@@ -99,16 +84,3 @@ def served(home: Path, *words: str, model: tuple[str, ...] = ("--config", "tiny-
         process.kill()
         process.wait(60)
         process.stdout.close()
-
-
-def main() -> None:
-    from windtunnel.cli.main import main
-    from windtunnel.serving.engine.live import link
-
-    preloaded.adopt(MODULES, int(os.environ.pop(LENT)))
-    link.subprocess = preloaded.Subprocess(WORKER, MODULES)  # type: ignore[assignment]
-    main()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

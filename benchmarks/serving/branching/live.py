@@ -126,9 +126,9 @@ class Live:
             report = engine.step()
             if (step := engine.taken) is not None and engine.seconds > before:
                 self.steps.append(((len(step.rows), step.read, step.chunks), engine.seconds - before))
-            assert report is not None and not report.failed and not report.refused
+            assert not report.failed and not report.refused
             now = self.now() - begin
-            for number, _, _ in report.tokens:
+            for number in (token.job for token in report.tokens):
                 first[number], last[number] = min(first[number], now), now
                 tokens[number] += 1
             for one in map(requests.__getitem__, report.finished):

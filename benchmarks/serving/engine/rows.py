@@ -120,12 +120,12 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
         now = clock()
         while coming and coming[0].arrival <= now:
             engine.add(coming.pop(0))
-        report = engine.step()
-        if report is None:
+        if not engine.busy:
             clock.waited += max(0.0, coming[0].arrival - clock())
             continue
+        report = engine.step()
         now = clock() - begin
-        for number, _, _ in report.tokens:
+        for number in (token.job for token in report.tokens):
             first[number] = np.fmin(now, first[number])
         end[report.finished] = now
     step, _ = profile.fit(points, np.mean(turns, 0).tolist())

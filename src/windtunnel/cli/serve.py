@@ -56,7 +56,7 @@ def serve(
         float | None, typer.Option(min=0, help="Objective: seconds for each further one.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker; 0: one for each idle core.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: one for each idle core.")] = 0,
     dtype: Annotated[
         str, typer.Option(help="Of weights and caches: auto (the model's), float32, bfloat16 or float16.")
     ] = "auto",
@@ -136,27 +136,30 @@ def serve(
     if engine == "vllm":
         from windtunnel.serving.vllm.serve import Server
         from windtunnel.serving.vllm.serve import serve as serve_vllm
-        from windtunnel.serving.vllm.settings import Settings
+        from windtunnel.serving.vllm.settings import Settings as VllmSettings
 
         if model is None:
             raise UserError("serve: --engine vllm needs DIR, a model's directory or a name that vLLM knows")
-        settings = Settings(branching, admission, ttft, tpot, step_time, rules or "", every=log)
-        serve_vllm(Server(str(model), name, host, port, vllm), settings, ready)
+        policies = VllmSettings(branching, admission, ttft, tpot, step_time, rules or "", every=log)
+        serve_vllm(Server(str(model), name, host, port, vllm), policies, ready)
         return
     if vllm:
         raise UserError("serve: --vllm is for --engine vllm")
-    from windtunnel.serving.engine.live.serve import Served
-    from windtunnel.serving.engine.live.serve import serve as run
-
     if (model is None) == (config is None):
         raise UserError("serve: one of DIR and --config is needed, or a --trace")
-    served = Served(
-        str(model or config), name=name, host=host, port=port, branching=branching, admission=admission,
-        rows=max_rows, chunk=chunk, kv=bytes_of["--kv"] or 2 << 30, queue=queue, rules=kept,
-        prefix_bytes=bytes_of["--prefix-kv"] or 1 << 30, device=device, threads=threads, dtype=dtype,
-        seed=seed, every=log, ttft=ttft, tpot=tpot,
-    )  # fmt: skip
-    run(served, ready)
+    from windtunnel.serving.engine.live import process
+
+    with process.serving():
+        from windtunnel.serving.engine.live.serve import Settings
+        from windtunnel.serving.engine.live.serve import serve as run
+
+        settings = Settings(
+            str(model or config), name=name, host=host, port=port, branching=branching, admission=admission,
+            rows=max_rows, chunk=chunk, kv=bytes_of["--kv"] or 2 << 30, queue=queue, rules=kept,
+            prefix_bytes=bytes_of["--prefix-kv"] or 1 << 30, device=device, threads=threads, dtype=dtype,
+            seed=seed, every=log, ttft=ttft, tpot=tpot,
+        )  # fmt: skip
+        run(settings, ready)
 
 
 def _emulate(as_json: bool, **options: Any) -> None:

@@ -59,9 +59,9 @@ def run(
         for job in [waiting.pop(0) for _ in range(min(2, len(waiting)))]:
             engine.add(job)
         report = engine.step()
-        assert report is not None and not report.failed
-        for number, unit, one in report.tokens:
-            said.setdefault((number, unit), []).append(one.token)
+        assert not report.failed
+        for token in report.tokens:
+            said.setdefault((token.job, token.unit), []).append(token.sampled.token)
         during(step := step + 1)
     return said
 
@@ -122,7 +122,6 @@ def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor
         engine.add(job)
     engine.add(Job(7, 0.0, BASE, (1 << 20,)))
     first = engine.step()
-    assert first is not None
     assert [why for _, why in first.refused[:-1]] == ["queue"] * 4 and "there is room for" in first.refused[
         -1
     ][1]
@@ -131,7 +130,7 @@ def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor
     assert not engine.busy and not executor.sequences and engine.scheduler.reserved == 0
     engine.add(Job(8, time.monotonic() - 9, BASE, (3,), objective=Objective(ttft=1.0)))
     late = engine.step()
-    assert late is not None and late.refused == [(8, "late")] and not engine.busy
+    assert late.refused == [(8, "late")] and not engine.busy
 
 
 def test_what_requests_hold_never_exceeds_what_was_promised(
@@ -175,7 +174,7 @@ def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
         patch.setattr(executor, "step", broken)
         engine.add(second)
         told = engine.step()
-    assert told is not None and {number for number, _ in told.failed} == {0, 1}
+    assert {number for number, _ in told.failed} == {0, 1}
     assert all("out of memory" in why for _, why in told.failed) and not executor.sequences
     assert run(engine, [third])[2, 0] == alone(executor, list(BASE), 5)
 

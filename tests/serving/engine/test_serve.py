@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,17 +17,15 @@ import psutil
 import pytest
 import torch
 
-from support import preloaded
 from support.families import tiny
-from support.serving import MODULES, WORKER, Served, served
-from windtunnel.base.errors import HostError, ScriptError, UserError
+from support.serving import Served, served
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.replay import replay
 from windtunnel.serving import simulate
-from windtunnel.serving.engine.live import families, worker
-from windtunnel.serving.engine.live import link as links
-from windtunnel.serving.engine.live.link import Token
-from windtunnel.serving.engine.live.serve import Served as Settings
-from windtunnel.serving.engine.live.serve import serve
+from windtunnel.serving.engine.live import families, process
+from windtunnel.serving.engine.live.loop import Token
+from windtunnel.serving.engine.live.sampling import Sampled
+from windtunnel.serving.engine.live.serve import Settings, serve
 from windtunnel.serving.engine.live.server import _Choice
 from windtunnel.serving.engine.live.tokens import ByteTokens
 from windtunnel.store import runs
@@ -155,9 +152,9 @@ def test_threads_are_as_many_as_there_are_idle_cores(monkeypatch: pytest.MonkeyP
     looks = [SimpleNamespace(idle=idle, iowait=3.0) for idle in (96.0, 88.0, 86.0, 0.0)]
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval, percpu: looks)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    assert worker.idle_cores() == (2, 4)
+    assert process.idle_cores() == (2, 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3})
-    assert worker.idle_cores() == (0, 2)
+    assert process.idle_cores() == (0, 2)
 
 
 def _file(path: Path, text: str) -> str:
@@ -207,38 +204,9 @@ def _replayed(run: str) -> list[Any]:
     return replay(runs.Store.open().get(run).directory / "events.jsonl").parts
 
 
-@pytest.mark.slow
-def test_a_policy_that_fails_ends_the_server_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    monkeypatch.setattr(links, "subprocess", preloaded.Subprocess(WORKER, MODULES))
-    mine = _file(tmp_path / "mine.py", "CAPABILITY = 'serving.engine'\ndef decide(seen):\n    return 1 / 0\n")
-    statuses: list[tuple[int, str]] = []
-    clients: list[threading.Thread] = []
-
-    def ask(url: str) -> None:
-        data = json.dumps({"model": "tiny-attention", "prompt": "a"}).encode()
-        asked = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
-        with pytest.raises(urllib.error.HTTPError) as told:
-            urllib.request.urlopen(asked, timeout=60)
-        with told.value as error:
-            statuses.append((error.code, json.loads(error.read())["error"]["message"]))
-
-    def ready(url: str, run: str) -> None:
-        clients.append(threading.Thread(target=ask, args=(url,)))
-        clients[0].start()
-
-    with pytest.raises(HostError, match=r"mine\.py: decide failed: division by zero") as told:
-        serve(Settings("tiny-attention", port=0, threads=1, branching=mine), ready)
-    clients[0].join(60)
-    ((status, said),) = statuses
-    assert status == 500 and "decide failed: division by zero" in said and told.value.status == 1
-
-
 def test_every_token_has_its_place_in_the_text() -> None:
     choice = _Choice(ByteTokens(), [])
     for token in ByteTokens().encode("aé風!"):
-        choice.add(Token(1, 0, token, -0.5, ((token, -0.5),)))
+        choice.add(Token(1, 0, Sampled(token, -0.5, ((token, -0.5),))))
     assert [one.top[0][0] for one in choice.logprobs] == [one.token[0] for one in choice.logprobs]
     assert [one.offset for one in choice.logprobs] == [0, 1, 1, 2, 2, 2, 3]

@@ -99,9 +99,7 @@ def emulate(emulation: Emulation) -> Emulated:
         raise UserError(f"serve: `speed_up` {emulation.speed_up:g} is not accepted; use a number above 0")
     trace = _trace(emulation)
     place = _place(emulation, cached=bool(trace.ids) and emulation.rules not in ("", "none"))
-    objective = Objective(
-        inf if emulation.ttft is None else emulation.ttft, inf if emulation.tpot is None else emulation.tpot
-    )
+    objective = Objective.of(emulation.ttft, emulation.tpot)
     inputs = {"command": "serve --trace", **asdict(replace(emulation, trace=Path())), "trace": trace.source}
     run = Store.open().begin(CAPABILITY, inputs, emulation.seed)
     log = eventlog.EventLog(run.directory / eventlog.NAME)

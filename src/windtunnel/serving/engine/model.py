@@ -24,6 +24,11 @@ class Objective:
     tpot: float = inf
     total: float = inf
 
+    @classmethod
+    def of(cls, ttft: float | None, tpot: float | None) -> Objective:
+        """None stands for no promise."""
+        return cls(inf if ttft is None else ttft, inf if tpot is None else tpot)
+
 
 @dataclass(frozen=True, slots=True)
 class Serial:

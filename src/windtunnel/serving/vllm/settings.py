@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from math import inf
 from typing import Any
 
 from windtunnel.base.errors import UserError
@@ -65,7 +64,7 @@ class Settings:
             value = (extra or {}).get(name)
             if isinstance(value, int | float) and value > 0:
                 seconds[name] = float(value)
-        return Objective(**{name: inf if value is None else value for name, value in seconds.items()})
+        return Objective.of(**seconds)
 
     def additional(self) -> dict[str, Any]:
         """The value for ``--additional-config``."""

@@ -1,8 +1,7 @@
 """The engine: the scheduler decides, the executor computes, and each step ends with a report.
 
 It gets `Job`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report` after
-each step. Nothing in it waits or listens: `worker` runs it in a process of its own, a bench or test may in
-its own.
+each step. Nothing in it waits or listens: the server runs it in a thread, a bench or test in its own.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 import torch
@@ -32,8 +31,6 @@ GREEDY, NOTHING = Sampling(), Objective()
 ROUNDED, EDGES = 1.5, 64
 """What tokens take at the worst, as they lie in slots of few sizes (`segments.capacity_for`): so many times
 their bytes, and so many tokens more a unit or a copied state."""
-Admitted = Callable[[list[tuple[int, int]]], None]
-"""Of requests and their cached tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +56,6 @@ class Job:
     stop: frozenset[int] = frozenset()
     objective: Objective = NOTHING
 
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Job:
-        """From values of JSON; what was not promised of an objective is null."""
-        stages = tuple(
-            stage
-            if isinstance(stage, int)
-            else Branches(tuple(map(tuple, stage["heads"])), tuple(stage["tokens"]), tuple(stage["join"]))
-            for stage in message["stages"]
-        )
-        objective = Objective(*(inf if stage is None else stage for stage in message["objective"]))
-        return cls(
-            message["id"], message["arrival"], tuple(message["prompt"]), stages,
-            Sampling(*message["sampling"]), frozenset(message["stop"]), objective,
-        )  # fmt: skip
-
     def request(self) -> Request:
         """What the scheduler knows of it."""
         stages = tuple(
@@ -85,14 +67,24 @@ class Job:
         return Request(self.id, self.arrival, len(self.prompt), stages, self.objective)
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One more of a unit; ``ends``: "" where more may follow, "stop" where it is one of the job's ``stop``,
+    else "length"."""
+
+    job: int
+    unit: int
+    sampled: Sampled
+    ends: str = ""
+
+
 @dataclass(slots=True)
 class Report:
-    """What a step brought: tokens, in the order of their units; units that ended and whether by a token of
-    their stop; requests that are done, refused (``queue``, ``late``, or a sentence) or failed (a
-    sentence)."""
+    """What a step brought: the cached tokens of those that were admitted, tokens in the order of their units,
+    and requests that are done, refused (``queue``, ``late``, or a sentence) or failed (a sentence)."""
 
-    tokens: list[tuple[int, int, Sampled]] = field(default_factory=list)
-    ended: list[tuple[int, int, bool]] = field(default_factory=list)
+    cached: dict[int, int] = field(default_factory=dict)
+    tokens: list[Token] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
@@ -116,17 +108,16 @@ class _Running:
 
 class Engine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
-    keeps them afterwards; ``own``: a user's policies by capability; ``admitted`` gets who takes part from
-    now on, before a step is computed. ``log`` gets every decision, ``note`` what comes from outside and what
-    a step did. Not for several threads at once."""
+    keeps them afterwards; ``own``: a user's policies by capability. ``log`` gets every decision, ``note``
+    what comes from outside and what a step did. Not for several threads at once."""
 
     def __init__(
         self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
         queue: int = 1024, prefixes: Prefixes | None = None, log: Log | None = None,
-        clock: Callable[[], float] = time.monotonic, admitted: Admitted = lambda those: None,
-        note: Note | None = None, own: Mapping[str, Policy] = {}, **policies: Any,
+        clock: Callable[[], float] = time.monotonic, note: Note | None = None, own: Mapping[str, Policy] = {},
+        **policies: Any,
     ) -> None:  # fmt: skip
-        self.executor, self.prefixes, self.clock, self._admitted = executor, prefixes, clock, admitted
+        self.executor, self.prefixes, self.clock = executor, prefixes, clock
         token = max(1.0, executor.token_bytes * ROUNDED)
         self.limits = Limits(
             rows, int(kv / token), chunk, queue,
@@ -180,48 +171,41 @@ class Engine:
         """It needs no more tokens than those of the next step."""
         self._ending.add(unit)
 
-    def step(self) -> Report | None:
-        """Takes one step; None if there is nothing to do."""
+    def step(self) -> Report:
+        """Takes one step, if there is anything to do."""
         began = self.clock()
         step = self.scheduler.next(began)
         planned = self.clock()
         report, self._report = self._report, Report()
         if step is None:
-            return report if report.refused or report.failed else None
+            return report
         for number in step.refused:
             self._drop(self._running.pop(number))
             report.refused.append((number, "late"))
         if not step.work:
             self._did(step, began, report, {})
             return report
-        if step.admitted:
-            lookups = [(number, self._running[number].found) for number in step.admitted]
-            self._admitted([(number, entry.depth if entry else 0) for number, entry in lookups])
+        for number in step.admitted:
+            entry = self._running[number].found
+            report.cached[number] = entry.depth if entry else 0
         did: dict[str, Any] = {}
+        sampled: dict[Unit, Sampled] = {}
         try:
-            did = self._compute(step, report)
+            sampled, did = self._compute(step)
         except (RuntimeError, UserError, MemoryError) as error:
-            parts = (
-                {number for number, _ in step.rows}
-                | {entry.request for entry in step.prefill}
-                | {*step.admitted}
-            )
+            units = (*step.rows, *((chunk.request, chunk.unit) for chunk in step.prefill))
+            parts = {number for number, _ in units}.union(step.admitted)
             for number in parts:
                 self.cancel(number)
-            report.tokens.clear()
-            report.failed += [
-                (number, f"the step that it took part in failed: {error}") for number in sorted(parts)
-            ]
+            why = f"the step that it took part in failed: {error}"
+            report.failed += [(number, why) for number in sorted(parts)]
         computed, self.taken = self.clock(), step
         self._did(step, computed, report, did)
-        stopped = {
-            (number, unit)
-            for number, unit, sampled in report.tokens
-            if sampled.token in self._running[number].job.stop
-        }
+        stopped = {unit for unit, token in sampled.items() if token.token in self._running[unit[0]].job.stop}
         out = self.scheduler.done(step, computed, stopped | self._ending)
         self._ending = {entry for entry in self._ending if entry[0] in self._running}.difference(out.ended)
-        report.ended += [(*unit, unit in stopped) for unit in out.ended]
+        ends = {unit: "stop" if unit in stopped else "length" for unit in out.ended}
+        report.tokens = [Token(*unit, token, ends.get(unit, "")) for unit, token in sampled.items()]
         ended = self.clock()
         for done in out.finished:
             report.finished.append(done.request.id)
@@ -239,8 +223,8 @@ class Engine:
             refused = [number for number, why in report.refused if why == "late"]
             self._note("step", began=step.began, ended=ended, refused=refused, **did)
 
-    def _compute(self, step: Step, report: Report) -> dict[str, Any]:
-        """What of it was done, for `_did`."""
+    def _compute(self, step: Step) -> tuple[dict[Unit, Sampled], dict[str, Any]]:
+        """A token for each unit that gets one, and what was done, for `_did`."""
         for number in step.admitted:
             running = self._running[number]
             running.streams[0] = (
@@ -251,8 +235,8 @@ class Engine:
         begun = [(number, self._running[number].streams[0].depth) for number in step.admitted]
         for number in step.joins:
             self._join(self._running[number])
-        for number, units in step.forks:
-            self._fork(self._running[number], units)
+        for number, branches in step.forks:
+            self._fork(self._running[number], branches)
         chunks = []
         for chunk in step.prefill:
             running = self._running[chunk.request]
@@ -272,9 +256,8 @@ class Engine:
             for unit, stream, depth in zip(chunks_and_rows, streams, before, strict=False)
         ]
         ends = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
-        sampled = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)
-        if sampled:
-            self._sampled(logits[ends + list(range(len(chunks), len(logits)))], sampled, report)
+        units = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)
+        sampled = self._sample(logits[ends + list(range(len(chunks), len(logits)))], units) if units else {}
         for chunk in step.prefill:
             running = self._running[chunk.request]
             if chunk.unit or self.prefixes is None:
@@ -296,17 +279,18 @@ class Engine:
                 for gone in part.kept.values():
                     self.executor.free(gone)
                 part.kept = {part.streams[0].depth: self.executor.snapshot(part.streams[0])}
-        return {"admitted": begun, "computed": computed}
+        return sampled, {"admitted": begun, "computed": computed}
 
-    def _sampled(self, logits: torch.Tensor, units: list[Unit], report: Report) -> None:
+    def _sample(self, logits: torch.Tensor, units: list[Unit]) -> dict[Unit, Sampled]:
         parts = [self._running[number] for number, _ in units]
         how = [
             (part.job.sampling, unit, part.got[unit]) for part, (_, unit) in zip(parts, units, strict=True)
         ]
-        for part, (number, unit), sampled in zip(parts, units, sample(logits, how), strict=True):
-            part.known[unit].append(sampled.token)
+        sampled = dict(zip(units, sample(logits, how), strict=True))
+        for part, ((_, unit), token) in zip(parts, sampled.items(), strict=True):
+            part.known[unit].append(token.token)
             part.got[unit] += 1
-            report.tokens.append((number, unit, sampled))
+        return sampled
 
     # branches
 

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,9 +45,6 @@ class Sampled:
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
-
-    def plain(self) -> list[Any]:
-        return [self.token] if self.logprob is None else [self.token, self.logprob, self.top]
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:

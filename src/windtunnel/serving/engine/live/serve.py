@@ -1,4 +1,4 @@
-"""``windtunnel serve`` with a model: the run, its event log, the worker, and the port, until it is told to
+"""``windtunnel serve`` with a model: the run, its event log, the engine, and the port, until it is told to
 stop."""
 
 from __future__ import annotations
@@ -7,18 +7,29 @@ import asyncio
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import uvicorn
 
-from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.policyfile import Policy
 from windtunnel.base.web import Server, listen
 from windtunnel.serving.engine import own
-from windtunnel.serving.engine.live.link import Link
-from windtunnel.serving.engine.live.server import GRACE, Service, build
+from windtunnel.serving.engine.live.families import load
+from windtunnel.serving.engine.live.loop import Engine
+from windtunnel.serving.engine.live.prefixes import Prefixes
+from windtunnel.serving.engine.live.process import idle_cores
+from windtunnel.serving.engine.live.sampling import Sampling
+from windtunnel.serving.engine.live.server import GRACE, Defaults, Service, build
+from windtunnel.serving.engine.live.thread import EngineThread
+from windtunnel.serving.engine.live.timing import step_time
 from windtunnel.serving.engine.live.tokens import tokenizer
+from windtunnel.serving.engine.model import Objective
+from windtunnel.serving.engine.notes import event_notes
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 
@@ -28,11 +39,11 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Settings:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
-    seconds. ``threads``: 0 for `worker.idle_cores`. ``dtype``: of `DTYPES`."""
+    seconds. ``threads``: 0 for `idle_cores`. ``dtype``: of `DTYPES`."""
 
     model: str
     name: str = ""
@@ -55,33 +66,88 @@ class Served:
     tpot: float | None = None
 
 
-def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
+def serve(settings: Settings, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
     """Until SIGTERM or SIGINT. ``ready`` is told the address and the run as soon as requests are answered.
 
     Raises:
         UserError: the model cannot be served, or nobody may listen there.
-        HostError: there is no worker any more.
+        ScriptError: a policy of the user's failed.
+        LessError: the engine failed.
     """
-    own.chosen(served.branching, served.admission)
-    if served.dtype not in DTYPES:
-        raise UserError(f"serve: `dtype` {served.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
-    sock = listen("serve", served.host, served.port)
-    run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(served)}, served.seed)
+    names, policies = own.chosen(settings.branching, settings.admission)
+    if settings.dtype not in DTYPES:
+        raise UserError(f"serve: `dtype` {settings.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
+    sock = listen("serve", settings.host, settings.port)
+    run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(settings)}, settings.seed)
     with sock, run.failing():
-        events = run.directory / eventlog.NAME
-        run.finish(asyncio.run(_serve(served, sock, events, lambda url: ready(url, run.id))))
+        engine, about = load_engine(settings, names, policies, run.directory / eventlog.NAME)
+        print(
+            f"windtunnel serve: weights are {about['dtype']}, threads: {about['threads']}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        facts = asyncio.run(_serve(settings, engine, sock, lambda url: ready(url, run.id)))
+        run.finish({**facts, "model": about})
+
+
+def load_engine(
+    settings: Settings, names: dict[str, str], policies: dict[str, Policy], events: Path
+) -> tuple[Engine, dict[str, Any]]:
+    """The engine by the settings, and what the run's summary says of it."""
+    threads, why = settings.threads, ""
+    if not threads:
+        idle, cores = idle_cores()
+        threads = max(1, min(torch.get_num_threads(), idle))
+        why = f" ({idle} of {cores} cores were idle)"
+    torch.set_num_threads(threads)
+    dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    try:
+        executor = load(settings.model, settings.device, settings.seed, dtype)
+    except WindtunnelError:
+        raise
+    except Exception as error:  # of a device, or of the model's own code or files
+        what = f"{settings.model} cannot be served: {type(error).__name__}: {error}"
+        raise UserError(" ".join(what.split())) from error
+    engine: Engine | None = None
+    log = note = None
+    if settings.every:
+        steps: Callable[[], int] = lambda: engine.steps if engine is not None else 0  # noqa: E731
+        log, note = event_notes(eventlog.EventLog(events), settings.every, steps)
+    time_of = step_time(executor, settings.rows, settings.chunk)
+    prefixes = None
+    if settings.rules:
+        prefixes = Prefixes(executor, settings.rules, settings.prefix_bytes, log, note)
+    engine = Engine(
+        executor, time_of, rows=settings.rows, kv=settings.kv, chunk=settings.chunk, queue=settings.queue,
+        prefixes=prefixes, log=log, own=policies, branching=names[own.BRANCHING],
+        admission=names[own.ADMISSION], note=note,
+    )  # fmt: skip
+    return engine, {
+        "dtype": str(executor.dtype).removeprefix("torch."), "threads": f"{threads}{why}",
+        "limit": executor.limit, "vocabulary": executor.vocabulary, "kv_tokens": engine.limits.kv,
+        "time": asdict(time_of), "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
+    }  # fmt: skip
+
+
+def defaults(engine: Engine, settings: Settings) -> Defaults:
+    """Where a request says nothing: the model's own, else OpenAI's."""
+    ready = engine.executor.ready
+    config = ready.model.generation_config
+    sampling = Sampling(temperature=1.0)
+    if config.do_sample:
+        said = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
+        sampling = replace(sampling, **{name: value for name, value in said.items() if value is not None})
+    ends = [end for end in (ready.config.eos_token_id, config.eos_token_id) if end is not None]
+    stop = frozenset(token for end in ends for token in np.atleast_1d(end).tolist())
+    return Defaults(stop, sampling, Objective.of(settings.ttft, settings.tpot))
 
 
 async def _serve(
-    served: Served, sock: socket.socket, events: Path, ready: Callable[[str], None]
-) -> dict[str, Any]:
-    link = Link({**asdict(served), "events": str(events)})
+    settings: Settings, engine: Engine, sock: socket.socket, ready: Callable[[str], None]
+) -> dict[str, float]:
+    name = settings.name or Path(settings.model).name
+    thread = EngineThread(engine)
     try:
-        await link.start()
-        name = served.name or Path(served.model).name
-        service = Service(link, tokenizer(served.model), name, (served.ttft, served.tpot))
-        about = f"weights are {link.about['dtype']}, threads: {link.about['threads']}"
-        print(f"windtunnel serve: {about}", file=sys.stderr, flush=True)
+        service = Service(thread, tokenizer(settings.model), name, defaults(engine, settings))
         config = uvicorn.Config(
             build(service),
             http="h11",  # which bounds what a request may be, and answers what is no HTTP
@@ -94,17 +160,17 @@ async def _serve(
         server.end_when_told()
         host, port = sock.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        watching = asyncio.create_task(_leave(server, link))
+        watching = asyncio.create_task(_leave(server, thread))
         await server.serve(sockets=[sock])
         watching.cancel()
-        if link.wrong is not None:
-            raise HostError(f"serve: {link.wrong}")
+        if thread.wrong is not None:
+            raise thread.wrong
     finally:
-        await link.close()
-    return {**link.facts, "restarts": link.restarts, "model": link.about}
+        await thread.close()
+    return engine.facts()
 
 
-async def _leave(server: uvicorn.Server, link: Link) -> None:
+async def _leave(server: uvicorn.Server, thread: EngineThread) -> None:
     """Has ``server`` stop when there is nobody who could answer."""
-    await link.ended()
+    await thread.ended.wait()
     server.should_exit = True

@@ -1,8 +1,8 @@
 """The HTTP server: OpenAI's completions and chat, models, health and metrics; the engine runs in a
-`link.Link`.
+`thread.EngineThread`.
 
 A request whose client has gone is cancelled. On SIGTERM or SIGINT nobody is let in any longer, what runs may
-end within `GRACE` seconds, and then the worker is stopped.
+end within `GRACE` seconds, and then the engine is stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -38,8 +39,11 @@ from windtunnel.serving.engine.live.api import (
     named,
     used,
 )
-from windtunnel.serving.engine.live.link import Link, Over, Sent, Token
+from windtunnel.serving.engine.live.loop import Branches, Job, Token
+from windtunnel.serving.engine.live.sampling import Sampling
+from windtunnel.serving.engine.live.thread import Begun, EngineThread, Event, Over
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
+from windtunnel.serving.engine.model import Objective
 
 LONGEST = 1024
 """Tokens of a chat's answer at most, where the client says nothing."""
@@ -69,17 +73,18 @@ class _Choice:
         """What may be sent with one more token, of which one that ends the text is no part."""
         self.tokens += 1
         offset = self._text.length
-        text = "" if event.stopped else self._text.add(event.token, event.ended)
+        sampled, stopped = event.sampled, event.ends == "stop"
+        text = "" if stopped else self._text.add(sampled.token, bool(event.ends))
         logprobs: Logprobs = []
-        if event.logprob is not None and not event.stopped:
+        if sampled.logprob is not None and not stopped:
             token, *top = (
                 (self._of.decode([symbol]), value)
-                for symbol, value in ((event.token, event.logprob), *event.top)
+                for symbol, value in ((sampled.token, sampled.logprob), *sampled.top)
             )
             logprobs = [Logprob(token, top, offset)]
-        if event.ended:
+        if event.ends:
             text += self._text.rest()
-            self.reason = "stop" if event.stopped else "length"
+            self.reason = event.ends
         if self._text.stopped:
             self.reason = "stop"
         self.texts.append(text)
@@ -87,13 +92,20 @@ class _Choice:
         return text, logprobs
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Where a request says nothing: tokens that end an answer, how they are drawn, and what is promised."""
+
+    stop: frozenset[int]
+    sampling: Sampling
+    objective: Objective
+
+
 class Service:
     """Answers for one model, called ``name``."""
 
-    def __init__(
-        self, link: Link, tokens: Tokenizer, name: str, objective: tuple[float | None, float | None]
-    ) -> None:
-        self.link, self.tokens, self.name, self.objective = link, tokens, name, objective
+    def __init__(self, engine: EngineThread, tokens: Tokenizer, name: str, defaults: Defaults) -> None:
+        self.engine, self.tokens, self.name, self.defaults = engine, tokens, name, defaults
         self.began = int(time.time())
         self._numbers = itertools.count(1)
         self.registry = CollectorRegistry()
@@ -115,14 +127,11 @@ class Service:
             ("prefix_bytes", "Cached of prompts in memory"),
         ):  # fmt: skip
             gauge = Gauge(f"windtunnel_{fact}", what, registry=self.registry)
-            gauge.set_function(lambda fact=fact: link.facts.get(fact, 0.0))  # type: ignore[misc]
-        restarts = Gauge("windtunnel_worker_restarts", "Workers that died", registry=self.registry)
-        restarts.set_function(lambda: link.restarts)
+            gauge.set_function(lambda fact=fact: engine.facts.get(fact, 0.0))  # type: ignore[misc]
 
     async def answer(self, body: Body, request: Request) -> Response:
         """The answer, or the beginning of a stream."""
-        if self.link.wrong is not None:
-            raise Refused(str(self.link.wrong), status=503, code="not_ready")
+        self.check_engine()
         work = _Work(self, body)
         parts = work.parts()
         try:
@@ -137,6 +146,11 @@ class Service:
 
     def number(self) -> int:
         return next(self._numbers)
+
+    def check_engine(self) -> None:
+        """Raises `Refused` where it has ended."""
+        if self.engine.wrong is not None:
+            raise Refused(str(self.engine.wrong), status=503, code="not_ready")
 
     def check(self, model: str) -> None:
         """Raises `Refused` for any other model."""
@@ -163,13 +177,12 @@ class _Work:
 
     def __init__(self, service: Service, body: Body) -> None:
         self.service, self.body, self.began = service, body, time.monotonic()
-        self.events: asyncio.Queue[Token | Over] = asyncio.Queue()
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.answer = Answer(body, bool(body.stream))
         self.choices: list[_Choice] = []
         self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
-        self.jobs: list[dict[str, Any]] = []
-        self.sent: list[Sent] = []
-        self.prompt = 0
+        self.jobs: list[Job] = []
+        self.prompt = self.cached = 0
         self.first: float | None = None
         service.check(body.model)
         if isinstance(body, Chat):
@@ -184,17 +197,17 @@ class _Work:
 
     def _tokens(self, given: str | list[int], param: str) -> list[int]:
         tokens = self.service.tokens.encode(given) if isinstance(given, str) else given
-        if max(tokens) >= self.service.link.about["vocabulary"]:
-            known = self.service.link.about["vocabulary"]
+        if max(tokens) >= (known := self.service.engine.engine.executor.vocabulary):
             raise Refused(f"{param}: token {max(tokens)} is none of the model's {known}", param=param)
         return tokens
 
     def _job(self, prompt: list[int], seed: int) -> None:
         """One prompt's request to the engine, and the choices that come of it."""
-        body, about, number = self.body, self.service.link.about, self.service.number()
-        limit, branches, count = about["limit"] or 1 << 40, body.branches, body.n or 1
+        body, defaults, number = self.body, self.service.defaults, self.service.number()
+        limit = self.service.engine.engine.executor.limit or 1 << 40
+        branches, count = body.branches, body.n or 1
         most = body.most or max(1, min(LONGEST, limit - len(prompt)))
-        stages: list[Any] = [most]
+        stages: tuple[int | Branches, ...] = (most,)
         units, needed = range(1), len(prompt) + most
         if branches is not None or count > 1:
             heads: list[list[int]] = [[]] * count  # n answers are branches that begin with nothing
@@ -210,10 +223,10 @@ class _Work:
                         f"{field} is not served together with branches that are joined", param=field
                     )
             behind = self._tokens(join, "branches.join") if join else []
-            stages = [{"heads": heads, "tokens": [each] * len(heads), "join": behind}]
+            stages = (Branches(tuple(map(tuple, heads)), (each,) * len(heads), tuple(behind)),)
             units, needed = range(1, len(heads) + 1), len(prompt) + max(map(len, heads)) + each
             if join is not None:
-                stages, units = [*stages, most], range(len(heads) + 1)
+                stages, units = (*stages, most), range(len(heads) + 1)
                 needed = len(prompt) + sum(map(len, heads)) + each * len(heads) + len(behind) + most
         if needed > limit:
             raise Refused(
@@ -221,17 +234,19 @@ class _Work:
                 f"tokens ({len(prompt)} in the prompt). Please ask for less.",
                 param="messages" if isinstance(body, Chat) else "prompt", code="context_length_exceeded",
             )  # fmt: skip
-        promised = body.objective
-        pace = self.service.objective if promised is None else (promised.ttft, promised.tpot)
-        temperature, top_p, top_k = (
-            usual if value is None else value
-            for value, usual in zip(body.drawn, about["sampling"], strict=True)
-        )
-        self.jobs.append({
-            "id": number, "arrival": self.began, "prompt": prompt, "stages": stages,
-            "sampling": [temperature, top_p, seed, body.likeliest, max(0, top_k)],
-            "objective": pace, "stop": [] if body.ignore_eos else about["stop"],
-        })  # fmt: skip
+        temperature, top_p, top_k = body.drawn
+        usual = defaults.sampling
+        self.jobs.append(Job(
+            number, self.began, tuple(prompt), stages,
+            replace(
+                usual, seed=seed, logprobs=body.likeliest,
+                temperature=usual.temperature if temperature is None else temperature,
+                top_p=usual.top_p if top_p is None else top_p,
+                top_k=usual.top_k if top_k is None else max(0, top_k),
+            ),
+            frozenset() if body.ignore_eos else defaults.stop,
+            defaults.objective if (own := body.objective) is None else Objective.of(own.ttft, own.tpot),
+        ))  # fmt: skip
         self.prompt += len(prompt)
         for unit in units:
             self._places[number, unit] = len(self.choices)
@@ -239,8 +254,9 @@ class _Work:
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """What comes of the jobs. Ended early, it cancels them."""
-        link, open_jobs, outcome = self.service.link, {job["id"] for job in self.jobs}, "cancelled"
-        self.sent = [link.submit(job, self.events) for job in self.jobs]
+        engine, open_jobs, outcome = self.service.engine, {job.id for job in self.jobs}, "cancelled"
+        for job in self.jobs:
+            engine.submit(job, self.events)
         try:
             while open_jobs:
                 event = await self.events.get()
@@ -252,7 +268,10 @@ class _Work:
                         raise Refused(why, status=status, code=code)
                     if event.failed:
                         outcome = "failed"
-                        raise Refused(event.failed, status=500, code="worker_failed")
+                        raise Refused(event.failed, status=500, code="engine_failed")
+                    continue
+                if isinstance(event, Begun):
+                    self.cached += event.cached
                     continue
                 if self.first is None:
                     self.first = time.monotonic()
@@ -260,13 +279,13 @@ class _Work:
                 choice = self.choices[index]
                 if choice.reason is None:
                     new = choice.add(event)
-                    if choice.reason and not event.ended:  # at a text that it was to stop at
-                        link.end(event.job, event.unit)
+                    if choice.reason and not event.ends:  # at a text that it was to stop at
+                        engine.end(event.job, event.unit)
                     yield index, *new
             outcome = "done"
         finally:
             for number in open_jobs:
-                link.cancel(number)
+                engine.cancel(number)
             self.service.over(outcome, self)
 
     async def stream(self, new: Part | None, parts: AsyncGenerator[Part, None]) -> AsyncIterator[str]:
@@ -305,11 +324,6 @@ class _Work:
         """Decoded until now."""
         return sum(choice.tokens for choice in self.choices)
 
-    @property
-    def cached(self) -> int:
-        """Tokens of the prompts that needed no computing."""
-        return sum(sent.cached for sent in self.sent)
-
     def _used(self) -> dict[str, Any]:
         return used(self.prompt, self.tokens, self.cached)
 
@@ -346,7 +360,7 @@ async def _left(request: Request) -> None:
 
 
 def build(service: Service) -> ASGIApp:
-    """The application; ``service.link`` has been started."""
+    """The application."""
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None)
 
     @app.post("/v1/completions", responses=ERRORS | STREAM)
@@ -376,10 +390,8 @@ def build(service: Service) -> ASGIApp:
     @app.get("/health", responses={503: ERRORS[503]})
     async def health() -> dict[str, Any]:
         """Whether requests are answered now."""
-        if not service.link.ready.is_set():
-            why = service.link.wrong or "a worker is being started"
-            raise Refused(str(why), status=503, code="not_ready")
-        return {"status": "ok", "worker": service.link.pid, "restarts": service.link.restarts}
+        service.check_engine()
+        return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

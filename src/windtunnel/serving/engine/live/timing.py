@@ -56,7 +56,7 @@ def measure(
             while engine.busy:
                 before = engine.seconds
                 report = engine.step()
-                if report is not None and report.failed:
+                if report.failed:
                     raise UserError(f"a step to be timed failed: {report.failed[0][1]}")
                 step = engine.taken
                 assert step is not None

@@ -1,0 +1,92 @@
+"""What becomes of jobs when the engine ends, and what clients and who started the server get."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.base.errors import LessError, ScriptError, WindtunnelError
+from windtunnel.serving.engine.live.families import load
+from windtunnel.serving.engine.live.loop import Engine, Job
+from windtunnel.serving.engine.live.sampling import Sampling
+from windtunnel.serving.engine.live.serve import Settings, serve
+from windtunnel.serving.engine.live.thread import Begun, EngineThread, Over
+from windtunnel.serving.engine.model import StepTime
+from windtunnel.store import runs
+
+DIVIDES = "CAPABILITY = 'serving.engine'\ndef decide(observation):\n    return 1 / 0\n"
+
+
+def test_jobs_get_their_events_and_those_that_are_left_fail_at_the_end() -> None:
+    async def story() -> list[Any]:
+        time_of = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9)
+        thread = EngineThread(Engine(load("tiny-attention"), time_of, rows=2, kv=1 << 23))
+        short, endless, gone = asyncio.Queue(), asyncio.Queue(), asyncio.Queue()
+        thread.submit(Job(1, 0.0, (5, 6), (3,), Sampling(logprobs=1)), short)
+        thread.submit(Job(2, 0.0, (5, 6), (4000,)), endless)
+        thread.submit(Job(3, 0.0, (5, 6), (1 << 22,)), gone)
+        events = [await short.get() for _ in range(5)]
+        assert "there is room for" in (await gone.get()).refused
+        await thread.close()
+        last = endless.get_nowait()
+        while not isinstance(last, Over):
+            last = endless.get_nowait()
+        thread.submit(Job(4, 0.0, (5,), (1,)), short)
+        return [*events, last, short.get_nowait()]
+
+    begun, *tokens, over, last, late = asyncio.run(story())
+    assert begun == Begun(1, 0) and over == Over(1)
+    assert [token.ends for token in tokens] == ["", "", "length"]
+    assert all(token.sampled.top[0] == (token.sampled.token, token.sampled.logprob) for token in tokens)
+    assert "being stopped" in last.failed and "being stopped" in late.failed
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "status", "words"),
+    [
+        ("", LessError, 3, "the engine failed, LookupError: of nothing; start the server again"),
+        (DIVIDES, ScriptError, 1, "decide failed: division by zero"),
+    ],
+)
+def test_an_engine_that_fails_ends_the_server_with_a_sentence(
+    policy: str, kind: type[WindtunnelError], status: int, words: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    answers: list[tuple[int, str]] = []
+    clients: list[threading.Thread] = []
+    settings = Settings("tiny-attention", port=0, threads=1)
+    if policy:
+        (tmp_path / "mine.py").write_text(policy)
+        settings = Settings("tiny-attention", port=0, threads=1, branching=str(tmp_path / "mine.py"))
+
+    def ask(url: str) -> None:
+        body = json.dumps({"model": "tiny-attention", "prompt": "a"}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request, timeout=60):
+            pass
+        with caught.value as error:
+            answers.append((error.code, json.loads(error.read())["error"]["message"]))
+
+    def ready(url: str, run: str) -> None:
+        if not policy:
+            monkeypatch.setattr(Engine, "add", fails)
+        clients.append(threading.Thread(target=ask, args=(url,)))
+        clients[0].start()
+
+    def fails(engine: Engine, job: Job) -> None:
+        raise LookupError("of nothing")
+
+    with pytest.raises(kind, match=words) as caught:
+        serve(settings, ready)
+    clients[0].join(60)
+    assert caught.value.status == status
+    assert answers[0][0] == 500 and words in answers[0][1]
+    assert runs.Store.open().list()[0].status == "failed"
