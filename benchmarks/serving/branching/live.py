@@ -27,10 +27,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.workload import ATTAINED, LIMITS, Workload, goodput, kept
-from windtunnel import serving
+from windtunnel.serving.engine.live.executor import Executor
+from windtunnel.serving.engine.live.families import load
+from windtunnel.serving.engine.live.loop import Branches, Engine, Job
+from windtunnel.serving.engine.live.prefixes import Prefixes
+from windtunnel.serving.engine.live.timing import measure
 from windtunnel.serving.engine.model import Request, Serial, StepTime
 from windtunnel.serving.engine.profile import Point, fit
 
@@ -102,15 +107,15 @@ class Live:
         """The share of the requests that got what they were promised, of those after the first seconds; 0
         as soon as it is sure to be `ATTAINED` at most."""
         self.pause(LATELY)
-        engine = serving.live_engine(
+        engine = Engine(
             self.executor, self.times, rows=ROWS, kv=1 << 30, chunk=CHUNK, prefixes=self.prefixes,
             clock=self.now, branching=policy, admission="wait",
         )  # fmt: skip
         requests, random, jobs = work.requests(seed, rate), np.random.default_rng(5), []
         for one in requests:
-            job = serving.job(one, lambda: int(random.integers(3, 250)))
+            drawn = job(one, lambda: int(random.integers(3, 250)))
             context = self.contexts[one.id % len(self.contexts)][: one.cached]
-            jobs.append(replace(job, prompt=context + job.prompt[len(context) :]))
+            jobs.append(replace(drawn, prompt=context + drawn.prompt[len(context) :]))
         count, counted = len(jobs), sum(one.arrival >= work.warm for one in requests)
         first, last, tokens = [inf] * count, [inf] * count, [0] * count
         begin, coming, missed = self.now(), 0, 0
@@ -144,16 +149,37 @@ class Live:
         return share if share > ATTAINED else 0.0
 
 
+def loaded() -> tuple[Executor, StepTime]:
+    """The model for one thread, and how long its steps take here by the thread's time."""
+    torch.set_num_threads(1)
+    executor = load(MODEL)
+    return executor, fit(*measure(executor, WAVES, CHUNK, clock=time.thread_time))[0]
+
+
+def job(request: Request, token: Callable[[], int]) -> Job:
+    """``request`` for the live engine, each of its tokens drawn by ``token``."""
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(token() for _ in range(count))
+
+    stages = tuple(
+        stage.tokens
+        if isinstance(stage, Serial)
+        else Branches(tuple(map(some, stage.heads)), stage.tokens, some(stage.join))
+        for stage in request.stages
+    )
+    return Job(request.id, request.arrival, some(request.prompt), stages, objective=request.objective)
+
+
 def ready() -> Live:
     """With all contexts in the prefix cache."""
-    executor, times = serving.loaded(MODEL, WAVES, CHUNK, time.thread_time)
+    executor, times = loaded()
     random = np.random.default_rng(7)
     contexts = [tuple(map(int, random.integers(3, 250, WORK.cached + 1))) for _ in range(CONTEXTS)]
-    live = Live(executor, times, contexts, serving.prefixes(executor, "density", 1 << 30))
-    engine = serving.live_engine(executor, times, rows=ROWS, kv=1 << 30, prefixes=live.prefixes)
+    live = Live(executor, times, contexts, Prefixes(executor, "density", 1 << 30))
+    engine = Engine(executor, times, rows=ROWS, kv=1 << 30, prefixes=live.prefixes)
     for at, context in enumerate(contexts):
-        job = serving.job(Request(at, 0.0, len(context), (Serial(1),)), lambda: 3)
-        engine.add(replace(job, prompt=context))
+        engine.add(Job(at, 0.0, context, (1,)))
     while engine.busy:
         engine.step()
     return live

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from windtunnel import serving
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.policy.step import Finished, Limits
+from windtunnel.serving.engine.twin.world import serve
 
 QWEN3_32B = StepTime(base=14e-3, row=0.075e-3, kv=4e-8, token=0.033e-3, pair=0.0)
 """Assumed for two large GPUs, not measured."""
@@ -94,7 +94,7 @@ def attainment(
             good, missed = good + ok, missed + (not ok)
         return counted - missed <= least * counted
 
-    serving.emulated(
+    serve(
         requests, replace(limits, branching=policy, pace=work.pace), time,
         jitter=NOISE, random=np.random.default_rng(seed), enough=hopeless,
     )  # fmt: skip

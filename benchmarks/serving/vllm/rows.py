@@ -23,10 +23,10 @@ from benchmarks.serving.vllm.servers import (
     prompts,
     servers,
 )
-from windtunnel import serving
 from windtunnel.base.plain import from_plain
 from windtunnel.serving.engine.model import Objective, Request, Serial
 from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.vllm.calibrate import WORDS, fitted
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
@@ -92,7 +92,7 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
     some = [one for one in events if one["kind"] == "arrives"]
     requests = sorted((from_plain(Request, one["request"]) for one in some), key=lambda one: one.arrival)
     first, end = live_times(events, requests)
-    served = serving.emulated(requests, limits, time)
+    served = serve(requests, limits, time)
     for name, measured, twin in (
         ("TTFT", first - served.arrival, served.first - served.arrival),
         ("TPOT", (end - first) / (TOKENS - 1), (served.end - served.first) / (TOKENS - 1)),
@@ -143,7 +143,7 @@ def objectives_rows(quick: bool) -> Iterator[Row]:
         for live in up.values():
             live.ask(closed(2 * ROWS))
         ttft = median(up["fcfs"].ask(closed(1))[1] for _ in range(5))
-        capacity = 4 * ROWS / median(up["fcfs"].ask(closed(4 * ROWS))[1] for _ in range(3))
+        capacity = median(completed(up["fcfs"]) for _ in range(3))
         for share in LOADS:
             random = np.random.default_rng(int(10 * share))
             after = np.cumsum(random.exponential(1 / (share * capacity), count)).tolist()
@@ -164,6 +164,15 @@ def objectives_rows(quick: bool) -> Iterator[Row]:
             )  # fmt: skip
 
 
+def completed(live: Live) -> float:
+    """Requests a second that the server completes while more wait than it can serve: however many more come,
+    it completes no more. Neither the first requests count, beside which others are still read, nor the last
+    ones, beside which nothing is left to do."""
+    answers, _ = live.ask(closed(8 * ROWS))
+    ends = sorted(answer.end for answer in answers)[ROWS:-ROWS]
+    return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
 def emulated(live: Live, asked: Sequence[Asked]) -> float:
     """The share that the twin keeps of the same requests, by the steps that the server took until now."""
     events = eventlog.read(live.events)
@@ -173,7 +182,7 @@ def emulated(live: Live, asked: Sequence[Asked]) -> float:
         Request(place, one.after, PROMPT, (Serial(one.tokens),), Objective(one.ttft, one.tpot))
         for place, one in enumerate(asked)
     ]
-    served = serving.emulated(requests, limits, time)
+    served = serve(requests, limits, time)
     return float(np.mean(served.first - served.arrival <= asked[0].ttft))
 
 

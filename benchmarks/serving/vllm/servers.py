@@ -154,6 +154,7 @@ def _engine(model: Path, port: int) -> list[str]:
     start = "from windtunnel.cli.main import main; main()"
     words = ["serve", str(model), "--name", "bench", "--port", str(port), "--admission", "wait"]
     words += ["--prefix-cache", "none", "--dtype", "float32", "--threads", "1", "--log", "0"]
+    words += ["--chunk", "1024"]  # prompt tokens of a step, as in vLLM by `WORDS`
     return [os.environ.get(PYTHON, sys.executable), "-c", start, *words]
 
 

@@ -97,9 +97,9 @@ def test_a_family_is_served_as_it_generates(family: str) -> None:
             at += size
         rows.append(_Row(sequence, logits, _generated(plain, prompt, 4)))
     heads = [_ids(length, 50 + length) for length in (1, 5)]
-    trunk = served.new()
-    served.prefill(trunk, prompts[1])
-    forked = list(zip(served.fork(trunk, len(heads)), heads, strict=True))
+    parent = served.new()
+    served.prefill(parent, prompts[1])
+    forked = list(zip(served.fork(parent, len(heads)), heads, strict=True))
     found = served.step([*forked, (whole := served.new(), prompts[0])], [(rows[0].sequence, rows[0].token())])
     branches = [
         _Row(branch, logits, _generated(plain, prompts[1] + head, 4))
@@ -110,10 +110,10 @@ def test_a_family_is_served_as_it_generates(family: str) -> None:
     assert _decode(served, rows + branches, chance) <= 1
     assert served.tokens(branches[1].sequence)[: len(prompts[1])].tolist() == prompts[1]
 
-    joined = [token for row in branches for token in served.tokens(row.sequence)[trunk.depth :]]
-    logits = served.prefill(trunk, joined)
+    joined = [token for row in branches for token in served.tokens(row.sequence)[parent.depth :]]
+    logits = served.prefill(parent, joined)
     with torch.no_grad():
-        _same(logits, plain(input_ids=torch.tensor([served.tokens(trunk).tolist()])).logits[0, -1])
+        _same(logits, plain(input_ids=torch.tensor([served.tokens(parent).tolist()])).logits[0, -1])
 
 
 @pytest.mark.parametrize("family", sorted(TINY))

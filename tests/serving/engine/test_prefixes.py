@@ -79,9 +79,9 @@ def test_what_is_found_is_what_would_be_computed(executor: Executor, rules: str)
     chance = random.Random(rules)
     prefixes = Prefixes(executor, rules, size(executor, 2.5))
     hits = 0
-    trunks = [[3 + trunk] * 16 for trunk in range(2)]
+    parents = [[3 + parent] * 16 for parent in range(2)]
     for now in range(24):
-        tokens = list(chance.choice(trunks))
+        tokens = list(chance.choice(parents))
         while len(tokens) < PROMPT + 9 and chance.random() < 0.9:
             tokens += [chance.randint(3, 5)] * 12
         hits += ask(prefixes, [*tokens, 7], float(now)) > 0

@@ -114,9 +114,9 @@ class Tensors:
                 self.known[key[0]] += 1
 
     def held(self, joining: set[int]) -> int:
-        """Tokens in the KV; of requests that are ``joining`` those of the trunk."""
-        trunks = sum(length for (_, unit), length in self.kv.items() if unit == 0)
-        return trunks + sum(
+        """Tokens in the KV; of requests that are ``joining`` those of the parent."""
+        parents = sum(length for (_, unit), length in self.kv.items() if unit == 0)
+        return parents + sum(
             length - self.kv[number, 0]
             for (number, unit), length in self.kv.items()
             if unit and number not in joining

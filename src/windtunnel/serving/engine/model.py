@@ -65,15 +65,15 @@ class Request:
     def most(self) -> int:
         """Tokens whose KV it may hold at once. Branches are dropped when they are joined, before what they
         said is prefilled again; the token that they begin with is held by each of them."""
-        trunk = most = self.prompt
+        parent = most = self.prompt
         for stage in self.stages:
             if isinstance(stage, Serial):
-                trunk += stage.tokens
+                parent += stage.tokens
             else:
                 grown = sum(stage.heads) + sum(stage.tokens)
-                most = max(most, trunk + grown + len(stage.heads))
-                trunk += grown + stage.join
-            most = max(most, trunk)
+                most = max(most, parent + grown + len(stage.heads))
+                parent += grown + stage.join
+            most = max(most, parent)
         return most
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from windtunnel.serving.engine.live.segments import Piece, Sequence, Slots
 
 LOG2_E = 1.4426950408889634
+BLOCK = 64
+"""Queries that read a piece in one product: its scores stay in a cache."""
 LOWEST = -1e30  # stands for no score at all: finite, so that the difference of two of them is a number
 Seen = list[tuple[int, int, int, int]]
 """Who reads a piece: query, which of the query's parts that is, and the first and the last key, excluded."""
@@ -29,8 +30,7 @@ Seen = list[tuple[int, int, int, int]]
 class _Batch:
     """Slots ``begin`` to ``begin + count``, of each the keys ``low`` to ``high``. ``readers`` are queries,
     shape (count · readers of each,); ``to`` is where each one's part goes; ``mask`` is added to the scores,
-    shape (count, 1, readers of each, 1, keys), or None. ``prompt``: the readers are the first tokens of a
-    prompt, in their order, each with all keys up to its own and no others."""
+    shape (count, 1, readers of each, 1, keys), or None."""
 
     slots: Slots
     begin: int
@@ -40,7 +40,6 @@ class _Batch:
     readers: Tensor
     to: Tensor
     mask: Tensor | None
-    prompt: bool
 
 
 class Step:
@@ -106,12 +105,7 @@ class Step:
             span = slice(batch.begin, batch.begin + batch.count)
             keys = batch.slots.tensors["k", layer][span, :, batch.low : batch.high]
             values = batch.slots.tensors["v", layer][span, :, batch.low : batch.high]
-            readers = scaled[batch.readers]
-            if batch.prompt and softcap is None and sinks is None:
-                products = _of_prompt(readers, keys, values)
-                logs = products.new_zeros(())
-            else:
-                products, logs = _products(readers, keys, values, batch, softcap)
+            products, logs = _products(scaled[batch.readers], keys, values, batch.mask, softcap)
             if out is None or sums is None:
                 out = products.new_empty((queries * most + 1, heads, products.shape[-1]))
                 sums = products.new_full((queries * most + 1, heads), LOWEST)
@@ -123,7 +117,7 @@ class Step:
     def _batches(self, window: int | None) -> tuple[int, list[_Batch]]:
         """The most parts that a query has, and the products to be made."""
         parts = [0] * self._queries
-        groups: dict[tuple[Slots, int], list[tuple[Piece, Seen]]] = {}
+        groups: dict[tuple[Slots, int, int], list[tuple[Piece, Seen]]] = {}
         for piece, readers in self._readers.items():
             visible: Seen = []
             for query, at, length in readers:
@@ -131,15 +125,15 @@ class Step:
                 if low < high:
                     visible.append((query, parts[query], low, high))
                     parts[query] += 1
-            if visible:
-                place = -1 if len(readers) == 1 else piece.place.index
-                groups.setdefault((piece.slots, place), []).append((piece, visible))
+            place = -1 if len(readers) == 1 else piece.place.index
+            # readers are in the order of their tokens: a block leaves out the keys of those behind it
+            for block in range(0, len(visible), BLOCK):
+                members = groups.setdefault((piece.slots, place, block), [])
+                members.append((piece, visible[block : block + BLOCK]))
         most = max(parts, default=0)
-        return most, [self._batch(slots, at, members, parts, most) for (slots, at), members in groups.items()]
+        return most, [self._batch(slots, at, members, most) for (slots, at, _), members in groups.items()]
 
-    def _batch(
-        self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], parts: list[int], most: int
-    ) -> _Batch:
+    def _batch(self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], most: int) -> _Batch:
         begin, count = (0, self._front[slots]) if at < 0 else (at, 1)
         everyone = [span for _, visible in members for span in visible]
         low, high = min(span[2] for span in everyone), max(span[3] for span in everyone)
@@ -154,20 +148,12 @@ class Step:
             keys = torch.arange(low, high, device=self._device)
             out = (keys < rows[..., 2, None]) | (keys >= rows[..., 3, None])  # (count, each, keys)
             mask = torch.zeros(out.shape, device=self._device).masked_fill_(out, LOWEST)[:, None, :, None]
-        prompt = (
-            mask is not None
-            and at >= 0
-            and all(
-                parts[query] == 1 and (first, last) == (0, number)
-                for number, (query, _, first, last) in enumerate(everyone, 1)
-            )
-        )
         readers, to = rows[..., 0].flatten(), rows[..., 1].flatten()
-        return _Batch(slots, begin, count, low, high, readers, to, mask, prompt)
+        return _Batch(slots, begin, count, low, high, readers, to, mask)
 
 
 def _products(
-    query: Tensor, keys: Tensor, values: Tensor, batch: _Batch, softcap: float | None
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """``query``, (readers, heads, dim), over all keys of a batch, (count, shared heads, keys, dim): outputs,
     (readers, heads, dim of values), and logarithms of the sums, (readers, heads)."""
@@ -178,8 +164,8 @@ def _products(
     scores = torch.bmm(tensor, keys.flatten(0, 1).transpose(1, 2)).float()
     if softcap is not None:
         scores = scores.tanh_().mul_(softcap * LOG2_E)
-    if batch.mask is not None:
-        scores.view(count, shared, each, group, -1).add_(batch.mask)
+    if mask is not None:
+        scores.view(count, shared, each, group, -1).add_(mask)
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp2_()
     total = weights.sum(-1, keepdim=True)
@@ -187,16 +173,6 @@ def _products(
     products = products.view(count, shared, each, group, -1).transpose(1, 2)
     logs = top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2)
     return products.reshape(readers, heads, -1), logs.reshape(readers, heads)
-
-
-def _of_prompt(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The outputs of `_products` for the first tokens of a prompt, by PyTorch's own kernel: it keeps no
-    scores in memory, and leaves out those that a token does not see."""
-    query = query.transpose(0, 1)[None]
-    out = F.scaled_dot_product_attention(
-        query, keys, values, is_causal=True, scale=1 / LOG2_E, enable_gqa=True
-    )
-    return out[0].transpose(0, 1).float()
 
 
 def _merge(out: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:

@@ -4,13 +4,13 @@
 has been taken. The rules are `engine.policy` (admission, prefill) and `branching.policy` (extra branches).
 What a caller who holds tensors must know:
 
-- A request is a trunk (unit 0) and the branches of its parallel stages (units 1, 2, … through all stages).
-  All positions are absolute: a branch continues the trunk's.
+- A request is a parent sequence (unit 0) and the branches of its parallel stages (units 1, 2, … through all stages).
+  All positions are absolute: a branch continues the parent's.
 - A unit's first token comes from the prefill chunk that ends it (`Chunk.samples`), each further one from a
   row. A row feeds the unit's last token. The last token of a unit is in no KV.
-- A fork (`Step.forks`) happens where all of the trunk but its last known token is in the KV. Every branch
+- A fork (`Step.forks`) happens where all of the parent but its last known token is in the KV. Every branch
   begins with that token and its own head, so it always has something to prefill.
-- A join (`Step.joins`) drops the branches' KV; the trunk then goes on, from where it was forked, with the
+- A join (`Step.joins`) drops the branches' KV; the parent then goes on, from where it was forked, with the
   tokens of all branches (heads and decoded) and the stage's ``join`` tokens, prefilled.
 - In one step joins come first, then forks, prefill chunks and rows.
 
@@ -45,7 +45,7 @@ Log = Callable[[str, str, object, object], None]
 
 
 class _Branch:
-    """``head``: tokens to prefill, the trunk's last one first; ``suffix``: tokens of its own in the KV;
+    """``head``: tokens to prefill, the parent's last one first; ``suffix``: tokens of its own in the KV;
     ``left``: tokens that it may still decode. It is ``live`` from its first token on."""
 
     __slots__ = ("head", "left", "live", "suffix", "unit")
@@ -56,10 +56,10 @@ class _Branch:
 
 
 class _Running:
-    """An admitted request. ``held``: tokens of the trunk in the KV, ``known``: tokens of the trunk;
+    """An admitted request. ``held``: tokens of the parent in the KV, ``known``: tokens of the parent;
     ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
     stages to come, one after another and beside those; ``emitted``: tokens, ``steps``: those after the first
-    token in which it got on, the last of them ``stamp``. While the trunk decodes, counts are those of when it
+    token in which it got on, the last of them ``stamp``. While the parent decodes, counts are those of when it
     began, at step ``began``."""
 
     __slots__ = (
@@ -112,13 +112,13 @@ class Scheduler:
         self._deferred: deque[tuple[Request, admission.Waiting]] = deque()  # late ones, behind all others
         self._found: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step
         self._running: dict[int, _Running] = {}
-        self._serial: dict[int, _Running] = {}  # whose trunk decodes
+        self._serial: dict[int, _Running] = {}  # whose parent decodes
         self._parallel: dict[int, _Running] = {}  # with branches that decode
         self._urgent: dict[Unit, None] = {}  # to be prefilled: what running requests wait for
         self._filling: dict[Unit, None] = {}  # and prompts
         self._forks: dict[int, tuple[int, ...]] = {}
         self._joins: list[int] = []
-        self._ends: list[tuple[int, int, int]] = []  # heap: step at which a trunk ends, request, began
+        self._ends: list[tuple[int, int, int]] = []  # heap: step at which a parent ends, request, began
         self._rows: tuple[Unit, ...] | None = ()  # of `_serial`
         self._steps = self._read = self._backlog = 0
         self.reserved = 0
@@ -261,12 +261,12 @@ class Scheduler:
         for number, unit in sorted(early):
             running = self._running.get(number)
             if running is not None and unit == 0 and number in self._serial:
-                self._trunk_ends(running, out, now)
+                self._parent_ends(running, out, now)
             elif running is not None and unit in running.branches and running.branches[unit].live:
                 self._branch_ends(running, running.branches[unit], out, now)
         while self._ends and self._ends[0][0] <= self._steps:
             if not self._stale(last := heappop(self._ends)):
-                self._trunk_ends(self._serial[last[1]], out, now)
+                self._parent_ends(self._serial[last[1]], out, now)
         for chunk in step.prefill:
             if chunk.request in self._running:
                 self._filled(self._running[chunk.request], chunk, early, out, now)
@@ -343,7 +343,7 @@ class Scheduler:
 
     @staticmethod
     def _goal(stage: Stage, known: int) -> int:
-        """Up to where a trunk of ``known`` tokens is prefilled: branches begin with the last one."""
+        """Up to where a parent of ``known`` tokens is prefilled: branches begin with the last one."""
         return known if isinstance(stage, Serial) else known - 1
 
     def _span(self, running: _Running, unit: int) -> tuple[int, int]:
@@ -392,14 +392,14 @@ class Scheduler:
         self._serial[chunk.request], self._rows = running, None
         self._read += running.held
         if stage.tokens == 1 or key in early:
-            self._trunk_ends(running, out, now)
+            self._parent_ends(running, out, now)
         else:
             heappush(self._ends, (self._steps + stage.tokens - 1, chunk.request, running.began))
 
     # stages
 
     def _enter(self, running: _Running) -> None:
-        """A stage begins: what its trunk lacks is prefilled, then its branches' heads."""
+        """A stage begins: what its parent lacks is prefilled, then its branches' heads."""
         path, beside = _size(running.request.stages[running.stage])
         running.path, running.beside = running.path - path, running.beside - beside
         begin, end = self._span(running, 0)
@@ -419,7 +419,7 @@ class Scheduler:
             self._backlog += head + 1
         self._forks[running.request.id] = tuple(running.branches)
 
-    def _trunk_ends(self, running: _Running, out: Outcome, now: float) -> None:
+    def _parent_ends(self, running: _Running, out: Outcome, now: float) -> None:
         steps, running.began = self._steps - running.began, -1
         running.held, running.known = running.held + steps, running.known + steps
         running.emitted, running.steps = running.emitted + steps, running.steps + steps

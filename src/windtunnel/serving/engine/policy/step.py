@@ -10,7 +10,7 @@ from windtunnel.serving.engine.model import Request, StepTime
 Depths = tuple[int, ...]
 """Token positions, ascending."""
 Unit = tuple[int, int]
-"""(request, unit); unit 0 is the trunk."""
+"""(request, unit); unit 0 is the parent."""
 
 
 @dataclass(frozen=True, slots=True)
