@@ -4,8 +4,8 @@
 has been taken. The rules are `engine.policy` (admission, prefill) and `branching.policy` (extra branches).
 What a caller who holds tensors must know:
 
-- A request is a parent sequence (unit 0) and the branches of its parallel stages (units 1, 2, … through all stages).
-  All positions are absolute: a branch continues the parent's.
+- A request is a parent sequence (unit 0) and the branches of its parallel stages (units 1, 2, … through all
+  stages). All positions are absolute: a branch continues the parent's.
 - A unit's first token comes from the prefill chunk that ends it (`Chunk.samples`), each further one from a
   row. A row feeds the unit's last token. The last token of a unit is in no KV.
 - A fork (`Step.forks`) happens where all of the parent but its last known token is in the KV. Every branch
@@ -59,8 +59,8 @@ class _Running:
     """An admitted request. ``held``: tokens of the parent in the KV, ``known``: tokens of the parent;
     ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
     stages to come, one after another and beside those; ``emitted``: tokens, ``steps``: those after the first
-    token in which it got on, the last of them ``stamp``. While the parent decodes, counts are those of when it
-    began, at step ``began``."""
+    token in which it got on, the last of them ``stamp``. While the parent decodes, counts are those of when
+    it began, at step ``began``."""
 
     __slots__ = (
         "admitted", "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",
