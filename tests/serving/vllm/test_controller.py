@@ -218,6 +218,20 @@ def test_step_times_of_a_host_that_was_slow_are_forgotten() -> None:
     assert server.controller.policies.time.of(1, 30) == pytest.approx(2**-7, rel=0.2)
 
 
+def test_a_step_that_stood_still_makes_no_forecast_longer() -> None:
+    server = Server(Limits(4, 1000, chunk=32), time=None, seconds=8.0)
+    server.arrive("slow", range(20), 60)
+    server.step()
+    server.seconds = 2**-7
+    for name in range(4):
+        server.arrive(f"{name}", range(100 * name, 100 * name + 20), 20)
+        server.step()
+    server.run()
+    time = server.controller.policies.time
+    assert time.of(1, 30) == pytest.approx(2**-7, rel=0.2)
+    assert time.of(1, 30, [(20, 20)]) == pytest.approx(2**-7, rel=0.2)
+
+
 def test_the_log_is_replayed_and_the_twin_decides_the_same(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     server = Server(Limits(3, 70, chunk=16, branching="taper"), log)

@@ -28,9 +28,11 @@ from windtunnel.serving.prefixcache.policy.rules import RULES
 
 GATHER = 0.005
 """Seconds after which no further sequence of a family is waited for: the front sends them one by one."""
-REFIT, WINDOW = 32, 512
-"""Where no step model was given: after so many steps it is fitted anew, to so many recent ones. How fast a
-host is changes, and the first steps of a server are slow."""
+REFIT, WINDOW, STALLED = 32, 512, 2.0
+"""Where no step model was given: after so many steps, and a quarter of those known, it is fitted anew, to so
+many recent ones. How fast a host is changes. A step that takes so many times what the others say stood still,
+as the first ones of a server do, and tells nothing of those to come: a forecast is of what they take at the
+least."""
 NOTHING = Objective()
 
 
@@ -256,10 +258,11 @@ class Controller:
     def _learn(self, step: Step, seconds: float) -> None:
         self._taken.append(((len(step.rows), step.read, step.chunks), seconds))
         self._unfitted += 1
-        if self._unfitted == REFIT:
+        if self._unfitted >= max(REFIT, len(self._taken) // 4):
             self._unfitted = 0
-            points, times = zip(*self._taken, strict=True)
-            self.policies.time, _ = fit(points, times, fused=True)
+            time, _ = fit(*zip(*self._taken, strict=True), fused=True)
+            usual = [taken for taken in self._taken if taken[1] <= STALLED * time.of(*taken[0])]
+            self.policies.time, _ = fit(*zip(*(usual or self._taken), strict=True), fused=True)
             if self._note is not None:
                 self._note("time", time=to_plain(self.policies.time))
 

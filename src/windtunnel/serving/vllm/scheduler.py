@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import create_request_queue
+from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -40,7 +41,11 @@ TICK = 2**20
 """Ticks a second: sums of such times are exact, in the twin, too."""
 
 
-class Scheduler(AsyncScheduler):
+# On a CPU vLLM never schedules ahead and takes the first one itself: the other does more in each step.
+Base: Any = SyncScheduler if current_platform.is_cpu() else AsyncScheduler
+
+
+class Scheduler(Base):  # type: ignore[misc]
     """See the module. Raises `UserError` where the settings or the policy cannot be used."""
 
     need_mamba_block_aligned_split: bool
