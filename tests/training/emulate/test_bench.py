@@ -8,13 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness import rows as harness
-from benchmarks.training.emulate import mpt, published
-from benchmarks.training.emulate.jobs import peak_bytes, step_order
+from benchmarks.training.emulate import mpt
+from benchmarks.training.emulate.jobs import peak_bytes
 from benchmarks.training.emulate.speed import LargeJob, emulate_in_process
-from benchmarks.training.emulate.tracked import Held
-from benchmarks.training.emulate.truth import catalogue_name, gpu_rows
-from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EVENT, EventKind, Operator, Slice
 
 
@@ -46,32 +42,6 @@ def test_peak_bytes_against_counting(program: list[tuple[bool, int]], data: st.D
     assert peak_bytes(slice_of(rows, (begin, len(rows)))) == max(held[begin - 1 :])
 
 
-def test_the_order_of_the_steady_step_is_that_of_its_operators() -> None:
-    rows = [(EventKind.OP, 0, 0), (EventKind.OP, 0, 0), (EventKind.ALLOC, 5, 8), (EventKind.OP, 0, 0)]
-    assert step_order(slice_of(rows, (1, 4))) == [0, 0]
-
-
-def test_a_step_begins_with_what_the_one_before_left() -> None:
-    held = Held()
-    kept, passing = held.alloc(100), held.alloc(50)
-    held.free(passing)
-    assert held.take_peak() == 150
-    assert held.take_peak() == 100
-    held.free(kept)
-    assert (held.take_peak(), held.take_peak()) == (100, 0)
-
-
-def test_without_a_gpu_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(harness.Missing, match="no CUDA device: left out"):
-        list(gpu_rows(True))
-
-
-def test_devices_are_found_by_the_name_that_pytorch_has_for_them() -> None:
-    assert catalogue_name("NVIDIA H200") == "h200"
-    assert catalogue_name("Voodoo 2") is None
-
-
 # llm-foundry, scripts/train/benchmarking/README.md: its tables' counts of parameters by model and sequence.
 MPT_PARAMETERS = {
     ("125m", 2048): 125_311_488, ("350m", 2048): 355_985_408, ("760m", 2048): 760_470_528,
@@ -86,19 +56,6 @@ def test_mpt_has_the_parameters_that_its_table_counts(size: str, sequence: int) 
     with torch.device("meta"):
         model = mpt.Model(mpt.SIZES[size], sequence)
     assert sum(one.numel() for one in model.parameters()) == MPT_PARAMETERS[size, sequence]
-
-
-def test_a_row_of_llm_foundry_is_a_job_on_a_cluster() -> None:
-    jobs = list(published.mpt_jobs(harness.published(published.__file__)["mpt"]))
-    assert len(jobs) == len({job["name"] for job in jobs}) == 143
-    (found,) = (job for job in jobs if job["name"].startswith("MPT 1b, 512 x h100-sxm"))
-    assert found["arguments"] == (
-        "--size 1b --seq 2048 --batch 12 --accumulate 1 --ac none --mixed DEFAULT --sharding SHARD_GRAD_OP"
-    )
-    assert found["tokens_per_s"] == 39837
-    for job in jobs:
-        ranks = int(job["name"].split(", ")[1].split(" x ")[0])
-        assert load_cluster(job["cluster"]).world_size == ranks
 
 
 @pytest.mark.conformance

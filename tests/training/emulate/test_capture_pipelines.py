@@ -15,12 +15,7 @@ from windtunnel.training.emulate.live import session
 from windtunnel.training.emulate.live.chunks import ALIKE
 from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.program import Script
-from windtunnel.training.emulate.run import emulate
 
-OF_THE_RUN = {
-    "run_id", "created_at", "directory", "wall_time_s", "capture_time_s", "peak_rss_bytes", "approximations",
-}  # fmt: skip
-"""What two runs differ in whatever they find, and the sentence that micro-batches are taken to be alike."""
 LLAMA = Path(__file__).parents[3] / "examples" / "train_llama.py"
 
 
@@ -84,28 +79,3 @@ def test_micro_batches_that_may_differ_are_run(monkeypatch: pytest.MonkeyPatch, 
 def test_llama(monkeypatch: pytest.MonkeyPatch, options: str, fewer: bool) -> None:
     words = f"--size debug --tp 4 --pp 2 --microbatches 8 --batch 8 {options}".split()
     check(monkeypatch, Script(LLAMA, tuple(words)), "h100-sxm:4x8", [0, 31], fewer)
-
-
-@pytest.mark.conformance
-@pytest.mark.parametrize("schedule", ["zerobubble", "zbv"])
-def test_zero_bubble_schedules(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
-    words = f"--size debug --tp 4 --pp 2 --microbatches 8 --batch 8 --schedule {schedule} --ac none".split()
-    few, all_ = (
-        captured(monkeypatch, Script(LLAMA, tuple(words)), "h100-sxm:4x8", [0, 31], templates)
-        for templates in (True, False)
-    )
-    assert [differing(a, b) for a, b in zip(few, all_, strict=True)] == [[], []]
-
-
-@pytest.mark.conformance
-def test_summaries_have_the_same_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    words = ["--size", "debug", "--tp", "2", "--pp", "2", "--microbatches", "8", "--batch", "8"]
-    summaries = []
-    for templates in (True, False):
-        monkeypatch.setattr(session, "TEMPLATES", templates)
-        done = emulate(Script(LLAMA, tuple(words)), cluster="h100-sxm:1x8", pictures=False)
-        content = done.summary.to_json()
-        left = [key for key in content if content[key] != (summaries or [content])[0].get(key)]
-        summaries.append(content)
-    assert not {*left} - OF_THE_RUN, left

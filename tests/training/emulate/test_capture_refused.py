@@ -13,10 +13,9 @@ from windtunnel.training.emulate.live.session import Session
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "refused.py").read_text(), re.MULTILINE)
 CALLS = {
-    "nonzero": "aten.nonzero", "masked_select": "aten.masked_select", "unique": "aten._unique2",
-    "mask_index": "aten.nonzero", "where": "aten.nonzero",
+    "nonzero": "aten.nonzero", "unique": "aten._unique2",
     "repeat_interleave": "repeat_interleave without output_size",
-    "bincount": "torch.bincount without minlength", "cuda_graph": "torch.cuda.CUDAGraph",
+    "cuda_graph": "torch.cuda.CUDAGraph",
     "cpu_offload": "torch.distributed.fsdp.CPUOffloadPolicy",
     "first_fsdp_offload": "torch.distributed.fsdp.CPUOffload(offload_params=True)",
     "symmetric_memory": "torch.distributed._symmetric_memory.enable_symm_mem_for_group",

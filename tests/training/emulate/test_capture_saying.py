@@ -10,7 +10,7 @@ from capturing import SCRIPTS, capture, session
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.graph import NoteKind, sentences
-from windtunnel.training.emulate.live.mailbox import ASKED, Mailbox, Want, hanging
+from windtunnel.training.emulate.live.mailbox import Want, hanging
 
 CLUSTER = "h100-sxm:1x4"
 SAY = "ranks that have not run are taken to say what the one that asks says itself"
@@ -35,12 +35,6 @@ def test_the_first_rank_hears_the_others(jobs: int) -> None:
     ]
 
 
-def test_whoever_is_not_needed_does_not_run() -> None:
-    with session("saying.py", "case_weights_are_not_waited_for", cluster=CLUSTER) as one:
-        one.capture([0])
-        assert one.heard == set()
-
-
 @pytest.mark.slow
 def test_of_a_gather_the_earlier_ranks_are_heard_and_the_others_assumed() -> None:
     slices = capture("saying.py", "case_gathered_of_earlier_ranks", cluster=CLUSTER, ranks=(0, 1, 2, 3))
@@ -57,20 +51,6 @@ def test_ranks_that_wait_for_each_other_would_hang() -> None:
         capture("saying.py", "case_wait_for_each_other", cluster=CLUSTER)
     assert "rank 0 for what rank 1 says (broadcast_object_list)" in str(caught.value)
     assert "rank 1 for what rank 0 says (broadcast_object_list)" in str(caught.value)
-
-
-def test_a_rank_asks_only_so_many_others(tmp_path: Path) -> None:
-    told: list[Want | None] = []
-
-    def answer(want: Want | None) -> None:
-        told.append(want)
-        if want is not None:
-            Path(tmp_path, f"done-{want.sender}").touch()
-
-    box = Mailbox(tmp_path, 0, frozenset(), answer)
-    for sender in range(1, ASKED + 5):
-        assert box.read(sender, "topic") == (False, None)
-    assert [want.sender for want in told if want] == list(range(1, ASKED + 1))
 
 
 def test_nothing_hangs_while_a_message_lies_there(tmp_path: Path) -> None:

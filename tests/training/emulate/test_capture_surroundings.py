@@ -15,7 +15,6 @@ from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.program import Script
-from windtunnel.training.emulate.run import emulate
 
 MESH = """
 import os
@@ -151,31 +150,6 @@ def test_all_launchers_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         assert {said[name] for name in names.split()} == {str(number)}
     assert (said["SLURM_JOB_NODELIST"], said["SLURMD_NODENAME"]) == ("host[0-1]", "host1")
-
-
-ODD = """
-import os
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("nccl")
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-x = torch.ones(8, device="cuda")
-for _ in range(4):
-    dist.all_reduce(x)
-if int(os.environ["SLURM_PROCID"]) == 5:
-    dist.barrier()
-"""
-
-
-def test_a_condition_on_what_a_launcher_says_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    script = tmp_path / "job.py"
-    script.write_text(ODD)
-    with pytest.raises(ScriptError, match="would hang: rank 5 waits in barrier"):
-        emulate(script, (), "h100-sxm:2x8", pictures=False)
 
 
 HOSTS = """

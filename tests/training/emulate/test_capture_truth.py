@@ -14,7 +14,7 @@ from capturing import SCRIPTS, capture, operator_names, session, steady_events
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind, Phase, Slice
+from windtunnel.training.emulate.graph import COMM_STREAM, EventKind, Phase, Slice
 
 WIDTH, BLOCKS = 64, 4
 
@@ -122,24 +122,6 @@ def test_the_peak_of_memory_is_that_of_a_real_run_to_the_byte(real: Watcher, emu
     assert int(held[begin:end].max()) == real.peak
 
 
-def test_parameters_and_gradients_are_told_apart(emulated: Slice) -> None:
-    expected = sum(p.numel() * 4 for p in tiny().build("cpu").parameters())
-    begin, end = emulated.steady
-    for category in (Category.PARAMETER, Category.GRADIENT):
-        blocks = {block for block, kind in emulated.block_category.items() if kind == category}
-        events = emulated.events if category == Category.PARAMETER else emulated.events[begin:end]
-        sizes = [e["value"] for e in events if e["kind"] == EventKind.ALLOC and e["ref"] in blocks]
-        assert sum(sizes) == expected, category
-
-
-def test_phases_are_in_the_order_of_a_step(emulated: Slice) -> None:
-    events = steady_events(emulated)
-    phases = [Phase(p) for p in events["phase"][events["kind"] == EventKind.OP]]
-    order = [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
-    places = [[i for i, p in enumerate(phases) if p == one] for one in order]
-    assert all(places) and max(places[0]) < min(places[1]) and max(places[1]) < min(places[2])
-
-
 # -- a capture that stops early is a capture that does not
 
 
@@ -182,20 +164,6 @@ def test_the_steady_step_is_the_fifth_step_event_by_event(both: tuple[Slice, Sli
     short, long = both
     assert len(long.steps) == 5 and short.settled and len(short.steps) < 4
     assert named(short, *short.steady) == named(long, *long.steps[-1])
-
-
-def test_memory_of_the_steady_step_is_that_of_the_fifth(both: tuple[Slice, Slice]) -> None:
-    short, long = both
-    begin, end = short.steady
-    late_begin, late_end = long.steps[-1]
-    assert (live_bytes(short.events)[begin:end] == live_bytes(long.events)[late_begin:late_end]).all()
-
-
-def test_two_captures_of_a_rank_are_equal_to_the_byte() -> None:
-    one, other = (capture("tiny.py", "fsdp", "adamw", ranks=(3,))[0] for _ in range(2))
-    assert one.events.tobytes() == other.events.tobytes()
-    assert one.operators == other.operators and one.collectives == other.collectives
-    assert one.block_category == other.block_category and one.scopes == other.scopes
 
 
 # -- sums on paper

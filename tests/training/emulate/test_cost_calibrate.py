@@ -14,8 +14,6 @@ from windtunnel.training.emulate.calibrate.operators import (
     Recorder,
     find_operator,
     grid,
-    make_tensor,
-    plan_call,
 )
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.profile import read_profile
@@ -61,40 +59,6 @@ def test_every_operator_of_a_training_step_can_be_measured(fused):
     assert torch.get_num_threads() >= 1
 
 
-def test_a_larger_product_takes_longer():
-    def mm(size):
-        x = TensorMeta((size, size), "float32", (size, 1))
-        return Operator("aten.mm.default", (x, x), (x,))
-
-    profile = live.measure_operators([mm(8), mm(512)], seconds=0.1)
-    assert profile.exact(mm(512)) > profile.exact(mm(8))
-
-
-def test_what_cannot_run_is_left_out_and_named():
-    x = TensorMeta((2, 3), "float32", (3, 1))
-    wrong = Operator("aten.mm.default", (x, x), (x,))
-    unknown = Operator("aten.no_such_operator.default", (x,), (x,))
-    good = Operator("aten.neg.default", (x,), (x,))
-    profile = live.measure_operators([wrong, unknown, good], seconds=0.05)
-    assert [op.name for op, _ in profile.operators] == ["aten.neg.default"]
-    assert profile.provenance["skipped"] == "aten.mm.default aten.no_such_operator.default"
-
-
-def test_tensors_are_made_as_told():
-    for meta in (
-        TensorMeta((3, 4), "bfloat16", (1, 3)),
-        TensorMeta((3, 4), "float32", (0, 1)),
-        TensorMeta((), "float32", ()),
-        TensorMeta((0, 4), "float32", (4, 1)),
-    ):
-        tensor = make_tensor(meta, "cpu")
-        assert (tuple(tensor.shape), tensor.stride()) == (meta.shape, meta.stride)
-        assert bool((tensor > 0).all())
-    indices = make_tensor(TensorMeta((1000,), "int64", (1,)), "cpu", 7)
-    assert int(indices.max()) == 6
-    assert int(indices.min()) == 0
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("quick", [True, False])
 def test_the_grid_holds_operators_that_pytorch_has(device, quick):
@@ -116,16 +80,6 @@ def test_the_quick_grid_runs_on_a_cpu_without_leaving_anything_out():
         first.setdefault((op.name, op.outputs[0].dtype), op)
     profile = live.measure_operators(list(first.values()), seconds=0.05)
     assert "skipped" not in profile.provenance
-
-
-def test_plans_map_captured_values_to_the_schema():
-    x = TensorMeta((4,), "float32", (1,))
-    y = TensorMeta((4,), "bfloat16", (1,))
-    plan = plan_call(Operator("aten._to_copy.default", (x, 15, None, None, None, False, None), (y,)), "cpu")
-    assert plan.keywords["dtype"] is torch.bfloat16
-    result = plan.function(torch.ones(4), **plan.keywords)
-    assert result.dtype is torch.bfloat16
-    assert plan_call(Operator("aten.view.default", (), ()), "cpu") is None
 
 
 @pytest.mark.conformance

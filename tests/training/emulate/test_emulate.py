@@ -23,7 +23,8 @@ from windtunnel.training.emulate import summary as records
 
 ROOT = Path(__file__).parents[3]
 LLAMA = str(ROOT / "examples" / "train_llama.py")
-BATCH, SEQ, LAYERS = 2, 64, 4
+BATCH, SEQ = 2, 64
+JOB = ("--cluster", "h100-sxm:2x4", "--json", "--no-report", LLAMA, "--size", "debug", "--seq", str(SEQ))
 
 
 @pytest.fixture(scope="module")
@@ -45,35 +46,12 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fsdp(home: Path) -> dict[str, Any]:
-    words = [
-        "--cluster",
-        "h100-sxm:2x4",
-        "--json",
-        LLAMA,
-        "--size",
-        "debug",
-        "--seq",
-        str(SEQ),
-        "--batch",
-        str(BATCH),
-    ]
-    return summary_of(emulate(*words))
+    return summary_of(emulate(*JOB[:3], *JOB[4:], "--batch", str(BATCH)))
 
 
 @pytest.fixture(scope="module")
 def pipeline(home: Path) -> dict[str, Any]:
-    words = [
-        "--cluster",
-        "h100-sxm:2x4",
-        "--json",
-        "--no-report",
-        LLAMA,
-        "--size",
-        "debug",
-        "--seq",
-        str(SEQ),
-    ]
-    return summary_of(emulate(*words, "--pp", "2", "--tp", "2"))
+    return summary_of(emulate(*JOB, "--pp", "2", "--tp", "2"))
 
 
 def test_summary_has_the_fields_of_its_records(fsdp: dict[str, Any]) -> None:
@@ -170,41 +148,17 @@ def test_the_trace_of_a_rank_is_as_the_profiler_s(fsdp: dict[str, Any]) -> None:
 
 
 def test_same_inputs_same_times(fsdp: dict[str, Any], home: Path) -> None:
-    words = ["--cluster", "h100-sxm:2x4", "--json", "--no-report", LLAMA, "--size", "debug"]
-    again = summary_of(emulate(*words, "--seq", str(SEQ), "--batch", str(BATCH)))
+    again = summary_of(emulate(*JOB, "--batch", str(BATCH)))
     for field in ("iteration_time_s", "first_iteration_time_s", "critical_path", "ranks", "collectives"):
         assert again[field] == fsdp[field]
 
 
 def test_a_slow_host_and_a_slow_network_cost_time(fsdp: dict[str, Any], home: Path) -> None:
-    script = [LLAMA, "--size", "debug", "--seq", str(SEQ), "--batch", str(BATCH)]
-    slow = summary_of(
-        emulate("--cluster", "h100-sxm:2x4", "--slow", "host=1:3", "--json", "--no-report", *script)
-    )
-    network = summary_of(
-        emulate("--cluster", "h100-sxm:2x4,nic=ethernet-1", "--json", "--no-report", *script)
-    )
+    job = [*JOB[2:], "--batch", str(BATCH)]
+    slow = summary_of(emulate("--cluster", "h100-sxm:2x4", "--slow", "host=1:3", *job))
+    network = summary_of(emulate("--cluster", "h100-sxm:2x4,nic=ethernet-1", *job))
     assert slow["iteration_time_s"] > 1.5 * fsdp["iteration_time_s"]
     assert network["iteration_time_s"] > fsdp["iteration_time_s"]
     assert [row["peak_allocated_bytes"] for row in network["ranks"]] == [
         row["peak_allocated_bytes"] for row in fsdp["ranks"]
     ]
-
-
-def test_what_does_not_fit_is_said_with_the_module(home: Path) -> None:
-    words = ["--cluster", "t4:1x1", "--json", "--no-report", LLAMA, "--size", "debug", "--dtype", "fp32"]
-    summary = summary_of(emulate(*words, "--seq", "2048", "--batch", "512"))
-    (row,) = summary["ranks"]
-    assert not row["fits"]
-    assert row["headroom_bytes"] < 0
-    assert row["oom"]["requested_bytes"] > 0
-
-
-def test_a_failed_run_is_kept_as_failed(home: Path, tmp_path: Path) -> None:
-    script = tmp_path / "broken.py"
-    script.write_text("raise ValueError('no data')\n")
-    result = CliRunner().invoke(app, ["emulate", str(script)])
-    assert result.exception is not None
-    newest = Store.open().list(1, None)[0]
-    assert newest.status == "failed"
-    assert "no data" in (newest.error or "")

@@ -12,16 +12,15 @@ import pytest
 from support.programs import train
 from windtunnel import api
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.exports import joules
-from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
+from windtunnel.training.emulate.policy import Decision, Known, Observation, decide
 from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Run, emulate
 from windtunnel.training.emulate.summary import Summary
-from windtunnel.training.emulate.twin import cost
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, signature
 
 
@@ -66,13 +65,6 @@ def test_the_operators_of_a_step_lie_in_the_folder_and_their_energies_add_up(don
     assert "joules_per_iteration" not in done.summary.provenance
 
 
-def test_a_function_of_main_travels_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    factor = 3
-    emulation = emulate(lambda width: train(width * factor), (64,), "h100-sxm:1x2", pictures=False)
-    assert emulation.summary.peak_reserved_bytes >= 192 * 192 * 4
-
-
 def test_a_function_that_fails_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
 
@@ -99,16 +91,6 @@ def test_a_summary_of_another_form_is_refused(done: Run) -> None:
     for wrong in ("0-x", 7):
         with pytest.raises(UserError, match="no summary of an emulation"):
             Summary.from_json(content | {"captured_ranks": wrong})
-
-
-def test_the_ranks_of_a_large_class_are_one_range(done: Run) -> None:
-    (one,) = done.summary.ranks
-    members = (*range(504), 510, *range(512, 8192))
-    large = dataclasses.replace(done.summary, ranks=(dataclasses.replace(one, members=members),))
-    content = large.to_json()
-    assert content["ranks"][0]["members"] == "0-503,510,512-8191"
-    assert content["ranks"][0]["captured"] == "0,2-3" and content["captured_ranks"] == "0,2-3"
-    assert Summary.from_json(content) == large
 
 
 def test_a_run_whose_summary_lists_every_rank_is_still_read(
@@ -142,34 +124,3 @@ def test_the_log_alone_is_enough_to_decide_anew(done: Run) -> None:
     assert isinstance(made[-1], Known)
     assert seen[0].seconds_each is None
     assert (seen[1].seconds_each or 0) > 0
-
-
-def test_other_policies_decide_on_the_same_observations(done: Run) -> None:
-    first, second, last = [
-        from_plain(Observation, event["observation"]) for event in decisions(done.directory / NAME)
-    ]
-    assert POLICIES["all"](first) == Capture((0, 1, 2, 3), "every rank")
-    assert POLICIES["all"](last) == Capture((1,), "every rank")
-    assert POLICIES["chosen"](second) == Known(None)
-    each = second.seconds_each or 0
-    assert cost(second, POLICIES["all"](second)) == {"ranks": 3.0, "seconds": 2 * each}
-    assert cost(last, decide(last)) == {"ranks": 0.0, "seconds": 0.0}
-
-
-def test_an_observation_of_a_large_world_is_small() -> None:
-    from slice_worlds import capture_of, mesh_groups, pipeline
-
-    from windtunnel.training.emulate.policy.classes import slice_world
-
-    dims = {"pp": 8, "dp": 128, "tp": 8}
-    seen: list[Observation] = []
-
-    def choose(observation: Observation) -> Decision:
-        seen.append(observation)
-        return decide(observation)
-
-    slice_world(capture_of(pipeline(dims, 8), mesh_groups(dims)), 8192, choose=choose)
-    for observation in seen:
-        text = str(to_plain(observation))
-        assert len(text) < 2000
-        assert from_plain(Observation, to_plain(observation)) == observation

@@ -5,7 +5,6 @@ import pytest
 from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
-MIB = 1 << 20
 ACCEPTED = [
     "",
     "expandable_segments:True",
@@ -70,23 +69,6 @@ def test_refused_as_by_pytorch(text):
 def test_what_is_not_emulated_is_refused(text):
     with pytest.raises(UserError, match="PYTORCH_CUDA_ALLOC_CONF"):
         AllocatorConfig.parse(text)
-
-
-def test_values():
-    config = AllocatorConfig.parse(
-        " expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.8,"
-        "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],large_segment_size_mb:32"
-    )
-    assert config == AllocatorConfig(
-        expandable_segments=True,
-        max_split_size=128 * MIB,
-        max_non_split_rounding=32 * MIB,
-        large_segment_size=32 * MIB,
-        # From 1 MiB on; as PyTorch's own allocator_config_test expects for this string.
-        roundup_power2_divisions=(8, 8, 8, 8, 8, 8, 8, 2, 4, 2, 4, 1, 1, 1, 1, 1),
-        garbage_collection_threshold=0.8,
-    )
-    assert AllocatorConfig.parse("") == AllocatorConfig()
 
 
 def test_sizes_that_are_not_named_are_not_rounded():

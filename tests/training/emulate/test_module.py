@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import windtunnel as wt
-from windtunnel.base.errors import UserError
 from windtunnel.cli.main import main
-from windtunnel.training.emulate.program import Module
 
 TRAIN = """
     import os, sys
@@ -104,17 +101,3 @@ def test_what_is_no_module_is_refused_in_one_sentence(
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("windtunnel: -m: ") and said in err
-
-
-@pytest.mark.usefixtures("folder")
-def test_what_is_installed_is_found_too() -> None:
-    Module("http.server").check()
-    Module("benchmarks.training.emulate.tracked").check()
-    with pytest.raises(UserError, match="without a __main__"):
-        Module("windtunnel").check()
-
-
-@pytest.mark.usefixtures("folder")
-def test_python_takes_a_module_as_well() -> None:
-    done = wt.emulate("pkg.train", "--size", 16, cluster="h100-sxm:1x1", module=True, report=False)
-    assert done.summary.command.script == "-m pkg.train"

@@ -91,15 +91,6 @@ def test_every_rank_is_captured_checked_or_assumed(size: int, data: st.DataObjec
         assert decide(observation) == decide(from_plain(Observation, to_plain(observation)))
 
 
-@settings(max_examples=20, deadline=None)
-@given(programs)
-def test_the_order_in_which_slices_arrive_does_not_matter(calls: list[tuple[int, ...]]) -> None:
-    one, _, first = runs(calls)
-    other, _, second = runs(calls, order=-1)
-    assert first == second
-    assert [c.members.tolist() for c in one.classes] == [c.members.tolist() for c in other.classes]
-
-
 @pytest.mark.parametrize(
     ("text", "odd"),
     [

@@ -17,7 +17,6 @@ from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import sweep as verb
 from windtunnel.training.emulate.sweep import execute as group_module
 from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
-from windtunnel.training.emulate.sweep.execute import Row
 
 GIB = 2**30
 
@@ -72,17 +71,6 @@ def spec(folder: Path, more: str = "") -> Path:
     return path
 
 
-def test_one_capture_for_all_networks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulator = Emulator(monkeypatch, set())
-    _, rows = run_sweep(load_sweep(spec(folder)))
-    assert emulator.captured == [("--tp", str(tp)) for tp in (1, 2, 4, 8)]
-    assert len(emulator.emulated) == 8
-    assert [row["point"] for row in rows] == list(range(8))
-    assert [row["iteration_time_s"] for row in rows] == [1.5, 1, 0.75, 0.625, 1, 0.5, 0.25, 0.125]
-    assert rows[1]["peak_reserved_bytes"] == 20 * GIB
-    assert rows[1]["headroom_bytes"] == 60 * GIB
-
-
 def test_only_what_is_not_done_is_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator = Emulator(monkeypatch, {2})
     sweep = load_sweep(spec(folder))
@@ -113,20 +101,6 @@ def test_the_front_has_only_points_that_fit(folder: Path, monkeypatch: pytest.Mo
     ]  # 7 is the fastest, and does not fit
     assert found.cost(found.rows[6]) == pytest.approx(2 * 8 * 0.25 / 3600 / 4000 * 1e6)
     assert found.time_title == "iteration time, seconds"
-
-
-def test_unequal_iterations_are_compared_by_the_token() -> None:
-    def row(point: int, seconds: float, tokens: int) -> Row:
-        return {
-            "point": point, "status": "done", "iteration_time_s": seconds, "tokens_per_iteration": tokens,
-            "peak_reserved_bytes": 1, "fits": True, "cost_per_iteration": seconds, "cost_unit": "price",
-            "cost_per_million_tokens": seconds / tokens * 1e6,
-        }  # fmt: skip
-
-    found = result([row(0, 1.0, 1000), row(1, 1.5, 2000)])
-    assert found.per_token
-    assert [one["pareto"] for one in found.rows] == [False, True]
-    assert found.time(found.rows[1]) == pytest.approx(750.0)
 
 
 def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,9 +9,6 @@ from hypothesis import strategies as st
 
 from windtunnel.training.emulate.sweep.result import pareto_front
 from windtunnel.training.emulate.sweep.spec import (
-    argument_names,
-    combinations,
-    command_line,
     expand,
     holds,
     names,
@@ -42,23 +37,6 @@ def test_arguments_are_split_into_fixed_and_varied() -> None:
 @pytest.mark.parametrize("text", ["""--json '{"a":1,"b":2}'""", "--json {'a':1,'b':2}", "x{1,2}", "--n {5}"])
 def test_other_braces_are_left_alone(text: str) -> None:
     assert split_arguments(text)[1] == {}
-
-
-def test_command_lines_of_all_combinations() -> None:
-    varied = {"--tp": [1, 2], "--compile": [True, False]}
-    lines = [command_line(["--size", "8b"], chosen) for chosen in combinations(varied)]
-    assert lines == [
-        ("--size", "8b", "--tp", "1", "--compile"),
-        ("--size", "8b", "--tp", "1"),
-        ("--size", "8b", "--tp", "2", "--compile"),
-        ("--size", "8b", "--tp", "2"),
-    ]
-
-
-def test_names_of_arguments() -> None:
-    fixed = ["--grad-accum", "4", "--compile", "--lr=3e-4", "--shift", "-1", "file"]
-    found = argument_names(fixed, {"--tp": 2})
-    assert found == {"grad_accum": 4, "compile": True, "lr": 3e-4, "shift": -1, "tp": 2}
 
 
 numbers = st.integers(-6, 6)
@@ -101,12 +79,6 @@ def test_conditions_mean_what_they_mean_in_python(text: str, tp: int, pp: int) -
     assert set(names(text)) <= {"tp", "pp"}
 
 
-def test_conditions_on_words() -> None:
-    assert holds("ac in ['none', 'full'] and schedule != 'gpipe'", {"ac": "full", "schedule": "1f1b"})
-    assert not holds("1 < tp <= 4", {"tp": 8})
-    assert holds("compile", {"compile": True})
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -136,14 +108,3 @@ def test_pareto_front_is_that_of_brute_force(table: np.ndarray) -> None:
 
     expected = [not any(beats(other, row) for other in table) for row in table]
     assert pareto_front(table).tolist() == expected
-
-
-def test_a_point_with_an_unknown_figure_is_on_no_front() -> None:
-    assert pareto_front([[1.0, np.nan], [2.0, 2.0]]).tolist() == [False, True]
-
-
-def test_every_order_of_points_has_the_same_front() -> None:
-    rows = [(1, 5), (2, 2), (5, 1), (3, 3)]
-    for order in itertools.permutations(rows):
-        front = pareto_front(np.array(order, float))
-        assert {row for row, on in zip(order, front, strict=True) if on} == {(1, 5), (2, 2), (5, 1)}

@@ -73,17 +73,6 @@ def case_lists():
     dist.reduce_scatter_tensor(mine, flat, op=dist.ReduceOp.AVG)
 
 
-def case_async_on_a_stream():
-    side = torch.cuda.Stream()
-    x = torch.empty(64, device="cuda")
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work = dist.all_reduce(x, async_op=True)
-    work.wait()
-    assert work.is_completed()
-    torch.cuda.current_stream().wait_stream(side)
-
-
 def case_coalesced():
     xs = [torch.empty(10, device="cuda") for _ in range(3)]
     with dist._coalescing_manager(async_ops=True) as manager:
@@ -103,22 +92,6 @@ def case_functional():
     w = functional.reduce_scatter_tensor(z, "sum", 0, group)
     v = functional.all_to_all_single(x, None, None, group)
     assert (y + w + v).shape == x.shape and z.shape == (WORLD * WORLD, 8)
-
-
-def case_objects():
-    said = [f"from {RANK}"] * 2 if RANK == 0 else [None, None]
-    dist.broadcast_object_list(said, src=0)
-    if RANK == 0:
-        assert said == ["from 0"] * 2
-    heard = [None] * WORLD
-    dist.all_gather_object(heard, {"rank": RANK})
-    assert heard[RANK] == {"rank": RANK} and all(isinstance(h, dict) for h in heard)
-    one = [None]
-    dist.scatter_object_list(one, [f"to {r}" for r in range(WORLD)] if RANK == 0 else [None] * WORLD, src=0)
-    if RANK == 0:
-        assert one == ["to 0"]
-    gathered = [None] * WORLD if RANK == 0 else None
-    dist.gather_object(RANK, gathered, dst=0)
 
 
 def case_groups_and_meshes():
@@ -155,18 +128,6 @@ def case_numbers_that_travel():
     assert host.item() == 2.0 * WORLD
 
 
-def case_tell_who_i_am():
-    assert dist.get_rank() == RANK and dist.get_world_size() == WORLD
-    assert dist.get_backend() == "nccl"
-    assert dist.is_nccl_available() and dist.is_initialized()
-    dist.barrier()
-    dist.barrier(device_ids=[LOCAL])
-    dist.monitored_barrier(dist.new_group(backend="gloo"))
-    store = dist.distributed_c10d._get_default_store()
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-
-
 def case_groups_of_others():
     """They are counted without being made: names, results and errors stay as they are."""
     others = [rank for rank in range(WORLD) if rank != RANK]
@@ -182,13 +143,6 @@ def case_groups_of_others():
     mine = dist.new_group([RANK])
     assert dist.distributed_c10d._world.group_count == before + 4
     assert mine.group_name == str(before + 3)
-
-
-def case_work_future():
-    x = torch.empty(64, device="cuda")
-    work = dist.all_reduce(x, async_op=True)
-    (y,) = work.get_future().then(lambda future: [future.value()[0] * 2]).wait()
-    assert y.shape == x.shape
 
 
 if __name__ == "__main__":

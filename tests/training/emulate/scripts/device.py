@@ -12,21 +12,6 @@ torch.cuda.set_device(LOCAL)
 MIB = 2**20
 
 
-def case_what_there_is():
-    assert torch.cuda.is_available() and torch.cuda.device_count() == 8
-    assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(LOCAL).name
-    assert "H100" in torch.cuda.get_device_name(LOCAL)
-    assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.is_bf16_supported()
-    assert torch.cuda.get_device_properties("cuda").total_memory > 70 * 2**30
-    assert torch.cuda.current_device() == LOCAL and torch.accelerator.is_available()
-    assert torch.empty(1, device="cuda").device == torch.device("cuda", LOCAL)
-    assert torch.get_device_module("cuda") is torch.cuda
-    assert "sm_90" in torch.cuda.get_arch_list() and torch.cuda.is_initialized()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
-
-
 def case_other_device():
     other = (LOCAL + 1) % 8
     with torch.cuda.device(other):
@@ -60,23 +45,6 @@ def case_streams_and_events():
     assert begin.elapsed_time(end) > 0
     assert isinstance(side.cuda_stream, int)
     assert isinstance(side, torch.cuda.Stream) and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
-
-
-def case_graphs_are_classes():
-    class Captured(torch.cuda.CUDAGraph):
-        graph: torch.cuda.graph | None = None
-
-    assert issubclass(Captured, torch.cuda.CUDAGraph) and not isinstance(
-        3, torch.cuda.CUDAGraph | torch.cuda.graph
-    )
-    assert torch.cuda.graphs.CUDAGraph is torch.cuda.CUDAGraph
-    for kind in (torch.cuda.CUDAGraph, Captured, torch.cuda.graph):
-        try:
-            kind()
-        except NotImplementedError as refused:
-            assert "a graph replays work" in str(refused)
-        else:
-            raise AssertionError(kind)
 
 
 def case_a_stream_of_ones_own():
@@ -119,19 +87,6 @@ def case_a_stream_of_ones_own():
         assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
 
 
-def case_old_tensor_types():
-    assert torch.cuda.FloatTensor([1, 2]).tolist() == [1.0, 2.0]
-    assert isinstance(torch.zeros(2, device="cuda"), torch.cuda.FloatTensor)
-    assert not isinstance(torch.zeros(2), torch.cuda.FloatTensor)
-    assert not isinstance(torch.zeros(2, device="cuda").half(), torch.cuda.FloatTensor)
-    assert torch.cuda.LongTensor(2, 3).type() == "torch.cuda.LongTensor"
-    assert torch.ones(2).type(torch.cuda.HalfTensor).dtype == torch.float16
-    torch.set_default_tensor_type("torch.cuda.HalfTensor")
-    made = torch.ones(2)
-    torch.set_default_tensor_type("torch.FloatTensor")
-    assert made.is_cuda and made.dtype == torch.float16 and torch.ones(2).device.type == "cpu"
-
-
 def case_memory():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -161,17 +116,6 @@ def case_memory():
     torch.cuda.ipc_collect()
 
 
-def case_host_memory():
-    host = torch.randn(256, 256).pin_memory()
-    assert host.is_pinned()
-    x = host.to("cuda", non_blocking=True)
-    y = torch.empty(256, 256, pin_memory=True)
-    y.copy_(x, non_blocking=True)
-    z = x.cpu()
-    assert z.device.type == "cpu" and x.to("cpu", torch.float64).dtype == torch.float64
-    assert torch.zeros(4, device="cuda").numpy(force=True).shape == (4,)
-
-
 def case_loader():
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -183,23 +127,6 @@ def case_loader():
     batches = [[t.to("cuda", non_blocking=True) for t in batch] for batch in loader]
     assert len(batches) == 2 and batches[0][0].shape == (2, 2)
     assert batches[0][1].tolist() == [LOCAL, LOCAL + 8]
-
-
-def case_random():
-    torch.manual_seed(1)
-    torch.cuda.manual_seed_all(1)
-    state = torch.cuda.get_rng_state()
-    torch.cuda.set_rng_state(state)
-    generator = torch.Generator(device="cuda")
-    generator.manual_seed(3)
-    x = torch.randn(8, device="cuda", generator=generator)
-    y = torch.randperm(8, device="cuda")
-    z = torch.randint(0, 9, (8,), device="cuda")
-    torch.bernoulli(x.abs())
-    torch.multinomial(x.abs(), 2)
-    assert (x + y + z).shape == (8,)
-    with torch.random.fork_rng(devices=[LOCAL]):
-        torch.nn.functional.dropout(x, 0.5)
 
 
 def case_generators():
@@ -253,31 +180,6 @@ def case_generators():
     torch.nn.functional.dropout(weight, 0.5).bernoulli_(0.5, generator=mine).uniform_(generator=mine)
     other = torch.Generator(device=f"cuda:{(LOCAL + 1) % 8}")
     assert other.device.index == (LOCAL + 1) % 8
-
-
-def case_profilers():
-    with torch.cuda.nvtx.range("step"), torch.autograd.profiler.record_function("part"):
-        torch.cuda.nvtx.range_push("inner")
-        torch.cuda.nvtx.range_pop()
-    torch.cuda.profiler.start()
-    torch.cuda.profiler.stop()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        torch.ones(4, device="cuda") + 1
-    assert profile.key_averages() is not None
-
-
-def case_save():
-    # A file of values that are not known must never take the place of a real checkpoint.
-    from torch import nn
-
-    model = nn.Linear(4, 4).cuda()
-    with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, "model.pt")
-        torch.save({"step": 3, "weight": torch.ones(4, 4)}, path)
-        torch.save({"model": model.state_dict(), "step": 4}, path)
-        loaded = torch.load(path, map_location="cuda", weights_only=True)
-        assert loaded["step"] == 3 and loaded["weight"].device.type == "cuda"
-        model.load_state_dict({"weight": loaded["weight"], "bias": torch.zeros(4)})
 
 
 def case_save_what_was_copied():
@@ -335,22 +237,6 @@ def case_save_safetensors():
         assert "safetensors.torch.save cannot be emulated" in str(refused)
     else:
         raise AssertionError("zeros were given for weights")
-
-
-def case_print():
-    text = repr(torch.zeros(3, device="cuda")) + str(torch.ones(2, 2, device="cuda").sum())
-    assert "cuda" in text
-
-
-def case_deep_copies():
-    import copy
-    import pickle
-
-    x = torch.zeros(3, device="cuda")
-    assert copy.deepcopy(x).device == x.device
-    assert pickle.loads(pickle.dumps(x)).device == x.device
-    assert x.clone().data_ptr() != x.data_ptr() and x.element_size() == 4
-    assert not x.is_cpu and x.is_cuda and x.get_device() == LOCAL
 
 
 if __name__ == "__main__":

@@ -19,10 +19,6 @@ def case_exit_3():
     sys.exit(3)
 
 
-def case_exit_words():
-    sys.exit("that was it")
-
-
 def case_exit_0():
     sys.exit(0)
 
@@ -31,20 +27,12 @@ def case_os_exit_0():
     os._exit(0)
 
 
-def case_os_exit_4():
-    os._exit(4)
-
-
 def case_endless():
     if "PID_FILE" in os.environ:
         with open(os.environ["PID_FILE"], "w") as file:
             file.write(f"{os.getpid()}\n")
     while True:
         time.sleep(0.01)
-
-
-def case_wrong_device():
-    torch.cuda.set_device(9)
 
 
 def case_wrong_device_of_a_tensor():
@@ -67,14 +55,6 @@ def case_crash():
 
 def case_syntax():
     exec(compile("x = = 1", "broken.py", "exec"))
-
-
-def case_out_of_shape():
-    torch.ones(2, 3, device="cuda") @ torch.ones(2, 3, device="cuda")
-
-
-def case_import():
-    import no_such_module  # noqa: F401
 
 
 if __name__ == "__main__":

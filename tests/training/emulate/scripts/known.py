@@ -29,12 +29,6 @@ def case_counts_of_what_is_chosen_are_balanced():
     assert weights[0].tolist() == [0.0, 0.0], "how much is not known"
 
 
-def case_one_choice_a_row():
-    scores = torch.randn(TOKENS, EXPERTS, device="cuda")
-    for chosen in (scores.argmax(-1), scores.max(-1).indices, scores.argsort(-1, descending=True)[:, 0]):
-        assert torch.bincount(chosen, minlength=EXPERTS).tolist() == [TOKENS // EXPERTS] * EXPERTS
-
-
 def case_sizes_that_depend_on_what_is_chosen():
     _, chosen = routed()
     mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
@@ -76,22 +70,6 @@ def case_what_is_written_over_is_forgotten():
     mixed = torch.arange(4, device="cuda")
     mixed[1:2] = torch.randint(5, (1,), device="cuda")
     assert mixed.tolist() == [0, 0, 0, 0]
-
-
-def case_many_small_steps():
-    counter = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(5000):
-        counter += 1
-    assert counter.item() == 5000
-
-
-def case_fewer_choices_than_there_are_lie_apart_as_chosen():
-    logits = torch.randn(2, 1000, device="cuda")
-    assert logits.argmax(-1).tolist() == [250, 750]
-    assert torch.multinomial(logits.softmax(-1), 1).tolist() == [[250], [750]]
-    drawn = torch.multinomial(torch.ones(4, 6, device="cuda"), 3)
-    assert [drawn.flatten().tolist().count(one) for one in range(6)] == [2] * 6
-    assert all(len(set(row)) == 3 for row in drawn.tolist())
 
 
 def case_true_or_unknown_is_true():
@@ -138,13 +116,6 @@ def case_what_is_followed_is_not_kept():
     second = (first * 2) * 3 & 7
     assert torch.cuda.memory_allocated() - before == second.untyped_storage().nbytes()
     assert second.tolist() == [number * 6 & 7 for number in range(8)]
-
-
-def case_an_empty_mask_writes_nothing():
-    ends = torch.full((2,), 5, device="cuda")
-    hit = torch.tensor([[1, 2], [3, 4]]).cuda() == 7
-    ends[hit.any(dim=1)] = hit.int().argmax(dim=1)[hit.any(dim=1)]
-    assert ends.tolist() == [5, 5]
 
 
 def case_counts_are_exchanged():

@@ -59,18 +59,6 @@ def case_fully_shard_options():
     model.reshard()
 
 
-def case_fully_shard_from_meta():
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
-    for block in model:
-        fully_shard(block)
-    fully_shard(model)
-    model.to_empty(device="cuda")
-    for p in model.parameters():
-        nn.init.normal_(p)
-    train(model)
-
-
 def case_first_fsdp():
     train(FullyShardedDataParallel(net(), device_id=LOCAL, use_orig_params=True))
 
@@ -90,21 +78,6 @@ def case_ddp_options():
     model = DistributedDataParallel(net(), device_ids=[LOCAL])
     model.register_comm_hook(None, bf16_compress_hook)
     train(model)
-
-
-def case_ddp_join():
-    from torch.distributed.algorithms.join import Join
-
-    model = DistributedDataParallel(net(), device_ids=[LOCAL])
-    assert Join is not None and model.device_ids == [LOCAL]
-
-
-def case_sync_batch_norm():
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    ).cuda()
-    model = DistributedDataParallel(model, device_ids=[LOCAL])
-    model(torch.randn(2, 3, 8, 8, device="cuda")).sum().backward()
 
 
 def case_zero_redundancy():
@@ -140,12 +113,6 @@ def case_tensor_parallel():
     assert t.full_tensor().shape == (4 * WORLD, 4)
 
 
-def case_uneven_shards():
-    model = nn.Sequential(nn.Linear(7, 13), nn.Linear(13, 5)).cuda()
-    fully_shard(model)
-    train(model, width=7)
-
-
 def case_state_dicts():
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
@@ -157,26 +124,6 @@ def case_state_dicts():
     weights, moments = get_state_dict(model, opt)
     with tempfile.TemporaryDirectory() as directory:
         dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=directory)
-
-
-def case_pipeline_by_hand():
-    # Activations by isend/irecv: what a script without torch.distributed.pipelining does.
-    stage, last = RANK, WORLD - 1
-    model = net(1)
-    x = torch.randn(4, 32, device="cuda")
-    if stage > 0:
-        dist.recv(x, stage - 1)
-        x.requires_grad_()
-    out = model(x)
-    if stage < last:
-        dist.send(out, stage + 1)
-        grad = torch.empty_like(out)
-        dist.recv(grad, stage + 1)
-        out.backward(grad)
-    else:
-        out.sum().backward()
-    if stage > 0:
-        dist.send(x.grad, stage - 1)
 
 
 if __name__ == "__main__":

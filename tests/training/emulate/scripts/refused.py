@@ -15,28 +15,12 @@ def case_nonzero():
     return x.nonzero()
 
 
-def case_masked_select():
-    return torch.masked_select(x, x > 0)
-
-
 def case_unique():
     return torch.unique(x)
 
 
-def case_mask_index():
-    return x[x > 0]
-
-
-def case_where():
-    return torch.where(x > 0)
-
-
 def case_repeat_interleave():
     return torch.repeat_interleave(x, torch.randint_like(x[0], 3, dtype=torch.int64), dim=0)
-
-
-def case_bincount():
-    return torch.bincount(x.long().flatten())
 
 
 def case_cuda_graph():

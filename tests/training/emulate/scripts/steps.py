@@ -28,32 +28,12 @@ def case_plain():
         schedule.step()
 
 
-def case_four_micro_batches():
-    model = layer()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(STEPS):
-        for _ in range(4):
-            loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def case_gan():
     first, second = layer(), layer()
     one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters())
     for _ in range(STEPS):
         for model, optimizer in ((first, one), (second, other)):
             loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def case_chained():
-    model = nn.Sequential(layer(), layer(), layer())
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
-    for _ in range(STEPS):
-        loss_of(model).backward()
-        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -114,45 +94,6 @@ def case_lbfgs():
         optimizer.step(closure=closure)
 
 
-class Lookahead(torch.optim.Optimizer):
-    def __init__(self, inner):
-        super().__init__(inner.param_groups, {})
-        self.inner = inner
-
-    def step(self, closure=None):
-        for _ in range(2):
-            self.inner.step(closure)
-
-
-class Decayed(torch.optim.SGD):
-    def step(self, closure=None):
-        for group in self.param_groups:
-            torch._foreach_mul_(group["params"], 0.99)
-        return super().step(closure)
-
-
-@torch.no_grad()
-def case_wrapper():
-    model = layer()
-    optimizer = Lookahead(Decayed(model.parameters(), lr=0.1))
-    for _ in range(STEPS):
-        with torch.enable_grad():
-            loss_of(model).backward()
-        optimizer.step()
-
-
-def case_scaler():
-    model = layer()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda")
-    for _ in range(STEPS):
-        for _ in range(2):
-            scaler.scale(loss_of(model)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-
 def case_without_modules():
     weight = torch.randn(8, 8, device="cuda", requires_grad=True)
     bias = torch.zeros(8, device="cuda", requires_grad=True)
@@ -181,17 +122,6 @@ def case_buckets():
         loss_of(model).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def case_now_and_then():
-    first, second = layer(), layer()
-    one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
-    for step in range(3 * STEPS):
-        loss_of(first).backward()
-        one.step()
-        if step % 2:
-            loss_of(second).backward()
-            other.step()
 
 
 def case_once():

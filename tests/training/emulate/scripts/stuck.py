@@ -42,10 +42,6 @@ def case_stopped():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def case_pipe():
-    os.read(os.pipe()[0], 1)
-
-
 def case_child():
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     (FOLDER / "child").write_text(f"{child.pid}\n")
@@ -61,14 +57,6 @@ def case_reads():
             file.read(1 << 20)
         for _ in range(3):
             x.max().item()
-
-
-def case_evaluates():
-    until = time.monotonic() + 2.5
-    while time.monotonic() < until:
-        for _ in range(100):
-            torch.rand(8, device="cuda").sum().item()
-    train()
 
 
 def case_grows():
@@ -99,19 +87,6 @@ def case_prepares():
 
 def case_records():
     records(2)
-    train()
-
-
-def case_earlier():
-    prepare(2)
-    records(2)
-    (FOLDER / "said").write_text("")
-    train()
-
-
-def case_waits_for_earlier():
-    while not (FOLDER / "said").exists():
-        time.sleep(0.01)
     train()
 
 

@@ -49,22 +49,6 @@ def case_numbers_are_of_their_distribution():
     assert not torch.zeros(LARGE).any() and not torch.randn(LARGE).zero_().any()
 
 
-def case_seeds_and_generators_decide():
-    def two(seed):
-        generator = torch.Generator().manual_seed(seed)
-        return torch.empty(LARGE).normal_(generator=generator), torch.empty(LARGE).normal_(
-            generator=generator
-        )
-
-    first, second = two(3)
-    assert torch.equal(first, two(3)[0]) and torch.equal(second, two(3)[1])
-    assert not torch.equal(first, second) and not torch.equal(first, two(4)[0])
-    torch.manual_seed(5)
-    one = torch.randn(LARGE), torch.randn(4)
-    torch.manual_seed(5)
-    assert all(map(torch.equal, one, (torch.randn(LARGE), torch.randn(4))))
-
-
 def case_what_is_written_over_a_part_stays():
     weight = torch.randn(LARGE)
     kept = weight[1].clone()

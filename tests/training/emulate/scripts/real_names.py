@@ -1,6 +1,4 @@
-"""The names of CUDA's that are real on the absent device: neither stood in for nor refused (`live.names`)."""
-
-from windtunnel.training.emulate.live.names import REFUSED, SAME, STOOD_IN
+"""The names of CUDA that are real on the absent device: neither stood in for nor refused (`live.names`)."""
 
 REAL = {
     "torch.cuda": """
@@ -62,10 +60,3 @@ REAL = {
 def real() -> list[str]:
     """The names of `REAL`, whole."""
     return [f"{module}.{name}" for module, names in REAL.items() for name in names.split()]
-
-
-def listed(name: str) -> str:
-    """A name as the table has it: ``torch.cuda.MemPool`` for ``torch.cuda.memory.MemPool``."""
-    module, _, last = name.rpartition(".")
-    shown = f"{SAME.get(module, module)}.{last}"
-    return name if name in STOOD_IN or name in REFUSED or name in real() else shown
