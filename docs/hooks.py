@@ -41,7 +41,7 @@ SUMMARY = (
       "StepFacts", "VerdictFacts", "BaselineFacts", "ReplayFacts", "ConfidentialFacts")),
     ("windtunnel.training.emulate.twin.findings", ("Wait",)),
     ("windtunnel.training.emulate.twin.memory.profile", ("OutOfMemory", "ScopeBytes")),
-    ("windtunnel.training.emulate.hybrid", ("HybridFacts", "LiveFacts")),
+    ("windtunnel.training.emulate.summary", ("HybridFacts", "LiveFacts")),
 )  # fmt: skip
 TYPES = {
     "str": "text", "int": "integer", "float": "number", "bool": "true or false", "None": "null", "Any": "any",

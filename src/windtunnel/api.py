@@ -16,7 +16,6 @@ from windtunnel.base.errors import HangError, UserError, VerdictError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.fabrics import alternatives
-from windtunnel.linux.hosts import is_ray
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate import run as emulation
 from windtunnel.training.emulate.emulation import CAPABILITY, Progress, no_progress
@@ -132,6 +131,7 @@ def sweep(
         UserError: something in the file is wrong, or Ray or the control plane is not there.
         ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
     """
+    from windtunnel.linux.hosts import is_ray
     from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep, write_page
 
     what, elsewhere = load_sweep(Path(spec)), None

@@ -24,9 +24,10 @@ from benchmarks.harness.rows import Row, figure
 from benchmarks.training.emulate.jobs import BenchJob, example, launch, run_for_real
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
-from windtunnel.training.emulate.hybrid import HybridFacts, run_live
+from windtunnel.training.emulate.hybrid import run_live
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
+from windtunnel.training.emulate.summary import HybridFacts
 
 STEPS = 13
 WITHIN = 0.02

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,15 @@ import pytest
 
 from support import preloaded
 from support.ranks import run_ranks
-from windtunnel.base.errors import HangError, ScriptError, UserError
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate import hybrid
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
-from windtunnel.training.emulate.hybrid import RECORD, HybridFacts, check_live, run_live
+from windtunnel.training.emulate.hybrid import RECORD, check_live, run_live
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
+from windtunnel.training.emulate.summary import HybridFacts
 
 WORLD, STEPS = 4, 10
 JOB = """
@@ -124,34 +124,12 @@ def test_parameters_are_those_of_a_real_run_in_which_all_hold_the_same_data(
     assert digest(Path(facts.ranks[0].log).read_text()) == digest(real.stdout)
 
 
-def test_peak_tensor_memory_is_that_of_a_real_rank(job: Path, facts: HybridFacts, tmp_path: Path) -> None:
-    words = ["-m", "benchmarks.training.emulate.tracked", "memory", tmp_path, job, "ddp", "4"]
-    assert run_ranks(words, 2).returncode == 0
-    assert json.loads((tmp_path / "0.json").read_text())[1] == facts.ranks[0].peak_tensor_bytes
-
-
 def test_fsdp_shards_are_those_of_a_real_run_of_the_rule(job: Path, tmp_path: Path) -> None:
     facts = run_live(emulated(job, "fsdp", str(STEPS)), [0], tmp_path / "live")
     real = run_ranks([job, "fsdp", str(STEPS), "as-first"], WORLD)
     assert real.returncode == 0, real.stderr
     assert digest(Path(facts.ranks[0].log).read_text()) == digest(real.stdout)
     assert facts.ranks[0].steps[-1].hybrid
-
-
-def test_two_live_ranks_hold_the_same_parameters(ddp: EmulationResult, tmp_path: Path) -> None:
-    facts = run_live(ddp, [0, 3], tmp_path / "live")
-    first, second = facts.ranks
-    assert [step.seconds for step in first.steps[4:]] == pytest.approx(
-        [step.seconds for step in second.steps[4:]], rel=0.5
-    )
-    assert facts.virtual_ranks == 2
-
-
-def test_a_slow_virtual_rank_is_waited_for(ddp: EmulationResult, tmp_path: Path) -> None:
-    slow = replace(ddp, options=replace(ddp.options, slow=("rank=2:5",)))
-    (rank,) = run_live(slow, [0], tmp_path / "live").ranks
-    joined = [step for step in rank.steps if step.hybrid]
-    assert statistics.median(step.waited_s / step.own_s for step in joined) > 2
 
 
 PIPELINE = """
@@ -204,15 +182,6 @@ def test_a_live_rank_that_fails_ends_the_run_with_its_own_error(
     steps = json.loads((tmp_path / "live" / RECORD).read_text())
     assert max(map(len, steps.values())) >= 3, "what was recorded is kept"
     assert not [pid for pid in descendants(os.getpid()) if command(pid).count("live.hybrid")]
-
-
-def test_a_live_rank_that_stops_hangs_after_the_timeout(
-    ddp: EmulationResult, job: Path, tmp_path: Path
-) -> None:
-    options = replace(ddp.options, timeout=3.0)
-    broken = replace(ddp, program=Script(job, ("ddp", str(STEPS), "waits")), options=options)
-    with pytest.raises(HangError, match=r"live rank 0 said nothing for 3 s; it stands at job.py:\d+"):
-        run_live(broken, [0], tmp_path / "live")
 
 
 def command(pid: int) -> str:
@@ -283,8 +252,3 @@ def test_virtual_ranks_hold_data_by_the_rule(tmp_path: Path, rule: str, wanted: 
 def test_options_are_refused_early(options: Options, says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):
         check_live(options, load_cluster("cpu:4x1"))
-
-
-def test_a_live_rank_needs_the_device() -> None:
-    with pytest.raises(UserError, match="accepted is a cluster of CPUs, such as cpu:2x8"):
-        check_live(Options(live="0"), load_cluster("h100-sxm:2x8"))

@@ -18,6 +18,7 @@ from typing import Any
 
 from windtunnel.base.errors import HangError, ScriptError
 from windtunnel.training.emulate.policy.groups import ranks_words
+from windtunnel.training.emulate.summary import LiveStep
 from windtunnel.training.emulate.twin.hybrid import Call, Expected, Free, Virtual
 
 ALONE = 3
@@ -26,22 +27,6 @@ third tells the pace."""
 
 UNITS = 16
 """That are remembered of a live rank, for virtual ranks to take."""
-
-
-@dataclass(frozen=True)
-class LiveStep:
-    """A step of a live rank, in virtual seconds: of these ``own_s`` the program ran, and ``waited_s`` it
-    waited. ``backend_s``: CPU seconds of windtunnel in its process, which are in none of these. ``hybrid``:
-    the replay had part in it. ``loss``: of the last backward of a scalar."""
-
-    step: int
-    seconds: float
-    own_s: float
-    waited_s: float
-    backend_s: float
-    calls: int
-    loss: float | None
-    hybrid: bool
 
 
 Place = tuple[Any, ...]

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,6 @@ from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.program import Program
-from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds, full_bytes
 from windtunnel.training.emulate.twin.costs.profile import (
     DeviceProfile,
@@ -60,7 +60,9 @@ from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import MemoryProfile, emulate_memory
-from windtunnel.trust.gpu.schemes import Scheme, scheme_of
+
+if TYPE_CHECKING:
+    from windtunnel.trust.gpu.schemes import Scheme
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""
@@ -121,8 +123,11 @@ def simulate(
         raise UserError(
             f"`profile`: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
         )
-    scheme = scheme_of(options.confidential, cluster.host.device.kind, bool(alternatives))
-    if scheme is not None:
+    scheme = None
+    if options.confidential != "none":
+        from windtunnel.trust.gpu.schemes import scheme_of
+
+        scheme = scheme_of(options.confidential, cluster.host.device.kind, bool(alternatives))
         cluster = replace(cluster, host=replace(cluster.host, nvls=False))
     classes = (take or capture)(program, cluster, options, progress, log)
     captured = time.monotonic() - began
@@ -213,7 +218,11 @@ def capture(
         def take(ranks: Sequence[int]) -> list[Slice]:
             slices = session.capture(ranks)
             was_run(slices)
-            return [compiled(slice_) for slice_ in slices]
+            if any(len(slice_.flow) for slice_ in slices):
+                from windtunnel.training.emulate.twin.compiler import compiled  # only torch.compile needs it
+
+                slices = [compiled(slice_) for slice_ in slices]
+            return slices
 
         def check(ranks: Sequence[int]) -> list[Slice | None]:
             slices = session.check(ranks)

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +31,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.emulate.coordinate import Coordinator, LiveRank, LiveStep
+from windtunnel.training.emulate.coordinate import Coordinator, LiveRank
 from windtunnel.training.emulate.emulation import EmulationResult, costs_of
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.progress import kill_tree
@@ -40,6 +39,7 @@ from windtunnel.training.emulate.live.session import LOG_LINES
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.program import FUNCTION, Function, what
+from windtunnel.training.emulate.summary import HybridFacts, LiveFacts
 from windtunnel.training.emulate.twin.hybrid import Virtual, expected
 from windtunnel.training.emulate.twin.job import build, parse_slow, slowness
 
@@ -47,54 +47,6 @@ MODULE = "windtunnel.training.emulate.live.hybrid.rank"
 RECORD = "steps.json"
 DYING = 10.0
 """Seconds that a process has to end in, once it has closed its line."""
-
-
-@dataclass(frozen=True)
-class LiveFacts:
-    """A live rank."""
-
-    rank: int
-    """the rank"""
-    iteration_time_s: float | None
-    """virtual seconds of the mean step with the replay in it"""
-    own_s: float | None
-    """of it, what the rank ran itself"""
-    waited_s: float | None
-    """of it, what the rank waited for"""
-    backend_s: float | None
-    """CPU seconds of windtunnel beside a step"""
-    peak_tensor_bytes: int
-    """peak bytes of tensors in the second step"""
-    calls_per_step: int
-    """collectives and messages of a step"""
-    loss: float | None
-    """the last loss, where the program has one"""
-    log: str
-    """the file with its output"""
-    steps: tuple[LiveStep, ...] = ()
-    """each step"""
-
-
-@dataclass(frozen=True)
-class HybridFacts:
-    """Live ranks beside virtual ones."""
-
-    data: str
-    """the rule by which virtual ranks hold data"""
-    clock: str
-    """what a live rank's clock counts"""
-    pace: float
-    """measured over modelled seconds of what live ranks do themselves"""
-    joins_after: int
-    """steps before the replay joins in"""
-    virtual_ranks: int
-    """ranks that are replayed"""
-    simulated: int
-    """how many of these were simulated for all"""
-    ranks: tuple[LiveFacts, ...]
-    """the live ranks"""
-    notes: tuple[str, ...] = ()
-    """what a reader must know, a sentence each"""
 
 
 def check_live(options: Options, cluster: Cluster) -> list[int]:

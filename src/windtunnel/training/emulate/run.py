@@ -16,15 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import atomic, units
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.report import text
-from windtunnel.report.timeline import Timeline, read_trace
-from windtunnel.store.compare import Comparison, compare
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Run as StoredRun
 from windtunnel.store.runs import Store
@@ -38,12 +36,14 @@ from windtunnel.training.emulate.emulation import (
 )
 from windtunnel.training.emulate.exports import write_operators
 from windtunnel.training.emulate.graph import Alternative
-from windtunnel.training.emulate.hybrid import check_live, run_live
 from windtunnel.training.emulate.options import Options
-from windtunnel.training.emulate.pictures import shown_ranks, timeline, write_pictures
 from windtunnel.training.emulate.program import Function, Module, Program, Script
 from windtunnel.training.emulate.summarise import summarise
 from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictFacts
+
+if TYPE_CHECKING:
+    from windtunnel.report.timeline import Timeline
+    from windtunnel.store.compare import Comparison
 
 TIMELINE = "timeline.json.gz"
 REPORT = "report.html"
@@ -89,6 +89,9 @@ class Run:
         Raises:
             UserError: the run was read from the store, and its timeline does not have these ranks.
         """
+        from windtunnel.report.timeline import Timeline, read_trace
+        from windtunnel.training.emulate.pictures import shown_ranks, timeline
+
         path = self.directory / TIMELINE
         if self.result is not None:
             world = self.summary.world_size
@@ -107,6 +110,8 @@ class Run:
 
     def compare(self, *others: Run) -> Comparison:
         """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
+        from windtunnel.store.compare import compare
+
         store = Store.open()
         return compare([store.get(run.id) for run in (self, *others)])
 
@@ -175,7 +180,11 @@ def emulate(
         "cluster": cluster.name,
         "world_size": cluster.world_size,
     } | options.deciding()
-    live = check_live(options, cluster) if options.live or options.attach else []
+    live: list[int] = []
+    if options.live or options.attach:
+        from windtunnel.training.emulate.hybrid import check_live, run_live
+
+        live = check_live(options, cluster)
     fail_on = fail_on or FailOn()
     store = Store.open()
     compared = fail_on.baseline(baseline, inputs, store)
@@ -193,6 +202,8 @@ def emulate(
         content = summary.to_json()
         write_operators(run.directory, result)
         if pictures:
+            from windtunnel.training.emulate.pictures import write_pictures
+
             write_pictures(run.directory, result, content, timeline_ranks)
         written = json.dumps(content, indent=1, allow_nan=False) + "\n"
         atomic.replace(run.directory / "summary.json", written)

@@ -39,7 +39,6 @@ from windtunnel.training.emulate.twin.costs.collectives import (
 )
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
-from windtunnel.trust.gpu.schemes import messages
 
 MORE = 4
 """Calls that are named of a kind of step."""
@@ -102,6 +101,8 @@ def _confidential(result: EmulationResult) -> ConfidentialFacts | None:
     scheme, steps = result.scheme, len(result.timing.step_s)
     if scheme is None:
         return None
+    from windtunnel.trust.gpu.schemes import messages
+
     added, sent = 0.0, 0
     for use in result.timing.collectives:
         nbytes = full_bytes(use.call, use.group_size)

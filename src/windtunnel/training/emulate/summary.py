@@ -14,7 +14,6 @@ from windtunnel.base import ranges
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.emulate.graph import Category
-from windtunnel.training.emulate.hybrid import HybridFacts
 from windtunnel.training.emulate.twin.findings import Wait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
 
@@ -228,6 +227,70 @@ class ConfidentialFacts:
     """seconds that it adds to copies of a step, overlapped or not"""
     source: str
     """where its figures come from"""
+
+
+@dataclass(frozen=True)
+class LiveStep:
+    """A step of a live rank, in virtual seconds: of these ``own_s`` the program ran, and ``waited_s`` it
+    waited. ``backend_s``: CPU seconds of windtunnel in its process, which are in none of these. ``hybrid``:
+    the replay had part in it. ``loss``: of the last backward of a scalar."""
+
+    step: int
+    seconds: float
+    own_s: float
+    waited_s: float
+    backend_s: float
+    calls: int
+    loss: float | None
+    hybrid: bool
+
+
+@dataclass(frozen=True)
+class LiveFacts:
+    """A live rank."""
+
+    rank: int
+    """the rank"""
+    iteration_time_s: float | None
+    """virtual seconds of the mean step with the replay in it"""
+    own_s: float | None
+    """of it, what the rank ran itself"""
+    waited_s: float | None
+    """of it, what the rank waited for"""
+    backend_s: float | None
+    """CPU seconds of windtunnel beside a step"""
+    peak_tensor_bytes: int
+    """peak bytes of tensors in the second step"""
+    calls_per_step: int
+    """collectives and messages of a step"""
+    loss: float | None
+    """the last loss, where the program has one"""
+    log: str
+    """the file with its output"""
+    steps: tuple[LiveStep, ...] = ()
+    """each step"""
+
+
+@dataclass(frozen=True)
+class HybridFacts:
+    """Live ranks beside virtual ones."""
+
+    data: str
+    """the rule by which virtual ranks hold data"""
+    clock: str
+    """what a live rank's clock counts"""
+    pace: float
+    """measured over modelled seconds of what live ranks do themselves"""
+    joins_after: int
+    """steps before the replay joins in"""
+    virtual_ranks: int
+    """ranks that are replayed"""
+    simulated: int
+    """how many of these were simulated for all"""
+    ranks: tuple[LiveFacts, ...]
+    """the live ranks"""
+    notes: tuple[str, ...] = ()
+    """what a reader must know, a sentence each"""
 
 
 @dataclass(frozen=True)
