@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -104,6 +105,33 @@ def show(error: BaseException) -> None:
         link.stack = traceback.StackSummary.from_list(frames)
         link = link.__cause__ or link.__context__
     print("".join(trace.format()), end="", file=sys.stderr)
+
+
+def status_of(
+    run: Callable[[], None], directory: Path, rank: int, is_checked: bool = False,
+    overlooks: Callable[[BaseException], bool] = lambda error: False,
+) -> int | None:  # fmt: skip
+    """Run the user's program. Returns its exit status, None for a failure that the caller ``overlooks``; of
+    others the reason is left for the process that asked. ``is_checked``: a refusal is `REFUSED`."""
+    try:
+        run()
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if status == 0:
+            return 0
+        if overlooks(stop):
+            return None
+        if not isinstance(stop.code, int):
+            print(stop.code, file=sys.stderr)
+        write_reason(directory, rank, f"{where(stop)}the script called exit({stop.code!r})")
+        return status
+    except BaseException as error:
+        if overlooks(error):
+            return None
+        show(error)
+        write_reason(directory, rank, sentence(error))
+        return REFUSED if is_checked and is_refusal(error) else 1
+    return 0
 
 
 def write_reason(directory: Path, rank: int, text: str) -> None:

@@ -431,19 +431,12 @@ class Observer:
         )  # fmt: skip
 
     def _flow(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        count = int(self.native.wt_flow_count())
-        if count == 0:
-            return np.zeros(0, np.int64)
-        buffer = (ctypes.c_int64 * count).from_address(self.native.wt_flows())
-        return np.frombuffer(bytes(buffer), np.int64)
+        return _numbers_at(self.native.wt_flows(), int(self.native.wt_flow_count()))
 
     def communicated(self, begin: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The blocks that collectives were given, from the call ``begin`` of them on."""
         count = int(self.native.wt_collective_block_count())
-        if count == 0:
-            return np.zeros(0, np.int64)
-        buffer = (ctypes.c_int64 * count).from_address(self.native.wt_collective_blocks())
-        return np.frombuffer(bytes(buffer), np.int64)[begin:]
+        return _numbers_at(self.native.wt_collective_blocks(), count)[begin:]
 
     def calls(self) -> tuple[list[Collective], list[Group]]:
         """The table of collectives so far, and the groups that it refers to."""
@@ -468,11 +461,8 @@ class Observer:
         category = np.full(count, int(Category.TEMPORARY))
         category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
         mark = marks[-1] if marks else self._after()
-        total = mark.communicated
-        if total:
-            buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())
-            blocks = np.unique(np.frombuffer(bytes(buffer), np.int64))
-            category[blocks[blocks < count]] = int(Category.COMMUNICATION)
+        blocks = _numbers_at(self.native.wt_collective_blocks(), mark.communicated)
+        category[blocks[blocks < count]] = int(Category.COMMUNICATION)
         for block, marked in mark.categories.items():
             if block < count:
                 category[block] = marked
@@ -483,6 +473,13 @@ BALANCED = (
     "balanced routing is declared: what topk, sort, argmax and multinomial choose among values that are not "
     "there goes round, each choice as often as any other"
 )
+
+
+def _numbers_at(address: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A copy of the native library's array there."""
+    if count == 0:
+        return np.zeros(0, np.int64)
+    return np.frombuffer(ctypes.string_at(address, 8 * count), np.int64)
 
 
 def _in_order_of_blocks(events: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

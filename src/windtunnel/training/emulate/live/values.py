@@ -9,17 +9,20 @@ Where the sender's host knows what is in such a tensor (it came from the host), 
 On the device nothing waits for it: the receiver's tensor holds a promise, and the sender is asked when the
 host reads it. So nobody waits for weights or losses, whose values nobody knows. Tensors on the host (gloo)
 are filled at once. The native library calls in here with the small tensors of c10d's operators
-(`native/collectives.cpp`).
+(`native/collectives.cpp`). Large host tensors have none until somebody looks (`install_untouched`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed.distributed_c10d as c10d
 
 from windtunnel.training.emulate.graph import NoteKind
@@ -286,3 +289,36 @@ class Values:
         group = self.world.groups[self.world.names[name.decode()]]
         place = self.world.mailbox.place
         return list(group.ranks), f"{KINDS[kind]} {place}{group.label} {group.ranks} {to}"
+
+
+def install_untouched(native: ctypes.CDLL) -> None:
+    """Let large fills wait from now on: host tensors that nobody has looked at take no memory
+    (`native/untouched.cpp`). Call once, in the process of a rank.
+
+    The native library sees operators and touched memory. Two things are neither: ``trunc_normal_`` is five
+    operators that each read what the one before wrote, and the kernel of the operating system, which reads
+    and writes an array of NumPy for whoever gives it to a file, touches nothing."""
+    native.wt_untouched()
+    module: Any = torch.nn.init
+    tensors: Any = torch.Tensor
+    filled, array = module._no_grad_trunc_normal_, torch.Tensor.numpy
+
+    @functools.wraps(filled)
+    def trunc_normal_(
+        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> torch.Tensor:
+        if generator is None and tensor.device.type == "cpu":
+            with torch.no_grad():
+                if torch.ops.windtunnel.truncated_normal_(tensor, mean, std, a, b):
+                    return tensor
+        return filled(tensor, mean, std, a, b, generator=generator)  # type: ignore[no-any-return]
+
+    @functools.wraps(array)
+    def numpy(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        result = array(self, *args, **options)
+        begin, end = np.lib.array_utils.byte_bounds(result)
+        native.wt_touch(begin, end - begin)
+        return result
+
+    module._no_grad_trunc_normal_ = trunc_normal_
+    tensors.numpy = numpy

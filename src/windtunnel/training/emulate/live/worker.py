@@ -45,7 +45,7 @@ BEGAN = time.time()
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
     "chunks", "collector", "ending", "fused", "host", "kernels", "machine", "mailbox", "names",
-    "observe", "saving", "substitutes", "surface", "untouched", "values", "world",
+    "observe", "saving", "substitutes", "surface", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -285,7 +285,6 @@ def _prepare(
         saving,
         substitutes,
         surface,
-        untouched,
         values,
         world,
     )
@@ -326,7 +325,7 @@ def _prepare(
         collector.settle_backwards(native)
         surface.install(surface.Surface(native, device, request.devices_per_host))
         names.install_answers(native)
-        untouched.install(native)
+        values.install_untouched(native)
         machine.install(device, request.devices_per_host, directory / f"programs-{rank}")
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
         world.install(the_world, native, "cuda")
@@ -366,25 +365,19 @@ def _prepare(
 def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int:
     """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
     directory = Path(request.directory)
-    try:
+
+    def run() -> None:
         run_program(request.script, request.module, request.arguments, request.paths, directory)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
-        if code != 0:
-            if _beside_the_point(request, ending, stop):
-                return 0
-            if not isinstance(stop.code, int):
-                print(stop.code, file=sys.stderr)
-            failure.write_reason(
-                directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})"
-            )
-            return code
-    except BaseException as error:
-        if _beside_the_point(request, ending, error):
-            return 0
-        failure.show(error)
-        failure.write_reason(directory, rank, failure.sentence(error))
-        return failure.REFUSED if request.outline and failure.is_refusal(error) else 1
+
+    def overlooks(error: BaseException) -> bool:
+        """The rank failed after its period, where nobody knows yet whether the script has an end."""
+        if ending.skipping or (ending.following and failure.is_refusal(error)):
+            ending.failed(failure.sentence(error))
+        return bool(ending.following) and not request.to_end
+
+    status = failure.status_of(run, directory, rank, request.outline, overlooks)
+    if status != 0:
+        return status or 0
     if len(observer.events()) == 0:
         failure.write_reason(directory, rank, "the script ended without any work on a device")
         return 3
@@ -397,13 +390,6 @@ def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int
         )
     ending.ended()
     return 0
-
-
-def _beside_the_point(request: Request, ending: Any, error: BaseException) -> bool:
-    """The rank failed after its period, where nobody knows yet whether the script has an end."""
-    if ending.skipping or (ending.following and failure.is_refusal(error)):
-        ending.failed(failure.sentence(error))
-    return bool(ending.following) and not request.to_end
 
 
 if __name__ == "__main__":

@@ -149,7 +149,8 @@ def main() -> None:
     attach = request.attach if rank == request.live[0] else 0
     observed = Steps(link, Held() if on_host else None, attach)
     observed.install()
-    code = _run(request, rank, directory)
+    words = (request.script, request.module, request.arguments, request.paths)
+    code = failure.status_of(lambda: run_program(*words, directory), directory, rank) or 0
     with clock:
         link.tell("end", code)
     sys.stdout.flush()
@@ -172,24 +173,6 @@ def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
     native = SimpleNamespace(wt_batch=lambda count: None)
     world.install(view, native, request.device, lambda place, size: Group(live, place, size), Group)
     values.install_objects(view)
-
-
-def _run(request: Request, rank: int, directory: Path) -> int:
-    """Run the program to its end. Returns an exit status."""
-    try:
-        run_program(request.script, request.module, request.arguments, request.paths, directory)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
-        if code:
-            failure.write_reason(
-                directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})"
-            )
-        return code
-    except BaseException as error:
-        failure.show(error)
-        failure.write_reason(directory, rank, failure.sentence(error))
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
