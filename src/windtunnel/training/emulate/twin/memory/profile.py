@@ -4,6 +4,10 @@ The rank's allocations and frees go through the emulated caching allocator (`sim
 those of the blocks in use, as ``torch.cuda.memory_allocated()`` counts them (rounded to what the allocator
 hands out); *reserved* bytes are those that the allocator holds, as ``torch.cuda.memory_reserved()``.
 A device is out of memory when the reserved bytes would exceed the capacity, however little is allocated.
+
+What a block was asked for is said in words. Memory that modules ask for in forward is named by the module's
+path, what their backward asks for likewise; parameters, gradients and optimizer state by the parameter. What
+is left, such as a loss or a model's set-up, is named by the line of the user's script.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from windtunnel.training.emulate.graph import Category, Slice
-from windtunnel.training.emulate.twin.memory import purpose
+from windtunnel.training.emulate.graph import Category, Phase, Slice
+from windtunnel.training.emulate.policy.groups import call_site
 from windtunnel.training.emulate.twin.memory.allocator import Trajectory, simulate
 from windtunnel.training.emulate.twin.memory.blocks import REFUSED, Int64
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
@@ -23,6 +27,21 @@ LAUNCH_QUEUE = 1024
 """Kernel launches that a CUDA context holds before the host blocks."""
 
 CURVE_POINTS = 2000
+
+LARGE_BYTES = 1 << 20
+"""From here on the line that asks outside modules is written down (`native/device.cpp`)."""
+
+OF_PARAMETER = {
+    Category.PARAMETER: "parameter {}", Category.GRADIENT: "gradient of {}",
+    Category.OPTIMIZER: "optimizer state of {}",
+}  # fmt: skip
+OF_MODULE = {Phase.BACKWARD: "backward of {}", Phase.RECOMPUTE: "recomputation of {}"}
+OUTSIDE = {
+    Category.PARAMETER: "parameters", Category.GRADIENT: "gradients",
+    Category.OPTIMIZER: "optimizer state", Category.ACTIVATION: "activations outside modules",
+    Category.COMMUNICATION: "communication buffers", Category.TEMPORARY: "temporaries outside modules",
+}  # fmt: skip
+"""What is told of blocks that no module asked for, all of a category together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +197,7 @@ def _held(
 
 
 def _words(slice: Slice, key: int) -> str:
-    return purpose.scope(slice, key) if key >= 0 else purpose.OUTSIDE[Category(-1 - key)]
+    return scope(slice, key) if key >= 0 else OUTSIDE[Category(-1 - key)]
 
 
 def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemory | None:
@@ -190,7 +209,7 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
     return OutOfMemory(
         event=event,
         requested_bytes=int(slice.events["value"][event]),
-        scope=purpose.purpose(slice, event),
+        scope=purpose(slice, event),
         allocated_bytes=int(path.allocated[event]) - requested,
         reserved_bytes=int(path.heap.totals[REFUSED]),
         by_category=by_category,
@@ -220,3 +239,29 @@ def _curve(path: Trajectory, category: Int64) -> MemoryCurve:
         np.add.at(change, path.died[mine], -path.size[mine])
         by_category[:, kind] = change.cumsum()[chosen]
     return MemoryCurve(chosen, path.allocated[chosen], path.reserved[chosen], by_category)
+
+
+def purpose(slice: Slice, event: int) -> str:
+    """What the allocation at ``event`` is for, such as ``backward of layers.3.mlp``. Never nothing."""
+    row = slice.events[event]
+    block, phase = int(row["ref"]), Phase(int(row["phase"]))
+    category = Category(slice.block_category.get(block, Category.TEMPORARY))
+    name = slice.block_name.get(block)
+    if name is not None and category in OF_PARAMETER:
+        return OF_PARAMETER[category].format(name)
+    path = scope(slice, int(row["scope"]))
+    if path:
+        return OF_MODULE.get(phase, "{}").format(path)
+    if phase == Phase.OPTIMIZER:
+        return "the optimizer's step"
+    if phase == Phase.BACKWARD:
+        return "backward"
+    site = call_site(slice, event) if int(row["value"]) >= LARGE_BYTES else ""
+    if site:
+        return site
+    return "set-up" if event < slice.steps[0][1] else "the step, outside modules"
+
+
+def scope(slice: Slice, index: int) -> str:
+    """The module path with that number, or nothing."""
+    return slice.scopes[index] if 0 <= index < len(slice.scopes) else ""
