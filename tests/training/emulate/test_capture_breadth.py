@@ -37,7 +37,7 @@ def test_every_way_to_communicate_is_recorded_with_its_bytes() -> None:
         gathers = {(c.in_bytes, c.out_bytes) for c in one.collectives if c.kind == "gather"}
         assert gathers == ({(84, 84 * world)} if r == 0 else {(84, 0)})
         backends = Counter(c.backend for c in one.collectives)
-        assert backends["gloo"] >= 2 and backends["nccl"] > 10
+        assert backends["gloo"] >= 1 and backends["nccl"] > 10
         kinds = Counter(one.events["kind"].tolist())
         assert kinds[EventKind.COLLECTIVE] == len(
             [1 for k in one.events["kind"] if k == EventKind.COLLECTIVE]

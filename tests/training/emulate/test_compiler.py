@@ -12,8 +12,7 @@ from benchmarks.training.emulate.jobs import example
 from windtunnel.cluster.catalogue import device
 from windtunnel.training.emulate.graph import EventKind, Phase
 from windtunnel.training.emulate.twin.compiler import compiled
-from windtunnel.training.emulate.twin.compiler.fusion import Item, kernels
-from windtunnel.training.emulate.twin.compiler.loops import Loops
+from windtunnel.training.emulate.twin.compiler.loops import Item, Loops, kernels
 from windtunnel.training.emulate.twin.compiler.partition import least_kept
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import moved_bytes

@@ -145,5 +145,12 @@ def case_groups_of_others():
     assert mine.group_name == str(before + 3)
 
 
+def case_work_future():
+    x = torch.empty(64, device="cuda")
+    work = dist.all_reduce(x, async_op=True)
+    (y,) = work.get_future().then(lambda future: [future.value()[0] * 2]).wait()
+    assert y.shape == x.shape and work.is_completed()
+
+
 if __name__ == "__main__":
     run(globals(), sys.argv[1:])

@@ -28,8 +28,7 @@ from math import ceil
 import numpy as np
 
 from windtunnel.training.emulate.graph import Category, EventKind, Operator, Phase, Slice, TensorMeta
-from windtunnel.training.emulate.twin.compiler.fusion import Item, kernels
-from windtunnel.training.emulate.twin.compiler.loops import Loops
+from windtunnel.training.emulate.twin.compiler.loops import Item, Loops, kernels
 from windtunnel.training.emulate.twin.compiler.partition import partition, sink
 from windtunnel.training.emulate.twin.compiler.regions import (
     Read,
