@@ -146,10 +146,13 @@ def _list_groups(world: WorldView) -> None:
         description = str(kwargs.get("group_desc") or "")
         label = description.removeprefix("mesh_") if description.startswith("mesh_") else ""
         if of_others[0] == (args, kwargs) and _is_of_others(members):
-            # A large mesh has thousands of them, and PyTorch would check much and then only count.
+            # A large mesh has thousands of them, and PyTorch would check much and then only count, and keep
+            # the places in the last one.
+            outside: Any = dist.GroupMember.NON_GROUP_MEMBER
             c10d._world.group_count += 1
+            c10d._world.pg_group_ranks[outside] = {rank: place for place, rank in enumerate(members)}
             world.add(members, label, None)
-            return dist.GroupMember.NON_GROUP_MEMBER
+            return outside
         group = original(ranks, *args, **kwargs)
         mine = group if isinstance(group, dist.ProcessGroup) else None
         if group == dist.GroupMember.NON_GROUP_MEMBER:
