@@ -6,7 +6,7 @@ weakest class that loses nothing of the turn. It is finer than what an inspector
 request that only reads a counter is *none* (tag ``peek``), though the service received input and dirtied
 pages.
 
-Shares of the classes and think times are those of the twin (`twin.loads`).
+Shares of the classes and think times are those of the twin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.agents.sandbox import recipes
 from benchmarks.agents.sandbox.recipes import SessionState
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import FIXED_ENVIRONMENT, Trace, TraceTurn
-from windtunnel.agents.sandbox.twin.loads import SHARES, think_time
+from windtunnel.agents.sandbox.twin import SHARES, think_time
 from windtunnel.base.errors import UserError
 
 TOOLS = ("ask.py", "check.py", "svc.py")

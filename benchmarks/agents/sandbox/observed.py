@@ -13,7 +13,7 @@ from statistics import fmean
 from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import Effects, Manifest, TurnClass
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName
-from windtunnel.agents.sandbox.twin.loads import TurnLoad
+from windtunnel.agents.sandbox.twin import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile
 from windtunnel.agents.sandbox.twin.world import EmulatedHost, SandboxWorld, SessionsOutcome
 

@@ -247,7 +247,7 @@ class Taking:
                 _past_vfork(machine.cgroup)
                 before = machine.cgroup.pids()
                 snapshot = read_snapshot(before)
-                stood = inventory.inventory(snapshot, machine.pid)
+                stood = inventory.take_inventory(snapshot, machine.pid)
                 if why := undumpable(stood):
                     raise CriuError(f"process image: {why}")
                 lacking = beforehand(stood)
@@ -267,7 +267,7 @@ class Taking:
                     # before the thaw, whatever happened: what it reads must stand still
                     wait((looked,))
                 references, channel = looked.result()
-                stood = replace(stood, alarms=inventory.alarms(before))
+                stood = replace(stood, alarms=inventory.find_alarms(before))
                 if inspector is not None:
                     inspector.rebase(name, snapshot)
         except (CriuError, _Passing):
@@ -336,7 +336,7 @@ class Taking:
         if doubtful:
             now = replace(stood, processes=tuple(replace(process, facts={}) for process in stood.processes))
         else:
-            now = inventory.inventory(read_snapshot(self.machine.cgroup.pids()), self.machine.pid)
+            now = inventory.take_inventory(read_snapshot(self.machine.cgroup.pids()), self.machine.pid)
         lost = differences(stood, now)
         return [lack for lack in lost if lack.kind == "sockets" and CONNECTED.search(lack.what)]
 

@@ -15,8 +15,17 @@ from windtunnel.agents.sandbox.protocol import AnySandbox
 from windtunnel.base.errors import UserError
 from windtunnel.cli.common import Json, print_columns
 from windtunnel.cli.options import takes
-from windtunnel.cli.sandbox.calls import calls
-from windtunnel.cli.sandbox.common import Name, box, client, file_errors, moment, print_json, printable, size
+from windtunnel.cli.sandbox.common import (
+    Name,
+    box,
+    calls,
+    client,
+    file_errors,
+    moment,
+    print_json,
+    printable,
+    size,
+)
 
 Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The sandboxes.")]

@@ -21,8 +21,17 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, Log
 from windtunnel.cli.common import Json, print_columns
-from windtunnel.cli.sandbox.calls import SOURCE, TakesLess, calls
-from windtunnel.cli.sandbox.common import client, less_as_json, moment, print_json, printable, size
+from windtunnel.cli.sandbox.common import (
+    SOURCE,
+    TakesLess,
+    calls,
+    client,
+    less_as_json,
+    moment,
+    print_json,
+    printable,
+    size,
+)
 
 CHANGES = {"created": "+", "deleted": "-", "modified": "~", "renamed": ">"}
 

@@ -57,7 +57,7 @@ def emulate(
     from windtunnel.agents.sandbox.costs import load_costs
     from windtunnel.agents.sandbox.policy import POLICIES, PolicyName
     from windtunnel.agents.sandbox.traces import load
-    from windtunnel.agents.sandbox.twin.loads import Shape
+    from windtunnel.agents.sandbox.twin import Shape
     from windtunnel.agents.sandbox.twin.questions import Setting, answer, write_page
     from windtunnel.agents.sandbox.twin.world import EmulatedHost
     from windtunnel.base.plain import to_plain

@@ -14,8 +14,7 @@ from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import POLICIES, Look, Notice, Past, PolicyName, Queued, Restore
-from windtunnel.agents.sandbox.twin import cost
-from windtunnel.agents.sandbox.twin.loads import Session, TurnLoad, effects_of, sessions, starts
+from windtunnel.agents.sandbox.twin import Session, TurnLoad, cost, effects_of, sessions, starts
 from windtunnel.agents.sandbox.twin.world import EmulatedHost, SandboxWorld, SessionsOutcome
 
 ONE = EmulatedHost(cores=1, workers=1)

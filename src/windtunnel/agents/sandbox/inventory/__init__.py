@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from windtunnel.agents.sandbox.inventory.sockets import sockets
+from windtunnel.agents.sandbox.inventory.sockets import describe_sockets
 from windtunnel.agents.sandbox.model import Facts, Inventory, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import (
     GIVEN_BACK,
@@ -88,14 +88,14 @@ Fact = tuple[str, str, str]
 """Kind, name and value."""
 
 
-def inventory(snapshot: Sequence[Process], init: int) -> Inventory:
+def take_inventory(snapshot: Sequence[Process], init: int) -> Inventory:
     """What stands of a sandbox, by a look at its processes, whose first one is ``init`` on the host."""
     inside = {process.pid: process.inner for process in snapshot}
     links = {
         process.pid: {number: descriptor.link for number, descriptor in process.descriptors.items()}
         for process in snapshot
     }
-    names, first = sockets(links), dict[str, str]()
+    names, first = describe_sockets(links), dict[str, str]()
     for process in snapshot:
         for number, link in links[process.pid].items():
             first.setdefault(link, f"{process.inner}:{number}")
@@ -111,7 +111,7 @@ def inventory(snapshot: Sequence[Process], init: int) -> Inventory:
                 *_limits(read_file(f"/proc/{process.pid}/limits").decode()),
                 *_posix_timers(read_file(f"/proc/{process.pid}/timers").decode()),
                 *_descriptors(process, first, names, tree),
-                *(("locks", words, "") for words in held_locks(process.descriptors)),
+                *(("locks", words, "") for words in list_locks(process.descriptors)),
             ]
             if undo and _gives_back(process.pid, init):
                 facts.append(("ipc", GIVEN_BACK, ""))
@@ -126,7 +126,7 @@ def _by_kind(facts: Iterable[Fact]) -> Facts:
     return by_kind
 
 
-def alarms(pids: Iterable[int]) -> tuple[int, ...]:
+def find_alarms(pids: Iterable[int]) -> tuple[int, ...]:
     """Those of the processes ``pids`` for which SIGALRM waits, as seen inside.
 
     CRIU reads the signals of a process before its timers: an alarm that rings in between is in no image.
@@ -316,7 +316,7 @@ def _words(descriptor: Descriptor, tree: _Tree) -> str:
     return ", ".join(sorted(words))
 
 
-def held_locks(descriptors: Mapping[int, Descriptor]) -> Iterator[str]:
+def list_locks(descriptors: Mapping[int, Descriptor]) -> Iterator[str]:
     """The locks that a process holds through its descriptors, in words that `mend` reads. The kernel's are
     ``lock: 1: POSIX  ADVISORY  WRITE 26 00:2c:6222 0 9``."""
     for number, descriptor in descriptors.items():

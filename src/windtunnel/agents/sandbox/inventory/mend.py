@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from windtunnel.agents.sandbox.inventory import LOCKS, SECOND, Times, held_locks, inventory
+from windtunnel.agents.sandbox.inventory import LOCKS, SECOND, Times, list_locks, take_inventory
 from windtunnel.agents.sandbox.model import Inventory, Lack, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import differences, values
 from windtunnel.linux import cgroup, inject, namespaces, processes
@@ -61,7 +61,7 @@ def put_right(before: Inventory, freezer: Path, init: int) -> tuple[Lack, ...]:
     """Mend what can be mended of a restored sandbox that stands in its freezer; what is still not as it was.
     ``init``: its first process."""
     mend(before, freezer)
-    return differences(before, inventory(read_snapshot(cgroup.pids_of(freezer)), init))
+    return differences(before, take_inventory(read_snapshot(cgroup.pids_of(freezer)), init))
 
 
 class Lock(NamedTuple):
@@ -159,7 +159,7 @@ def _arm(handle: int, descriptor: int, timer: Mapping[str, str], taken: float) -
 def _locked(pid: int, handle: int, stood: ProcessStood) -> list[Lock]:
     """Take the locks that belong to open files, through copies; those that the process itself has to take."""
     wanted = stood.facts.get("locks", {})
-    held = set(held_locks(read_descriptors(pid))) if wanted else set()
+    held = set(list_locks(read_descriptors(pid))) if wanted else set()
     left = []
     for lock in (_lock(words) for words in wanted if words not in held):
         with contextlib.suppress(OSError):

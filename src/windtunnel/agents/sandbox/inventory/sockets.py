@@ -170,7 +170,7 @@ def _plain(end: End) -> End:
     return (end[0][12:], end[1]) if end[0].startswith(MAPPED) and len(end[0]) == 16 else end
 
 
-def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
+def describe_sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
     """Words for each socket of processes, by its link in /proc; ``have``: the links of each process's
     descriptors, by number."""
     words: dict[str, str] = {}

@@ -25,9 +25,15 @@ from typing import IO, Literal
 from windtunnel.agents.sandbox.errors import MachineError, PoolError
 from windtunnel.agents.sandbox.machine import launch, walls
 from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
-from windtunnel.agents.sandbox.machine.channel import Folder, Init, OnOutput, make_folders, open_beneath
-from windtunnel.agents.sandbox.machine.channel import kept as kept_channel
-from windtunnel.agents.sandbox.machine.channel import lay as lay_channel
+from windtunnel.agents.sandbox.machine.channel import (
+    Folder,
+    Init,
+    OnOutput,
+    lay_channel,
+    make_folders,
+    open_beneath,
+    pack_channel,
+)
 from windtunnel.agents.sandbox.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.machine.launch import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.machine.shell import Shell
@@ -259,7 +265,7 @@ class Machine:
     def kept_channel(self) -> bytes:
         """What a restore of the processes needs beside their image, since they hold files of the channel
         open; they stand still. Raises MachineError."""
-        return kept_channel(self.externals.of("channel"))
+        return pack_channel(self.externals.of("channel"))
 
     def alive(self) -> bool:
         return self._handle >= 0 and self._init.alive()

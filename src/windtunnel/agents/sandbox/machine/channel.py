@@ -2,8 +2,8 @@
 and what comes out of it.
 
 It is no part of the root: a root that is full leaves the sandbox its voice, and what is said is no change of
-files. It goes with the processes that hold its files open: ``kept`` goes beside their image, ``lay``
-brings it back before they do.
+files. It goes with the processes that hold its files open: what `pack_channel` gives goes beside their image,
+and `lay_channel` brings it back before they do.
 
 What lies in a channel or a root belongs to whoever runs inside: any component may become a symbolic link to a
 file of the host, a FIFO that never answers, a device or a huge file, also between a check and its use. So
@@ -209,7 +209,7 @@ MOST = 64 * 2**20
 """Bytes that are kept of a channel; its own files are some kilobytes, what a shell says of itself apart."""
 
 
-def kept(channel: Path) -> bytes:
+def pack_channel(channel: Path) -> bytes:
     """A channel that stands still. What commands said is the host's already: of their outputs only the size
     is kept, on which a restore of who holds them open insists. Raises OSError; MachineError where somebody
     put so much into it that it would not be kept."""
@@ -231,8 +231,8 @@ def _emptied(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def lay(file: Path, channel: Path) -> None:
-    """Make ``channel`` what ``kept`` found. Raises OSError, PoolError."""
+def lay_channel(file: Path, channel: Path) -> None:
+    """Make ``channel`` what `pack_channel` found. Raises OSError, PoolError."""
     channel.mkdir(mode=0o700, parents=True, exist_ok=True)
     for entry in channel.iterdir():
         remove(entry)

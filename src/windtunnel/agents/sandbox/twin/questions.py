@@ -26,7 +26,7 @@ from windtunnel.agents.sandbox.costs import SandboxCosts, Work
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import Trace
-from windtunnel.agents.sandbox.twin.loads import Session, Shape, sessions, starts
+from windtunnel.agents.sandbox.twin import Session, Shape, sessions, starts
 from windtunnel.agents.sandbox.twin.world import (
     CheckpointJob,
     EmulatedHost,

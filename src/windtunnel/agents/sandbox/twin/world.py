@@ -34,7 +34,7 @@ from windtunnel.agents.sandbox.policy import (
     SaveOrder,
     picked,
 )  # fmt: skip
-from windtunnel.agents.sandbox.twin.loads import Session, merged, uncovered
+from windtunnel.agents.sandbox.twin import Session, merged, uncovered
 from windtunnel.engines.events import Environment, Process, ProcessGenerator, Shared, at, kill, run_through
 
 
