@@ -23,6 +23,7 @@ import torch
 import xxhash
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain
 
 VERSION = 3
 ALIGNMENT = 64
@@ -62,15 +63,8 @@ class Layout:
 
     def blob(self) -> bytes:
         """The layout as text; equal layouts give equal bytes."""
-        plain = {
-            "format": FORMAT,
-            "version": VERSION,
-            "shard": self.shard,
-            "nbytes": self.nbytes,
-            "tail": self.tail,
-            "objects": self.objects,
-            "entries": [_row(entry) for entry in self.entries],
-        }
+        rows = [_row(entry) for entry in self.entries]
+        plain = {"format": FORMAT, "version": VERSION, **vars(self), "entries": rows}
         return json.dumps(plain, separators=(",", ":")).encode()
 
     @staticmethod
@@ -82,30 +76,15 @@ class Layout:
         """
         try:
             plain = json.loads(blob)
-        except ValueError as error:
+            stands = plain.pop("format"), plain.pop("version")
+            if stands != (FORMAT, VERSION):
+                raise ValueError(f"{stands[0]} {stands[1]}; {FORMAT} {VERSION} is accepted")
+            entries = tuple(_entry(row) for row in plain.pop("entries"))
+            layout = replace(from_plain(Layout, plain | {"entries": []}), entries=entries)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(
-                f"checkpoint layout: {len(blob)} bytes that are not JSON (truncated?); the text of a layout "
-                "is accepted"
+                f"checkpoint layout: {len(blob)} bytes that are not understood, perhaps truncated ({error})"
             ) from error
-        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-            raise UserError(f"checkpoint layout: field format is missing or another; {FORMAT!r} is accepted")
-        if plain.get("version") != VERSION:
-            raise UserError(
-                f"checkpoint layout: field version is {plain.get('version')!r}; {VERSION} is accepted"
-            )
-        fields = {"shard": str, "nbytes": int, "tail": int, "objects": list}
-        for field, kind in {**fields, "entries": list}.items():
-            if not isinstance(plain.get(field), kind):
-                raise UserError(
-                    f"checkpoint layout: field {field} is {plain.get(field)!r}, not {kind.__name__}"
-                )
-        try:
-            entries = tuple(_entry(row) for row in plain["entries"])
-        except (TypeError, ValueError) as error:
-            raise UserError(f"checkpoint layout: field entries is not understood ({error!r})") from error
-        values = {field: plain[field] for field in fields}
-        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        layout = Layout(**values, entries=entries)
         for entry in entries:
             if entry.offset < layout.tail or entry.offset + entry.nbytes > layout.nbytes:
                 raise UserError(

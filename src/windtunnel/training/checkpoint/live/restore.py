@@ -35,7 +35,7 @@ from windtunnel.training.checkpoint.live.layout import (
     view_of,
 )
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.checkpoint.model import SHARED, Copy, Log, RestorePlan, Shard, StoredStep
+from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Shard
 from windtunnel.training.checkpoint.policy import Inventory, decide
 from windtunnel.training.checkpoint.policy.restore import BadCopy, local_first
 
@@ -95,31 +95,17 @@ class _Missing(Exception):
     """No source of a shard gave it."""
 
 
-@dataclass(frozen=True)
-class _There:
-    """What all ranks said. ``seed``: of the run, as rank 0 has it."""
-
-    copies: list[Copy]
-    stored: list[StoredStep]
-    log: Log | None
-    seed: int
-
-
-def _inventory(job: Any, reader: Access | Stored, key: str) -> _There:
-    """What there is to go on from, alike on all ranks."""
+def _inventory(job: Any, reader: Access | Stored, key: str, restart: bool) -> tuple[Inventory, int]:
+    """What there is to go on from, and the seed of the run as rank 0 has it: alike on all ranks."""
     report: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
     if job.rank == 0:
-        report |= {
-            "stored": to_plain(reader.stored()),
-            "log": job.checkpoints(),
-            "seed": torch.initial_seed(),
-        }
+        stored, log = to_plain(reader.stored()), job.checkpoints()
+        report |= {"stored": stored, "log": log, "seed": torch.initial_seed()}
     all_said = job.agree(f"inventory/{key}", report)
     first = all_said[0]
-    copies = [from_plain(Copy, copy) for rank in sorted(all_said) for copy in all_said[rank]["copies"]]
-    there = [from_plain(StoredStep, step) for step in first["stored"]]
-    log = None if first["log"] is None else from_plain(Log, first["log"])
-    return _There(copies, there, log, int(first["seed"]))
+    copies = [copy for rank in sorted(all_said) for copy in all_said[rank]["copies"]]
+    there = {"copies": copies, "stored": first["stored"], "log": first["log"], "restart": restart}
+    return from_plain(Inventory, there), int(first["seed"])
 
 
 def restore(
@@ -142,12 +128,11 @@ def restore(
         Regroup, TimeoutError: from the agreements.
     """
     begin = time.monotonic()
-    all_there = _inventory(job, reader, key)
-    copies, there = all_there.copies, all_there.stored
+    there, seed = _inventory(job, reader, key, restart)
     bad: frozenset[BadCopy] = frozenset()
     reason = ""
-    for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
-        inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)), all_there.log, restart)
+    for attempt in range(len(there.copies) + sum(len(step.shards) for step in there.stored) + 2):
+        inventory = replace(there, bad=tuple(_sorted(bad)))
         plan = decide(inventory)
         assert isinstance(plan, RestorePlan)
         reason = plan.reason
@@ -158,10 +143,10 @@ def restore(
         if plan.failed:
             raise LessError(f"{plan.failed}; --on-no-checkpoint restart begins at step 0")
         if plan.step is None:
-            if job.rank == 0 and (copies or there or job.generation > 1):
+            if job.rank == 0 and (there.copies or there.stored or job.generation > 1):
                 job.event("note", text=f"{plan.reason}; the job begins at the beginning")
             return None
-        load = _Load(job, reader, program, plan, rng, all_there.seed)
+        load = _Load(job, reader, program, plan, rng, seed)
         loaded, error = None, None
         job.at("restoring", plan.step)
         try:
