@@ -39,13 +39,46 @@ class MemoryLost(ConnectionError):
     for this as for a peer that is lost, and the other copies serve."""
 
 
-class Access:
+class Stored:
+    """What can be read where there is no agent: storage."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url or ""
+
+    def copies(self) -> Sequence[Copy]:
+        """What this host's memory holds."""
+        return []
+
+    def stored(self) -> Sequence[StoredStep]:
+        """What storage holds."""
+        return storage.steps(self._url) if self._url else []
+
+    def layout(self, copy: Copy) -> bytes:
+        """What lies where in it.
+
+        Raises:
+            CopyError: it cannot be had from there.
+        """
+        with _had(f"layout {copy.shard.layout}"):
+            return storage.layout(self._url, copy.shard)
+
+    def fetch(self, copy: Copy, into: memoryview) -> str:
+        """The shard's data into ``into``, verified against its own checksum, which is returned.
+
+        Raises:
+            CopyError: it is missing, torn or corrupt.
+        """
+        with _had(f"{copy.shard.name} of step {copy.shard.step}"):
+            return storage.read_shard(self._url, copy.shard, into)
+
+
+class Access(Stored):
     """This rank's slots, and all that can be read. ``memory``: a `LocalMemory`."""
 
     def __init__(self, job: Any, settings: Settings, memory: Any) -> None:
+        super().__init__(settings.persist)
         self.memory = memory
         self._job, self._settings = job, settings
-        self._stored = Stored(settings.persist)
         self._slots: dict[str, list[Any]] = {}
 
     def writes(self, shard: str) -> bool:
@@ -139,32 +172,17 @@ class Access:
         self.memory.persist(step, self._settings.persist, self._settings.keep)
 
     def copies(self) -> Sequence[Copy]:
-        """What this host's memory holds."""
         return self.memory.copies()
 
-    def stored(self) -> Sequence[StoredStep]:
-        """What storage holds."""
-        return self._stored.stored()
-
     def layout(self, copy: Copy) -> bytes:
-        """What lies where in it.
-
-        Raises:
-            CopyError: it cannot be had from there.
-        """
         if copy.place is None:
-            return self._stored.layout(copy)
+            return super().layout(copy)
         with _had(f"layout {copy.shard.layout}"):
             return self.memory.layout(copy.shard.layout)
 
     def fetch(self, copy: Copy, into: memoryview) -> str:
-        """The shard's data into ``into``, verified against its own checksum, which is returned.
-
-        Raises:
-            CopyError: it is missing, torn or corrupt.
-        """
         if copy.place is None:
-            return self._stored.fetch(copy, into)
+            return super().fetch(copy, into)
         it = copy.shard
         with _had(f"{it.name} of step {it.step}"):
             return self.memory.fetch(copy.place, it.name, it.step, into, world=it.world)
@@ -178,27 +196,6 @@ class Access:
             for slot in slots:
                 slot.close()
         self._slots = {}
-
-
-class Stored:
-    """What can be read where there is no agent: storage. Methods as those of `Access`."""
-
-    def __init__(self, url: str | None) -> None:
-        self._url = url or ""
-
-    def copies(self) -> Sequence[Copy]:
-        return []
-
-    def stored(self) -> Sequence[StoredStep]:
-        return storage.steps(self._url) if self._url else []
-
-    def layout(self, copy: Copy) -> bytes:
-        with _had(f"layout {copy.shard.layout}"):
-            return storage.layout(self._url, copy.shard)
-
-    def fetch(self, copy: Copy, into: memoryview) -> str:
-        with _had(f"{copy.shard.name} of step {copy.shard.step}"):
-            return storage.read_shard(self._url, copy.shard, into)
 
 
 @contextlib.contextmanager

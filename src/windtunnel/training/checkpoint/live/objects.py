@@ -62,17 +62,6 @@ def skeleton(value: Any, path: str, emit: Callable[[str, torch.Tensor], None]) -
     return value
 
 
-def refs(value: Any) -> list[str]:
-    """The names of the tensors that belong into a skeleton."""
-    if isinstance(value, Ref):
-        return [value.name]
-    if isinstance(value, dict):
-        return [name for inner in value.values() for name in refs(inner)]
-    if type(value) in (list, tuple):
-        return [name for inner in value for name in refs(inner)]
-    return []
-
-
 def flesh(value: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
     """The inverse of `skeleton`."""
     if isinstance(value, Ref):

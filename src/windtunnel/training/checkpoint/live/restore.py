@@ -40,7 +40,7 @@ from windtunnel.training.checkpoint.policy import Inventory, decide
 from windtunnel.training.checkpoint.policy.restore import BadCopy, local_first
 
 if TYPE_CHECKING:
-    from windtunnel.training.checkpoint.live.access import Access, Stored
+    from windtunnel.training.checkpoint.live.access import Stored
 
 _TIERS = ("memory", "peer", "storage")
 
@@ -95,7 +95,7 @@ class _Missing(Exception):
     """No source of a shard gave it."""
 
 
-def _inventory(job: Any, reader: Access | Stored, key: str, restart: bool) -> tuple[Inventory, int]:
+def _inventory(job: Any, reader: Stored, key: str, restart: bool) -> tuple[Inventory, int]:
     """What there is to go on from, and the seed of the run as rank 0 has it: alike on all ranks."""
     report: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
     if job.rank == 0:
@@ -110,7 +110,7 @@ def _inventory(job: Any, reader: Access | Stored, key: str, restart: bool) -> tu
 
 def restore(
     job: Any,
-    reader: Access | Stored,
+    reader: Stored,
     program: state.State,
     *,
     key: str,
@@ -194,7 +194,7 @@ class _Load:
     def __init__(
         self,
         job: Any,
-        reader: Access | Stored,
+        reader: Stored,
         program: state.State,
         plan: RestorePlan,
         rng: bool,

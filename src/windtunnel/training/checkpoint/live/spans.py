@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
@@ -41,16 +41,6 @@ _MARK = 1 << 20  # bytes that communication which the sockets do not show counts
 # struct tcp_info of Linux: bytes_acked and bytes_received, 64 bit each, since 4.1
 _COUNTERS = struct.Struct("@QQ")
 _COUNTERS_AT = 120
-
-
-class Windows(Protocol):
-    """What is told when to send."""
-
-    def open_window(self, seconds: float) -> None: ...
-
-    def close_window(self) -> None: ...
-
-    def committed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -158,12 +148,13 @@ def _counters(fd: int) -> tuple[int, int]:
 
 
 class IdleSender:
-    """Watches the network and opens windows; ``every``: steps that one checkpoint is spread over."""
+    """Watches the network and opens windows of ``memory`` (a `LocalMemory`); ``every``: steps that one
+    checkpoint is spread over."""
 
     def __init__(
         self,
         job: Any,
-        memory: Windows,
+        memory: Any,
         settings: Settings,
         nbytes: int,
         *,

@@ -73,10 +73,6 @@ class Ledger:
         """For the record of the commit: the generation that the copies of the rank's shards carry."""
         return {"course": max(entry.course for entry in self._steps[rank, step].values())}
 
-    def missing(self) -> int:
-        """Copies that are still to arrive."""
-        return sum(len(entry.lacks) for shards in self._steps.values() for entry in shards.values())
-
 
 def merged(values: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
     """The holders that all ranks posted, together."""
