@@ -104,7 +104,8 @@ class LocalMemory:
     def wait_committed(self, step: int, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until ``step`` or a later one is committed; whether it is. False
         also when the generation ends."""
-        return bool(self._patient.wait(self._caller, step, timeout))
+        service = self._service if timeout < self._timeout / 2 else self._patient
+        return bool(service.wait(self._caller, step, timeout))
 
     def open_window(self, seconds: float) -> None:
         """The network is idle, and will be for so long."""
