@@ -37,6 +37,18 @@ def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
     assert "InjectedError" in lost[4]["error"]
 
 
+def test_a_job_that_shrinks_at_the_step_that_storage_waits_for(tmp_path: Path) -> None:
+    """Its last one: all ranks have it, not all are done with writing. The others hold other shards then, and
+    store these."""
+    strike = f"kill:host=2,point=after_replicated,step={STEPS - 1}"
+    settings = {"mode": "blocking", "persist": str(tmp_path / "stored"), "persist_every": STEPS}
+    with running(tmp_path, hosts=3, on_loss="shrink", min_hosts=2, faults=(strike,), **settings) as launched:
+        assert len(end_well(launched)) == 2
+        assert [event["step"] for event in of(launched, "restored")][-2:] == [STEPS - 1] * 2
+        assert [event["generation"] for event in of(launched, "storage.wanted")] == [1, 2]
+        assert [event["step"] for event in of(launched, "persisted")] == [STEPS - 1]
+
+
 POINTS = [point for point in faults.POINTS if point not in ("after_ack", "before_apply")]
 """The other two are passed by pipelines only, see the tests there."""
 assert POINTS[:3] == ["step", "regrouped", "restoring"]

@@ -122,14 +122,18 @@ class PeerCheckpointer:
             )
             step = -1 if restored is None else restored.step
             self._begin(step)
-            if restored is not None and restored.shards is not None and self._access is not None:
-                self._access.save_again(step, restored.shards)
-                if self.settings.mode == "idle":
-                    self._access.memory.flush()  # nobody opens windows yet
-                self._base = step
+            if restored is not None and self._access is not None:
                 if restored.store and self.settings.persist:
                     self._want(step)
-                    self._pending = self._pool.submit(self._access.persist, step)
+                if restored.shards is not None:
+                    self._access.save_again(step, restored.shards)
+                    if self.settings.mode == "idle":
+                        self._access.memory.flush()  # nobody opens windows yet
+                    self._base = step
+                    if step == self._due:
+                        self._pending = self._pool.submit(self._access.persist, step)
+                elif step == self._due:  # a job of another size has other shards
+                    self._save(step, state)
         return step + 1
 
     def step(self, step: int, state: State) -> None:
@@ -159,6 +163,11 @@ class PeerCheckpointer:
         # the first save at or after each `persist_every` steps goes to storage
         if chosen.persist and (step + 1) % chosen.persist_every < self._interval():
             self._want(step)
+        self._save(step, state)
+
+    def _save(self, step: int, state: State) -> None:
+        assert self._access is not None
+        chosen = self.settings
         tensors_, others = walk(state, chosen.rng)
         tensors: snapshot.Tensors = tensors_
         packed = objects.pack(others)
