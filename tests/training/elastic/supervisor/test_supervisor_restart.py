@@ -370,7 +370,7 @@ def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
     assert Adopted(replace(own, started=own.started + 1)).poll() == -1  # a pid used again
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None:
     """SIGKILL to the supervisor at random times, while workers are lost and ranks agree: the run goes on to
