@@ -394,7 +394,7 @@ def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> No
         for _ in range(2)
     ]
     here(launched, 1, 2)
-    struck = [(launched._supervisor.address, "supervisor"), (launched._offer.address, "rpc")]
+    struck = [(launched._supervisor.address, "rpc"), (launched._offer.address, "rpc")]
     for joined in kinds(launched.events(), "host.joined"):
         struck.append((joined["memory"], f"memory {joined['memory']}"))
     (store,) = [event["address"] for event in kinds(launched.events(), "store")]

@@ -111,7 +111,7 @@ def test_only_hosts_with_certificates_of_the_ca_get_in(
     memory = [one["memory"] for one in job.of("host.joined")]
     services = {
         job.launched._offer.address: "rpc",
-        job.of("started")[-1]["address"]: "supervisor",
+        job.of("started")[-1]["address"]: "rpc",
         **{address: f"memory {address}" for address in memory},
         **{event["address"]: f"store {event['address']}" for event in job.of("store")},
     }

@@ -10,11 +10,11 @@ All keys are derived by HKDF (RFC 5869: extract, then expand) from the secret, s
 bound to the service and to the certificates in use. The proofs and the keys of the two directions have labels
 of their own. So nothing of one connection is of any use on another: a proof that was recorded is for a nonce
 that never comes again; one that is sent back to its author has the wrong label; one that was made for the
-memory of a host is none for the supervisor, nor for the memory of another host. Where the connection is
+memory of a host is none for its supervisor, nor for the memory of another host. Where the connection is
 encrypted (`tls`), its own handshake goes before.
 
-A service is named by what both ends take it for: "supervisor", or "memory" with the address that its clients
-know. Whoever has not shown that he knows the secret has sent at most `STRANGE` bytes (of what is encrypted).
+A service is named by what both ends take it for: "rpc", or "memory" with the address that its clients know.
+Whoever has not shown that he knows the secret has sent at most `STRANGE` bytes (of what is encrypted).
 """
 
 from __future__ import annotations
