@@ -11,7 +11,7 @@ import pytest
 
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
-from windtunnel.base.handshake import Client, Refused, Server
+from windtunnel.base.handshake import ClientHandshake, HandshakeRefused, ServerHandshake
 from windtunnel.base.keys import Keys, of_run
 from windtunnel.base.wire import Secured, WireError
 
@@ -19,7 +19,7 @@ KEYS = Keys(b"a secret of the tests")
 OTHER = Keys(b"another one of the tests")
 
 
-def shaken(client: Client, server: Server) -> tuple[wire.Session, wire.Session]:
+def shaken(client: ClientHandshake, server: ServerHandshake) -> tuple[wire.WireSession, wire.WireSession]:
     answer, none = server.take(bytearray(client.hello))
     assert none is None
     proof, ours = client.prove(answer)
@@ -31,37 +31,39 @@ def shaken(client: Client, server: Server) -> tuple[wire.Session, wire.Session]:
 def pair() -> tuple[Secured, Secured]:
     """Two ends of a connection with a session."""
     left, right = (Secured(fileno=sock.detach()) for sock in socket.socketpair())
-    left.authentic, right.authentic = shaken(Client(KEYS, "x"), Server(KEYS, ("x",)))
+    left.authentic, right.authentic = shaken(ClientHandshake(KEYS, "x"), ServerHandshake(KEYS, ("x",)))
     for sock in (left, right):
         sock.settimeout(5.0)
     return left, right
 
 
 def test_neither_side_takes_one_that_does_not_know_the_secret() -> None:
-    client, server = Client(OTHER, "x"), Server(KEYS, ("x",))
+    client, server = ClientHandshake(OTHER, "x"), ServerHandshake(KEYS, ("x",))
     answer, _ = server.take(bytearray(client.hello))
-    with pytest.raises(Refused):
+    with pytest.raises(HandshakeRefused):
         client.prove(answer)  # a server with another secret
-    with pytest.raises(Refused):
+    with pytest.raises(HandshakeRefused):
         server.take(bytearray(32))  # a client that guesses
-    with pytest.raises(Refused):  # what the server showed is no proof of the client
-        again = Server(KEYS, ("x",))
-        answer, _ = again.take(bytearray(Client(KEYS, "x").hello))
+    with pytest.raises(HandshakeRefused):  # what the server showed is no proof of the client
+        again = ServerHandshake(KEYS, ("x",))
+        answer, _ = again.take(bytearray(ClientHandshake(KEYS, "x").hello))
         again.take(bytearray(answer[32:]))
-    with pytest.raises(Refused):
-        Server(KEYS, ("y",)).take(bytearray(Client(KEYS, "x").hello))  # another service is meant
+    with pytest.raises(HandshakeRefused):
+        ServerHandshake(KEYS, ("y",)).take(
+            bytearray(ClientHandshake(KEYS, "x").hello)
+        )  # another service is meant
 
 
 def test_a_handshake_that_was_recorded_is_of_no_use() -> None:
-    client, server = Client(KEYS, "x"), Server(KEYS, ("x",))
+    client, server = ClientHandshake(KEYS, "x"), ServerHandshake(KEYS, ("x",))
     answer, _ = server.take(bytearray(client.hello))
     proof, _ = client.prove(answer)
-    later = Server(KEYS, ("x",))
+    later = ServerHandshake(KEYS, ("x",))
     later.take(bytearray(client.hello))
-    with pytest.raises(Refused):
+    with pytest.raises(HandshakeRefused):
         later.take(bytearray(proof))
-    with pytest.raises(Refused):
-        Client(KEYS, "x").prove(answer)
+    with pytest.raises(HandshakeRefused):
+        ClientHandshake(KEYS, "x").prove(answer)
 
 
 def flipped(frame: bytes, frames: list[bytes]) -> bytes:
@@ -122,7 +124,7 @@ def test_both_sides_over_a_real_connection() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(Refused, match="does not know the job's secret"):
+        with pytest.raises(HandshakeRefused, match="does not know the job's secret"):
             handshake.connect(address, 5.0, OTHER, "x")
         with handshake.connect(address, 5.0, KEYS, "x") as sock:
             wire.send(sock, {"op": "a"})

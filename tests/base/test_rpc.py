@@ -110,13 +110,13 @@ class Working:
 class Elsewhere:
     """One of them at the other side."""
 
-    def __init__(self, link: remotes.Link, name: str) -> None:
+    def __init__(self, link: remotes.RemoteLink, name: str) -> None:
         self._link, self._on, self.name = link, name, name
 
 
 @contextmanager
-def running(service: rpc.Service, address: str, keys: Keys | None = None) -> Iterator[rpc.Server]:
-    server = rpc.Server(service, address, keys)
+def running(service: rpc.RpcService, address: str, keys: Keys | None = None) -> Iterator[rpc.RpcServer]:
+    server = rpc.RpcServer(service, address, keys)
     try:
         yield server
     finally:
@@ -124,7 +124,7 @@ def running(service: rpc.Service, address: str, keys: Keys | None = None) -> Ite
 
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
-def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Working, rpc.Server]]:
+def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Working, rpc.RpcServer]]:
     tls = (
         Certificates.load(Authority(tmp_path / "ca").issue("host").paths) if request.param == "tls" else None
     )
@@ -136,16 +136,16 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[An
         known[worker.name] = worker
         return worker.name
 
-    service = rpc.Service((Worker,), lambda kind, name: known[name], refer, (Less,))
+    service = rpc.RpcService((Worker,), lambda kind, name: known[name], refer, (Less,))
     with running(service, f"unix:{tmp_path}/w" if keys is None else "tcp:127.0.0.1:0", keys) as server:
         kind: Any = remotes.forwards(Worker)(type("Other", (Elsewhere,), {}))
         objects = {Worker: lambda name: kind(link, name)}
-        link = remotes.Link(server.address, errors=(Less,), objects=objects, timeout=60, keys=keys)
+        link = remotes.RemoteLink(server.address, errors=(Less,), objects=objects, timeout=60, keys=keys)
         yield kind(link, "first"), first, server
         link.close()
 
 
-def test_values_and_bytes_arrive_as_they_were(workers: tuple[Any, Working, rpc.Server]) -> None:
+def test_values_and_bytes_arrive_as_they_were(workers: tuple[Any, Working, rpc.RpcServer]) -> None:
     remote, target, _ = workers
     point = Point(1.5, ("a", "b"))
     assert remote.echo(point, data=b"\0\xff" * 100_000) == point
@@ -154,7 +154,7 @@ def test_values_and_bytes_arrive_as_they_were(workers: tuple[Any, Working, rpc.S
     assert remote.reverse(b"abc") == b"cba"
 
 
-def test_exceptions_arrive_as_what_they_were(workers: tuple[Any, Working, rpc.Server]) -> None:
+def test_exceptions_arrive_as_what_they_were(workers: tuple[Any, Working, rpc.RpcServer]) -> None:
     remote, _, _ = workers
     kinds = {"os": FileNotFoundError, "user": UserError, "less": Less, "other": calls.RemoteError}
     for kind, expected in kinds.items():
@@ -164,7 +164,7 @@ def test_exceptions_arrive_as_what_they_were(workers: tuple[Any, Working, rpc.Se
     assert remote.reverse(b"ab") == b"ba"
 
 
-def test_a_server_that_goes_fails_the_calls_and_cancels(workers: tuple[Any, Working, rpc.Server]) -> None:
+def test_a_server_that_goes_fails_the_calls_and_cancels(workers: tuple[Any, Working, rpc.RpcServer]) -> None:
     remote, target, server = workers
     failed: list[Exception] = []
 
@@ -185,7 +185,7 @@ def test_a_server_that_goes_fails_the_calls_and_cancels(workers: tuple[Any, Work
 
 
 def test_who_does_not_know_the_secret_calls_nothing() -> None:
-    with running(rpc.Service.of(Worker, Working()), "tcp:127.0.0.1:0", KEYS) as server:
+    with running(rpc.RpcService.of(Worker, Working()), "tcp:127.0.0.1:0", KEYS) as server:
         with pytest.raises(PermissionError):
             remotes.Blocking(Worker, server.address, keys=Keys(b"x" * 32))
         with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as stranger:
@@ -198,25 +198,25 @@ def test_who_does_not_know_the_secret_calls_nothing() -> None:
 @pytest.mark.parametrize("address", ["nowhere", "unix:", "tcp:host", "tcp:127.0.0.1:0", "tcp:127.0.0.1:x"])
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(UserError, match="accepted"):
-        rpc.Server(rpc.Service.of(Worker, Working()), address)
+        rpc.RpcServer(rpc.RpcService.of(Worker, Working()), address)
 
 
 def test_a_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    service = rpc.Service.of(Worker, Working())
+    service = rpc.RpcService.of(Worker, Working())
     with running(service, f"unix:{path}"):
         assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(UserError, match="another server answers"):
-            rpc.Server(service, f"unix:{path}")
+            rpc.RpcServer(service, f"unix:{path}")
         assert remotes.Blocking(Worker, f"unix:{path}").reverse(b"ab") == b"ba"
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_message_end_only_their_connection(tmp_path: Path, data: bytes) -> None:
-    with running(rpc.Service.of(Worker, Working()), f"unix:{tmp_path}/socket") as server:
+    with running(rpc.RpcService.of(Worker, Working()), f"unix:{tmp_path}/socket") as server:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(f"{tmp_path}/socket")
             stranger.sendall(data)
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_message_end_only_their_connection(tmp_path: Path, dat
         assert remotes.Blocking(Worker, server.address).reverse(b"ab") == b"ba"
 
 
-def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, rpc.Server]) -> None:
+def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, rpc.RpcServer]) -> None:
     remote, target, _ = workers
     data = os.urandom(3_000_001)
     assert remote.fill(io.BytesIO(data), mode=4) == 4 and target.data == data and remote.size == len(data)
@@ -245,7 +245,7 @@ def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, rpc.Serve
 
 
 def test_output_comes_while_a_function_runs_and_it_can_be_cancelled(
-    workers: tuple[Any, Working, rpc.Server],
+    workers: tuple[Any, Working, rpc.RpcServer],
 ) -> None:
     remote, target, _ = workers
     pieces: list[tuple[str, bytes]] = []
@@ -260,7 +260,7 @@ def test_output_comes_while_a_function_runs_and_it_can_be_cancelled(
     assert remote.size == 0
 
 
-def test_what_an_exception_carries_and_what_stays_there(workers: tuple[Any, Working, rpc.Server]) -> None:
+def test_what_an_exception_carries_and_what_stays_there(workers: tuple[Any, Working, rpc.RpcServer]) -> None:
     remote, _, _ = workers
     with pytest.raises(Less) as error:
         remote.fail("less")
@@ -282,25 +282,25 @@ def test_what_an_exception_carries_and_what_stays_there(workers: tuple[Any, Work
     ],
 )
 def test_only_what_is_declared_is_called(do: str, given: dict[str, Any], words: str) -> None:
-    service = rpc.Service((Worker,), lambda kind, name: Working())
+    service = rpc.RpcService((Worker,), lambda kind, name: Working())
     answer, _ = service.perform({"do": do, "with": given})
     assert answer["error"] == "UserError" and words in answer["text"]
 
 
 def test_who_is_started_on_demand(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        service = rpc.Service((Worker,), lambda kind, name: Working())
-        link = remotes.Link(
+        service = rpc.RpcService((Worker,), lambda kind, name: Working())
+        link = remotes.RemoteLink(
             f"unix:{tmp_path}/w",
             start=lambda: stack.enter_context(running(service, f"unix:{tmp_path}/w")) and None,
         )
         assert link.call(Worker, "size", "") == 0
         link.close()
     with pytest.raises(ConnectionError):
-        remotes.Link(f"unix:{tmp_path}/w").call(Worker, "size", "")
+        remotes.RemoteLink(f"unix:{tmp_path}/w").call(Worker, "size", "")
 
 
-def test_threads_share_a_client(workers: tuple[Any, Working, rpc.Server]) -> None:
+def test_threads_share_a_client(workers: tuple[Any, Working, rpc.RpcServer]) -> None:
     remote, _, _ = workers
     results: list[bytes] = []
     threads = [
@@ -317,14 +317,14 @@ def test_a_call_that_nobody_read_is_made_again(tmp_path: Path) -> None:
     dying = socket.socket(socket.AF_UNIX)
     dying.bind(f"{tmp_path}/w")
     dying.listen()
-    link = remotes.Link(f"unix:{tmp_path}/w", start=lambda: None)
+    link = remotes.RemoteLink(f"unix:{tmp_path}/w", start=lambda: None)
     results: list[int] = []
     asking = threading.Thread(target=lambda: results.append(link.call(Worker, "size", "")))
     asking.start()
     connection, _ = dying.accept()
     connection.recv(1, socket.MSG_PEEK)  # it has come, and is not read
     Path(f"{tmp_path}/w").unlink()
-    with running(rpc.Service((Worker,), lambda kind, name: Working()), f"unix:{tmp_path}/w"):
+    with running(rpc.RpcService((Worker,), lambda kind, name: Working()), f"unix:{tmp_path}/w"):
         dying.close()
         connection.close()
         asking.join(60)

@@ -103,7 +103,7 @@ def test_who_has_no_certificate_of_the_ca_is_refused_and_told(
     refused(address, replace(KEYS, tls=knows.load()), "refuses this side's certificate .*unknown ca")
     expired = authority.expired("past")
     refused(address, replace(KEYS, tls=expired.load()), "refuses this side's .*expired")
-    with pytest.raises(handshake.Refused, match="does not know the job's secret"):
+    with pytest.raises(handshake.HandshakeRefused, match="does not know the job's secret"):
         said_back(address, Keys(b"another secret of tests", mine.tls))
     assert said_back(address, mine, b"still there") == b"still there"
 
@@ -123,7 +123,7 @@ def test_what_is_not_tls_1_3_with_a_certificate_gets_no_word_of_ours(address: st
             context.load_cert_chain(host.cert, host.key)
         plain = socket.create_connection((where, int(port)), 10.0)
         with plain, pytest.raises(OSError), context.wrap_socket(plain) as sock:
-            sock.sendall(handshake.Client(KEYS, "x").hello)
+            sock.sendall(handshake.ClientHandshake(KEYS, "x").hello)
             sock.recv(1)
     assert said_back(address, replace(KEYS, tls=host.load()), b"x") == b"x"
 
@@ -151,7 +151,7 @@ def test_a_certificate_of_the_ca_is_not_enough_in_the_middle(
 
     with (
         between(address, meddle) as through,
-        pytest.raises(handshake.Refused, match="does not know the job's secret"),
+        pytest.raises(handshake.HandshakeRefused, match="does not know the job's secret"),
     ):
         said_back(through, replace(KEYS, tls=host.load()), MARK)
     assert heard and MARK not in heard
@@ -198,8 +198,8 @@ def test_files_that_will_not_do_are_named_at_once(authority: Authority, host: Is
     loose.write_bytes(host.key.read_bytes())
     loose.chmod(0o644)
     assert "others may read or write the key (mode 0644)" in told(replace(host, key=loose))
-    assert tls.given(None, None, None) == ()
+    assert tls.certificate_files(None, None, None) == ()
     with pytest.raises(UserError, match=r"--tls-key FILE is missing: .* together, or none"):
-        tls.given(host.cert, None, host.ca)
-    assert Certificates.load(tls.given(host.cert, host.key, host.ca)).paths == host.paths
+        tls.certificate_files(host.cert, None, host.ca)
+    assert Certificates.load(tls.certificate_files(host.cert, host.key, host.ca)).paths == host.paths
     assert "PRIVATE" not in repr(host.load())

@@ -18,7 +18,7 @@ from support.ports import free_port
 from support.waiting import until
 from training.host_helpers import STAYS, environment, script
 from windtunnel.base.errors import UserError
-from windtunnel.linux.hosts import Lost, RayCluster
+from windtunnel.linux.hosts import ActorLost, RayCluster
 from windtunnel.store import eventlog
 from windtunnel.training import launch as training
 from windtunnel.training.launch import Launched
@@ -151,7 +151,7 @@ def test_a_client_has_actors_on_nodes_of_their_own(nodes: Any) -> None:
         with pytest.raises(KeyError):
             actors[0].call("substitute", {}).result(60)
         actors[0].kill()
-        with pytest.raises(Lost):
+        with pytest.raises(ActorLost):
             actors[0].call("substitute", {"x": 1}).result(60)
         actors[1].kill()
         cluster.release()

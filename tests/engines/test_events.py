@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Interrupt
 
-from windtunnel.engines.events import Environment, ProcessGenerator, Shared, at, kill, run_through
+from windtunnel.engines.events import Environment, ProcessGenerator, SharedResource, at, kill, run_through
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class User:
     gone: float | None = None
 
 
-def play(capacity: float, users: Sequence[User]) -> tuple[list[float | None], Shared]:
+def play(capacity: float, users: Sequence[User]) -> tuple[list[float | None], SharedResource]:
     """When each user of one resource ends, with at most one unit a second; None: it was killed."""
     env = Environment()
-    shared = Shared(env, capacity, 1.0)
+    shared = SharedResource(env, capacity, 1.0)
     found: list[float | None] = [None] * len(users)
 
     def use(place: int, user: User) -> ProcessGenerator:
@@ -156,7 +156,7 @@ def test_a_killed_process_never_goes_on_and_fails_nobody() -> None:
 
 def test_a_process_killed_before_it_began_leaves_nothing() -> None:
     env = Environment()
-    shared = Shared(env, 1.0, 1.0)
+    shared = SharedResource(env, 1.0, 1.0)
 
     def user() -> ProcessGenerator:
         yield shared.use(3.0)
@@ -169,7 +169,7 @@ def test_a_process_killed_before_it_began_leaves_nothing() -> None:
 
 def test_who_is_interrupted_may_go_and_come_again() -> None:
     env = Environment()
-    shared = Shared(env, 1.0, 1.0)
+    shared = SharedResource(env, 1.0, 1.0)
     ends = []
 
     def patient() -> ProcessGenerator:

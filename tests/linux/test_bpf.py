@@ -20,7 +20,7 @@ def test_a_kernel_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(bpf, "bpf", refused)
     with pytest.raises(LinuxError, match="does not let this process load BPF programs: Operation not"):
-        bpf.loaded(bpf.Program("sys_exit", RETURN_ZERO, ()), {})
+        bpf.loaded(bpf.BpfProgram("sys_exit", RETURN_ZERO, ()), {})
 
 
 @pytest.mark.root
@@ -29,7 +29,7 @@ def test_maps_keep_what_is_put_in_and_programs_are_verified() -> None:
         pytest.skip("needs root")
     try:
         table = bpf.Map(bpf.HASH, 4, 8, 16)
-        program = bpf.loaded(bpf.Program("sys_exit", RETURN_ZERO, ()), {})
+        program = bpf.loaded(bpf.BpfProgram("sys_exit", RETURN_ZERO, ()), {})
     except OSError as error:
         pytest.skip(f"BPF cannot be used here: {error}")
     os.close(program)
@@ -43,5 +43,5 @@ def test_maps_keep_what_is_put_in_and_programs_are_verified() -> None:
     finally:
         table.close()
     with pytest.raises(LinuxError, match="refused the program for sys_exit") as refused:
-        bpf.loaded(bpf.Program("sys_exit", EXIT_ALONE, ()), {})
+        bpf.loaded(bpf.BpfProgram("sys_exit", EXIT_ALONE, ()), {})
     assert "R0" in str(refused.value)

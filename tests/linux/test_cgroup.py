@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.linux import LinuxError
-from windtunnel.linux.cgroup import Cgroup, mounts
+from windtunnel.linux.cgroup import HostCgroup, mounts
 from windtunnel.linux.processes import stands
 
 
@@ -32,7 +32,7 @@ def test_mounts_are_found_on_hybrid_and_on_pure_hosts(tmp_path: Path) -> None:
 def test_a_group_is_made_frozen_killed_and_removed() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    group = Cgroup(Path(f"windtunnel-test-{os.getpid()}") / "one")
+    group = HostCgroup(Path(f"windtunnel-test-{os.getpid()}") / "one")
     assert group.make(256 << 20, 1.0, 64) == []
     try:
         with subprocess.Popen(["sleep", "600"]) as process:
@@ -60,7 +60,7 @@ def test_a_group_is_made_frozen_killed_and_removed() -> None:
 def test_a_group_that_goes_first_is_as_others_again_afterwards() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    one, two = (Cgroup(Path(f"windtunnel-first-{os.getpid()}") / name) for name in ("one", "two"))
+    one, two = (HostCgroup(Path(f"windtunnel-first-{os.getpid()}") / name) for name in ("one", "two"))
 
     def weights() -> list[int]:
         folders = (group.v1.get("cpu", group.path) for group in (one, two))

@@ -10,11 +10,11 @@ import pytest
 
 from windtunnel.base import connections
 from windtunnel.base.listener import local_user
-from windtunnel.linux.gate import Gate
+from windtunnel.linux.gate import ListeningGate
 
 
 def test_nobody_comes_in_but_through_the_gate() -> None:
-    gate = Gate(("127.0.0.2", 0))
+    gate = ListeningGate(("127.0.0.2", 0))
     for bound in ("127.0.0.1", "127.0.0.2"):
         with socket.socket() as stranger:
             stranger.bind((bound, 0))
@@ -54,7 +54,7 @@ def test_the_kernel_says_whose_a_connection_is_without_listing_all(
         client.connect((host, listener.getsockname()[1]))
         with listener.accept()[0] as server:
             listed = connections._listed(server.getpeername(), server.getsockname())
-            assert listed == connections.End(connections.ESTABLISHED, os.getuid())
+            assert listed == connections.ConnectionEnd(connections.ESTABLISHED, os.getuid())
             monkeypatch.setattr(connections, "_listed", lambda *_: None)
             assert local_user(server) == os.getuid()
             asked = connections.end(server.getpeername(), server.getsockname())

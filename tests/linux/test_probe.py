@@ -13,7 +13,7 @@ from windtunnel.cli.main import app
 from windtunnel.linux import bpf, network, probe
 
 
-def probed() -> dict[str, probe.Found]:
+def probed() -> dict[str, probe.HostFeature]:
     return {one.name: one for one in probe.probed()}
 
 

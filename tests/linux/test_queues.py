@@ -18,8 +18,8 @@ pytestmark = [
 ]
 
 
-def returns(value: int) -> bpf.Program:
-    return bpf.Program("constant", struct.pack("<BBhiBBhi", 0xB7, 0, 0, value, 0x95, 0, 0, 0), (), "tc")
+def returns(value: int) -> bpf.BpfProgram:
+    return bpf.BpfProgram("constant", struct.pack("<BBhiBBhi", 0xB7, 0, 0, value, 0x95, 0, 0, 0), (), "tc")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_a_listener_is_never_shut() -> None:
 
 def test_recorder_takes_only_what_was_opened_within() -> None:
     before = socket.socketpair()
-    recorder = sockets.Recorder()
+    recorder = sockets.SocketRecorder()
     with recorder.recording():
         within = socket.socketpair()
         with recorder.recording():

@@ -23,7 +23,9 @@ def _observations(draw: np.random.Generator) -> Iterator[tuple[str, Any]]:
     for number in range(60):
         count = int(draw.integers(4, 14))
         devices = tuple(
-            policy.Device(f"d{place}", float(draw.integers(1, 5)) * 1e6, int(draw.integers(1, 90)), place % 4)
+            policy.EdgeDevice(
+                f"d{place}", float(draw.integers(1, 5)) * 1e6, int(draw.integers(1, 90)), place % 4
+            )
             for place in range(count)
         )
         settings = policy.Settings(
@@ -69,7 +71,7 @@ def federated_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         samples = data.Samples(np.zeros((len(labels), 4)), labels, 4)
         federation = data.Federation("recorded", samples, samples, parts)
         made = twin.rounds(
-            federation, models.model("softmax", 4, 4), live.settings, models.Training(epochs=1),
+            federation, models.model("softmax", 4, 4), live.settings, models.LocalTraining(epochs=1),
             links=[device.link for device in live.devices], server_link=live.server_link,
             bytes_each=live.model / 20, count=live.round + 1, seed=live.seed,
         )  # fmt: skip
@@ -82,8 +84,8 @@ PARITY = {
     "edge.federated": Parity(
         _federated, federated_effects, federated_twin,
         beyond=(
-            "return Cost(sent + settings.latency, 0.0, 2 * (devices // 2) * model)",
-            "return Cost(over_server, carried, carried)",
+            "return RoundCost(sent + settings.latency, 0.0, 2 * (devices // 2) * model)",
+            "return RoundCost(over_server, carried, carried)",
         ),
     )
 }  # fmt: skip

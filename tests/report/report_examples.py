@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track
+from windtunnel.report.timeline import HeatMap, MemoryTimeline, Timeline, Track
 
 GIB = float(2**30)
 CATEGORIES = ("parameter", "gradient", "optimizer", "activation", "communication", "temporary")
@@ -231,7 +231,7 @@ def timeline(ranks: int = 4, spans: int = 600, seed: int = 0) -> Timeline:
     return Timeline(tracks, names)
 
 
-def memory_curves(points: int = 2000) -> list[MemoryCurve]:
+def memory_curves(points: int = 2000) -> list[MemoryTimeline]:
     time = np.linspace(0, 1, points)
     curves = []
     for name, scale in (("pp=0", 61.2), ("pp=1", 88.7)):
@@ -248,7 +248,7 @@ def memory_curves(points: int = 2000) -> list[MemoryCurve]:
         by_category = {key: value * scale * GIB for key, value in parts.items()}
         allocated = np.sum(list(by_category.values()), axis=0)
         reserved = np.maximum.accumulate(allocated) * 1.06
-        curves.append(MemoryCurve(name, time, allocated, reserved, by_category, 94.0 * GIB))
+        curves.append(MemoryTimeline(name, time, allocated, reserved, by_category, 94.0 * GIB))
     return curves
 
 

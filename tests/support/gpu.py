@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.store.eventlog import read
-from windtunnel.trust.gpu import Denied, Gpu, Host
+from windtunnel.trust.gpu import Denied, Gpu, GpuHost
 
 PROGRAMS = Path(__file__).parent.parent / "trust" / "gpu" / "programs.py"
 USER = """
@@ -24,11 +24,11 @@ with claim(broker, allow, me(), "pipelined") as gpu:
 """
 
 
-def host(folder: Path, pages: int = 256) -> Host:
-    return Host(folder, PROGRAMS, pages=pages)
+def host(folder: Path, pages: int = 256) -> GpuHost:
+    return GpuHost(folder, PROGRAMS, pages=pages)
 
 
-def writing_user(one: Host) -> subprocess.Popen[bytes]:
+def writing_user(one: GpuHost) -> subprocess.Popen[bytes]:
     """A process that claims the device and writes to it until it is killed."""
     user = subprocess.Popen([sys.executable, "-c", USER], stdin=subprocess.PIPE)
     assert user.stdin is not None
@@ -37,16 +37,16 @@ def writing_user(one: Host) -> subprocess.Popen[bytes]:
     return user
 
 
-def log(one: Host) -> list[dict[str, Any]]:
+def log(one: GpuHost) -> list[dict[str, Any]]:
     return read(one.spec["device"]["log"])
 
 
-def decided(one: Host, kind: str) -> list[dict[str, Any]]:
+def decided(one: GpuHost, kind: str) -> list[dict[str, Any]]:
     """Decisions about requests of that kind."""
     return [e for e in log(one) if e["kind"] == "decision" and e["observation"]["request"]["kind"] == kind]
 
 
-def free(one: Host) -> bool:
+def free(one: GpuHost) -> bool:
     """Whether the device can be claimed: it is, and is released."""
     try:
         with one.claim("single"):

@@ -18,7 +18,7 @@ import pytest
 from windtunnel.control.node import Groups, HarvestActuator, HarvestModel, Schedule
 from windtunnel.control.node.live.cpu import folder_of, setting
 from windtunnel.linux import LinuxError
-from windtunnel.linux.cgroup import Cgroup
+from windtunnel.linux.cgroup import HostCgroup
 from windtunnel.linux.system import checked, libc
 from windtunnel.store import eventlog
 
@@ -87,7 +87,7 @@ def groups(busy: bool = False) -> Iterator[tuple[Path, Path, Path]]:
     """Two groups, and the folder of the elastic one's CPU files, which has a quota of its own; ``busy``: a
     process of the primary spins."""
     below = Path(f"windtunnel-test-{os.getpid()}")
-    pair = [Cgroup(below / name) for name in ("primary", "elastic")]
+    pair = [HostCgroup(below / name) for name in ("primary", "elastic")]
     try:
         for group in pair:
             group.make(None, 1.5, None)

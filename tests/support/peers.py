@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 
 from support.ports import free_port
 from windtunnel.base.keys import Keys
-from windtunnel.edge.federated.live.exchange import Group, Mean, Peer
-from windtunnel.edge.federated.policy import CAPABILITY, Device, Observation, Settings, decide
+from windtunnel.edge.federated.live.exchange import ExchangeGroup, ExchangePeer, Mean
+from windtunnel.edge.federated.policy import CAPABILITY, EdgeDevice, Observation, Settings, decide
 from windtunnel.store.eventlog import EventLog
 
-KEYS = Keys.made()
+KEYS = Keys.new()
 Vector = NDArray[np.float64]
 
 
-def group(names: Sequence[str], exchange: str = "ring", **more: Any) -> Group:
+def group(names: Sequence[str], exchange: str = "ring", **more: Any) -> ExchangeGroup:
     """With an address of its own for each."""
     members = tuple((name, f"127.0.0.1:{free_port()}") for name in names)
-    return Group("a round", members, exchange, 1 << 24, **{"patience": 60.0, "stall": 20.0, **more})
+    return ExchangeGroup("a round", members, exchange, 1 << 24, **{"patience": 60.0, "stall": 20.0, **more})
 
 
 def averaged(
-    own: Group, vectors: Sequence[Vector], weights: Sequence[float], *,
-    before: Callable[[int, Peer], None] = lambda *_: None, keys: Keys = KEYS,
+    own: ExchangeGroup, vectors: Sequence[Vector], weights: Sequence[float], *,
+    before: Callable[[int, ExchangePeer], None] = lambda *_: None, keys: Keys = KEYS,
 ) -> list[Mean | Exception]:  # fmt: skip
     """What each device of the group comes to; ``before(place, peer)`` is called when it has the model."""
 
     def device(place: int) -> Mean | Exception:
         try:
-            with Peer(own, place, keys) as peer:
+            with ExchangePeer(own, place, keys) as peer:
                 model = peer.model(vectors[0].tobytes() if place == 0 else None)
                 assert model == vectors[0].tobytes()
                 before(place, peer)
@@ -49,7 +49,7 @@ def averaged(
 
 def rounds(folder: Path, count: int) -> Path:
     """The log of some rounds of nine devices in two groups: what was decided, and who was in which mean."""
-    devices = tuple(Device(f"device-{place}", 1e6 + place, 1 << place, place % 3) for place in range(9))
+    devices = tuple(EdgeDevice(f"device-{place}", 1e6 + place, 1 << place, place % 3) for place in range(9))
     with closing(EventLog(folder / "federated.jsonl")) as log:
         for number in range(1, count + 1):
             settings = Settings(groups=2, devices=8, exchange=("ring", "doubling")[number % 2])

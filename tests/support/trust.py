@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
+from windtunnel.trust.attest import AllowList, AttestedDevice, Manufacturer, Verifier, measure
 from windtunnel.trust.attest.messages import pack
 from windtunnel.trust.attest.quote import HEAD, LAYOUT, SELECTION
 
@@ -32,10 +32,10 @@ def allowed(**changes: Any) -> AllowList:
     return replace(AllowList((MAKER.root,), measurements), **changes)
 
 
-def device(**changes: Any) -> Device:
-    """``changes``: of the arguments of `Device.boot`, and ``counter`` of the fuse."""
+def device(**changes: Any) -> AttestedDevice:
+    """``changes``: of the arguments of `AttestedDevice.boot`, and ``counter`` of the fuse."""
     fuse = changes.pop("fuse", None) or MAKER.fuse(changes.pop("counter", 0))
-    return Device.boot(fuse, **{"layers": LAYERS, "loads": LOADS, **changes})
+    return AttestedDevice.boot(fuse, **{"layers": LAYERS, "loads": LOADS, **changes})
 
 
 def verifier(**changes: Any) -> Verifier:

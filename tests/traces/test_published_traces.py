@@ -13,7 +13,7 @@ from windtunnel.traces.failures import (
     LLAMA3,
     LLAMA3_SECONDS,
     SPOT,
-    Change,
+    HostChange,
     llama3,
     read_csv,
     read_skypilot,
@@ -78,9 +78,9 @@ def test_controlled_traces() -> None:
 def test_csv() -> None:
     text = "0,add,i-a\n0,add,i-b\n\n1500,remove,i-b\n2000,add,i-c\n2000,remove,i-a\n"
     assert read_csv(text, "t.csv") == (
-        Change(0.0, (), (0, 1), cause="trace"),
-        Change(1.5, (1,), cause="trace"),
-        Change(2.0, (0,), (2,), cause="trace"),
+        HostChange(0.0, (), (0, 1), cause="trace"),
+        HostChange(1.5, (1,), cause="trace"),
+        HostChange(2.0, (0,), (2,), cause="trace"),
     )
 
 
@@ -101,9 +101,9 @@ def test_csv_refused(text: str, told: str) -> None:
 
 def test_skypilot() -> None:
     assert read_skypilot('{"metadata": {"gap_seconds": 300}, "data": [2, 2, 1, 3]}', "t.json") == (
-        Change(0.0, joined=(0, 1), cause="trace"),
-        Change(600.0, (1,), cause="trace"),
-        Change(900.0, joined=(1, 2), cause="trace"),
+        HostChange(0.0, joined=(0, 1), cause="trace"),
+        HostChange(600.0, (1,), cause="trace"),
+        HostChange(900.0, joined=(1, 2), cause="trace"),
     )
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
-from windtunnel.traces.failures import Change, load, save, seated
+from windtunnel.traces.failures import HostChange, load, save, seated
 
 ASKED = ["plan", "resilience", "--cluster", "h100-sxm:16x8", "--state-bytes", "1e12"]
 
@@ -24,7 +24,7 @@ def random() -> np.random.Generator:
 
 
 @st.composite
-def captures(draw: st.DrawFn) -> list[Change]:
+def captures(draw: st.DrawFn) -> list[HostChange]:
     """Hosts come and go; each has a number of its own."""
     there: set[int] = set()
     count, time = 0, draw(st.floats(0.0, 10.0))
@@ -34,13 +34,13 @@ def captures(draw: st.DrawFn) -> list[Change]:
         new = set(range(count, count + draw(st.integers(0, 4))))
         count += len(new)
         there = (there - gone) | new
-        changes.append(Change(time, tuple(sorted(gone)), tuple(sorted(new))))
+        changes.append(HostChange(time, tuple(sorted(gone)), tuple(sorted(new))))
         time += draw(st.floats(0.1, 5.0))
     return changes
 
 
 @given(captures(), st.integers(1, 8))
-def test_places_are_held_by_as_many_hosts_as_there_are(changes: list[Change], places: int) -> None:
+def test_places_are_held_by_as_many_hosts_as_there_are(changes: list[HostChange], places: int) -> None:
     there = set(range(places))
     by_time = {change.time: change for change in seated(changes, places)}
     hosts = seats = 0
@@ -63,9 +63,9 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
     file.write_text("1000,add,a\n1000,add,b\n11000,remove,a\n31000,add,c\n41000,remove,b\n")
     trace = load(str(file), 2, 1e9, random())
     assert trace.changes == (
-        Change(10.0, (0,), cause="trace"),
-        Change(30.0, (), (0,), cause="trace"),
-        Change(40.0, (1,), cause="trace"),
+        HostChange(10.0, (0,), cause="trace"),
+        HostChange(30.0, (), (0,), cause="trace"),
+        HostChange(40.0, (1,), cause="trace"),
     )
     assert (trace.seconds, trace.replaced, trace.mtbf, trace.away) == (40.0, True, 20.0, 10.0)
 
@@ -173,8 +173,8 @@ def test_hosts_are_lost_and_come_in_the_order_of_time(tmp_path: Path) -> None:
     lines = [HEADER, {"time": 2, "lost": [1]}, {"time": 3, "joined": [1], "cause": "repaired"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert load(str(path), 4, 1e9, random()).changes == (
-        Change(2.0, (1,)),
-        Change(3.0, (), (1,), cause="repaired"),
+        HostChange(2.0, (1,)),
+        HostChange(3.0, (), (1,), cause="repaired"),
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in (lines[0], lines[2])))
     with pytest.raises(UserError, match="hosts that are not there"):

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from support.waiting import until
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
-from windtunnel.base.handshake import Client
+from windtunnel.base.handshake import ClientHandshake
 from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.cli.main import app
 from windtunnel.linux import network
@@ -324,12 +324,12 @@ def strike(address: str, service: str) -> None:
         wire.frame({"op": "hello", "host": None, "workers": [], "address": "x", "memory": "x"}, 0, None),
         wire.frame({"op": "list"}, 0, None),
         wire.HEAD.pack(200_000, 0) + b"[" * 200_000,
-        Client(Keys(b"some other secret"), service).hello + bytes(32),
+        ClientHandshake(Keys(b"some other secret"), service).hello + bytes(32),
     ):
         with wire.connect(address, 10.0) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(words)
             found = b"".join(iter(lambda: sock.recv(4096), b""))
-            assert len(found) in (0, Client.ANSWER)  # at most a nonce and a proof that is of no use
+            assert len(found) in (0, ClientHandshake.ANSWER)  # at most a nonce and a proof that is of no use
     with pytest.raises(ConnectionError):
         handshake.connect(address, 10.0, Keys(b"some other secret"), service)
 

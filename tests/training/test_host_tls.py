@@ -72,7 +72,7 @@ def strike(address: str, service: str, keys: Keys, good: Issued, strangers: list
     """No words but those of TLS come back; who has no certificate learns why."""
     host, _, port = address.rpartition(":")
     words = wire.frame({"op": "hello", "host": None, "workers": [], "address": "x", "memory": "x"}, 0, None)
-    for first in (words, b"GET / HTTP/1.1\r\n\r\n", handshake.Client(keys, service).hello):
+    for first in (words, b"GET / HTTP/1.1\r\n\r\n", handshake.ClientHandshake(keys, service).hello):
         with socket.create_connection((host, int(port)), 10.0) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(first)
             assert b"".join(iter(lambda: sock.recv(4096), b"")) in (b"", ALERT)

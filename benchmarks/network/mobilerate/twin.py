@@ -11,7 +11,7 @@ from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, figure
 from windtunnel.network.mobilerate.outcome import Outcome
 from windtunnel.network.mobilerate.twin import ARMS, emulate
-from windtunnel.traces.bandwidth import GENERATORS, Trace
+from windtunnel.traces.bandwidth import GENERATORS, BandwidthTrace
 
 SOURCE = "SIRA, IWQoS 2016"
 PUBLISHED = {
@@ -49,7 +49,7 @@ def lossy_rows(quick: bool) -> Iterator[Row]:
 
 def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
     seeds, seconds = (range(2), 20.0) if quick else (range(5), 60.0)
-    links: list[Trace] = [GENERATORS[name](seconds, np.random.default_rng(seed)) for seed in seeds]
+    links: list[BandwidthTrace] = [GENERATORS[name](seconds, np.random.default_rng(seed)) for seed in seeds]
     return {
         arm: [emulate(link, arm, seconds, seed) for link, seed in zip(links, seeds, strict=True)]
         for arm in ARMS

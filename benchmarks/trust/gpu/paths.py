@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.measure import conditions, in_turn, scratch
 from benchmarks.harness.rows import Row, figure
-from windtunnel.trust.gpu import Gpu, Host
+from windtunnel.trust.gpu import Gpu, GpuHost
 
 HIX = "Jang et al., HIX, ASPLOS 2019, abstract: the mean of Rodinia, on a GPU, with AES-NI at the host"
 PATHS = ("plain", "pipelined", "single", "double")
@@ -59,7 +59,7 @@ def paths_rows(quick: bool) -> Iterator[Row]:
     ratios: dict[str, list[float]] = {path: [] for path in PATHS}
     with scratch(Path("/dev/shm")) as folder:
         programs = Path(__file__).with_name("programs.py")
-        with Host(folder, programs, pages=8192, shared=folder) as host:
+        with GpuHost(folder, programs, pages=8192, shared=folder) as host:
 
             def arm(path: str, name: str, reads: Arrays, writes: Arrays) -> tuple[float, float]:
                 with host.claim(path) as gpu:

@@ -21,7 +21,7 @@ from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.program import Function, Script
 from windtunnel.training.emulate.twin.emulate import replay_world
-from windtunnel.trust.gpu.schemes import SCHEMES, Scheme
+from windtunnel.trust.gpu.schemes import SCHEMES, ProtectionScheme
 
 PAPER = "Lee et al., arXiv:2501.11771, abstract: four GPUs"
 CLUSTER = load_cluster("h100-sxm:1x4")
@@ -58,7 +58,7 @@ def captured(model: str, bucket: int = 25, batch: int = 1) -> Classes:
     return capture(Function(train, (*MODELS[model], bucket, batch)), CLUSTER, Options())
 
 
-def slowdown(classes: Classes, scheme: Scheme) -> float:
+def slowdown(classes: Classes, scheme: ProtectionScheme) -> float:
     """Of an iteration, against the same without a scheme."""
     world = stitch(classes)
     guarded = replace(CLUSTER, host=replace(CLUSTER.host, nvls=False))
@@ -66,7 +66,7 @@ def slowdown(classes: Classes, scheme: Scheme) -> float:
     return with_it / replay_world(world, CLUSTER, costs_of(classes, CLUSTER, None)).iteration_time_s
 
 
-def fitted(classes: Classes, goal: float) -> Scheme:
+def fitted(classes: Classes, goal: float) -> ProtectionScheme:
     """h100-cc with the call that makes this job ``goal`` times slower."""
     low, high = 0.0, 1.0
     for _ in range(30):

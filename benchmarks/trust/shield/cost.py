@@ -15,18 +15,18 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
 from benchmarks.harness.rows import Row, figure
-from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
-from windtunnel.trust.shield import MODES, Engines, Region, Shield, Traffic, overhead
+from windtunnel.trust.attest import AllowList, AttestedDevice, Manufacturer, Verifier, measure
+from windtunnel.trust.shield import MODES, Engines, Region, Shield, ShieldTraffic, overhead
 from windtunnel.trust.shield.model import TAG
 
 SIZES = {64: 1 << 17, 4096: 1 << 21, 65536: 1 << 22}  # bytes that are moved, by chunk
 PAPER = "Zhao et al., ShEF, ASPLOS 2022: 0 to 122 % over its accelerators, as others quote it"
 ACCELERATORS = {
-    "bitcoin": (1.0, Traffic(64, 0.0), 64),  # registers alone
-    "digit recognition": (2000 * 450.0, Traffic(4096, 642_000 / 4096), 4096),
-    "convolution": (64 * 729 * 25.0, Traffic(4096, 894_336 / 4096, 186_624 / 4096), 4096),
+    "bitcoin": (1.0, ShieldTraffic(64, 0.0), 64),  # registers alone
+    "digit recognition": (2000 * 450.0, ShieldTraffic(4096, 642_000 / 4096), 4096),
+    "convolution": (64 * 729 * 25.0, ShieldTraffic(4096, 894_336 / 4096, 186_624 / 4096), 4096),
     # four loads and a store a pixel; a buffer that reads and writes each chunk of the image once
-    "affine": (512 * 512 * 5.0, Traffic(64, 16384.0, 16384.0, random=True), 64),
+    "affine": (512 * 512 * 5.0, ShieldTraffic(64, 16384.0, 16384.0, random=True), 64),
 }
 
 
@@ -81,7 +81,7 @@ def handshake_rows(quick: bool) -> Iterator[Row]:
     """M1 to M4, both sides in one thread."""
     maker = Manufacturer()
     verifier = Verifier(AllowList((maker.root,), {"kernel": (measure(b"kernel"),)}), {"key": bytes(32)})
-    device = Device.boot(maker.fuse(), {"kernel": b"kernel"})
+    device = AttestedDevice.boot(maker.fuse(), {"kernel": b"kernel"})
 
     def exchange(*_: int) -> None:
         verifier.finish(device.accept(verifier.check(device.answer(verifier.hello()))))

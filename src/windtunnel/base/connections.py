@@ -26,14 +26,14 @@ _ANSWER = struct.Struct("=BBBB48xIIIII")
 
 
 @dataclass(frozen=True)
-class End:
+class ConnectionEnd:
     """One end of a connection. ``user``: whose it is."""
 
     state: int
     user: int
 
 
-def end(own: Address, other: Address) -> End | None:
+def end(own: Address, other: Address) -> ConnectionEnd | None:
     """The end at ``own`` of the IPv4 connection between both (also where its socket is of IPv6); None where
     there is none."""
     with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def end(own: Address, other: Address) -> End | None:
     return _listed(own, other)
 
 
-def _query(own: Address, other: Address) -> End | None:
+def _query(own: Address, other: Address) -> ConnectionEnd | None:
     hosts = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host in (own[0], other[0]))
     wanted = _WANTED.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     body = wanted + _PORTS.pack(own[1], other[1]) + hosts + _ANY
@@ -53,17 +53,17 @@ def _query(own: Address, other: Address) -> End | None:
     if _HEAD.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:  # an error: there is none, or it cannot be asked
         return None
     fields = _ANSWER.unpack_from(answer, _HEAD.size)
-    return End(fields[1], fields[7])
+    return ConnectionEnd(fields[1], fields[7])
 
 
-def _listed(own: Address, other: Address) -> End | None:
+def _listed(own: Address, other: Address) -> ConnectionEnd | None:
     here, there = _hexadecimal(own), _hexadecimal(other)
     for name in ("tcp6", "tcp"):  # PyTorch's sockets are of IPv6, with IPv4 addresses at the end of theirs
         with contextlib.suppress(FileNotFoundError):
             for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[1].endswith(here) and fields[2].endswith(there):
-                    return End(int(fields[3], 16), int(fields[7]))
+                    return ConnectionEnd(int(fields[3], 16), int(fields[7]))
     return None
 
 

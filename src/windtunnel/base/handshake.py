@@ -29,7 +29,7 @@ import time
 
 from windtunnel.base import tls, wire
 from windtunnel.base.keys import Keys
-from windtunnel.base.wire import Secured, Session, WireError
+from windtunnel.base.wire import Secured, WireError, WireSession
 
 MAGIC = b"wtunnel1"
 PATIENCE = 5.0
@@ -40,7 +40,7 @@ _ANSWER = struct.Struct(f"!{NONCE}s{PROOF}s")
 STRANGE = _HELLO.size + PROOF
 
 
-class Refused(WireError):
+class HandshakeRefused(WireError):
     """The peer does not know the secret."""
 
 
@@ -54,11 +54,11 @@ class _Derived:
     def expand(self, label: bytes) -> bytes:
         return hmac.digest(self._root, self._about + label + b"\x01", "sha256")
 
-    def client_session(self) -> Session:
-        return Session(self.expand(b"client sends"), self.expand(b"server sends"))
+    def client_session(self) -> WireSession:
+        return WireSession(self.expand(b"client sends"), self.expand(b"server sends"))
 
-    def server_session(self) -> Session:
-        return Session(self.expand(b"server sends"), self.expand(b"client sends"))
+    def server_session(self) -> WireSession:
+        return WireSession(self.expand(b"server sends"), self.expand(b"client sends"))
 
 
 def named(service: str) -> bytes:
@@ -66,7 +66,7 @@ def named(service: str) -> bytes:
     return hashlib.sha256(service.encode()).digest()
 
 
-class Client:
+class ClientHandshake:
     """The client's side, without a socket: send `hello`, receive `ANSWER` bytes, send what `prove` says."""
 
     ANSWER = _ANSWER.size
@@ -76,7 +76,7 @@ class Client:
         self._nonce = secrets.token_bytes(NONCE)
         self.hello = _HELLO.pack(MAGIC, self._service, self._nonce)
 
-    def prove(self, answer: bytes) -> tuple[bytes, Session]:
+    def prove(self, answer: bytes) -> tuple[bytes, WireSession]:
         """The client's proof, and the session that begins with it.
 
         Raises:
@@ -85,11 +85,11 @@ class Client:
         nonce, proof = _ANSWER.unpack(answer)
         derived = _Derived(self._keys, self._service, self._nonce, nonce, self._binding)
         if not hmac.compare_digest(derived.expand(b"server proves"), proof):
-            raise Refused("whoever listens there does not know the job's secret")
+            raise HandshakeRefused("whoever listens there does not know the job's secret")
         return derived.expand(b"client proves"), derived.client_session()
 
 
-class Server:
+class ServerHandshake:
     """The server's side, without a socket. ``services``: the names under which it is meant."""
 
     def __init__(self, keys: Keys, services: tuple[str, ...], binding: bytes = b"") -> None:
@@ -97,7 +97,7 @@ class Server:
         self._services = {named(service) for service in services}
         self._derived: _Derived | None = None
 
-    def take(self, buffer: bytearray) -> tuple[bytes, Session | None]:
+    def take(self, buffer: bytearray) -> tuple[bytes, WireSession | None]:
         """Take what a stranger has sent so far out of ``buffer``: what to send him, and his session once he
         is none any more.
 
@@ -107,12 +107,12 @@ class Server:
         if self._derived is None:
             # Before the answer nobody can have anything more to say.
             if len(buffer) > _HELLO.size or not MAGIC.startswith(buffer[: len(MAGIC)]):
-                raise Refused("a stranger speaks something else")
+                raise HandshakeRefused("a stranger speaks something else")
             if len(buffer) < _HELLO.size:
                 return b"", None
             _, service, client = _HELLO.unpack(buffer)
             if service not in self._services:
-                raise Refused("a stranger means another service")
+                raise HandshakeRefused("a stranger means another service")
             buffer.clear()
             server = secrets.token_bytes(NONCE)
             self._derived = _Derived(self._keys, service, client, server, self._binding)
@@ -120,7 +120,7 @@ class Server:
         if len(buffer) < PROOF:
             return b"", None
         if not hmac.compare_digest(self._derived.expand(b"client proves"), bytes(buffer[:PROOF])):
-            raise Refused("a stranger does not know the job's secret")
+            raise HandshakeRefused("a stranger does not know the job's secret")
         del buffer[:PROOF]
         return b"", self._derived.server_session()
 
@@ -141,11 +141,11 @@ def connect(address: str, timeout: float, keys: Keys, service: str) -> socket.so
     plain = wire.connect(address, timeout)
     sock = keys.tls.connected(plain, timeout) if keys.tls else Secured(fileno=plain.detach())
     try:
-        client = Client(keys, service, sock.binding)
+        client = ClientHandshake(keys, service, sock.binding)
         sock.settimeout(timeout)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading will say why
             sock.sendall(client.hello)
-        answer = bytearray(Client.ANSWER)
+        answer = bytearray(ClientHandshake.ANSWER)
         try:
             _fill_by(sock, memoryview(answer), end)
         except OSError as error:
@@ -174,7 +174,7 @@ def admit(sock: Secured, keys: Keys, services: tuple[str, ...]) -> None:
     if isinstance(sock, tls.Encrypted):
         sock.settimeout(PATIENCE)
         sock.do_handshake()
-    server, got = Server(keys, services, sock.binding), bytearray()
+    server, got = ServerHandshake(keys, services, sock.binding), bytearray()
     while sock.authentic is None:
         # Never more than the handshake takes: what follows is the reader's.
         part = bytearray((_HELLO.size if server._derived is None else PROOF) - len(got))

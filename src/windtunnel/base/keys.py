@@ -31,12 +31,12 @@ class Keys:
     tls: Certificates | None = None
 
     @staticmethod
-    def made() -> Keys:
+    def new() -> Keys:
         """A new secret of 256 bits."""
         return Keys(secrets.token_hex(32).encode())
 
     @staticmethod
-    def given(path: Path | None, option: str = "--secret-file") -> Keys | None:
+    def from_option(path: Path | None, option: str = "--secret-file") -> Keys | None:
         """The secret in the file ``path``, or that of the environment; None if there is neither.
 
         Raises:
@@ -92,10 +92,10 @@ def of_run(folder: Path, path: Path | None) -> Keys:
     """The secret of the run in ``folder``: what is given, else the run's own, else a new one; kept there.
 
     Raises:
-        UserError: see `Keys.given`.
+        UserError: see `Keys.from_option`.
     """
     kept = folder / NAME
-    keys = Keys.given(path) or (Keys.read(kept, "the run's secret") if kept.exists() else Keys.made())
+    keys = Keys.from_option(path) or (Keys.read(kept, "the run's secret") if kept.exists() else Keys.new())
     keys.write(kept)
     return keys
 

@@ -23,7 +23,7 @@ REQUIRED: Any = ...
 
 
 @dataclass(frozen=True)
-class Option:
+class OptionSpec:
     """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``:
     what is accepted. ``flags``: as the command line has it, where not by its name. ``unit``: so many of
     what the field holds are one of what is written. ``environment``: the variable that is read where it
@@ -56,7 +56,7 @@ class Option:
 
 
 def option(default: Any = REQUIRED, help: str = "", *, kind: Any = None, **more: Any) -> Any:
-    """A field that is an option; the arguments are those of `Option`, ``default`` as it is written."""
+    """A field that is an option; the arguments are those of `OptionSpec`, ``default`` as it is written."""
     metadata = {KEY: {"default": default, "kind": kind, "help": help, **more}}
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
@@ -67,14 +67,14 @@ def option(default: Any = REQUIRED, help: str = "", *, kind: Any = None, **more:
     return dataclasses.field(default=value, metadata=metadata)
 
 
-def options(kind: type) -> Iterator[Option]:
+def options(kind: type) -> Iterator[OptionSpec]:
     """The options that the dataclass ``kind`` declares, in order. Fields that are none are passed over."""
     types = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if KEY in field.metadata:
             given = dict(field.metadata[KEY])
             written = given.pop("kind") or types[field.name]
-            yield Option(name=field.name, kind=written, **given)
+            yield OptionSpec(name=field.name, kind=written, **given)
 
 
 def read_pairs(written: list[str] | None) -> dict[str, str]:

@@ -43,15 +43,15 @@ _CANCEL = 0.05  # seconds from one look at an event to the next
 _PAUSES = (0.0, 0.01, 0.1, 1.0, None)  # seconds: one that is just dying still takes connections for a moment
 
 
-class Lost(ConnectionError):
+class CallLost(ConnectionError):
     """The connection ended before the answer: nobody knows whether the call was performed."""
 
 
-class _Unread(Lost):
+class _Unread(CallLost):
     """What listened there closed with the call unread, as the kernel tells of Unix sockets."""
 
 
-class Unanswered(ConnectionError):
+class NobodyAnswers(ConnectionError):
     """Nobody answers there: nothing was performed."""
 
 
@@ -79,7 +79,7 @@ class _Connection:
         return bool(select.select([self.socket], [], [], seconds)[0])
 
 
-class Link:
+class RemoteLink:
     """Connections to ``address``, one for each call at a time; any thread may use it.
 
     ``timeout``: seconds after which a call without a result raises TimeoutError. ``start``: called where
@@ -150,7 +150,7 @@ class Link:
                 connection.number += 1
                 connection.send(message, data)
                 return self._answer(connection, declared, streams, answered)
-        except Lost as error:
+        except CallLost as error:
             unread = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
             if unread and not answered and self.address.startswith("unix:"):
                 raise _Unread(str(error)) from error
@@ -168,7 +168,7 @@ class Link:
             if isinstance(error, _Ours):
                 raise error.error from None
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                raise Lost("the connection ended before the answer") from error
+                raise CallLost("the connection ended before the answer") from error
             raise
         self._idle.append(connection)
 
@@ -185,7 +185,7 @@ class Link:
                 raise
             except OSError as error:
                 if last:
-                    raise Unanswered(f"{self.address}: {error or 'no answer in time'}") from error
+                    raise NobodyAnswers(f"{self.address}: {error or 'no answer in time'}") from error
                 assert self._start is not None
                 self._start()
         raise AssertionError  # the second try raises
@@ -199,7 +199,7 @@ class Link:
         assert self._keys is not None
         try:
             return handshake.connect(self._where, patience, self._keys, SERVICE)
-        except handshake.Refused as error:
+        except handshake.HandshakeRefused as error:
             raise PermissionError(str(error)) from error
 
     def _answer(
@@ -250,10 +250,10 @@ def _send_piece(connection: _Connection, source: IO[bytes], size: int, failed: l
 
 
 class Blocking:
-    """The object at an address: its methods are those of ``protocol`` (``options``: of `Link`)."""
+    """The object at an address: its methods are those of ``protocol`` (``options``: of `RemoteLink`)."""
 
     def __init__(self, protocol: type, address: str, **options: Any) -> None:
-        self._protocol, self._link = protocol, Link(address, **options)
+        self._protocol, self._link = protocol, RemoteLink(address, **options)
         self.close = self._link.close
         self._link.connect()
 

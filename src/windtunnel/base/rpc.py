@@ -46,7 +46,7 @@ _SLOW = 0.05  # seconds that a function waits for a slow caller before BlockingI
 
 
 @dataclass
-class Service:
+class RpcService:
     """What is served. ``find``: the object of a protocol by its name; ``refer``: the name of one that a
     method returned. ``explain``: makes an exception into the one that the caller gets."""
 
@@ -62,8 +62,8 @@ class Service:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @staticmethod
-    def of(protocol: type, target: object, errors: Errors = ()) -> Service:
-        return Service((protocol,), lambda kind, name: target, errors=errors)
+    def of(protocol: type, target: object, errors: Errors = ()) -> RpcService:
+        return RpcService((protocol,), lambda kind, name: target, errors=errors)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Service:
                 self.last = time.monotonic()
 
     def perform(
-        self, message: Message, data: bytes = b"", caller: Caller | None = None
+        self, message: Message, data: bytes = b"", caller: RpcCaller | None = None
     ) -> tuple[Message, bytes]:
         """The answer to one call, and what of it travels raw."""
         try:
@@ -106,7 +106,7 @@ class Service:
             return error_message(self.explain(error), self.errors), b""
 
 
-class Caller:
+class RpcCaller:
     """Who made one call: what its function exchanges with him meanwhile."""
 
     def __init__(self, sock: socket.socket, sending: threading.Lock, number: int) -> None:
@@ -164,7 +164,7 @@ class Caller:
 class _Passing:
     """A function of the caller's, which is called by a thread: one call of it is on its way at most."""
 
-    def __init__(self, caller: Caller, name: str) -> None:
+    def __init__(self, caller: RpcCaller, name: str) -> None:
         self._caller, self._name, self._free = caller, name, threading.Event()
         self._calls: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._free.set()
@@ -194,7 +194,7 @@ class _Passing:
 
 
 class _Incoming(io.RawIOBase):
-    def __init__(self, caller: Caller, name: str) -> None:
+    def __init__(self, caller: RpcCaller, name: str) -> None:
         self._caller, self._name = caller, name
 
     def readable(self) -> bool:
@@ -207,7 +207,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Outgoing(io.RawIOBase):
-    def __init__(self, caller: Caller, name: str) -> None:
+    def __init__(self, caller: RpcCaller, name: str) -> None:
         self._caller, self._name = caller, name
 
     def writable(self) -> bool:
@@ -219,14 +219,14 @@ class _Outgoing(io.RawIOBase):
         return len(data)
 
 
-class Server:
+class RpcServer:
     """Answers at ``address`` until it is closed.
 
     Raises:
         UserError: ``address`` is none, is in use, or is TCP without a secret.
     """
 
-    def __init__(self, service: Service, address: str, keys: Keys | None = None) -> None:
+    def __init__(self, service: RpcService, address: str, keys: Keys | None = None) -> None:
         where = parsed(address, keys)
         try:
             sock = _bound(where)
@@ -255,7 +255,7 @@ class Server:
             while True:
                 message, data = receive(sock)
                 if "do" in message:
-                    caller = Caller(sock, sending, message["id"])
+                    caller = RpcCaller(sock, sending, message["id"])
                     if message.get("streams"):  # what he sends meanwhile is read here
                         work = functools.partial(self._answer, caller, message, data)
                         threading.Thread(target=work, name="rpc-call", daemon=True).start()
@@ -267,7 +267,7 @@ class Server:
             if caller is not None:
                 caller.leave()
 
-    def _answer(self, caller: Caller, message: Message, data: bytes) -> None:
+    def _answer(self, caller: RpcCaller, message: Message, data: bytes) -> None:
         with self._service.at_work(), contextlib.suppress(OSError):  # OSError: the caller has gone
             reply, raw = self._service.perform(message, data, caller)
             caller.finish()

@@ -103,7 +103,7 @@ class Certificates:
                         f"{error.verify_message}"
                     ) from error
                 except ssl.SSLError as error:
-                    raise UserError(f"--tls-cert {self.paths[0]}: {told(error)}") from error
+                    raise UserError(f"--tls-cert {self.paths[0]}: {reason_of(error)}") from error
 
     def accepted(self, sock: socket.socket) -> Encrypted:
         """A connection that has just been accepted; its first use makes the handshake.
@@ -260,10 +260,10 @@ class Encrypted(ssl.SSLSocket, Secured):
             with contextlib.suppress(OSError):  # so that it learns why; what it said is dropped
                 socket.socket.send(self, ALERT)
                 socket.socket.recv(self, 1 << 12)
-        raise Untrusted(told(error)) from error
+        raise Untrusted(reason_of(error)) from error
 
 
-def given(*paths: Path | None) -> tuple[str, ...]:
+def certificate_files(*paths: Path | None) -> tuple[str, ...]:
     """The files that a user gives by `OPTIONS`, for `Certificates.load`; nothing where he gives none.
 
     Raises:
@@ -277,7 +277,7 @@ def given(*paths: Path | None) -> tuple[str, ...]:
     return tuple(str(path.absolute()) for path in paths if path is not None)
 
 
-def told(error: ssl.SSLError) -> str:
+def reason_of(error: ssl.SSLError) -> str:
     """What the peer's matter is, in words."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -338,4 +338,4 @@ def _load(context: ssl.SSLContext, certificate: _File, key: _File, ca: _File) ->
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UserError(f"{key.where}: it is not the key of --tls-cert {certificate.path}") from error
         what = f"{certificate.where} with {key.where}"
-        raise UserError(f"{what}: no certificate and key that can be read ({told(error)})") from error
+        raise UserError(f"{what}: no certificate and key that can be read ({reason_of(error)})") from error

@@ -14,7 +14,7 @@ import uvicorn
 from windtunnel.base.errors import UserError
 
 
-class Server(uvicorn.Server):
+class WebServer(uvicorn.Server):
     """uvicorn that leaves signals to others: after its own handlers it would end the process by them, two
     servers of one process would take them from each other, and the process may be somebody else's."""
 
@@ -22,7 +22,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def end_when_told(self) -> None:
+    def end_on_signals(self) -> None:
         """SIGTERM and SIGINT let what is under way end, and then the server. Called within its loop."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, setattr, self, "should_exit", True)

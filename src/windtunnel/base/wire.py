@@ -4,7 +4,7 @@ A frame is two big-endian lengths (32 bit: the JSON text, 64 bit: the bytes), th
 receive is bounded by the socket's timeout; what a peer may ask a reader to hold is bounded too.
 
 On a connection that leads over a network both sides have shown that they know the job's secret before the
-first frame (`handshake`), and the socket carries a `Session`. From then on the lengths and the text are
+first frame (`handshake`), and the socket carries a `WireSession`. From then on the lengths and the text are
 followed by a tag, and so are the raw bytes of a frame: HMAC-SHA256 under a key of this connection and this
 direction, over a counter and what was sent. What was altered, repeated, left out, sent back or moved here
 from another connection has no such tag, and ends the connection. A Unix socket has no session: the kernel
@@ -57,7 +57,7 @@ class _Way:
         return mac.digest()[:TAG]
 
 
-class Session:
+class WireSession:
     """What both ends of one connection know after their handshake: a key for each direction."""
 
     def __init__(self, sending: bytes, receiving: bytes) -> None:
@@ -80,7 +80,7 @@ class Session:
 class Secured(socket.socket):
     """A TCP socket with room for its session. It may be encrypted (`tls`)."""
 
-    authentic: Session | None = None
+    authentic: WireSession | None = None
 
     @property
     def binding(self) -> bytes:
@@ -92,13 +92,13 @@ class Secured(socket.socket):
         return 0
 
 
-def session(sock: socket.socket) -> Session | None:
+def session(sock: socket.socket) -> WireSession | None:
     """The session of a connection, None where it has none."""
-    current: Session | None = getattr(sock, "authentic", None)
+    current: WireSession | None = getattr(sock, "authentic", None)
     return current
 
 
-def frame(message: dict[str, Any], following: int, sealed: Session | None) -> bytes:
+def frame(message: dict[str, Any], following: int, sealed: WireSession | None) -> bytes:
     """The frame of ``message`` up to the ``following`` raw bytes."""
     text = json.dumps(message, separators=(",", ":")).encode()
     head = HEAD.pack(len(text), following)
@@ -148,7 +148,7 @@ def lengths(head: Buffer) -> tuple[int, int]:
     return length, following
 
 
-def opened(head: Buffer, body: bytearray, sealed: Session | None) -> dict[str, Any]:
+def opened(head: Buffer, body: bytearray, sealed: WireSession | None) -> dict[str, Any]:
     """The message in ``body``, the text with its tag.
 
     Raises:

@@ -13,7 +13,7 @@ from windtunnel.cli import new_group
 from windtunnel.cli.common import Json
 
 if TYPE_CHECKING:
-    from windtunnel.control.debug.live.trace import Trace
+    from windtunnel.control.debug.live.trace import DebugTrace
     from windtunnel.store.eventlog import EventLog
 
 group = new_group("Past requests of a service: asked about, replayed, tried anew.")
@@ -110,7 +110,7 @@ def retro(
     _less(done["recorded"], f"debug retro: the check finds rows in {bad} orders" if bad else "")
 
 
-def _opened(trace: str) -> tuple[Trace, EventLog]:
+def _opened(trace: str) -> tuple[DebugTrace, EventLog]:
     from windtunnel.control.debug.live import trace as traces
     from windtunnel.store import eventlog
 

@@ -83,7 +83,7 @@ def run(
     Example: windtunnel federated run --data digits --split dirichlet:0.1 --devices 50 --groups 5
     """
     from windtunnel.cli import shown_progress
-    from windtunnel.edge.federated import Settings, Training, summary
+    from windtunnel.edge.federated import LocalTraining, Settings, summary
     from windtunnel.edge.federated import run as learned
 
     if epochs < 1:
@@ -93,7 +93,7 @@ def run(
             data=data, split=split, schemes=scheme.split(","), model_name=model, devices=devices,
             groups=groups, sample=sample, count=rounds, seeds=seeds,
             server_link=_rate("server_link", server_link), device_link=_rate("device_link", device_link),
-            training=Training(epochs=epochs), progress=progress,
+            training=LocalTraining(epochs=epochs), progress=progress,
             settings=Settings(weighting=weighting, grouping=grouping, exchange=exchange),
         )  # fmt: skip
     if as_json:

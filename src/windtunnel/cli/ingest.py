@@ -166,7 +166,7 @@ def master(
 
     Example: windtunnel ingest master session.yaml --folder ingest --workers auto
     """
-    from windtunnel.base.tls import given
+    from windtunnel.base.tls import certificate_files
     from windtunnel.data.ingest import session as files
     from windtunnel.data.ingest.live.serve import serve
 
@@ -174,10 +174,8 @@ def master(
         typer.echo(f"Master   {address}\nSecret   {folder / 'secret'}")
 
     settings = _settings(workers, least, most, host=host, port=port, ends=ends, on_error=on_error)
-    serve(
-        files.read(session), folder, settings, secret=secret, tls=given(tls_cert, tls_key, tls_ca),
-        on=on, ready=ready,
-    )  # fmt: skip
+    tls = certificate_files(tls_cert, tls_key, tls_ca)
+    serve(files.read(session), folder, settings, secret=secret, tls=tls, on=on, ready=ready)
 
 
 @group.command("worker")
@@ -197,11 +195,11 @@ def worker(
     """
     import signal
 
-    from windtunnel.base.tls import given
+    from windtunnel.base.tls import certificate_files
     from windtunnel.data.ingest.live.protocol import Lost
     from windtunnel.data.ingest.live.worker import Worker
 
-    keys = _keys(secret_file, given(tls_cert, tls_key, tls_ca))
+    keys = _keys(secret_file, certificate_files(tls_cert, tls_key, tls_ca))
     process = Worker(name or f"{host}-{os.getpid()}", master, keys, host, patience)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.stop())
@@ -226,13 +224,14 @@ def status(
 
     Example: windtunnel ingest status --folder ingest
     """
-    from windtunnel.base.tls import given
+    from windtunnel.base.tls import certificate_files
     from windtunnel.data.ingest.live.protocol import Link
 
     address, secret = folder / "address", folder / "secret"
     if not master and not address.exists():
         raise UserError(f"ingest status: no master runs in --folder {folder}; give its folder, or --master")
-    keys = _keys(secret_file or (secret if secret.exists() else None), given(tls_cert, tls_key, tls_ca))
+    tls = certificate_files(tls_cert, tls_key, tls_ca)
+    keys = _keys(secret_file or (secret if secret.exists() else None), tls)
     link = Link(master or address.read_text(), keys)
     state = {**link.call("snapshot"), "served_by": link.call("workers")["workers"]}
     emit(as_json, state, _status_lines(state))
@@ -278,7 +277,7 @@ def _keys(secret: Path | None, tls: tuple[str, ...]) -> Keys:
     from windtunnel.base.keys import VARIABLE, Keys
     from windtunnel.base.tls import Certificates
 
-    keys = Keys.given(secret)
+    keys = Keys.from_option(secret)
     if keys is None:
         raise UserError(
             f"--secret-file is missing: accepted is the file in the master's folder, or {VARIABLE}"

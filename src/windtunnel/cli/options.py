@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from windtunnel.base.options import KEY, REQUIRED, Option, options, settled
+from windtunnel.base.options import KEY, REQUIRED, OptionSpec, options, settled
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -52,7 +52,7 @@ def described(
     return call
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _parameter(option: OptionSpec) -> inspect.Parameter:
     info = typer.Option(
         *option.flags, help=option.help, min=option.least, max=option.most, envvar=option.environment,
         metavar=option.metavar,

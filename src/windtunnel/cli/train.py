@@ -77,7 +77,7 @@ def train(
         script=script,
         arguments=tuple(arguments or ()),
         secret_file=secret_file,
-        tls=tls.given(*certificates),
+        tls=tls.certificate_files(*certificates),
     )
     train_and_store(job, out, as_json=as_json)
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from windtunnel.cluster.model import TORI, Cluster, Link, Placement
+from windtunnel.cluster.model import TORI, Cluster, GroupPlacement, Link
 
 WIDTH = 76
 
@@ -152,7 +152,7 @@ def topology_text(cluster: Cluster) -> str:
     return ", ".join(parts)
 
 
-def example_groups(cluster: Cluster) -> list[tuple[str, Placement]]:
+def example_groups(cluster: Cluster) -> list[tuple[str, GroupPlacement]]:
     """A few groups that jobs commonly make, and what each of them crosses."""
     world, devices = cluster.world_size, cluster.devices_per_host
     groups: dict[str, range] = {}

@@ -2,7 +2,7 @@
 
 A cluster is ``hosts`` equal hosts. Ranks are laid out as torchrun lays them out: rank r is device
 ``r % devices_per_host`` of host ``r // devices_per_host``. What a group of ranks crosses (NVLink inside a
-host, NICs, leaf switches, spines) is a `Placement`.
+host, NICs, leaf switches, spines) is a `GroupPlacement`.
 
 Units are SI: bytes, bytes/s, seconds, FLOP/s, watts. Rates are peaks or line rates; what large operators and
 messages reach of them is told by ``Device.sustained`` and ``Link.efficiency``.
@@ -179,7 +179,7 @@ class Multicast:
 
 
 @dataclass(frozen=True)
-class Placement:
+class GroupPlacement:
     """What a group of ranks crosses.
 
     ``hosts``: scale-up domains that the group lies in (a host, or the hosts that one NVLink switch joins).
@@ -246,7 +246,7 @@ class Cluster:
     def local_rank(self, rank: int) -> int:
         return rank % self.host.devices
 
-    def placement(self, ranks: Sequence[int]) -> Placement:
+    def placement(self, ranks: Sequence[int]) -> GroupPlacement:
         """What ``ranks`` (in group order) cross. Raises `UserError` for ranks that the cluster has not."""
         return place(self, ranks)
 
@@ -254,8 +254,8 @@ class Cluster:
 SWITCHES = {1: 1, 2: 3, 3: 5}  # that a message passes at each tier: leaf; + spine, leaf; + core, spine
 
 
-def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
-    """The `Placement` of ``ranks`` (distinct, in group order) in ``cluster``.
+def place(cluster: Cluster, ranks: Sequence[int]) -> GroupPlacement:
+    """The `GroupPlacement` of ``ranks`` (distinct, in group order) in ``cluster``.
 
     Raises `UserError` when the group is empty, names a rank twice, or one that the cluster does not have.
     """
@@ -284,7 +284,7 @@ def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
     if len(by_domain) == 1:
         latency = host.intra.latency if intra else 0.0
         rates = (intra_bandwidth, intra_bandwidth, intra_bandwidth)
-        return Placement(len(ranks), 1, most, 0, intra, None, 0.0, *rates, latency)
+        return GroupPlacement(len(ranks), 1, most, 0, intra, None, 0.0, *rates, latency)
 
     nics_per_rank = min(_nics_used(host, members) / len(members) for members in by_host.values())
     line_rate = nics_per_rank * host.nic_bandwidth
@@ -300,7 +300,7 @@ def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
             worst /= cluster.topology.oversubscription
             crossing = _ring_crossing(cluster.topology, order)
             ring /= max(1.0, cluster.topology.oversubscription * crossing)
-    return Placement(
+    return GroupPlacement(
         ranks=len(ranks), hosts=len(by_domain), ranks_per_host=most, tier=tier, intra=intra, inter=host.nic,
         nics_per_rank=nics_per_rank, intra_bandwidth=intra_bandwidth, inter_bandwidth=worst,
         ring_bandwidth=ring, latency=host.nic.latency + hops * cluster.topology.hop_latency,

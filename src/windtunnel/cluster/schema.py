@@ -104,7 +104,7 @@ class DeviceSpec(BaseModel, extra="forbid"):
 AnyLink = Annotated[LinkSpec, BeforeValidator(_named)]
 
 
-class HostSpec(BaseModel, extra="forbid"):
+class HostSchema(BaseModel, extra="forbid"):
     device: Annotated[DeviceSpec, BeforeValidator(_named)] | None = None
     """a name from the catalogue, or fields; with `base` inside, only those that differ"""
     devices: Annotated[Count, Field(le=1024)] | None = None
@@ -162,7 +162,7 @@ class ClusterSpec(BaseModel, extra="forbid"):
     """what tables call it"""
     hosts: Annotated[Count, Field(le=MAX_HOSTS)] | None = None
     """how many hosts"""
-    host: HostSpec = HostSpec()
+    host: HostSchema = HostSchema()
     """the hosts, which are all alike"""
     topology: TopologySpec = TopologySpec()
     """the network between hosts"""
@@ -173,7 +173,7 @@ class ClusterSpec(BaseModel, extra="forbid"):
 
 
 MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
-    (): ClusterSpec, ("host",): HostSpec, ("topology",): TopologySpec, ("multicast",): MulticastSpec,
+    (): ClusterSpec, ("host",): HostSchema, ("topology",): TopologySpec, ("multicast",): MulticastSpec,
     ("host", "device"): DeviceSpec,
     ("host", "intra"): LinkSpec, ("host", "nic"): LinkSpec, ("host", "pcie"): LinkSpec,
 }  # fmt: skip

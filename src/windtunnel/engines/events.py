@@ -14,11 +14,11 @@ An `Environment` is the clock; a process is a generator that yields what it wait
         env.process(command(seconds))
     env.run()  # prints 2.5, 4.5, 4.5
 
-`Shared` is processor sharing with a cap: its users get equal rates, each ``most`` at most. As the rate is the
-same for all, what one has received since the start is one number for all, and the next to finish is the top
-of a heap: to come, to finish and to go cost O(log n). SimPy cannot take a scheduled event back, so a resource
-has one timer that matters: where users came since it was set, it rings too early and is set anew; where it
-would ring too late, an earlier one is set and the later one says nothing.
+`SharedResource` is processor sharing with a cap: its users get equal rates, each ``most`` at most. As the
+rate is the same for all, what one has received since the start is one number for all, and the next to finish
+is the top of a heap: to come, to finish and to go cost O(log n). SimPy cannot take a scheduled event back,
+so a resource has one timer that matters: where users came since it was set, it rings too early and is set
+anew; where it would ring too late, an earlier one is set and the later one says nothing.
 
 Nothing here draws a random number, and events of the same time keep the order in which they were made, so one
 input has one outcome.
@@ -39,8 +39,8 @@ __all__ = [
     "Event",
     "Process",
     "ProcessGenerator",
-    "Shared",
-    "Use",
+    "ResourceUse",
+    "SharedResource",
     "at",
     "kill",
     "run_through",
@@ -73,15 +73,15 @@ def kill(process: Process) -> None:
 
 
 def _release(process: Process) -> None:
-    if process.is_alive and isinstance(process.target, Use):
+    if process.is_alive and isinstance(process.target, ResourceUse):
         process.target.cancel()
 
 
-class Use(Event):
+class ResourceUse(Event):
     """Happens when all units are received. A process that catches an ``Interrupt`` while it waits for one,
     and does not go on waiting, must ``cancel`` it."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedResource) -> None:
         super().__init__(shared.env)
         self._shared = shared
         self.cancelled = False
@@ -93,7 +93,7 @@ class Use(Event):
             self._shared._leave()
 
 
-class Shared:
+class SharedResource:
     """A resource of ``capacity`` units a second, of which one user gets ``most`` units a second at most."""
 
     def __init__(self, env: Environment, capacity: float, most: float) -> None:
@@ -102,7 +102,7 @@ class Shared:
         """Units handed out since the start, until somebody last came or went, or it was last reckoned."""
         self._capacity = capacity
         self._most = most
-        self._users: list[tuple[float, int, Use]] = []
+        self._users: list[tuple[float, int, ResourceUse]] = []
         """A heap by what each will have received at its end; those who left stay until they are its top."""
         self._count = count()
         self.present = 0
@@ -115,9 +115,9 @@ class Shared:
         self._ring = inf
         """When the timer that matters rings."""
 
-    def use(self, units: float) -> Use:
+    def use(self, units: float) -> ResourceUse:
         """So many units; at once when there are none to wait for."""
-        use = Use(self)
+        use = ResourceUse(self)
         if units <= 0:
             use.succeed()
             return use

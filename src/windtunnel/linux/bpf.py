@@ -203,7 +203,7 @@ def maps_of(program: int) -> dict[str, Map]:
 
 
 @dataclass(frozen=True)
-class Program:
+class BpfProgram:
     """Code of one section of an object file, and at which of its instructions which map goes in. ``kind``:
     how the section's name begins, ``name`` the rest: that of a raw tracepoint is the tracepoint."""
 
@@ -213,7 +213,7 @@ class Program:
     kind: str = "raw_tracepoint"
 
 
-def programs(elf: bytes) -> list[Program]:
+def programs(elf: bytes) -> list[BpfProgram]:
     """The programs of an object file made by ``clang -target bpf``, one a section."""
     (table,) = struct.unpack_from("<Q", elf, 40)
     count, names_at = struct.unpack_from("<HH", elf, 60)
@@ -240,11 +240,11 @@ def programs(elf: bytes) -> list[Program]:
                     offset, info = struct.unpack_from("<QQ", elf, entry)
                     uses.append((offset, symbols[info >> 32]))
         code = elf[header[4] : header[4] + header[5]]
-        sections.append(Program(name, code, tuple(uses), kind))
+        sections.append(BpfProgram(name, code, tuple(uses), kind))
     return sections
 
 
-def loaded(program: Program, maps: Mapping[str, Map]) -> int:
+def loaded(program: BpfProgram, maps: Mapping[str, Map]) -> int:
     """Give a program to the kernel: its descriptor. Raises LinuxError with the verifier's last words."""
     code = bytearray(program.code)
     for offset, name in program.maps:
@@ -332,7 +332,7 @@ class Object:
     def _stem(self) -> str:
         return self.source.name.partition(".")[0]
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[BpfProgram]:
         """Raises LinuxError when the object that belongs to the source is not there."""
         return programs(self.locate().read_bytes())
 
@@ -366,7 +366,7 @@ class Object:
         native.rebuilt(self.source.parent, self.file_name, f"{self._stem}-*.o", self.build)
 
 
-class Ring:
+class RingReader:
     """Reader of a ring buffer: the kernel writes records, this process reads them out of shared memory.
 
     The producer's position and a record's length are written by the kernel with release semantics. Python

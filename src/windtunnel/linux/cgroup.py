@@ -71,7 +71,7 @@ def numbered(folder: Path, field: str) -> tuple[int, int]:
     return os.stat(folder).st_ino, len(folder.relative_to(top).parts)
 
 
-class Cgroup:
+class HostCgroup:
     """The group ``below`` (two names: one of its owner's, its own) in every hierarchy of this host.
 
     Methods raise LinuxError for what cannot be done."""

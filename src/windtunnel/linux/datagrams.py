@@ -1,7 +1,7 @@
 """Datagrams many at a time, from compiled code: recvmmsg(2), sendmmsg(2), poll(2), and the clock.
 
-A `Batch` is memory for so many datagrams with their addresses. Compiled loops use `receive`, `send`, `wait`
-and `now` on it without the interpreter; a test or a plain program may call them, too. IPv4 only.
+A `DatagramBatch` is memory for so many datagrams with their addresses. Compiled loops use `receive`, `send`,
+`wait` and `now` on it without the interpreter; a test or a plain program may call them, too. IPv4 only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VECTOR = np.dtype([("base", "u8"), ("size", "u8")])
 Array = NDArray[Any]
 
 
-class Batch(NamedTuple):
+class DatagramBatch(NamedTuple):
     """``words``: for the poll, the clock, and `send`."""
 
     messages: Array
@@ -48,9 +48,9 @@ class Batch(NamedTuple):
     words: NDArray[np.int64]
 
 
-def batch(count: int, packets: Array | None = None) -> Batch:
+def batch(count: int, packets: Array | None = None) -> DatagramBatch:
     """For ``count`` datagrams; with ``packets`` (as many records) they are received into these."""
-    buffers = Batch(
+    buffers = DatagramBatch(
         np.zeros(count, MESSAGE), np.zeros(count, VECTOR), np.zeros(count, ADDRESS), np.zeros(4, np.int64)
     )
     buffers.messages["vector"] = buffers.vectors.ctypes.data + VECTOR.itemsize * np.arange(count)
@@ -75,21 +75,21 @@ def address(of: int) -> tuple[str, int]:
 
 
 @jit
-def now(own: Batch) -> int:
+def now(own: DatagramBatch) -> int:
     """Nanoseconds of the monotonic clock, as time.monotonic_ns()."""
     _clock(np.int32(1), np.uint64(own.words.ctypes.data))
     return own.words[0] * 1_000_000_000 + own.words[1]  # type: ignore[no-any-return]
 
 
 @jit
-def wait(own: Batch, fd: int, writes: bool, milliseconds: int) -> None:
+def wait(own: DatagramBatch, fd: int, writes: bool, milliseconds: int) -> None:
     """Until there is something to receive (or, with ``writes``, room to send), or the time is over."""
     own.words[2] = fd | (_OUT if writes else _IN) << 32
     _poll(np.uint64(own.words.ctypes.data + 16), np.uint64(1), np.int32(milliseconds))
 
 
 @jit
-def receive(own: Batch, fd: int) -> int:
+def receive(own: DatagramBatch, fd: int) -> int:
     """How many datagrams there were; minus errno for none."""
     for place in range(len(own.messages)):
         own.messages[place].name_size = 16
@@ -101,7 +101,7 @@ def receive(own: Batch, fd: int) -> int:
 
 
 @jit
-def send(own: Batch, fd: int, first: int, last: int) -> int:
+def send(own: DatagramBatch, fd: int, first: int, last: int) -> int:
     """Send those from ``first`` to before ``last``: how many were sent at once; minus errno for none."""
     where = own.messages.ctypes.data + first * 64
     count = _send(np.int32(fd), np.uint64(where), np.uint32(last - first), np.int32(_AT_ONCE))
@@ -109,7 +109,7 @@ def send(own: Batch, fd: int, first: int, last: int) -> int:
 
 
 @jit
-def put(own: Batch, place: int, base: int, size: int, name: int) -> None:
+def put(own: DatagramBatch, place: int, base: int, size: int, name: int) -> None:
     """Datagram number ``place`` is so many bytes at ``base``, to the `ADDRESS` at ``name`` (0: of a connected
     socket)."""
     own.vectors[place].base = base
@@ -119,7 +119,7 @@ def put(own: Batch, place: int, base: int, size: int, name: int) -> None:
 
 
 @jit
-def send_all(own: Batch, fd: int, count: int) -> None:
+def send_all(own: DatagramBatch, fd: int, count: int) -> None:
     """Send the first ``count``. What the kernel has no room for within a tenth of a second, and what nobody
     is there for, is lost, as datagrams are."""
     first, tries = 0, 0

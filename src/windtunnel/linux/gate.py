@@ -1,9 +1,9 @@
 """A TCP port of the loopback that nobody can connect to but who opens it: for a service that asks nobody who
 he is.
 
-The kernel drops what comes to the listening socket unless its source port is the one that `Gate.connect` has
-bound for itself, which nobody else can use meanwhile. No privilege is needed. A connection keeps the filter
-that its socket was made under.
+The kernel drops what comes to the listening socket unless its source port is the one that
+`ListeningGate.connect` has bound for itself, which nobody else can use meanwhile. No privilege is needed. A
+connection keeps the filter that its socket was made under.
 
 Source: Linux, socket(7), SO_ATTACH_FILTER; a filter sees a TCP socket's packets from the TCP header on.
 """
@@ -36,7 +36,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
 
 
-class Gate:
+class ListeningGate:
     """Listens at ``address``. ``listener``: for whoever serves it, with `dup`.
 
     Raises:

@@ -58,7 +58,7 @@ def own_address(peer: str = "203.0.113.1") -> str:
 # -- Ray --------------------------------------------------------------------------------------------------
 
 
-class Lost(HostError):
+class ActorLost(HostError):
     """An actor is gone, or did not answer in time."""
 
 
@@ -164,7 +164,7 @@ class RayCluster:
         if self._places is not None:
             self._ray.util.remove_placement_group(self._places)
 
-    def first(self, calls: Iterable[Call]) -> Call:
+    def first(self, calls: Iterable[ActorCall]) -> ActorCall:
         """One of them whose result is there; waited for."""
         by_reference = {call.reference: call for call in calls}
         return by_reference[self._ray.wait([*by_reference], num_returns=1)[0][0]]
@@ -187,9 +187,9 @@ class Actor:
     def __init__(self, ray: Any, handle: Any) -> None:
         self._ray, self._handle = ray, handle
 
-    def call(self, method: str, *arguments: Any) -> Call:
+    def call(self, method: str, *arguments: Any) -> ActorCall:
         """Call one of its methods; calls are run one after the other."""
-        return Call(self._ray, getattr(self._handle, method).remote(*arguments))
+        return ActorCall(self._ray, getattr(self._handle, method).remote(*arguments))
 
     def kill(self) -> None:
         """End it, also where it would be made again."""
@@ -197,7 +197,7 @@ class Actor:
             self._ray.kill(self._handle)
 
 
-class Call:
+class ActorCall:
     """What was called on an actor."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
@@ -220,7 +220,7 @@ class Call:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayError as error:
-            raise Lost(f"Ray lost an actor ({_first_line(error)})") from None
+            raise ActorLost(f"Ray lost an actor ({_first_line(error)})") from None
 
 
 def exit_actor() -> None:

@@ -136,7 +136,7 @@ class Stopped:
                 raise
 
 
-class Calls:
+class InjectedCalls:
     """System calls of a stopped thread of ``pid``: ``calls(number, argument, …)`` is what the kernel answers.
 
     Raises OSError for an error of the call, and when it could not be made. Each leaves the thread as it was.

@@ -30,7 +30,7 @@ _POINTERS = (
 _COUNTS = {"bpf_map__set_max_entries": ctypes.c_uint32, "bpf_map__set_map_flags": ctypes.c_uint32}
 
 
-class Loaded:
+class LoadedObject:
     """The programs and maps of an object file, in the kernel. ``sizes``: entries of maps by name, where they
     are not those of the file. ``maps``: by name, those that are not of congestion controls.
 

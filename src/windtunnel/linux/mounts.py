@@ -29,7 +29,7 @@ _AUTOCLEAR = 4
 
 
 @dataclass(frozen=True)
-class Mount:
+class MountEntry:
     """One line of ``mountinfo``: where, what kind, and which part of which file system."""
 
     device: int
@@ -76,7 +76,7 @@ def unmount(target: Path, *, lazy: bool = True) -> bool:
     raise OSError(code, os.strerror(code), str(target))
 
 
-def table(of: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+def table(of: Path = Path("/proc/self/mountinfo")) -> list[MountEntry]:
     """All mounts that a process sees, this one or another, in the order in which they cover each other."""
     mounts = []
     with open(of, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
@@ -87,7 +87,7 @@ def table(of: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
             major, _, minor = device.partition(":")
             number = int(major) << 20 | int(minor)
             own = frozenset(flags.split(","))
-            mounts.append(Mount(number, _plain(root), _plain(point), kind, _plain(source), options, own))
+            mounts.append(MountEntry(number, _plain(root), _plain(point), kind, _plain(source), options, own))
     return mounts
 
 
@@ -105,7 +105,7 @@ def is_point(path: Path) -> bool:
         return False
 
 
-def at(point: Path) -> list[Mount]:
+def at(point: Path) -> list[MountEntry]:
     wanted = str(point)
     return [each for each in table() if each.point == wanted]
 

@@ -41,7 +41,7 @@ _CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 @dataclass(frozen=True)
-class Found:
+class HostFeature:
     """One thing. ``gives``: what it is good for. ``missing``: why it is not there, "" where it is."""
 
     name: str
@@ -53,33 +53,37 @@ class Found:
         return not self.missing
 
 
-def probed() -> list[Found]:
+def probed() -> list[HostFeature]:
     """All of them; what cannot even be tried says why."""
     root = "" if os.geteuid() == 0 else "this process is not root"
     links = network.missing() or _failed(lambda: namespaces.apart(["net"], _pair))
     rows = [
-        Found("root", "all that changes a network; without it the twins only", root),
-        Found("namespaces", "hosts of their own on this machine, for benches and emulated jobs", links or ""),
+        HostFeature("root", "all that changes a network; without it the twins only", root),
+        HostFeature(
+            "namespaces", "hosts of their own on this machine, for benches and emulated jobs", links or ""
+        ),
     ]
     for kind, gives in QUEUES.items():
         why = links or _failed(lambda kind=kind: namespaces.apart(["net"], lambda: _queue(kind)))  # type: ignore[misc]
-        rows.append(Found(f"queue {kind}", gives, why))
+        rows.append(HostFeature(f"queue {kind}", gives, why))
     program = root or _failed(_program)
     lock = root or _failed(lambda: os.close(bpf.Map(bpf.ARRAY, 4, 16, 1, lock=True).fd))
     trie = root or _failed(lambda: os.close(bpf.Map(bpf.LPM_TRIE, 20, 4, 1).fd))
     types = _failed(lambda: bpf.VMLINUX.read_bytes())
     return [
         *rows,
-        Found(
+        HostFeature(
             "BPF programs on packets",
             "network.sharing live, and the trial of it on recorded packets",
             program,
         ),
-        Found("BPF locks", "network.sharing live on hosts with several processors", lock),
-        Found("BPF prefixes", "network.sharing by source or destination", trie),
-        Found("cgroup v2", "network.sharing by cgroup", "" if _cgroups() else "no cgroup2 is mounted"),
-        Found("BTF", "the kernel's types, which congestion controls in BPF are written against", types),
-        Found("struct_ops", "congestion controls in BPF: network.hostrate live", types or _struct_ops()),
+        HostFeature("BPF locks", "network.sharing live on hosts with several processors", lock),
+        HostFeature("BPF prefixes", "network.sharing by source or destination", trie),
+        HostFeature("cgroup v2", "network.sharing by cgroup", "" if _cgroups() else "no cgroup2 is mounted"),
+        HostFeature("BTF", "the kernel's types, which congestion controls in BPF are written against", types),
+        HostFeature(
+            "struct_ops", "congestion controls in BPF: network.hostrate live", types or _struct_ops()
+        ),
         *_controls(),
     ]
 
@@ -111,7 +115,7 @@ def _queue(kind: str) -> None:
 
 
 def _program() -> None:
-    code = bpf.loaded(bpf.Program("probe", _RETURNS, (), "tc"), {})
+    code = bpf.loaded(bpf.BpfProgram("probe", _RETURNS, (), "tc"), {})
     try:
         bpf.tried(code, bpf.Packet(bytes(14), 14))
     finally:
@@ -132,14 +136,14 @@ def _struct_ops() -> str:
     return ""
 
 
-def _controls() -> list[Found]:
+def _controls() -> list[HostFeature]:
     try:
         known = _CONTROLS.read_text(encoding="ascii").split()
     except OSError:
         known = []
     gives = {"reno": "", "cubic": "", "bbr": "", "dctcp": "; without it one in BPF"}
     return [
-        Found(f"congestion control {name}", f"a sender to compare with{more}",
+        HostFeature(f"congestion control {name}", f"a sender to compare with{more}",
               "" if name in known else f"the kernel has {' '.join(known) or 'none'}")
         for name, more in gives.items()
     ]  # fmt: skip

@@ -153,7 +153,7 @@ def who(pid: int) -> str:
     return f"{short} (process {inside} inside)"
 
 
-class Mapping(NamedTuple):
+class MemoryMapping(NamedTuple):
     """One line of /proc/PID/maps; ``rights`` as in ``rw-p``, ``path`` empty for memory of its own."""
 
     start: int
@@ -162,13 +162,13 @@ class Mapping(NamedTuple):
     path: str
 
 
-def mappings(pid: int) -> Iterator[Mapping]:
+def mappings(pid: int) -> Iterator[MemoryMapping]:
     """What a process has mapped. Raises OSError when it is gone."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             span, rights, _, _, _, *path = line.rstrip("\n").split(maxsplit=5)
             start, _, end = span.partition("-")
-            yield Mapping(
+            yield MemoryMapping(
                 int(start, 16), int(end, 16), rights, path[0].replace("\\012", "\n") if path else ""
             )
 

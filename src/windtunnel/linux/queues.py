@@ -232,7 +232,7 @@ def _shape(rate: float, ceiling: float) -> dict[str, Any]:
     }
 
 
-class Classes:
+class HtbClasses:
     """Classes below the line of an interface's HTB, made and changed often: one socket, and messages without
     a library. What is in no class passes free of the line.
 

@@ -41,7 +41,7 @@ class Descriptor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Process:
+class SnapshotProcess:
     """``inner``: its pid in the innermost namespace. ``links``: its working folder, root and program, empty
     where they cannot be told. ``maps``: the paths that it has mapped."""
 
@@ -108,13 +108,13 @@ def read_descriptors(pid: int) -> dict[int, Descriptor]:
     return descriptors
 
 
-def read_process(pid: int) -> Process | None:
+def read_process(pid: int) -> SnapshotProcess | None:
     """All of one process; None when it is gone."""
     status = read_status(pid)
     if "NSpid" not in status:
         return None
     maps = read_file(f"/proc/{pid}/maps").decode(errors="surrogateescape")
-    return Process(
+    return SnapshotProcess(
         pid,
         int(status["NSpid"].split()[-1]),
         status,
@@ -126,7 +126,7 @@ def read_process(pid: int) -> Process | None:
     )
 
 
-def read_snapshot(pids: Iterable[int]) -> tuple[Process, ...]:
+def read_snapshot(pids: Iterable[int]) -> tuple[SnapshotProcess, ...]:
     """Those processes that are there, in the order of their pids inside."""
     present = filter(None, map(read_process, pids))
     return tuple(sorted(present, key=lambda process: process.inner))

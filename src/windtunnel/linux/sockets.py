@@ -77,7 +77,7 @@ def ports(fd: int) -> tuple[bool, int, int]:
             return listens, own, 0
 
 
-class Recorder:
+class SocketRecorder:
     """What was opened within `recording`, and the means to cut it from any thread at any moment.
 
     A cut also holds for what is opened afterwards: a constructor that is at work while the cut comes is cut
@@ -162,7 +162,7 @@ def appeared(now: dict[int, int], before: dict[int, int]) -> dict[int, int]:
     return {fd: inode for fd, inode in now.items() if before.get(fd) != inode}
 
 
-_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_recorders: weakref.WeakSet[SocketRecorder] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -40,14 +40,14 @@ from windtunnel.report.sections import (
     warnings,
 )
 from windtunnel.report.text import Summary
-from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track
+from windtunnel.report.timeline import HeatMap, MemoryTimeline, Timeline, Track
 
 SCRIPTS = ("common.js", "timeline.js", "charts.js")
 
 
 def write_report(
     path: Path, summary: Summary, timeline: Timeline | None = None,
-    memory_curves: list[MemoryCurve] | None = None, heat_map: HeatMap | None = None, *, picture: str = "",
+    memory_curves: list[MemoryTimeline] | None = None, heat_map: HeatMap | None = None, *, picture: str = "",
     modules: Sequence[dict[str, Any]] = (),
 ) -> None:  # fmt: skip
     """Write the page of a run to ``path`` (folders are made).
@@ -147,7 +147,7 @@ def pack_timeline(timeline: Timeline) -> tuple[dict[str, Any] | None, str]:
     return packed, note
 
 
-def pack_curves(curves: list[MemoryCurve]) -> list[dict[str, Any]]:
+def pack_curves(curves: list[MemoryTimeline]) -> list[dict[str, Any]]:
     """The memory curves for the page's script, those with the least headroom first."""
     most = max(50, min(CURVE_POINTS, MOST_POINTS // max(1, len(curves))))
     ordered = sorted(curves, key=lambda curve: curve.capacity - float(curve.reserved.max(initial=0)))
@@ -193,7 +193,7 @@ def _column(tracks: list[tuple[Track, NDArray[np.int64]]], name: str) -> NDArray
     return np.concatenate([getattr(track, name)[kept] for track, kept in tracks])
 
 
-def _curve(curve: MemoryCurve, most: int) -> dict[str, Any]:
+def _curve(curve: MemoryTimeline, most: int) -> dict[str, Any]:
     kept = _peaks(curve.allocated, most)
     columns = {
         "time": curve.time,

@@ -91,7 +91,7 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class MemoryCurve:
+class MemoryTimeline:
     """Memory of a rank class over a step; all arrays of shape [n], bytes but for ``time``.
 
     ``time`` ascends: seconds, or the share of the step's events that have passed (0 to 1), as ``axis`` says.

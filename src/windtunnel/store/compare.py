@@ -33,14 +33,14 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """``inputs``: for each input in which the runs differ, its value in each run (None: not given)."""
 
     inputs: dict[str, tuple[Any, ...]]
     figures: tuple[Figure, ...]
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[Run]) -> RunComparison:
     """What differs in the inputs of the runs, and the figures of their summaries. A summary may lack any."""
     flat = [_flatten({"capability": run.capability, "seed": run.seed} | run.inputs) for run in runs]
     names = list(dict.fromkeys(name for inputs in flat for name in inputs))
@@ -49,7 +49,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     summaries = [run.summary or {} for run in runs]
     columns = [figures(summary) for summary in summaries]
     units = {name: unit for column in columns for name, (unit, _) in column.items()}
-    return Comparison(
+    return RunComparison(
         inputs=differing,
         figures=tuple(
             Figure(name, unit, tuple(column[name][1] if name in column else None for column in columns))

@@ -36,7 +36,7 @@ _BEGINS, _ENDS = 20.0, 1.0  # mean seconds between outages, and of one
 
 
 @dataclass(frozen=True)
-class Trace:
+class BandwidthTrace:
     """``times``: seconds from 0 to ``period`` at which `MTU` bytes may go, shape (opportunities,). ``loss``:
     the share of packets that is lost at random."""
 
@@ -52,7 +52,7 @@ class Trace:
         return times[: np.searchsorted(times, seconds)]
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> BandwidthTrace:
     """The trace in a file: CSV if it is called so, else Mahimahi's format.
 
     Raises:
@@ -67,7 +67,7 @@ def read(path: Path) -> Trace:
     times, period = _rates(path, text) if path.suffix == ".csv" else _opportunities(path, text)
     if not len(times):
         raise UserError(f"{path}: the trace lets nothing pass; accepted is one with an opportunity to send")
-    return Trace(path.stem if path.suffix == ".csv" else path.name, times, period)
+    return BandwidthTrace(path.stem if path.suffix == ".csv" else path.name, times, period)
 
 
 def _opportunities(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
@@ -113,7 +113,7 @@ def _rates(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
     return np.interp(whole, passed, ends).astype(np.float64), float(ends[-1])
 
 
-def near_stationary(seconds: float, rng: np.random.Generator) -> Trace:
+def near_stationary(seconds: float, rng: np.random.Generator) -> BandwidthTrace:
     """The premise of SIRA."""
     keeps = np.exp(-STEP / _BACK)
     noise = _SWING * np.sqrt(1 - keeps**2) * rng.standard_normal(_steps(seconds))
@@ -124,7 +124,7 @@ def near_stationary(seconds: float, rng: np.random.Generator) -> Trace:
     return _drawn("near-stationary", rates, rng)
 
 
-def driving(seconds: float, rng: np.random.Generator) -> Trace:
+def driving(seconds: float, rng: np.random.Generator) -> BandwidthTrace:
     """A Cox process with outages."""
     moves = _MOVES * np.sqrt(STEP) * rng.standard_normal(_steps(seconds))
     rates = np.abs(_FASTEST / 2 + np.cumsum(moves)) % (2 * _FASTEST)
@@ -137,12 +137,12 @@ def driving(seconds: float, rng: np.random.Generator) -> Trace:
     return _drawn("driving", rates, rng)
 
 
-def lossy(seconds: float, rng: np.random.Generator) -> Trace:
+def lossy(seconds: float, rng: np.random.Generator) -> BandwidthTrace:
     """Losses that are no congestion."""
     return replace(near_stationary(seconds, rng), name="lossy", loss=0.01)
 
 
-GENERATORS: Mapping[str, Callable[[float, np.random.Generator], Trace]] = {
+GENERATORS: Mapping[str, Callable[[float, np.random.Generator], BandwidthTrace]] = {
     "near-stationary": near_stationary,
     "driving": driving,
     "lossy": lossy,
@@ -153,14 +153,14 @@ def _steps(seconds: float) -> int:
     return max(round(seconds / STEP), 1)
 
 
-def _drawn(name: str, rates: NDArray[np.float64], rng: np.random.Generator) -> Trace:
+def _drawn(name: str, rates: NDArray[np.float64], rng: np.random.Generator) -> BandwidthTrace:
     counts = rng.poisson(rates * STEP)
     begins = np.repeat(np.arange(len(rates)) * STEP, counts)
     times = np.sort(begins + STEP * rng.random(len(begins)))
-    return Trace(name, times, len(rates) * STEP)
+    return BandwidthTrace(name, times, len(rates) * STEP)
 
 
-def traces(name: str, seconds: float, seed: int) -> list[Trace]:
+def traces(name: str, seconds: float, seed: int) -> list[BandwidthTrace]:
     """What ``name`` means: a generator's trace, that of a file, or all in a folder, by name.
 
     Raises:

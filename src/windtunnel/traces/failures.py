@@ -5,8 +5,8 @@ cause are one change: a rack takes all of its hosts at once. Times are seconds f
 
 No published trace is copied here: generated ones have the published statistics, and captures are read as the
 user has them. A file of our own (``.jsonl``) has the header of `windtunnel.traces.header` with ``hosts`` (so
-many are there at first), ``seconds`` and ``replaced`` as in `Trace`, then a line for each change with the
-fields of `Change`; all but ``time`` may be left out.
+many are there at first), ``seconds`` and ``replaced`` as in `FailureTrace`, then a line for each change with
+the fields of `HostChange`; all but ``time`` may be left out.
 
 - `llama3`: Llama 3 (Meta, 2024, table 5): 419 unexpected interruptions in 54 days on 16,384 GPUs. The printed
   percentages do not all fit the counts; the counts are used. Which cause takes more than one host, or
@@ -29,14 +29,14 @@ from typing import Literal
 import numpy as np
 
 from windtunnel.base.errors import UserError
-from windtunnel.traces.header import Header, read, write
+from windtunnel.traces.header import TraceHeader, read, write
 
 KIND = "failures"
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Change:
+class HostChange:
     """What happens at ``time``.
 
     ``lost``: hosts that fail together. ``software``: only their processes end, the hosts and what lies
@@ -60,7 +60,7 @@ def poisson(
     software: float = 0.0,
     domain_size: int = 1,
     domain_share: float = 0.0,
-) -> tuple[Change, ...]:
+) -> tuple[HostChange, ...]:
     """Independent failures of a job of ``hosts``, on average one every ``mtbf`` seconds, until
     ``horizon``.
 
@@ -74,23 +74,25 @@ def poisson(
     changes = []
     for time, (kind, wide), victim in zip(times.tolist(), kinds.tolist(), victims.tolist(), strict=True):
         if kind < software:
-            changes.append(Change(time, (victim,), software=True, cause="software"))
+            changes.append(HostChange(time, (victim,), software=True, cause="software"))
         elif wide < domain_share:
             first = victim - victim % domain_size
             lost = tuple(range(first, min(first + domain_size, hosts)))
-            changes.append(Change(time, lost, cause="domain"))
+            changes.append(HostChange(time, lost, cause="domain"))
         else:
-            changes.append(Change(time, (victim,), cause="host"))
+            changes.append(HostChange(time, (victim,), cause="host"))
     return tuple(changes)
 
 
-def regular(hosts: int, every: float, removals: int, order: Sequence[int] = ()) -> tuple[Change, ...]:
+def regular(hosts: int, every: float, removals: int, order: Sequence[int] = ()) -> tuple[HostChange, ...]:
     """One host lost every ``every`` seconds, ``removals`` of them, none replaced (Oobleck, section 7.2).
 
     ``order``: which hosts, else the last ones first.
     """
     victims = order or [hosts - 1 - index for index in range(removals)]
-    return tuple(Change(every * (index + 1), (victims[index],), cause="host") for index in range(removals))
+    return tuple(
+        HostChange(every * (index + 1), (victims[index],), cause="host") for index in range(removals)
+    )
 
 
 Reach = Literal["host", "domain", "software"]
@@ -150,7 +152,7 @@ SPOT = {
 
 def llama3(
     hosts: int, horizon: float, random: np.random.Generator, *, per_host: int = 8, domain_size: int = 1
-) -> tuple[Change, ...]:
+) -> tuple[HostChange, ...]:
     """Failures of a job with ``per_host`` devices in a host, at the rate a device of the table's run.
 
     ``horizon``: seconds. ``domain_size``: consecutive hosts behind one switch.
@@ -167,11 +169,11 @@ def llama3(
         if cause.reach == "domain":
             first = victim - victim % domain_size
             lost = tuple(range(first, min(first + domain_size, hosts)))
-        changes.append(Change(time, lost, software=cause.reach == "software", cause=cause.name))
+        changes.append(HostChange(time, lost, software=cause.reach == "software", cause=cause.name))
     return tuple(changes)
 
 
-def spot(hosts: int, kind: str, random: np.random.Generator) -> tuple[Change, ...]:
+def spot(hosts: int, kind: str, random: np.random.Generator) -> tuple[HostChange, ...]:
     """Removals and additions among ``hosts`` at most, all there at first, as in the capture ``kind``.
 
     Removals are as clustered as in the capture. What finds no host to remove, or none to add, is left out.
@@ -197,15 +199,15 @@ def spot(hosts: int, kind: str, random: np.random.Generator) -> tuple[Change, ..
             lost = random.permutation(sorted(there))[:size].tolist()
             there.difference_update(lost)
             if lost:
-                changes.append(Change(time, tuple(sorted(lost)), cause="spot"))
+                changes.append(HostChange(time, tuple(sorted(lost)), cause="spot"))
         elif len(there) < hosts:
             host = min(set(range(hosts)) - there)
             there.add(host)
-            changes.append(Change(time, joined=(host,), cause="spot"))
+            changes.append(HostChange(time, joined=(host,), cause="spot"))
     return tuple(changes)
 
 
-def read_csv(text: str, name: str) -> tuple[Change, ...]:
+def read_csv(text: str, name: str) -> tuple[HostChange, ...]:
     """A trace of lines ``milliseconds,add|remove,host``, as Bamboo's and Oobleck's; equal times are one
     change.
 
@@ -236,11 +238,12 @@ def read_csv(text: str, name: str) -> tuple[Change, ...]:
             there.discard(host)
             lost.append(number)
     return tuple(
-        Change(time, tuple(lost), tuple(joined), cause="trace") for time, (lost, joined) in sorted(at.items())
+        HostChange(time, tuple(lost), tuple(joined), cause="trace")
+        for time, (lost, joined) in sorted(at.items())
     )
 
 
-def read_skypilot(text: str, name: str) -> tuple[Change, ...]:
+def read_skypilot(text: str, name: str) -> tuple[HostChange, ...]:
     """A capture of SkyPilot (Wu et al., NSDI 2024): ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3,
     ..]}``.
 
@@ -263,9 +266,9 @@ def read_skypilot(text: str, name: str) -> tuple[Change, ...]:
         if type(count) is not int or count < 0:
             raise UserError(f"{name}: data[{index}] is {count!r}; a number of hosts is needed")
         if count > before:
-            changes.append(Change(index * tick, joined=tuple(range(before, count)), cause="trace"))
+            changes.append(HostChange(index * tick, joined=tuple(range(before, count)), cause="trace"))
         elif count < before:
-            changes.append(Change(index * tick, tuple(range(count, before)), cause="trace"))
+            changes.append(HostChange(index * tick, tuple(range(count, before)), cause="trace"))
         before = count
     return tuple(changes)
 
@@ -275,18 +278,18 @@ NAMED = ("llama3", *(f"spot:{kind}" for kind in SPOT))
 
 
 @dataclass(frozen=True)
-class Trace:
+class FailureTrace:
     """``seconds``: how long it lasts. ``replaced``: whether hosts come back as the trace says, or (False)
     when whoever simulates it replaces them. ``source``, ``licence``: as in the header of a file."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[HostChange, ...]
     seconds: float
     replaced: bool
     source: str = "generated"
     licence: str = ""
 
     @property
-    def losses(self) -> tuple[Change, ...]:
+    def losses(self) -> tuple[HostChange, ...]:
         """Changes that take hosts or processes, without those that were never there."""
         return tuple(change for change in self.changes if change.lost and change.time > 0)
 
@@ -327,7 +330,7 @@ def load(
     *,
     per_host: int = 8,
     domain_size: int = 1,
-) -> Trace:
+) -> FailureTrace:
     """The trace ``name`` (one of `NAMED`, or a file: ``.jsonl`` of `save`, ``.json`` of `read_skypilot`, else
     of `read_csv`) for a job of ``hosts``, cut off after ``seconds``.
 
@@ -338,10 +341,10 @@ def load(
     """
     if name == "llama3":
         changes = llama3(hosts, seconds, random, per_host=per_host, domain_size=domain_size)
-        return Trace(changes, seconds, replaced=False)
+        return FailureTrace(changes, seconds, replaced=False)
     if name in NAMED:
         kind = name.partition(":")[2]
-        trace = Trace(spot(hosts, kind, random), SPOT[kind].seconds, replaced=True)
+        trace = FailureTrace(spot(hosts, kind, random), SPOT[kind].seconds, replaced=True)
     elif name.endswith(".jsonl"):
         trace = _saved(Path(name), hosts)
     else:
@@ -349,13 +352,13 @@ def load(
         length = max((change.time for change in changes), default=0.0)
         if not length > 0:
             raise UserError(f"trace {name}: nothing happens in it; at least two instants are needed")
-        trace = Trace(changes, length, replaced=True, source=f"capture {name}", licence="unknown")
+        trace = FailureTrace(changes, length, replaced=True, source=f"capture {name}", licence="unknown")
     seconds = min(seconds, trace.seconds)
     within = tuple(change for change in trace.changes if change.time <= seconds)
     return replace(trace, changes=within, seconds=seconds)
 
 
-def _captured(path: Path) -> tuple[Change, ...]:
+def _captured(path: Path) -> tuple[HostChange, ...]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -363,7 +366,7 @@ def _captured(path: Path) -> tuple[Change, ...]:
     return read_skypilot(text, path.name) if path.suffix == ".json" else read_csv(text, path.name)
 
 
-def _saved(path: Path, hosts: int) -> Trace:
+def _saved(path: Path, hosts: int) -> FailureTrace:
     """What happens in a file of our own to its first ``hosts``; UserError when it has fewer."""
     header, own, lines = read(path, KIND, VERSION)
     has = own.take("hosts", int)
@@ -384,7 +387,7 @@ def _saved(path: Path, hosts: int) -> Trace:
                         name, sorted(wrong), f"hosts that are {'' if name == 'lost' else 'not '}there"
                     )
             there = (there - lost) | joined
-        change = Change(
+        change = HostChange(
             last,
             lost=tuple(sorted(host for host in lost if host < hosts)),
             joined=tuple(sorted(host for host in joined if host < hosts)),
@@ -394,21 +397,21 @@ def _saved(path: Path, hosts: int) -> Trace:
         line.done()
         if change.lost or change.joined:
             changes.append(change)
-    return Trace(tuple(changes), seconds, replaced, header.source, header.licence)
+    return FailureTrace(tuple(changes), seconds, replaced, header.source, header.licence)
 
 
-def save(path: Path, trace: Trace, hosts: int) -> None:
+def save(path: Path, trace: FailureTrace, hosts: int) -> None:
     """Write a trace of ``hosts``, so that `load` reads it.
 
     Raises:
         UserError: the file cannot be written.
     """
     own = {"hosts": hosts, "seconds": trace.seconds, "replaced": trace.replaced}
-    header = Header(KIND, VERSION, trace.source, trace.licence)
+    header = TraceHeader(KIND, VERSION, trace.source, trace.licence)
     write(path, header, own, (asdict(change) for change in trace.changes))
 
 
-def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:
+def seated(changes: Sequence[HostChange], hosts: int) -> tuple[HostChange, ...]:
     """``changes`` among ``hosts`` places, from time 0: a host that comes takes the first free place.
 
     In a capture every new host has a number of its own, and more or fewer may be there than the job has
@@ -432,7 +435,7 @@ def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:
         if time == 0:
             empty = tuple(sorted(set(range(hosts)) - set(joined)))
             if empty:
-                changes_.append(Change(0.0, empty, cause="not there yet"))
+                changes_.append(HostChange(0.0, empty, cause="not there yet"))
         elif lost or joined:
-            changes_.append(Change(time, lost, tuple(joined), change.software, change.cause))
+            changes_.append(HostChange(time, lost, tuple(joined), change.software, change.cause))
     return tuple(changes_)

@@ -30,7 +30,7 @@ _REQUIRED = object()
 
 
 @dataclass(frozen=True)
-class Header:
+class TraceHeader:
     """What every trace says of itself. See the module for the fields."""
 
     kind: str
@@ -39,7 +39,9 @@ class Header:
     licence: str
 
 
-def write(path: Path, header: Header, own: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> None:
+def write(
+    path: Path, header: TraceHeader, own: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]
+) -> None:
     """Write the file whole or not at all. ``own``: the header's further fields.
 
     Raises:
@@ -58,7 +60,7 @@ def _line(fields: Mapping[str, Any]) -> str:
     return (text if text.isascii() or not SURROGATE.search(text) else json.dumps(fields)) + "\n"
 
 
-def read(path: Path, kind: str, version: int) -> tuple[Header, Fields, list[Fields]]:
+def read(path: Path, kind: str, version: int) -> tuple[TraceHeader, Fields, list[Fields]]:
     """The header, its further fields, and the entries of a trace of that kind and version.
 
     Raises:
@@ -81,7 +83,7 @@ def read(path: Path, kind: str, version: int) -> tuple[Header, Fields, list[Fiel
         value = own.take(name, type(wanted))
         if value != wanted:
             raise own.wrong(name, value, json.dumps(wanted))
-    header = Header(kind, version, own.take("source", str), own.take("licence", str))
+    header = TraceHeader(kind, version, own.take("source", str), own.take("licence", str))
     return header, own, [Fields(path, *line) for line in lines[1:]]
 
 

@@ -28,7 +28,7 @@ from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import Keys
 from windtunnel.base.tls import OPTIONS, Certificates
 from windtunnel.linux import hosts
-from windtunnel.linux.hosts import Actor, Call, Lost, RayCluster
+from windtunnel.linux.hosts import Actor, ActorCall, ActorLost, RayCluster
 from windtunnel.store import eventlog
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.live import rendezvous
@@ -122,7 +122,7 @@ class RayHosts:
         self._running = [self._run(number) for number in range(count)]
         self._next = 0.0
 
-    def _run(self, number: int) -> tuple[Actor, Call]:
+    def _run(self, number: int) -> tuple[Actor, ActorCall]:
         name, place = f"host-{number}", self._places[number]
         actor = self._cluster.actor(LentHost, gpus=self._gpus, restarts=True, name=name, place=place)
         return actor, actor.call("lend", *self._arguments)
@@ -136,7 +136,7 @@ class RayHosts:
             if call.done:
                 try:
                     call.result()
-                except Lost:
+                except ActorLost:
                     pass
                 except WindtunnelError as error:
                     return str(error)

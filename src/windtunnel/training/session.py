@@ -85,7 +85,7 @@ def resume_and_store(
     """
     from windtunnel.store.runs import Store
 
-    changes = {**changes, "tls": tls.given(*certificates) or None}
+    changes = {**changes, "tls": tls.certificate_files(*certificates) or None}
     begin = partial(resume, **{key: value for key, value in changes.items() if value is not None})
     if any((Path(name) / file).is_file() for file in (eventlog.NAME, hosts.JOB)):
         return _launch(begin, Path(name).absolute(), name, as_json)
@@ -239,14 +239,14 @@ def lend(
         UserError: there is no secret, or another than the job's, or no certificate that it takes; nobody
             listens there; the script is not on this host.
     """
-    secret = keys.Keys.given(secret_file)
+    secret = keys.Keys.from_option(secret_file)
     if secret is None:
         raise UserError(
             f"host {launcher}: the secret of that job is needed; give --secret-file FILE (its launcher keeps "
             f"it in the file {keys.NAME} of the run's folder), or the environment variable {keys.VARIABLE}"
         )
     os.environ.pop(keys.VARIABLE, None)  # the trainers have no use for it
-    files = tls.given(*certificates)
+    files = tls.certificate_files(*certificates)
     return hosts.lend(
         launcher, replace(secret, tls=Certificates.load(files) if files else None), address, domain
     )

@@ -155,7 +155,7 @@ def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
 
     name = f"u{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, "box.stop(); box.restore()")
-    group = cgroup.Cgroup(Path(f"windtunnel-{Home(lasting).tag}") / name)
+    group = cgroup.HostCgroup(Path(f"windtunnel-{Home(lasting).tag}") / name)
     assert until(lambda: not group.pids()), group.pids()
     with Host(lasting) as host:
         box = host.get(name)

@@ -86,7 +86,7 @@ class Hosts:
     def __init__(self, count: int, nbytes: int) -> None:
         self._nbytes = nbytes
         self._folder = cleanup.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
-        keys.Keys.made().write(self._folder / keys.NAME)
+        keys.Keys.new().write(self._folder / keys.NAME)
         self._lock = threading.Lock()
         self._posts: dict[str, dict[int, Any]] = {}
         self._next = self._generation = 0

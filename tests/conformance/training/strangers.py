@@ -32,7 +32,7 @@ def malformed(target: Target) -> Undo:
         struct.pack("!IQ", 64, 0)[:7],
         struct.pack("!IQ", 2**32 - 1, 2**63),
         struct.pack("!IQ", len(deep), 0) + deep,
-        handshake.Client(keys.Keys.made(), "store").hello[:9],
+        handshake.ClientHandshake(keys.Keys.new(), "store").hello[:9],
         b"GET / HTTP/1.1\r\n\r\n",
         target.random.randbytes(4096),
     )
@@ -50,7 +50,9 @@ def without_secret(target: Target) -> Undo:
 
 def wrong_secret(target: Target) -> Undo:
     """The handshake with another secret, its proof guessed; and the same bytes once more."""
-    said = [handshake.Client(keys.Keys.made(), name).hello for name in ("store", "memory", calls.SERVICE)]
+    said = [
+        handshake.ClientHandshake(keys.Keys.new(), name).hello for name in ("store", "memory", calls.SERVICE)
+    ]
     for _ in range(2):
         _send(target, *(hello + secrets.token_bytes(32) for hello in said))
     return nothing
@@ -109,5 +111,5 @@ def _send(target: Target, *payloads: bytes) -> None:
                 got = 0
                 while part := sock.recv(1 << 16):
                     got += len(part)
-                    if got > handshake.Client.ANSWER:
+                    if got > handshake.ClientHandshake.ANSWER:
                         raise Answered(f"{address} answered a stranger with {got} bytes")

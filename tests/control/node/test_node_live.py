@@ -15,7 +15,7 @@ from support.waiting import until
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.control.node import Groups, Guards, clean, run
 from windtunnel.control.node.agents import Prediction
-from windtunnel.control.node.live.agent import PLACE, Slot
+from windtunnel.control.node.live.agent import PLACE, AgentSlot
 from windtunnel.control.node.live.cpu import NOTE, setting
 from windtunnel.linux import LinuxError
 from windtunnel.store import eventlog
@@ -25,7 +25,7 @@ GROUPED = True
 
 
 def test_a_slot_gives_the_newest_prediction_whole(tmp_path: Path) -> None:
-    writer, reader = (Slot(tmp_path / "slot") for _ in range(2))
+    writer, reader = (AgentSlot(tmp_path / "slot") for _ in range(2))
     assert reader.read() is None
     for number in range(1, 6):
         writer.write(Prediction(number, number + 0.5, {"cores": [number, None]}))
@@ -36,7 +36,7 @@ def test_a_slot_gives_the_newest_prediction_whole(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_or_half_a_write_is_never_a_prediction_that_was_not_made(tmp_path: Path) -> None:
-    slot, written = Slot(tmp_path / "slot"), [Prediction(1, 1.5, [1.25]), Prediction(2, 2.5, [2.25])]
+    slot, written = AgentSlot(tmp_path / "slot"), [Prediction(1, 1.5, [1.25]), Prediction(2, 2.5, [2.25])]
     for prediction in written:
         slot.write(prediction)
     whole = bytes(slot._map[:64])  # number 2 lies in the first place
@@ -47,7 +47,7 @@ def test_a_flipped_bit_or_half_a_write_is_never_a_prediction_that_was_not_made(t
         slot._map[:64] = whole
     assert set(map(repr, results)) <= {repr(None), repr(written[0])}
     assert sum(each is None for each in results) >= 200
-    slot._map[4:40] = Slot(tmp_path / "other")._map[4:40]  # a new sequence comes first, the sum last
+    slot._map[4:40] = AgentSlot(tmp_path / "other")._map[4:40]  # a new sequence comes first, the sum last
     slot._map[4] = 3
     assert slot.read() is None
 
@@ -86,7 +86,7 @@ def test_a_stopped_model_a_damaged_slot_and_harm_each_have_their_guard(tmp_path:
         (tmp_path / "ill").unlink()
         until(lambda: effects(log, "resume"), "health again")
         os.kill(agent.model.pid, signal.SIGSTOP)
-        slot = Slot(agent.slot)
+        slot = AgentSlot(agent.slot)
         for place in (12, PLACE + 12):  # of the expiry
             slot._map[place] ^= 4
         assert slot.read() is None

@@ -13,7 +13,7 @@ from support.certificates import Authority
 from support.peers import KEYS, averaged, group
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
-from windtunnel.edge.federated.live.exchange import Group, GroupFailed, Mean, Peer
+from windtunnel.edge.federated.live.exchange import ExchangeGroup, ExchangePeer, GroupFailed, Mean
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -39,7 +39,7 @@ def test_all_come_to_the_weighted_mean_bit_for_bit_alike(exchange: str, size: in
 def test_who_is_lost_before_its_vector_is_left_out_and_named(exchange: str) -> None:
     vectors, weights = drawn(5)
 
-    def before(place: int, peer: Peer) -> None:
+    def before(place: int, peer: ExchangePeer) -> None:
         if place == 2:  # it has trained, says so, and is gone
             peer._control()[0]({"ready": True})
             raise ConnectionError("killed")
@@ -65,21 +65,21 @@ def test_with_certificates_all_is_encrypted(tmp_path: Path) -> None:
         assert isinstance(mean, Mean), mean
         np.testing.assert_allclose(mean.vector, expected, rtol=0, atol=1e-12)
     own = group(NAMES[:1])
-    with Peer(own, 0, keys), pytest.raises(OSError):  # who knows the secret, and has no certificate
+    with ExchangePeer(own, 0, keys), pytest.raises(OSError):  # who knows the secret, and has no certificate
         handshake.connect(own.members[0][1], 5.0, KEYS, own.service(0))
 
 
 def test_who_is_lost_within_an_exchange_is_in_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, weights = drawn(4)
-    send = Peer._send
+    send = ExchangePeer._send
 
-    def sent(self: Peer, place: int, step: tuple[int, int], data: bytes) -> None:
+    def sent(self: ExchangePeer, place: int, step: tuple[int, int], data: bytes) -> None:
         if self.place == 3 and step == (1, 1):  # after it has sent a part to others
             self.__exit__()
             raise ConnectionError("killed")
         send(self, place, step, data)
 
-    monkeypatch.setattr(Peer, "_send", sent)
+    monkeypatch.setattr(ExchangePeer, "_send", sent)
     means = averaged(group(NAMES[:4], stall=2.0, patience=8.0), vectors, weights)
     expected = np.average(vectors[:3], axis=0, weights=weights[:3])
     for mean in means[:3]:
@@ -100,7 +100,7 @@ def test_a_vector_that_is_not_finite_is_refused_by_name() -> None:
 def test_without_its_leader_a_group_has_no_mean() -> None:
     vectors, weights = drawn(3)
 
-    def before(place: int, peer: Peer) -> None:
+    def before(place: int, peer: ExchangePeer) -> None:
         if place == 0:
             raise ConnectionError("killed")
 
@@ -110,7 +110,7 @@ def test_without_its_leader_a_group_has_no_mean() -> None:
 
 def test_the_model_comes_from_the_leader_where_the_device_before_is_gone() -> None:
     own = group(NAMES[:3], stall=1.0)
-    with Peer(own, 0, KEYS) as leader, Peer(own, 2, KEYS) as member:
+    with ExchangePeer(own, 0, KEYS) as leader, ExchangePeer(own, 2, KEYS) as member:
         leader.model(b"model" * 100_000)
         assert member.model() == b"model" * 100_000
 
@@ -126,7 +126,7 @@ def test_the_model_comes_from_the_leader_where_the_device_before_is_gone() -> No
 )
 def test_a_wrong_frame_ends_its_connection_and_nothing_else(frame: dict[str, Any]) -> None:
     own = group(NAMES[:1])
-    with Peer(own, 0, KEYS) as peer:
+    with ExchangePeer(own, 0, KEYS) as peer:
         with handshake.connect(own.members[0][1], 5.0, KEYS, own.service(0)) as sock:
             wire.send(sock, frame, b"12345678")
             with pytest.raises(OSError):
@@ -137,12 +137,12 @@ def test_a_wrong_frame_ends_its_connection_and_nothing_else(frame: dict[str, Any
 
 def test_strangers_are_not_let_in() -> None:
     own = group(NAMES[:1])
-    with Peer(own, 0, KEYS):
+    with ExchangePeer(own, 0, KEYS):
         with pytest.raises(OSError):
-            handshake.connect(own.members[0][1], 5.0, Keys.made(), own.service(0))
+            handshake.connect(own.members[0][1], 5.0, Keys.new(), own.service(0))
         with pytest.raises(OSError):  # a proof for another round
             handshake.connect(
-                own.members[0][1], 5.0, KEYS, Group("another", own.members, "ring", 1).service(0)
+                own.members[0][1], 5.0, KEYS, ExchangeGroup("another", own.members, "ring", 1).service(0)
             )
         host, _, port = own.members[0][1].rpartition(":")
         with socket.create_connection((host, int(port)), 5.0) as sock:

@@ -85,7 +85,7 @@ def learned(scheme: str, **more: object) -> list[float]:
     model = models.model("softmax", 64, 10)
     known = Settings(scheme, groups=3, **more)  # type: ignore[arg-type]
     made = rounds(
-        found, model, known, models.Training(epochs=1), links=[1e6] * 8, server_link=1e6, bytes_each=4.0,
+        found, model, known, models.LocalTraining(epochs=1), links=[1e6] * 8, server_link=1e6, bytes_each=4.0,
         count=3, seed=4,
     )  # fmt: skip
     return [done.accuracy for _, _, done in made]
@@ -95,7 +95,7 @@ def learned(scheme: str, **more: object) -> list[float]:
 def test_with_all_devices_groups_come_to_the_model_of_fedavg(weighting: str) -> None:
     """One epoch in one batch, so that the order of samples is nothing."""
     found, draw = data.federation("digits", "dirichlet:0.3", 8, random()), random()
-    model, training = models.model("softmax", 64, 10), models.Training(epochs=1, batch=10_000)
+    model, training = models.model("softmax", 64, 10), models.LocalTraining(epochs=1, batch=10_000)
     first = np.tile(model.initial(np.random.default_rng((0, 0))), (8, 1))
     trained = models.train(model, first, found, np.arange(8), training, random=draw)
     weights = [len(part) if weighting == "samples" else 1 for part in found.parts]

@@ -15,7 +15,7 @@ from windtunnel.edge.federated import policy
 from windtunnel.edge.federated.twin import cost, replay
 
 DEVICES = tuple(
-    policy.Device(f"d{place}", 1e6 * (1 + place % 5), 10 + place, place % 3) for place in range(12)
+    policy.EdgeDevice(f"d{place}", 1e6 * (1 + place % 5), 10 + place, place % 3) for place in range(12)
 )
 
 

@@ -149,9 +149,9 @@ def test_without_bpf_own_sockets_that_receive_are_clamped(place: Place, tmp_path
 def test_a_kernel_that_refuses_is_quoted_and_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     elf = native.OBJECT.locate().read_bytes()
     with pytest.raises(LinuxError, match="the program: the kernel refused: "):
-        libbpf.Loaded(elf[:4000], {})
+        libbpf.LoadedObject(elf[:4000], {})
     with pytest.raises(LinuxError, match="the program has no map nowhere"):
-        libbpf.Loaded(elf, {"nowhere": 1})
+        libbpf.LoadedObject(elf, {"nowhere": 1})
     spec = check(senders(), "x")
     try:
         held = native.Senders(spec)

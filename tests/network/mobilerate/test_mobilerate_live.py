@@ -24,14 +24,14 @@ from windtunnel.network.mobilerate.live import place, transport
 from windtunnel.network.mobilerate.live.relay import Relay
 from windtunnel.network.mobilerate.outcome import World, outcome
 from windtunnel.network.mobilerate.policy import POLICIES
-from windtunnel.traces.bandwidth import GENERATORS, Trace
+from windtunnel.traces.bandwidth import GENERATORS, BandwidthTrace
 
 MAIN = "from windtunnel.cli.main import main; main()"
 rooted = [pytest.mark.root, pytest.mark.skipif(place.missing() is not None, reason=place.missing() or "")]
 as_root = lambda test: rooted[0](rooted[1](test))  # noqa: E731
 
 
-def still(seconds: float) -> Trace:
+def still(seconds: float) -> BandwidthTrace:
     return GENERATORS["near-stationary"](seconds, np.random.default_rng(0))
 
 

@@ -10,16 +10,16 @@ import pytest
 from windtunnel.network.mobilerate.outcome import World
 from windtunnel.network.mobilerate.policy import POLICIES
 from windtunnel.network.mobilerate.twin import ARMS, emulate
-from windtunnel.traces.bandwidth import GENERATORS, Trace
+from windtunnel.traces.bandwidth import GENERATORS, BandwidthTrace
 
 
-def link(name: str, seconds: float, seed: int = 0) -> Trace:
+def link(name: str, seconds: float, seed: int = 0) -> BandwidthTrace:
     return GENERATORS[name](seconds, np.random.default_rng(seed))
 
 
 def test_a_packet_leaves_at_an_opportunity_and_at_no_other_time() -> None:
     """Ten opportunities a second: of who sends too much ten packets a second pass, the rest is dropped."""
-    slow = Trace("slow", np.arange(1, 11) / 10, 1.0)
+    slow = BandwidthTrace("slow", np.arange(1, 11) / 10, 1.0)
     found = emulate(slow, "sira", 5.0, world=World(0.0, 3))
     assert found.capacity == pytest.approx(10 * 1500, rel=0.03) and found.rate == pytest.approx(
         found.capacity, rel=0.03

@@ -69,7 +69,9 @@ def test_rates_are_changed_in_the_midst_and_counts_go_on(place: Place) -> None:
 
 
 def test_what_is_attached_is_found_by_anybody_and_goes_without_what_others_put_there(place: Place) -> None:
-    code = bpf.loaded(bpf.Program("foreign", bytes.fromhex("b7000000ffffffff9500000000000000"), (), "tc"), {})
+    code = bpf.loaded(
+        bpf.BpfProgram("foreign", bytes.fromhex("b7000000ffffffff9500000000000000"), (), "tc"), {}
+    )
     try:
         queues.attach("wt1", "egress", code, "foreign", place.file)
         for device in ("wt0", "wt1"):

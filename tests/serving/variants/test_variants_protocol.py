@@ -21,7 +21,7 @@ import uvicorn
 from onnx import TensorProto, helper
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.web import Server, listen
+from windtunnel.base.web import WebServer, listen
 from windtunnel.serving.variants.live import registry
 from windtunnel.serving.variants.live.gateway import HEADER, application
 from windtunnel.serving.variants.live.rpc import listening, messages, services
@@ -86,7 +86,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     service = Service(entries)
     sock = listen("test", "127.0.0.1", 0)
-    server = Server(uvicorn.Config(application(service), log_config=None))
+    server = WebServer(uvicorn.Config(application(service), log_config=None))
     ports: list[int] = []
     begun = threading.Event()
 

@@ -8,7 +8,7 @@ from itertools import permutations, product
 
 import numpy as np
 
-from windtunnel.silicon.mapper.model import DIMS, OPERANDS, Accelerator, Layer, Level, Mapping, Traffic
+from windtunnel.silicon.mapper.model import DIMS, OPERANDS, Accelerator, Layer, Level, LevelTraffic, Mapping
 from windtunnel.silicon.mapper.policy.counts import count, joules, tile_words
 
 USES = {"I": (0, 1, 2, 3, 4, 6), "W": (0, 1, 4, 5), "O": (2, 3, 5, 6)}
@@ -32,7 +32,7 @@ def corners(loops: Loops) -> Iterator[tuple[int, ...]]:
         yield tuple(at)
 
 
-def simulate(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterator[Traffic]:
+def simulate(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterator[LevelTraffic]:
     """What all operands of one group move: a tile is fetched whenever an index changes that the operand
     depends on; a tile of outputs is written back then, and read again if its words were written before."""
     reach = [1] * len(DIMS)
@@ -67,7 +67,7 @@ def simulate(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterat
         read = sum(source for source, _, again in moves if again or not out)
         back = sum(source for source, _, _ in moves) if out else 0
         moved = sum(target * (out + (again or not out)) for _, target, again in moves)
-        yield Traffic(operand, below, above, read, back, moved)
+        yield LevelTraffic(operand, below, above, read, back, moved)
 
 
 def random_case(rng: np.random.Generator) -> tuple[Layer, Accelerator, Mapping]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.disk import Crash, Disk, Killed
 from windtunnel.base.errors import UserError
-from windtunnel.store.objects import LocalFiles, ObjectError, open_files, told
+from windtunnel.store.objects import LocalFiles, ObjectError, object_errors, open_files
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -121,7 +121,7 @@ def test_a_call_that_fails_leaves_the_old_file_and_names_it(call: str) -> None:
             raise OSError(errno.ENOSPC, "injected")
 
     disk.before = before
-    with pytest.raises(ObjectError, match="what was stored before is unharmed"), told("it"):
+    with pytest.raises(ObjectError, match="what was stored before is unharmed"), object_errors("it"):
         files.write("a/file", b"new")
     if call in ("write", "fsync", "close"):
         with pytest.raises(OSError, match="/store/a/file"):

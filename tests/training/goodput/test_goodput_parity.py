@@ -13,7 +13,7 @@ from parity import recorded
 from parity.training import decisions, runs
 from windtunnel.base.plain import from_plain
 from windtunnel.store import eventlog
-from windtunnel.traces.failures import Change
+from windtunnel.traces.failures import HostChange
 from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.elastic import policy as elastic
 from windtunnel.training.elastic.policy import rules
@@ -46,17 +46,17 @@ def decided(events: Sequence[dict[str, Any]], capability: str, *kinds: str) -> P
     ]
 
 
-def trace_of(events: Sequence[dict[str, Any]]) -> list[Change]:
+def trace_of(events: Sequence[dict[str, Any]]) -> list[HostChange]:
     """What befell the run: hosts that were lost, by their place, and hosts that came."""
     begin = next(event["t"] for event in events if event["kind"] == "decided")
     trace, gone = [], list[int]()
     for event in events:
         time = event["t"] - begin
         if event["kind"] == "lost" and event["what"] == "host":
-            trace.append(Change(time, lost=(event["place"],)))
+            trace.append(HostChange(time, lost=(event["place"],)))
             gone.append(event["place"])
         elif event["kind"] == "host.joined" and event["host"] >= HOSTS + SPARES:
-            trace.append(Change(time, joined=(gone[-1],)))
+            trace.append(HostChange(time, joined=(gone[-1],)))
     return trace
 
 

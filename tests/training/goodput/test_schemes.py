@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
-from windtunnel.traces.failures import Change, poisson
+from windtunnel.traces.failures import HostChange, poisson
 from windtunnel.training import session
 from windtunnel.training.checkpoint.policy.placement import survives
 from windtunnel.training.goodput.advise import advise
@@ -144,7 +144,7 @@ def test_the_interval_of_storage_follows_what_memory_does_not_cover() -> None:
 def test_memory_that_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(UserError, match=r"2 slots x \(4 GB of its own \+ 0 B held for others\) = 8 GB"):
         advise(question(host_memory=5e9), ())
-    tight = advise(question(host_memory=10e9), (Change(100.0, (1,)),))
+    tight = advise(question(host_memory=10e9), (HostChange(100.0, (1,)),))
     assert tight.chosen.copies == 1
 
 

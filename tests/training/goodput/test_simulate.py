@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.traces.failures import Change
+from windtunnel.traces.failures import HostChange
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
@@ -28,10 +28,10 @@ SCHEMES: dict[str, Callable[[JobModel, PhaseCosts], Scheme]] = {
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> tuple[Change, ...]:
+def traces(draw: st.DrawFn) -> tuple[HostChange, ...]:
     times = sorted(draw(st.lists(st.integers(1, 1900), max_size=12, unique=True)))
     return tuple(
-        Change(
+        HostChange(
             float(time),
             tuple(draw(st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True))),
             software=draw(st.booleans()),
@@ -43,7 +43,7 @@ def traces(draw: st.DrawFn) -> tuple[Change, ...]:
 @pytest.mark.parametrize("name", SCHEMES)
 @given(trace=traces())
 @settings(max_examples=20, deadline=None)
-def test_every_second_is_accounted_for(name: str, trace: tuple[Change, ...]) -> None:
+def test_every_second_is_accounted_for(name: str, trace: tuple[HostChange, ...]) -> None:
     result = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
     assert sum(result.phases.values()) == pytest.approx(2000.0)
     assert all(seconds >= -1e-9 for seconds in result.phases.values())
@@ -52,7 +52,7 @@ def test_every_second_is_accounted_for(name: str, trace: tuple[Change, ...]) -> 
     assert result == simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
 
 
-def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]:
+def walked(every: int, trace: Sequence[HostChange], horizon: int) -> tuple[int, int]:
     """Steps kept and redone by a job that saves every ``every`` steps, blocking 12 s, walked second by
     second."""
     steps = saved = redone = 0
@@ -98,7 +98,7 @@ def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]
 
 @given(trace=traces())
 @settings(max_examples=100, deadline=None)
-def test_restart_from_storage_agrees_with_a_walk(trace: tuple[Change, ...]) -> None:
+def test_restart_from_storage_agrees_with_a_walk(trace: tuple[HostChange, ...]) -> None:
     """The result spreads a save over the steps between two saves: it may be off by one interval a failure."""
     costs = PhaseCosts(3.0, 1.0, 0.0, 11.0, 40.0, storage_bandwidth=1e9, blocking_save=True)
     result = simulate(StorageRestart(JOB, costs, every=5), JOB, costs, trace, 2000.0)
@@ -109,10 +109,10 @@ def test_restart_from_storage_agrees_with_a_walk(trace: tuple[Change, ...]) -> N
 
 
 def test_peer_memory_loses_one_step_at_most_and_falls_to_storage_for_a_whole_group() -> None:
-    one = (Change(700.0, (3,)), Change(1400.0, (8,)))
+    one = (HostChange(700.0, (3,)), HostChange(1400.0, (8,)))
     result = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, one, 2000.0)
     assert result.redone <= 2 and result.from_storage == 0
-    group = (Change(700.0, (2, 3)),)
+    group = (HostChange(700.0, (2, 3)),)
     fallen = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, group, 2000.0)
     assert fallen.from_storage == 1 and fallen.redone > 2
 
@@ -120,7 +120,7 @@ def test_peer_memory_loses_one_step_at_most_and_falls_to_storage_for_a_whole_gro
 @pytest.mark.parametrize("name", ["storage", "memory"])
 def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
     """What was gone back to is whole: the next loss does not go back to the checkpoint before it."""
-    first, *others = (Change(700.0 + 8 * index, (1,), software=name == "storage") for index in range(5))
+    first, *others = (HostChange(700.0 + 8 * index, (1,), software=name == "storage") for index in range(5))
     once = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first,), 760.0)
     often = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first, *others), 760.0)
     assert often.redone == once.redone <= 5 + 2 * (name == "storage")
@@ -128,7 +128,7 @@ def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
 
 def test_hosts_that_never_come_back() -> None:
     costs = PhaseCosts(replace=math.inf, storage_bandwidth=1e9)
-    trace = (Change(700.0, (1,)),)
+    trace = (HostChange(700.0, (1,)),)
     stopped = simulate(StorageRestart(JOB, costs, 5), JOB, costs, trace, 2000.0)
     assert stopped.phases["wait"] == pytest.approx(1300.0)
     going = simulate(Templates(JOB, costs, 50), JOB, costs, trace, 2000.0)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from support.trust import SECRETS, PaperTpm, device, verifier
-from windtunnel.trust.attest import Device, Refused, Verifier, measure
+from windtunnel.trust.attest import AttestationRefused, AttestedDevice, Verifier, measure
 from windtunnel.trust.attest.messages import pack, unpack
 from windtunnel.trust.attest.quote import LAYOUT, pcrs
 
@@ -29,12 +29,12 @@ class Bus(PaperTpm):
         return self.made(super().quote(nonce))
 
 
-def attested(tpm: Any, on: Verifier | None = None, by: Device | None = None) -> tuple[str, ...]:
+def attested(tpm: Any, on: Verifier | None = None, by: AttestedDevice | None = None) -> tuple[str, ...]:
     """What the device with that TPM is refused for."""
     on, by = on or verifier(least={"tier": 1}, tpms=(tpm.key,)), by or device(tpm=tpm)
     try:
         on.finish(by.accept(on.check(by.answer(on.hello()))))
-    except Refused as error:
+    except AttestationRefused as error:
         assert not by.secrets
         return error.failing
     assert by.secrets == SECRETS
@@ -61,7 +61,7 @@ def test_a_quote_of_another_nonce_or_exchange_is_refused() -> None:
     for quote in (old, unpack("M2", by.answer(verifier().hello()))[8]):
         bus = Bus(tpm.private, tpm.pcrs)
         bus.made = lambda _, quote=quote: quote
-        assert attested(tpm, by=Device(by._fuse, by._key, by._report, bus)) == ("tpm.nonce",)
+        assert attested(tpm, by=AttestedDevice(by._fuse, by._key, by._report, bus)) == ("tpm.nonce",)
 
 
 @pytest.mark.parametrize("pcr", [8, 9])

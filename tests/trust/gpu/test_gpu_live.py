@@ -12,24 +12,24 @@ import pytest
 from support import gpu as support
 from support.waiting import until
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.trust.attest import AllowList, Manufacturer, Refused, Verifier
-from windtunnel.trust.gpu import Buffer, Denied, Host, claim
-from windtunnel.trust.gpu.live.link import Link
+from windtunnel.trust.attest import AllowList, AttestationRefused, Manufacturer, Verifier
+from windtunnel.trust.gpu import Buffer, Denied, GpuHost, claim
+from windtunnel.trust.gpu.live.link import GpuLink
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuHost]:
     with support.host(tmp_path_factory.mktemp("gpu")) as one:
         yield one
 
 
 @pytest.mark.parametrize("path", ["plain", "double", "single", "pipelined"])
-def test_data_go_in_and_results_come_out(host: Host, path: str) -> None:
+def test_data_go_in_and_results_come_out(host: GpuHost, path: str) -> None:
     with host.claim(path) as gpu:
         support.all_paths(gpu)
 
 
-def test_a_second_claim_is_refused_until_the_first_is_released(host: Host) -> None:
+def test_a_second_claim_is_refused_until_the_first_is_released(host: GpuHost) -> None:
     with host.claim() as gpu:
         with pytest.raises(Denied, match="owns the device in epoch") as refused, host.claim():
             pass
@@ -39,10 +39,10 @@ def test_a_second_claim_is_refused_until_the_first_is_released(host: Host) -> No
         assert later.epoch == gpu.epoch + 1
 
 
-def test_who_is_not_the_owner_touches_nothing(host: Host) -> None:
+def test_who_is_not_the_owner_touches_nothing(host: GpuHost) -> None:
     with host.claim("single") as gpu:
         buffer = gpu.array(np.arange(10))
-        other = Link(host.spec["broker"]["address"], Verifier(host.allow))
+        other = GpuLink(host.spec["broker"]["address"], Verifier(host.allow))
         me, copy = host.me(), {"path": "plain", "into": False, "offset": 0, "length": 8, "bell": 0}
         with pytest.raises(UserError, match="before the user has proven"):
             other.call("copy", epoch=gpu.epoch, **copy)
@@ -63,17 +63,17 @@ def test_who_is_not_the_owner_touches_nothing(host: Host) -> None:
         other.close()
 
 
-def direct(host: Host) -> Link:
+def direct(host: GpuHost) -> GpuLink:
     """A connection to the device that is not its broker's."""
-    return Link(host.spec["device"]["address"], Verifier(host.spec["broker"]["devices"]))
+    return GpuLink(host.spec["device"]["address"], Verifier(host.spec["broker"]["devices"]))
 
 
-def test_nobody_else_is_bound_and_whoever_proves_another_thing_is_refused(host: Host) -> None:
+def test_nobody_else_is_bound_and_whoever_proves_another_thing_is_refused(host: GpuHost) -> None:
     with pytest.raises(Denied, match="is bound until a cold reset"):
         direct(host).call("bind")
     address = host.spec["broker"]["address"]
     other = AllowList((Manufacturer().root,), host.allow.measurements)
-    with pytest.raises(Refused, match="roots"), claim(address, other, host.me()):
+    with pytest.raises(AttestationRefused, match="roots"), claim(address, other, host.me()):
         pass
     stranger = host.me.func(Manufacturer().fuse(), *host.me.args[1:])
     with pytest.raises(ConnectionError), claim(address, host.allow, stranger):
@@ -81,7 +81,7 @@ def test_nobody_else_is_bound_and_whoever_proves_another_thing_is_refused(host: 
     assert support.free(host)
 
 
-def test_a_release_needs_a_scrub_and_the_next_user_finds_zeros(host: Host) -> None:
+def test_a_release_needs_a_scrub_and_the_next_user_finds_zeros(host: GpuHost) -> None:
     with host.claim("single") as gpu:
         gpu.array(np.full(1000, 7))
         with pytest.raises(Denied, match="not scrubbed") as refused:
@@ -91,7 +91,7 @@ def test_a_release_needs_a_scrub_and_the_next_user_finds_zeros(host: Host) -> No
         assert not gpu.read(gpu.empty((1000,), "int64")).any()
 
 
-def test_a_changed_chunk_is_refused(host: Host) -> None:
+def test_a_changed_chunk_is_refused(host: GpuHost) -> None:
     with host.claim("single") as gpu:
         buffer = gpu.array(np.arange(100))
         gpu.read(buffer)
@@ -106,7 +106,7 @@ def test_a_changed_chunk_is_refused(host: Host) -> None:
             gpu.read(buffer)
 
 
-def test_a_refusal_of_a_pipelined_copy_is_told_and_nobody_waits_for_its_bells(host: Host) -> None:
+def test_a_refusal_of_a_pipelined_copy_is_told_and_nobody_waits_for_its_bells(host: GpuHost) -> None:
     content = np.random.default_rng(1).random((5 << 18,), np.float32)  # 20 chunks
     with host.claim("pipelined") as gpu:
         buffer = gpu.array(content)
@@ -126,7 +126,7 @@ def test_a_refusal_of_a_pipelined_copy_is_told_and_nobody_waits_for_its_bells(ho
 
 
 @pytest.mark.parametrize("path", ["double", "single", "pipelined"])
-def test_a_secret_is_not_in_memory_that_the_host_sees(host: Host, path: str) -> None:
+def test_a_secret_is_not_in_memory_that_the_host_sees(host: GpuHost, path: str) -> None:
     secret = secrets.token_bytes(1 << 10)
 
     def shared() -> list[bytes]:
@@ -144,7 +144,7 @@ def test_a_secret_is_not_in_memory_that_the_host_sees(host: Host, path: str) -> 
         assert gpu._shared.path.read_bytes()[: len(secret)] == secret
 
 
-def test_requests_that_are_none_are_told(host: Host) -> None:
+def test_requests_that_are_none_are_told(host: GpuHost) -> None:
     with host.claim("single") as gpu:
         x, y = gpu.array(np.ones(4, "float32")), gpu.empty((4,), "float32")
         with pytest.raises(UserError, match="'nothing' is unknown"):
@@ -158,10 +158,10 @@ def test_requests_that_are_none_are_told(host: Host) -> None:
     with pytest.raises(UserError, match="'triple' is unknown; accepted are plain"), host.claim("triple"):
         pass
     with pytest.raises(UserError, match="is no file"):
-        Host(Path("/tmp"), Path("/nowhere.py"))
+        GpuHost(Path("/tmp"), Path("/nowhere.py"))
 
 
-def test_a_killed_user_leaves_a_device_that_is_scrubbed_and_free(host: Host) -> None:
+def test_a_killed_user_leaves_a_device_that_is_scrubbed_and_free(host: GpuHost) -> None:
     before = len(support.decided(host, "reset"))
     writes = len(support.decided(host, "write"))
     user = support.writing_user(host)
@@ -176,7 +176,7 @@ def test_a_killed_user_leaves_a_device_that_is_scrubbed_and_free(host: Host) -> 
     assert reset["scrubbed"] and reset["left"] == 0 and reset["owner"] == ""
 
 
-def test_a_killed_broker_leaves_it_owned_until_a_cold_reset(host: Host) -> None:
+def test_a_killed_broker_leaves_it_owned_until_a_cold_reset(host: GpuHost) -> None:
     with pytest.raises(ConnectionError), host.claim("single") as gpu:
         x = gpu.array(np.ones(1000))
         host.kill("broker")

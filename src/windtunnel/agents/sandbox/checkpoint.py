@@ -45,7 +45,7 @@ from windtunnel.agents.sandbox.observe import alone, alone_beside, because, obse
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Settle
 from windtunnel.agents.sandbox.policy.standing import NEVER, beforehand, differences, undumpable
 from windtunnel.linux.processes import in_vfork, who
-from windtunnel.linux.snapshot import Process, read_snapshot
+from windtunnel.linux.snapshot import SnapshotProcess, read_snapshot
 
 FREEZE_TIMEOUT = 10.0
 """Seconds; a process in uninterruptible sleep (a hung disk) is the only thing that can hold a freeze up."""
@@ -285,7 +285,7 @@ class Taking:
             inventory=stood,
         )
 
-    def _beside_dump(self, snapshot: Sequence[Process]) -> tuple[References, bytes]:
+    def _beside_dump(self, snapshot: Sequence[SnapshotProcess]) -> tuple[References, bytes]:
         """The snapshot of the files, what the processes refer to of them, and what the channel holds."""
         name, inspector = self.spec.name, self.context.inspector
         references = inspector.references(name, snapshot) if inspector is not None else References()

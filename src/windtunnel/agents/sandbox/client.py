@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnResult
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
-from windtunnel.base.remote import Link, Lost, Unanswered, forwards
+from windtunnel.base.remote import CallLost, NobodyAnswers, RemoteLink, forwards
 
 if TYPE_CHECKING:  # they have the same methods, which type checkers read there
     from typing import Self
@@ -39,7 +39,7 @@ else:
 Where = str | os.PathLike[str] | None
 
 
-class _Daemon(Link):
+class _Daemon(RemoteLink):
     """The connections to the daemon at ``place``, with what goes wrong in a sentence."""
 
     def __init__(self, place: Address, *, start: bool) -> None:
@@ -67,10 +67,10 @@ class _Daemon(Link):
         place = self.place
         try:
             yield
-        except Unanswered as error:
+        except NobodyAnswers as error:
             what = f"no daemon of home {place.home} runs" if place.home else f"nobody answers at {place.url}"
             raise UserError(f"sandbox: {what} ({error.__cause__ or error})") from error
-        except Lost as error:
+        except CallLost as error:
             raise SandboxError(
                 "sandbox: the daemon ended before it answered; whether it did what was asked is not known"
             ) from error
@@ -84,7 +84,7 @@ class _Daemon(Link):
 class RemotePending(_Pending):
     """The checkpoint of a turn, under way at the daemon."""
 
-    def __init__(self, link: Link, ticket: str) -> None:
+    def __init__(self, link: RemoteLink, ticket: str) -> None:
         self._link, self._on = link, ticket
 
 
@@ -92,7 +92,7 @@ class RemotePending(_Pending):
 class RemoteBox(_Box):
     """One sandbox, through the daemon. Any thread may use it."""
 
-    def __init__(self, link: Link, name: str) -> None:
+    def __init__(self, link: RemoteLink, name: str) -> None:
         self._link, self._on = link, name
 
     @property
@@ -130,7 +130,7 @@ class RemoteBox(_Box):
 class _Closing:
     """``close`` ends its connections; the daemon and its sandboxes run on."""
 
-    _link: Link
+    _link: RemoteLink
 
     def close(self) -> None:
         self._link.close()

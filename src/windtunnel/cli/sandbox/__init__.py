@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli import new_group
 from windtunnel.cli.common import TlsCa, TlsCert, TlsKey
-from windtunnel.cli.sandbox.common import Place
+from windtunnel.cli.sandbox.common import SandboxPlace
 
 VERBS = {
     "daemon": ("doctor", "setup", "serve", "down", "mcp"),
@@ -63,7 +63,7 @@ def where(
     named = source is not None and source.name == "COMMANDLINE"
     tls: tuple[str, ...] = ()
     if tls_cert or tls_key or tls_ca:
-        from windtunnel.base.tls import given
+        from windtunnel.base.tls import certificate_files
 
-        tls = given(tls_cert, tls_key, tls_ca)
-    context.obj = Place(str(home) if home is not None and (named or not url) else url, tls)
+        tls = certificate_files(tls_cert, tls_key, tls_ca)
+    context.obj = SandboxPlace(str(home) if home is not None and (named or not url) else url, tls)

@@ -32,7 +32,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
 
 
 @dataclass(frozen=True)
-class Place:
+class SandboxPlace:
     """What the command line means: a home, or a URL (None: the default), and files for TLS."""
 
     where: str | None
@@ -58,7 +58,7 @@ def client(context: typer.Context, *, start: bool = True) -> Client:
     from windtunnel.agents.sandbox.client import Client
     from windtunnel.agents.sandbox.daemon import address
 
-    place: Place = context.obj
+    place: SandboxPlace = context.obj
     return Client(address(place.where, tls=place.tls or None), start=start)
 
 

@@ -45,7 +45,7 @@ class PolicyError(ScriptError):
 
 
 @dataclass(frozen=True)
-class Placement:
+class TaskPlacement:
     """What a policy saw and decided, and what was then ``assigned``: task and worker, by task."""
 
     observation: Observation
@@ -136,7 +136,7 @@ def _check(spec: dict[str, Any]) -> None:
 _PENDING = "SELECT id, slots, priority, data, gang FROM task WHERE state = 'pending' AND not_before <= :now"
 
 
-def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement | None:
+def schedule(call: Call, policy: str = "least", most: int = GROUP) -> TaskPlacement | None:
     """Have ``policy`` place up to ``most`` pending tasks; None where there is nothing to decide. What is
     seen, decided and written is one transaction, so that several schedulers may run.
 
@@ -182,7 +182,7 @@ def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement 
         raise PolicyError(
             f"policy {policy} failed, its tasks stay pending: {type(error).__name__}: {why}"
         ) from error
-    return Placement(observation, decision, tuple((number, name) for number, name in assigned))
+    return TaskPlacement(observation, decision, tuple((number, name) for number, name in assigned))
 
 
 def claim(call: Call, workers: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -126,12 +126,12 @@ def open_tables(url: str, option: str, *, create: bool = False, durable: bool = 
         raise UserError(missing)
     engine = open_database(url, option, durable=durable)
 
-    def made(connection: sql.Connection) -> bool:
+    def prepare(connection: sql.Connection) -> bool:
         there = sql.inspect(connection).has_table("task")
         if create and not there:
             metadata.create_all(connection, checkfirst=False)
         return there or create
 
-    if not transact(engine, made):
+    if not transact(engine, prepare):
         raise UserError(missing)
     return engine

@@ -71,7 +71,7 @@ class Cores:
     restore = lend
 
 
-class Regions:
+class MemoryRegions:
     """512, each accessed at random at a rate of its own; what is accessed comes back, as from swap."""
 
     dt = agents.MEMORY.collect
@@ -106,7 +106,7 @@ class Regions:
         return count
 
 
-class Clock:
+class BoostedMachine:
     """A virtual machine that computes, waits for memory or idles, minutes each, on a host whose cores take a
     fifth of its power, as beside accelerators. Work and watts are 1 where all its cycles count at nominal."""
 
@@ -143,8 +143,8 @@ class Clock:
 
 AGENTS: Mapping[str, tuple[Schedule, Any, Any, Any]] = {
     "harvest": (HARVEST, Cores, lambda host, _: agents.HarvestModel(host), agents.HarvestActuator),
-    "memory": (agents.MEMORY, lambda _, rng: Regions(rng), agents.MemoryModel, agents.MemoryActuator),
-    "overclock": (agents.OVERCLOCK, Clock, agents.OverclockModel, agents.OverclockActuator),
+    "memory": (agents.MEMORY, lambda _, rng: MemoryRegions(rng), agents.MemoryModel, agents.MemoryActuator),
+    "overclock": (agents.OVERCLOCK, BoostedMachine, agents.OverclockModel, agents.OverclockActuator),
 }
 
 

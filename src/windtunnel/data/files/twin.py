@@ -14,7 +14,7 @@ from simpy import Store
 
 from windtunnel.data.files.model import CHUNK, Mode
 from windtunnel.data.files.policy import Chain, Decision, Membership, Observation, Pipeline, decide
-from windtunnel.engines.events import Environment, Event, ProcessGenerator, Shared
+from windtunnel.engines.events import Environment, Event, ProcessGenerator, SharedResource
 
 DEPTH = 4
 
@@ -56,9 +56,9 @@ def emulate(profile: Profile, mode: Mode, nbytes: float, replicas: int = 3) -> E
     """Write so many bytes as fast as they are taken, then fsync."""
     env, result = Environment(), Emulated(nbytes)
     flow = decide(Pipeline(mode, (0,)))
-    host = Shared(env, profile.host_cores, 1.0)
-    nic = Shared(env, profile.nic_cores, 1.0) if flow.cores else host
-    link = Shared(env, profile.link, profile.link)
+    host = SharedResource(env, profile.host_cores, 1.0)
+    nic = SharedResource(env, profile.nic_cores, 1.0) if flow.cores else host
+    link = SharedResource(env, profile.link, profile.link)
     log, publish, send, sent = (Store(env, DEPTH) for _ in range(4))
     chunks = [min(CHUNK, nbytes - at) for at in range(0, int(nbytes), CHUNK)]
     width = flow.width

@@ -1,14 +1,14 @@
 from .data import federation as federation
 from .live.flower import FedP2P as FedP2P
 from .live.flower import peer_mod as peer_mod
-from .live.up import Result as Result
+from .live.up import LiveRounds as LiveRounds
 from .live.up import up as up
-from .models import Training as Training
+from .models import LocalTraining as LocalTraining
 from .models import model as model
 from .models import train as train
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
-from .policy import Device as Device
+from .policy import EdgeDevice as EdgeDevice
 from .policy import Observation as Observation
 from .policy import Settings as Settings
 from .policy import decide as decide

@@ -21,7 +21,7 @@ HIDDEN, CHANNELS, KERNEL = 64, 8, 3
 
 
 @dataclass(frozen=True)
-class Training:
+class LocalTraining:
     """What a device does in a round: ``epochs`` over its samples in batches by SGD. ``compute``: the seconds
     that this takes there."""
 
@@ -31,11 +31,11 @@ class Training:
     compute: float = 0.0
 
 
-DEFAULT = Training()
+DEFAULT = LocalTraining()
 
 
 @dataclass(frozen=True)
-class Model:
+class FederatedModel:
     """``shapes``: of the parameters, in the order of the vector. ``forward(weights, x)``: scores (devices,
     batch, classes), and a function from their gradient to those of the weights."""
 
@@ -78,16 +78,16 @@ class Model:
         return float((scores[0].argmax(axis=1) == y).mean())
 
 
-def model(name: str, features: int, classes: int) -> Model:
+def model(name: str, features: int, classes: int) -> FederatedModel:
     """Softmax regression, a perceptron with one hidden layer, or a small convolutional network on squares.
 
     Raises:
         UserError: there is no such model, or the features are no square.
     """
     if name == "softmax":
-        return Model(name, ((features, classes), (classes,)), _softmax)
+        return FederatedModel(name, ((features, classes), (classes,)), _softmax)
     if name == "mlp":
-        return Model(name, ((features, HIDDEN), (HIDDEN,), (HIDDEN, classes), (classes,)), _mlp)
+        return FederatedModel(name, ((features, HIDDEN), (HIDDEN,), (HIDDEN, classes), (classes,)), _mlp)
     if name == "cnn":
         side = round(features**0.5)
         if side * side != features or side < KERNEL:
@@ -96,13 +96,13 @@ def model(name: str, features: int, classes: int) -> Model:
             )
         outputs = (side - KERNEL + 1) ** 2 * CHANNELS
         shapes = ((KERNEL * KERNEL, CHANNELS), (CHANNELS,), (outputs, classes), (classes,))
-        return Model(name, shapes, _cnn)
+        return FederatedModel(name, shapes, _cnn)
     raise UserError(f"`model` {name!r}; accepted are softmax, mlp, cnn")
 
 
 def train(
-    model: Model, vectors: Floats, federation: Federation, members: NDArray[np.int64],
-    training: Training = DEFAULT, *, random: np.random.Generator,
+    model: FederatedModel, vectors: Floats, federation: Federation, members: NDArray[np.int64],
+    training: LocalTraining = DEFAULT, *, random: np.random.Generator,
 ) -> Floats:  # fmt: skip
     """(members, size): each device's model after its epochs, from ``vectors``; all take their steps together,
     and who has fewer samples has empty steps."""

@@ -34,7 +34,7 @@ WEIGHTINGS = ("samples", "uniform")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class EdgeDevice:
     """``link``: bytes/s in either direction. ``samples``: that it trains on. ``label``: its most frequent."""
 
     name: str
@@ -74,7 +74,7 @@ class Observation:
 
     round: int
     seed: int
-    devices: tuple[Device, ...]
+    devices: tuple[EdgeDevice, ...]
     model: float
     server_link: float
     settings: Settings
@@ -121,7 +121,7 @@ def decide(observation: Observation) -> Decision:
     return Decision(tuple(_led(part) for part in parts))
 
 
-def _led(group: list[Device]) -> tuple[str, ...]:
+def _led(group: list[EdgeDevice]) -> tuple[str, ...]:
     leader = max(group, key=lambda device: device.link)
     return (leader.name, *(device.name for device in group if device is not leader))
 
@@ -130,7 +130,7 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"federated": decide
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class VectorTransfer:
     """``chunk`` of the sender's vector to the receiver, who adds it to its own, or puts it in its place."""
 
     sender: int
@@ -139,7 +139,7 @@ class Transfer:
     adds: bool
 
 
-Schedule = tuple[tuple[Transfer, ...], ...]
+Schedule = tuple[tuple[VectorTransfer, ...], ...]
 
 
 def schedule(exchange: str, size: int) -> tuple[int, Schedule]:
@@ -150,7 +150,7 @@ def schedule(exchange: str, size: int) -> tuple[int, Schedule]:
 def _ring(size: int) -> Schedule:
     return tuple(
         tuple(
-            Transfer(place, (place + 1) % size, (place + turn - step) % size, turn == 0)
+            VectorTransfer(place, (place + 1) % size, (place + turn - step) % size, turn == 0)
             for place in range(size)
         )
         for turn in (0, 1)
@@ -161,15 +161,15 @@ def _ring(size: int) -> Schedule:
 def _doubling(size: int) -> Schedule:
     power = 1 << (size.bit_length() - 1)
     beyond = range(size - power)
-    steps = [tuple(Transfer(power + place, place, 0, True) for place in beyond)]
+    steps = [tuple(VectorTransfer(power + place, place, 0, True) for place in beyond)]
     for bit in range(power.bit_length() - 1):
-        steps.append(tuple(Transfer(place, place ^ 1 << bit, 0, True) for place in range(power)))
-    steps.append(tuple(Transfer(place, power + place, 0, False) for place in beyond))
+        steps.append(tuple(VectorTransfer(place, place ^ 1 << bit, 0, True) for place in range(power)))
+    steps.append(tuple(VectorTransfer(place, power + place, 0, False) for place in beyond))
     return tuple(step for step in steps if step)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RoundCost:
     """Of one round by formula: seconds without training, bytes over the server's link and over all links."""
 
     seconds: float
@@ -177,7 +177,9 @@ class Cost:
     all_bytes: float
 
 
-def cost(settings: Settings, devices: int, groups: int, model: float, server: float, device: float) -> Cost:
+def cost(
+    settings: Settings, devices: int, groups: int, model: float, server: float, device: float
+) -> RoundCost:
     """What a round of ``devices`` in ``groups`` costs: a ``model`` in bytes, links in bytes/s, all of one
     speed. The server's link is shared by those that it sends to at one time."""
     size = -(-devices // groups) if settings.scheme in ("fedp2p", "hierarchical") else 1
@@ -186,17 +188,17 @@ def cost(settings: Settings, devices: int, groups: int, model: float, server: fl
     over_server = 2 * (max(leaders * model / server, sent) + settings.latency)
     carried = 2 * leaders * model
     if settings.scheme == "gossip":
-        return Cost(sent + settings.latency, 0.0, 2 * (devices // 2) * model)
+        return RoundCost(sent + settings.latency, 0.0, 2 * (devices // 2) * model)
     if size == 1:
-        return Cost(over_server, carried, carried)
+        return RoundCost(over_server, carried, carried)
     members = devices - groups
     if settings.scheme == "hierarchical":  # the leader's own link carries all
         within = 2 * ((size - 1) * sent + settings.latency)
-        return Cost(over_server + within, carried, carried + 2 * members * model)
+        return RoundCost(over_server + within, carried, carried + 2 * members * model)
     chunks, steps = schedule(settings.exchange, size)
     within = sent + settings.latency + len(steps) * (sent / chunks + settings.latency)
     moved = groups * sum(len(step) for step in steps) * model / chunks
-    return Cost(over_server + within, carried, carried + members * model + moved)
+    return RoundCost(over_server + within, carried, carried + members * model + moved)
 
 
 def best_groups(settings: Settings, devices: int, model: float, server: float, device: float) -> int:

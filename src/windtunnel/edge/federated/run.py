@@ -11,9 +11,9 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.edge.federated.data import federation
-from windtunnel.edge.federated.models import Training, model
-from windtunnel.edge.federated.policy import CAPABILITY, SCHEMES, Cost, Settings, best_groups, cost
-from windtunnel.edge.federated.twin import Round, rounds
+from windtunnel.edge.federated.models import LocalTraining, model
+from windtunnel.edge.federated.policy import CAPABILITY, SCHEMES, RoundCost, Settings, best_groups, cost
+from windtunnel.edge.federated.twin import EmulatedRound, rounds
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 
@@ -30,7 +30,7 @@ class Outcome:
     seed: int
     groups: int
     accuracy: float
-    rounds: list[Round]
+    rounds: list[EmulatedRound]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Plan:
 
     scheme: str
     groups: int
-    cost: Cost
+    cost: RoundCost
     pays: bool
 
 
@@ -70,7 +70,7 @@ def plan(
 def run(
     *, data: str, split: str, schemes: Sequence[str], model_name: str = "softmax", devices: int, groups: int,
     sample: int = 0, count: int = 60, seeds: int = 1, server_link: float, device_link: float,
-    bytes_each: float = 4.0, training: Training | None = None, settings: Settings | None = None,
+    bytes_each: float = 4.0, training: LocalTraining | None = None, settings: Settings | None = None,
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> tuple[str, list[Outcome]]:  # fmt: skip
     """The run's id, and each scheme with each seed. ``sample``: devices that train in a round, 0 for all.
@@ -80,7 +80,7 @@ def run(
     """
     if count < 1 or seeds < 1:
         raise UserError(f"`rounds` {count}, `seeds` {seeds}; accepted are whole numbers from 1 up")
-    base, training = settings or Settings(), training or Training()
+    base, training = settings or Settings(), training or LocalTraining()
     wanted = [replace(base, scheme=scheme, groups=groups, devices=sample) for scheme in schemes]
     inputs = {"data": data, "split": split, "schemes": [*schemes], "model": model_name, "devices": devices}
     outcomes = list[Outcome]()

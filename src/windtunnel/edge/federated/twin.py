@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.edge.federated.data import Federation
-from windtunnel.edge.federated.models import Floats, Model, Training, train
-from windtunnel.edge.federated.policy import Decision, Device, Observation, Settings, decide, schedule
+from windtunnel.edge.federated.models import FederatedModel, Floats, LocalTraining, train
+from windtunnel.edge.federated.policy import Decision, EdgeDevice, Observation, Settings, decide, schedule
 from windtunnel.engines.flows import World
 
 SERVER = -1
@@ -25,7 +25,7 @@ Sending = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
-class Round:
+class EmulatedRound:
     """``seconds``: emulated, since the first round began. Bytes: all that the server's link, and all links
     together, carried since then. ``vector``: (size,), the model at its end."""
 
@@ -38,15 +38,15 @@ class Round:
 
 
 def rounds(
-    federation: Federation, model: Model, settings: Settings, training: Training, *,
+    federation: Federation, model: FederatedModel, settings: Settings, training: LocalTraining, *,
     links: Sequence[float], server_link: float, bytes_each: float, count: int, seed: int,
-) -> Iterator[tuple[Observation, Decision, Round]]:  # fmt: skip
+) -> Iterator[tuple[Observation, Decision, EmulatedRound]]:  # fmt: skip
     """``count`` rounds of ``settings`` from one initial model. ``links``: of each device, bytes/s.
     ``bytes_each``: of a parameter on a link."""
     random = np.random.default_rng((seed, 1))
     parts, labels = federation.parts, federation.train.y
     devices = tuple(
-        Device(f"device-{place}", link, len(part), int(np.bincount(labels[part]).argmax()))
+        EdgeDevice(f"device-{place}", link, len(part), int(np.bincount(labels[part]).argmax()))
         for place, (part, link) in enumerate(zip(parts, links, strict=True))
     )
     places = {device.name: place for place, device in enumerate(devices)}
@@ -83,7 +83,7 @@ def rounds(
         yield (
             observation,
             decision,
-            Round(number, accuracy, seconds, carried["server"], carried["all"], vector),
+            EmulatedRound(number, accuracy, seconds, carried["server"], carried["all"], vector),
         )
 
 

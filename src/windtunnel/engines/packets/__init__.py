@@ -12,6 +12,6 @@ capability puts a compiled function before a link or into the network.
 
 from windtunnel.engines.packets.hooks import gate, node
 from windtunnel.engines.packets.network import At, Flow, Fork, Link, Queue
-from windtunnel.engines.packets.simulation import Forecast, Simulation
+from windtunnel.engines.packets.simulation import PacketForecast, Simulation
 
-__all__ = ["At", "Flow", "Forecast", "Fork", "Link", "Queue", "Simulation", "gate", "node"]
+__all__ = ["At", "Flow", "Fork", "Link", "PacketForecast", "Queue", "Simulation", "gate", "node"]

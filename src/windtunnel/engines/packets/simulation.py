@@ -15,11 +15,11 @@ from windtunnel.engines.packets.layout import NEVER, SECOND, Records
 from windtunnel.engines.packets.network import Flow, Fork, Link, Route, Routes, pace, picoseconds
 
 EVENTS_A_SECOND = 4e7
-"""What one CPU does, roughly (``python -m benchmarks engines.packets``): for `Forecast.cpu_seconds`."""
+"""What one CPU does, roughly (``python -m benchmarks engines.packets``): for `PacketForecast.cpu_seconds`."""
 
 
 @dataclass(frozen=True)
-class Forecast:
+class PacketForecast:
     """What a run will take, before it is made: data packets sent, events, seconds of one CPU."""
 
     packets: float
@@ -232,7 +232,7 @@ class Simulation:
             raise ValueError(f"link {link}: loss is {loss}; accepted is 0 to 1")
         self.links["loss"][link] = loss
 
-    def foretell(self, until: float) -> Forecast:
+    def foretell(self, until: float) -> PacketForecast:
         """Packets and events from now to ``until``, by max-min fair shares of the flows that will be under
         way at some time. Retransmissions, slow start, what nodes send and lanes left idle are not in it.
         """
@@ -259,7 +259,7 @@ class Simulation:
         cost = np.where(links["queue"] == layout.FIFO, 1, 2)
         events = [cost[_links([*flow.route, *flow.back])].sum() for flow in self._flows]
         paced = (flows["cap_gap"] > 0) | (flows["kind"] == layout.BBR)
-        return Forecast(float(packets.sum()), float((packets * (np.array(events) + paced)).sum()))
+        return PacketForecast(float(packets.sum()), float((packets * (np.array(events) + paced)).sum()))
 
 
 def _longer(records: Records, more: int) -> Records:

@@ -15,7 +15,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.draw import picture
 from windtunnel.cluster.fabric import Fabric, placements
 from windtunnel.cluster.load import load_cluster
-from windtunnel.cluster.model import TORI, Cluster, Placement
+from windtunnel.cluster.model import TORI, Cluster, GroupPlacement
 from windtunnel.network.aggregation.policy import RULES
 from windtunnel.network.aggregation.policy.fixed import VALUES
 from windtunnel.network.aggregation.twin.fabric import PACKET, alternatives
@@ -196,7 +196,7 @@ class Prices:
 
     def seconds(self, call: Call) -> float:
         """Of its slowest group."""
-        shapes: dict[Placement, tuple[int, ...]] = {}
+        shapes: dict[GroupPlacement, tuple[int, ...]] = {}
         for group in (tuple(self.ranks[rank] for rank in group) for group in call.groups):
             shapes.setdefault(self.cluster.placement(group), group)
         return max(self._group(call, group, self.ways) for group in shapes.values())

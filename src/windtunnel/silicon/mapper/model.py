@@ -112,7 +112,7 @@ class Mapping:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LevelTraffic:
     """Words of one operand between level ``below`` and level ``above``: ``read`` and ``written`` at the upper
     one, ``moved`` (both ways) at the lower one, where each PE gets a copy of its own."""
 

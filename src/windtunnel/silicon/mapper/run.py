@@ -18,7 +18,7 @@ from windtunnel.cluster.catalogue import link_names
 from windtunnel.silicon.mapper.captured import nests
 from windtunnel.silicon.mapper.model import Accelerator, Layer
 from windtunnel.silicon.mapper.policy import POLICIES, Decision, Observation, allocation
-from windtunnel.silicon.mapper.twin import Cost, price, stream, total
+from windtunnel.silicon.mapper.twin import MappingCost, price, stream, total
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Run, Store
 
@@ -34,16 +34,16 @@ class Mapped:
 
     layer: Layer
     decision: Decision
-    cost: Cost
+    cost: MappingCost
 
 
 @dataclass(frozen=True)
-class Device:
+class MappedDevice:
     """A run's step on an accelerator: ``kinds`` has what a rank's operators take, by kind, in the mean of all
     ranks; ``cluster`` and ``profile`` are the files that were written."""
 
-    kinds: dict[str, Cost]
-    step: Cost
+    kinds: dict[str, MappingCost]
+    step: MappingCost
     cluster: Path
     profile: Path
 
@@ -90,7 +90,7 @@ def allocate(layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = 
     return result
 
 
-def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fastest") -> Device:
+def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fastest") -> MappedDevice:
     """Price each operator of an emulated run on ``accelerator``, and write the device that results: a profile
     among the user's own, and in ``out`` a cluster like the run's with the accelerator as its device. Raises
     `UserError`: no such run, or it is none of an emulation; a layer that does not fit; no place to write."""
@@ -105,7 +105,7 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
     if not content["operators"]:
         raise UserError(f"run {source.id}: its step has no operators, accepted is a step that computes")
     cluster = {"name": name, **_cluster(summary["cluster"], accelerator, name)}
-    rows, spent = [], dict[str, list[Cost]]()
+    rows, spent = [], dict[str, list[MappingCost]]()
     with _recorded(policy, of=source.id, accelerator=accelerator.name) as (run, decide):
         for row in content["operators"]:
             cost, facts = _operator(row, accelerator, decide), row[3]
@@ -113,7 +113,7 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
             calls = facts["count"] * facts["ranks"] / content["period"] / summary["world_size"]
             spent.setdefault(facts["kind"], []).append(cost.times(calls))
         kinds = {kind: total(costs) for kind, costs in spent.items()}
-        device = Device(kinds, total(kinds.values()), out, profiles.own(name))
+        device = MappedDevice(kinds, total(kinds.values()), out, profiles.own(name))
         origin = {"origin": f"modelled by windtunnel mapper, operators of run {source.id}"}
         head = {"device": name, "provenance": origin, "host_overhead": {}, "collectives": []}
         try:
@@ -127,7 +127,7 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
     return device
 
 
-def _operator(row: Sequence[Any], accelerator: Accelerator, decide: Decide) -> Cost:
+def _operator(row: Sequence[Any], accelerator: Accelerator, decide: Decide) -> MappingCost:
     """One call."""
     parts = []
     for layer, times in nests(row):

@@ -72,7 +72,7 @@ class AcceleratorSpec(BaseModel, extra="forbid"):
     """where the figures come from"""
 
 
-class LayerSpec(BaseModel, extra="forbid"):
+class LayerSchema(BaseModel, extra="forbid"):
     inputs: Count | None = None
     """input channels"""
     outputs: Count | None = None
@@ -102,7 +102,7 @@ class LayerSpec(BaseModel, extra="forbid"):
 
 
 class NetworkSpec(BaseModel, extra="forbid"):
-    layers: Annotated[dict[Name, LayerSpec], Field(min_length=1)]
+    layers: Annotated[dict[Name, LayerSchema], Field(min_length=1)]
     """layers by name"""
     batch: Count = 1
     """items that all layers compute at once"""

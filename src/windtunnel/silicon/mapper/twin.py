@@ -17,28 +17,28 @@ from windtunnel.silicon.mapper.policy.counts import MAC_ACCESSES, count, cycles,
 
 
 @dataclass(frozen=True)
-class Cost:
+class MappingCost:
     """``bytes``: read and written at each level, from the PE outwards."""
 
     seconds: float
     joules: float
     bytes: tuple[float, ...]
 
-    def times(self, factor: float) -> Cost:
+    def times(self, factor: float) -> MappingCost:
         """So many times, one after another."""
-        return Cost(
+        return MappingCost(
             self.seconds * factor, self.joules * factor, tuple(count * factor for count in self.bytes)
         )
 
 
-def total(costs: Iterable[Cost]) -> Cost:
+def total(costs: Iterable[MappingCost]) -> MappingCost:
     """One after another."""
     rows = [(cost.seconds, cost.joules, *cost.bytes) for cost in costs]
     seconds, joules_, *nbytes = map(math.fsum, zip(*rows, strict=True))
-    return Cost(seconds, joules_, tuple(nbytes))
+    return MappingCost(seconds, joules_, tuple(nbytes))
 
 
-def price(observation: Observation, decision: Decision) -> Cost:
+def price(observation: Observation, decision: Decision) -> MappingCost:
     """A layer as it was mapped, counted anew."""
     layer, accelerator, mapping = observation.layer, observation.accelerator, decision.mapping
     moved = count(layer, accelerator, mapping)
@@ -49,10 +49,10 @@ def price(observation: Observation, decision: Decision) -> Cost:
         words[traffic.below] += traffic.moved
     seconds = cycles(layer, accelerator, mapping, moved) / accelerator.clock
     nbytes = tuple(accelerator.word * word for word in words)
-    return Cost(seconds, joules(layer, accelerator, mapping, moved), nbytes)
+    return MappingCost(seconds, joules(layer, accelerator, mapping, moved), nbytes)
 
 
-def stream(accelerator: Accelerator, nbytes: float) -> Cost:
+def stream(accelerator: Accelerator, nbytes: float) -> MappingCost:
     """``nbytes`` between the outermost level and the PEs: each level in between is written and read."""
     last = len(accelerator.levels) - 1
     through = tuple(nbytes * (1 if place in (0, last) else 2) for place in range(last + 1))
@@ -62,7 +62,7 @@ def stream(accelerator: Accelerator, nbytes: float) -> Cost:
         energy += amount / accelerator.word * level.energy
         if level.bandwidth is not None:
             seconds = max(seconds, amount / level.bandwidth / (pes if level.per_pe else 1))
-    return Cost(seconds, energy, through)
+    return MappingCost(seconds, energy, through)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:

@@ -5,6 +5,13 @@ that names them (`manifest`); all of it through `files`, where a write is seen w
 at any point leaves what was there before.
 """
 
-from windtunnel.store.objects.files import Files, LocalFiles, ObjectError, OtherVersion, open_files, told
+from windtunnel.store.objects.files import (
+    Files,
+    LocalFiles,
+    ObjectError,
+    OtherVersion,
+    object_errors,
+    open_files,
+)
 
-__all__ = ["Files", "LocalFiles", "ObjectError", "OtherVersion", "open_files", "told"]
+__all__ = ["Files", "LocalFiles", "ObjectError", "OtherVersion", "object_errors", "open_files"]

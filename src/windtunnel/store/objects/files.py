@@ -4,7 +4,7 @@ A write is seen whole or not at all. Locally: a temporary file beside it, fsync,
 makes the names durable too, before anything is written that relies on them. An object store does this by
 itself (a put is atomic and durable, as with S3, GCS and Azure).
 
-Everything here raises OSError with the name of the file in it; `told` makes it an `ObjectError`.
+Everything here raises OSError with the name of the file in it; `object_errors` makes it an `ObjectError`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OtherVersion(ObjectError):
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
+def object_errors(what: str) -> Iterator[None]:
     """Errors of the system as an `ObjectError`, with what it was about."""
     try:
         yield

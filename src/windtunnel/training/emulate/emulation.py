@@ -62,7 +62,7 @@ from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import MemoryProfile, emulate_memory
 
 if TYPE_CHECKING:
-    from windtunnel.trust.gpu.schemes import Scheme
+    from windtunnel.trust.gpu.schemes import ProtectionScheme
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""
@@ -96,7 +96,7 @@ class EmulationResult:
     capture_time_s: float
     notes: list[Note] = field(default_factory=list)
     alternatives: Sequence[Alternative] = ()
-    scheme: Scheme | None = None
+    scheme: ProtectionScheme | None = None
 
 
 def simulate(
@@ -240,7 +240,7 @@ def capture(
 
 def costs_of(
     classes: Classes, cluster: Cluster, profile: DeviceProfile | None,
-    alternatives: Sequence[Alternative] = (), scheme: Scheme | None = None,
+    alternatives: Sequence[Alternative] = (), scheme: ProtectionScheme | None = None,
 ) -> WorldCosts:  # fmt: skip
     """What the operators, the host and the collectives of all classes cost on ``cluster``, with what
     ``scheme`` adds."""
@@ -313,7 +313,7 @@ def retimed(result: EmulationResult, changes: Changes) -> Timing:
     return replay_world(result.world, changes.cluster, recosted(result, changes))
 
 
-def added_to_copy(op: Operator, scheme: Scheme) -> float:
+def added_to_copy(op: Operator, scheme: ProtectionScheme) -> float:
     """Seconds that ``scheme`` adds to an operator: 0 where it is no copy between host and device."""
     nbytes = host_copy_bytes(op) if kind_of(op) == "copy" else None
     return 0.0 if nbytes is None else scheme.copy(nbytes)

@@ -21,7 +21,7 @@ from windtunnel.report.timeline import (
     COLLECTIVE,
     About,
     HeatMap,
-    MemoryCurve,
+    MemoryTimeline,
     Timeline,
     Track,
     write_trace,
@@ -227,7 +227,7 @@ def shown_ranks(result: EmulationResult) -> list[int]:
     return sorted({r for r in chosen if r == chosen[0] or int(result.classes.rank_class[r]) != critical})
 
 
-def memory_curves(result: EmulationResult) -> list[MemoryCurve]:
+def memory_curves(result: EmulationResult) -> list[MemoryTimeline]:
     """Memory over the events of the run for the classes that need most, the fullest first."""
     order = sorted(range(len(result.memory)), key=lambda row: -result.memory[row].whole.reserved_bytes)
     curves = []
@@ -237,7 +237,7 @@ def memory_curves(result: EmulationResult) -> list[MemoryCurve]:
         curve = memory.curve
         inside = (curve.event >= begin) & (curve.event < end)
         curves.append(
-            MemoryCurve(
+            MemoryTimeline(
                 label=result.classes.classes[row].name,
                 time=(curve.event[inside] - begin) / max(1, end - begin),
                 allocated=curve.allocated[inside].astype(float),

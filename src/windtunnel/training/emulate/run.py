@@ -43,7 +43,7 @@ from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictF
 
 if TYPE_CHECKING:
     from windtunnel.report.timeline import Timeline
-    from windtunnel.store.compare import Comparison
+    from windtunnel.store.compare import RunComparison
 
 TIMELINE = "timeline.json.gz"
 REPORT = "report.html"
@@ -108,7 +108,7 @@ class Run:
         chosen = [track for track in kept.tracks if not ranks or track.rank in ranks]
         return Timeline(chosen, kept.names, kept.kinds)
 
-    def compare(self, *others: Run) -> Comparison:
+    def compare(self, *others: Run) -> RunComparison:
         """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
         from windtunnel.store.compare import compare
 

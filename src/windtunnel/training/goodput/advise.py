@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
-from windtunnel.traces.failures import Change
+from windtunnel.traces.failures import HostChange
 from windtunnel.training.checkpoint.policy.interval import Failures, best_every
 from windtunnel.training.checkpoint.policy.probability import recovery
 from windtunnel.training.checkpoint.policy.slots import explain, needed
@@ -45,7 +45,7 @@ NEAR = 1.1
 
 
 def advise(
-    question: Question, trace: Sequence[Change], progress: Callable[[str, float], None] | None = None
+    question: Question, trace: Sequence[HostChange], progress: Callable[[str, float], None] | None = None
 ) -> Advice:
     """Compare all choices on ``trace``; emulated throughout.
 

@@ -14,7 +14,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.traces.failures import Trace, load, poisson
+from windtunnel.traces.failures import FailureTrace, load, poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.command import commands
 from windtunnel.training.goodput.model import Advice, Question
@@ -110,7 +110,9 @@ def _costs(plan_request: PlanRequest, cluster: Cluster) -> PhaseCosts:
     return costs if plan_request.costs is None else measured_costs(plan_request.costs, costs)
 
 
-def _failures(plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf: int) -> tuple[Trace, float]:
+def _failures(
+    plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf: int
+) -> tuple[FailureTrace, float]:
     """The failures, and the mean seconds between them."""
     random = np.random.default_rng(plan_request.seed)
     if plan_request.mtbf is not None and plan_request.trace is None:
@@ -120,7 +122,7 @@ def _failures(plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf:
             cluster.hosts, mean, horizon, random,
             software=plan_request.software, domain_size=leaf, domain_share=plan_request.leaf_share,
         )  # fmt: skip
-        return Trace(drawn, horizon, replaced=False), mean
+        return FailureTrace(drawn, horizon, replaced=False), mean
     if plan_request.trace is None or plan_request.mtbf is not None:
         raise UserError("plan: one of `mtbf` and `trace` is needed, and not both")
     trace = load(

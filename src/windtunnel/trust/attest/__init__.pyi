@@ -1,14 +1,14 @@
 from .live.processes import demonstrate as demonstrate
 from .live.tpm import Tpm as Tpm
 from .live.tpm import swtpm as swtpm
-from .messages import Refused as Refused
-from .messages import Session as Session
+from .messages import AttestationRefused as AttestationRefused
+from .messages import AttestedSession as AttestedSession
 from .policy import POLICIES as POLICIES
 from .policy import AllowList as AllowList
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
-from .protocol import Device as Device
+from .protocol import AttestedDevice as AttestedDevice
 from .protocol import Fuse as Fuse
 from .protocol import Manufacturer as Manufacturer
 from .protocol import Verifier as Verifier

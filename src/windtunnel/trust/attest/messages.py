@@ -31,7 +31,7 @@ LENGTHS = {
 REKEY = 1 << 32  # records until a key becomes MAC(key, "rekey")
 
 
-class Refused(HostError):
+class AttestationRefused(HostError):
     """A message, a record or a device is not accepted. ``failing``: each claim that fails, by name."""
 
     def __init__(self, message: str = "", failing: Sequence[str] = ()) -> None:
@@ -52,11 +52,13 @@ def unpack(label: str, message: bytes) -> list[bytes]:
         at = start + int.from_bytes(message[at:start], "big")
         fields.append(message[start:at])
     if at != len(message) or not fields or fields.pop(0) != DOMAIN + label.encode():
-        raise Refused(f"{label}: this is another message, or truncated", [f"{label}.label"])
+        raise AttestationRefused(f"{label}: this is another message, or truncated", [f"{label}.label"])
     sizes = [len(field) for field in fields]
     lengths = LENGTHS.get(label, (0,) * len(sizes))
     if len(sizes) != len(lengths) or any(b and a != b for a, b in zip(sizes, lengths, strict=True)):
-        raise Refused(f"{label}: fields of {sizes} bytes, accepted are {lengths}", [f"{label}.length"])
+        raise AttestationRefused(
+            f"{label}: fields of {sizes} bytes, accepted are {lengths}", [f"{label}.length"]
+        )
     return fields
 
 
@@ -81,7 +83,7 @@ class _Way:
             self.cipher = AESGCM(self.key)
 
 
-class Session:
+class AttestedSession:
     """One side of an attested session, for one thread at a time. ``identity``: the same on both sides."""
 
     def __init__(self, identity: bytes, sends: bytes, receives: bytes) -> None:
@@ -100,14 +102,18 @@ class Session:
         Refused: it is not the next record of the other side, was changed, or is of another kind."""
         way, end = self._receives, 9 + sum(record[8:9])
         if int.from_bytes(record[:8], "big") != way.sequence:
-            raise Refused(f"a record came that is not {way.sequence}, the next one", ["record.sequence"])
+            raise AttestationRefused(
+                f"a record came that is not {way.sequence}, the next one", ["record.sequence"]
+            )
         if kind is not None and record[9:end] != kind.encode():
-            raise Refused(f"record {way.sequence} is a {record[9:end]!r}, not a {kind!r}", ["record.kind"])
+            raise AttestationRefused(
+                f"record {way.sequence} is a {record[9:end]!r}, not a {kind!r}", ["record.kind"]
+            )
         try:
             nonce, about = way.sequence.to_bytes(12, "big"), self.identity + record[:end]
             data = way.cipher.decrypt(nonce, record[end:], about)
         except InvalidTag:
-            raise Refused(
+            raise AttestationRefused(
                 f"record {way.sequence} is not what the other side sealed", ["record.tag"]
             ) from None
         way.advance()

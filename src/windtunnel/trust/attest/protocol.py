@@ -37,7 +37,16 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.trust.attest import messages, quote
-from windtunnel.trust.attest.messages import SUITE, VERSION, Refused, Session, digest, mac, pack, unpack
+from windtunnel.trust.attest.messages import (
+    SUITE,
+    VERSION,
+    AttestationRefused,
+    AttestedSession,
+    digest,
+    mac,
+    pack,
+    unpack,
+)
 from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observation, Quoted, decide
 
 if TYPE_CHECKING:
@@ -120,14 +129,14 @@ class Verifier:
             "M2", m2
         )
         if (version, suite) != (VERSION, SUITE):
-            raise Refused(f"M2: version {version!r} with {suite!r} was not offered", ["version"])
+            raise AttestationRefused(f"M2: version {version!r} with {suite!r} was not offered", ["version"])
         try:
             report = from_plain(_Report, json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:  # nobody has signed it yet
-            raise Refused(f"M2: the evidence is not understood ({error})", ["evidence"]) from None
+            raise AttestationRefused(f"M2: the evidence is not understood ({error})", ["evidence"]) from None
         measured = [*report.boot, *report.loads]
         if len(dict(measured)) < len(measured):
-            raise Refused("M2: the evidence names a measurement twice", ["evidence"])
+            raise AttestationRefused("M2: the evidence names a measurement twice", ["evidence"])
         about, signed = digest("device", device), digest("signature", m1, m2[: -4 - len(signature)])
         roots = [root for root in self._allow.roots if _holds(bytes.fromhex(root), certificate, about)]
         self._decide(Evidence(
@@ -144,15 +153,17 @@ class Verifier:
         self._effect("M3")
         return m3
 
-    def finish(self, m4: bytes) -> Session:
+    def finish(self, m4: bytes) -> AttestedSession:
         """The session. Raises Refused: the device has not the keys, or does not run what it claimed."""
         (h, keys, m3, claimed), self._open = self._open or _unexpected("M4"), None
         confirmation, loaded = unpack("M4", m4)
         if not hmac.compare_digest(confirmation, mac(keys[2], "D", h, m3, loaded)):
-            raise Refused("M4: it is not the device's confirmation of this exchange", ["confirmation"])
+            raise AttestationRefused(
+                "M4: it is not the device's confirmation of this exchange", ["confirmation"]
+            )
         self._decide(Loaded(claimed.hex(), loaded.hex()))
         self._effect("session")
-        return Session(h[:16], keys[0], keys[1])
+        return AttestedSession(h[:16], keys[0], keys[1])
 
     def _decide(self, observation: Observation) -> None:
         decision = decide(observation)
@@ -160,7 +171,7 @@ class Verifier:
             self._log.decision("trust.attest", "allow-list", observation, decision)
         if not decision.accept:
             self._effect("refused", decision.failing)
-            raise Refused(f"the device is refused: {decision.reason}", decision.failing)
+            raise AttestationRefused(f"the device is refused: {decision.reason}", decision.failing)
 
     def _effect(self, did: str, failing: tuple[str, ...] = ()) -> None:
         if self._log is not None:
@@ -168,7 +179,7 @@ class Verifier:
 
 
 @dataclass
-class Device:
+class AttestedDevice:
     """A device that has booted. ``session`` and ``secrets`` are there once `accept` has returned."""
 
     _fuse: Fuse
@@ -176,7 +187,7 @@ class Device:
     _report: _Report
     _tpm: Tpm | None = None
     _open: tuple[bytes, Keys] | None = None
-    session: Session | None = None
+    session: AttestedSession | None = None
     secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -187,7 +198,7 @@ class Device:
         loads: Named | None = None,
         debug: bool = False,
         tpm: Tpm | None = None,
-    ) -> Device:
+    ) -> AttestedDevice:
         """``layers``: what is started, in order, up to the kernel; ``loads``: what the kernel then measures
         and runs, such as a program and its configuration. ``tpm``: new, or reset, for all that too."""
         secret, boot = fuse.secret, [(name, measure(layer)) for name, layer in layers.items()]
@@ -214,7 +225,9 @@ class Device:
         self._open, self.session, self.secrets = None, None, {}
         version, suites, _, public, _ = unpack("M1", m1)
         if version != VERSION or SUITE not in suites.split(b","):
-            raise Refused(f"M1: version {version!r} with {suites!r}; this is {VERSION!r}", ["version"])
+            raise AttestationRefused(
+                f"M1: version {version!r} with {suites!r}; this is {VERSION!r}", ["version"]
+            )
         key, device = X25519PrivateKey.generate(), _key(self._fuse.secret, "device")
         attest = _public(self._key)
         body = pack(
@@ -232,13 +245,15 @@ class Device:
         (h, keys), self._open = self._open or _unexpected("M3"), None
         confirmation, wrapped = unpack("M3", m3)
         if not hmac.compare_digest(confirmation, mac(keys[2], "V", h)):
-            raise Refused("M3: it is not the verifier's confirmation of this exchange", ["confirmation"])
+            raise AttestationRefused(
+                "M3: it is not the verifier's confirmation of this exchange", ["confirmation"]
+            )
         try:
             fields = unpack("secrets", AESGCM(keys[3]).decrypt(bytes(12), wrapped, h))
         except InvalidTag:
-            raise Refused("M3: the secrets were changed", ["secrets"]) from None
+            raise AttestationRefused("M3: the secrets were changed", ["secrets"]) from None
         self.secrets = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
-        self.session = Session(h[:16], keys[1], keys[0])
+        self.session = AttestedSession(h[:16], keys[1], keys[0])
         loaded = digest("evidence", canonical(to_plain(self._report)))
         return pack("M4", mac(keys[2], "D", h, m3, loaded), loaded)
 
@@ -282,7 +297,7 @@ def _holds(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def _unexpected(message: str) -> NoReturn:
-    raise Refused(f"{message}: none is expected, or it came before", [f"{message}.order"])
+    raise AttestationRefused(f"{message}: none is expected, or it came before", [f"{message}.order"])
 
 
 def _derive(own: X25519PrivateKey, public: bytes, h: bytes) -> Keys:
@@ -290,6 +305,8 @@ def _derive(own: X25519PrivateKey, public: bytes, h: bytes) -> Keys:
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise Refused("the shared secret would be all zeros: the key is no peer's", ["zero key"]) from None
+        raise AttestationRefused(
+            "the shared secret would be all zeros: the key is no peer's", ["zero key"]
+        ) from None
     material = HKDF(SHA256(), 128, salt=h, info=messages.DOMAIN + b"keys").derive(shared)
     return tuple(material[at : at + 32] for at in range(0, 128, 32))

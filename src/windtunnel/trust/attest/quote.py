@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePub
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
-from windtunnel.trust.attest.messages import Refused
+from windtunnel.trust.attest.messages import AttestationRefused
 
 BOOT, LOADS = 8, 9  # the first PCRs that are the operating system's
 SELECTION = bytes.fromhex("00000001 000b 03 000300")  # one bank, SHA-256, three bytes of bits: PCRs 8 and 9
@@ -31,7 +31,7 @@ def parse(attest: bytes) -> tuple[bytes, bytes]:
         head, name, _signer, given, extra, *_clock, _firmware, selection, size, digest = LAYOUT.unpack(attest)
         if (head, name, given, selection, size) == (HEAD, 34, 32, SELECTION, 32):
             return extra, digest
-    raise Refused("M2: what the TPM signed is no quote of these PCRs", ["tpm.format"])
+    raise AttestationRefused("M2: what the TPM signed is no quote of these PCRs", ["tpm.format"])
 
 
 def pcrs(boot: Iterable[str], loads: Iterable[str]) -> bytes:

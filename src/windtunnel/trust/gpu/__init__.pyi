@@ -1,11 +1,11 @@
 from .live.link import Denied as Denied
 from .live.user import Buffer as Buffer
 from .live.user import Gpu as Gpu
-from .live.user import Host as Host
+from .live.user import GpuHost as GpuHost
 from .live.user import claim as claim
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
 from .schemes import SCHEMES as SCHEMES
-from .schemes import Scheme as Scheme
+from .schemes import ProtectionScheme as ProtectionScheme

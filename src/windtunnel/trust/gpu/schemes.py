@@ -21,7 +21,7 @@ from windtunnel.base.errors import UserError
 
 
 @dataclass(frozen=True)
-class Scheme:
+class ProtectionScheme:
     """``call`` and ``rate``: γ and C between GPUs; ``host_call`` and ``host_rate``: of a copy, both ends
     together being twice that. Seconds and bytes/s."""
 
@@ -52,14 +52,16 @@ FITTED = (
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme("hix", 10e-6, 10e9, 20e-6, 2 / (1 / CORE + 1 / 10e9), KERNEL + ", and the broker's queue"),
-        Scheme("graviton", 10e-6, 10e9, 6e-6, 2 / (1 / CORE + 1 / 10e9), KERNEL),
-        Scheme("h100-cc", 7.8e-3, 55e9, 10e-6, 8e9, FITTED),
+        ProtectionScheme(
+            "hix", 10e-6, 10e9, 20e-6, 2 / (1 / CORE + 1 / 10e9), KERNEL + ", and the broker's queue"
+        ),
+        ProtectionScheme("graviton", 10e-6, 10e9, 6e-6, 2 / (1 / CORE + 1 / 10e9), KERNEL),
+        ProtectionScheme("h100-cc", 7.8e-3, 55e9, 10e-6, 8e9, FITTED),
     )
 }
 
 
-def scheme_of(name: str, device: str, others: bool) -> Scheme | None:
+def scheme_of(name: str, device: str, others: bool) -> ProtectionScheme | None:
     """The scheme of that name, None for none. ``device``: the kind that the cluster has; ``others``: whether
     something besides NCCL's ways carries collectives.
 

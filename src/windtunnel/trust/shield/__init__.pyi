@@ -5,6 +5,6 @@ from .live.memory import attack as attack
 from .model import MODES as MODES
 from .model import Region as Region
 from .twin import Engines as Engines
-from .twin import Traffic as Traffic
+from .twin import ShieldTraffic as ShieldTraffic
 from .twin import cycles as cycles
 from .twin import overhead as overhead

@@ -30,7 +30,7 @@ class Engines(NamedTuple):
         return self.aes(size) + self.aes(1) if self.mac == "pmac" else 66 * (-(-size // 64) + 4)
 
 
-class Traffic(NamedTuple):
+class ShieldTraffic(NamedTuple):
     """``reads`` and ``writes`` of ``size`` bytes; ``random``: each in another chunk than the one before."""
 
     size: int
@@ -39,7 +39,7 @@ class Traffic(NamedTuple):
     random: bool = False
 
 
-def cycles(traffic: Traffic, region: Region, engines: Engines) -> float:
+def cycles(traffic: ShieldTraffic, region: Region, engines: Engines) -> float:
     """Of the engines, for all of ``traffic``."""
     chunks = traffic.size / region.chunk
     again = 2.0 if traffic.random and chunks < 1 else 1.0  # what is left of the chunk is read, too
@@ -49,7 +49,7 @@ def cycles(traffic: Traffic, region: Region, engines: Engines) -> float:
     return touched * (traffic.reads * (once + nodes) + traffic.writes * (again * once + 2 * nodes))
 
 
-def overhead(compute: float, traffic: Traffic, region: Region, engines: Engines) -> float:
+def overhead(compute: float, traffic: ShieldTraffic, region: Region, engines: Engines) -> float:
     """How much longer an accelerator takes that computes ``compute`` cycles beside its traffic; 0.0: none."""
     bare = traffic.size * (traffic.reads + traffic.writes) / PORT
     return (compute + max(bare, cycles(traffic, region, engines))) / (compute + bare) - 1.0

@@ -152,7 +152,7 @@ def test_ten_power_cuts_of_all_hosts_on_disks_that_forget(tmp_path: Path) -> Non
 
     random = Random(10)
     secret = tmp_path / "secret"
-    Keys.made().write(secret)
+    Keys.new().write(secret)
     acknowledged, opened = (
         0,
         [Disk(tmp_path / f"disk{number}", tmp_path / f"m{number}") for number in range(2)],
@@ -202,7 +202,7 @@ def test_a_full_disk_on_one_host_stalls_and_says_so(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)], check=True)
     try:
         secret = tmp_path / "secret"
-        Keys.made().write(secret)
+        Keys.new().write(secret)
         common = replace(SPEC, store=str(tmp_path / "store"), secret=str(secret), copies=2)
         folders = [tmp_path / "large", small / "host"]
         hosts = [

@@ -22,7 +22,7 @@ from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base.calls import Departure
 from windtunnel.base.keys import Keys
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.calls import Hello, Post, Supervision
@@ -56,7 +56,7 @@ class Played:
         self._heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.heard_before: list[dict[str, Any]] = []
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.server = Server(Service.of(Supervision, self), "tcp:127.0.0.1:0", secret.KEYS)
+        self.server = RpcServer(RpcService.of(Supervision, self), "tcp:127.0.0.1:0", secret.KEYS)
         self.run = tmp_path / "run"
         self.run.mkdir()
         self.memory = Path(f"/dev/shm/windtunnel-test-{os.getpid()}-{tmp_path.name[-12:]}")
@@ -105,7 +105,7 @@ class Played:
     def die(self, keys: Keys = secret.KEYS) -> None:
         """All connections end, and another supervisor listens there."""
         self.server.close()
-        self.server = Server(Service.of(Supervision, self), self.server.address, keys)
+        self.server = RpcServer(RpcService.of(Supervision, self), self.server.address, keys)
 
     def say(self, epoch: int = 1, **message: Any) -> None:
         self.now.tell({"epoch": epoch, **message}, b"")

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker_worlds import BOUND
 
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.training.elastic.live.calls import Host, News, Welcome
 from windtunnel.training.elastic.model import Membership
 
@@ -40,7 +40,7 @@ class FakeAgent:
         self._posts: dict[tuple[int, str], dict[int, Any]] = {}
         self._waiting: dict[tuple[int, str], list[queue.SimpleQueue[Any]]] = {}
         self._changed = threading.Condition(threading.RLock())
-        self._server = Server(Service.of(Host, self), self.path)
+        self._server = RpcServer(RpcService.of(Host, self), self.path)
         self.close = self._server.close
 
     def wait_for(self, op: str, rank: int | None = None, count: int = 1, **fields: Any) -> list[Message]:

@@ -19,7 +19,7 @@ from support import secret
 from windtunnel.base import handshake, remote, schema, wire
 from windtunnel.base.calls import SERVICE, methods
 from windtunnel.base.listener import Listener
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.base.wire import WireError
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER
@@ -71,7 +71,7 @@ def test_frames(data: bytes) -> None:
             assert isinstance(message, dict)
             wire.skip(ours, following)
     with contextlib.suppress(WireError):
-        handshake.Server(secret.KEYS, ("x",)).take(bytearray(data))
+        handshake.ServerHandshake(secret.KEYS, ("x",)).take(bytearray(data))
 
 
 def frame(text: bytes, following: int = 0) -> bytes:
@@ -118,7 +118,7 @@ def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     supervisor.start()
 
-    link = remote.Link(f"tcp:{supervisor.address}", keys=secret.KEYS)
+    link = remote.RemoteLink(f"tcp:{supervisor.address}", keys=secret.KEYS)
     told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     attend = lambda: link.call(Supervision, "attend", "", Hello("h", "m", 1), lambda m, _: told.put(m))  # noqa: E731
     threading.Thread(target=attend, daemon=True).start()
@@ -179,7 +179,7 @@ class Deaf:
 
 
 def test_the_servers_of_trainers_and_of_hosts_live(tmp_path: Path) -> None:
-    local = Server(Service.of(Host, Deaf()), f"unix:{tmp_path}/s")
+    local = RpcServer(RpcService.of(Host, Deaf()), f"unix:{tmp_path}/s")
     offer = Offer("127.0.0.1:0", secret.KEYS, lambda: None)  # type: ignore[arg-type, return-value]
 
     @given(calls_of(Host))
@@ -194,7 +194,7 @@ def test_the_servers_of_trainers_and_of_hosts_live(tmp_path: Path) -> None:
                 assert {"error", "value"} & wire.receive(sock)[0].keys()
 
     strike()
-    assert remote.Link(local.address).call(Host, "beat", "", 1, 1) is None
+    assert remote.RemoteLink(local.address).call(Host, "beat", "", 1, 1) is None
     for server in (local, offer):
         server.close()
 

@@ -22,7 +22,7 @@ PIDS = itertools.count(1_000_000)
 QUICK = Deadlines(suspect=0.1, end=2.0)
 
 
-class Calls(remote.Link):
+class Calls(remote.RemoteLink):
     """Whose connections a test can break."""
 
     def __init__(self, address: str) -> None:

@@ -145,7 +145,7 @@ def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
 def attended(run: Run, hello: Hello) -> list[dict[str, Any]]:
     """What an agent is told that says this, until the supervisor ends it."""
     told: list[dict[str, Any]] = []
-    link = remote.Link(f"tcp:{run.supervisor.address}", keys=secret.KEYS, timeout=PATIENCE)
+    link = remote.RemoteLink(f"tcp:{run.supervisor.address}", keys=secret.KEYS, timeout=PATIENCE)
     link.call(Supervision, "attend", "", hello, lambda message, _: told.append(message))
     link.close()
     return told

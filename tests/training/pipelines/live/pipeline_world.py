@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from support import preloaded
 from support.waiting import until
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.training.elastic.live.calls import Host, News, Welcome
 from windtunnel.training.elastic.model import MemberHost, Membership
 
@@ -61,7 +61,7 @@ class World:
         (folder / "faults").mkdir(exist_ok=True)
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[int, preloaded.Process] = {}
-        self.servers: list[Server] = []
+        self.servers: list[RpcServer] = []
         self.changed = threading.Condition(threading.RLock())
         self.waiting: dict[int, queue.SimpleQueue[Any]] = {}
         self.posts: dict[str, dict[int, Any]] = {}
@@ -144,7 +144,7 @@ class World:
 
     def _start(self, host: int, rank: int) -> None:
         path = self.folder / f"agent{host}"
-        self.servers.append(Server(Service.of(Host, _Agent(self, host)), f"unix:{path}"))
+        self.servers.append(RpcServer(RpcService.of(Host, _Agent(self, host)), f"unix:{path}"))
         environment = {
             "WINDTUNNEL_AGENT": f"unix:{path}",
             "WINDTUNNEL_RUN": str(self.folder),

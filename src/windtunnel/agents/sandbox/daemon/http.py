@@ -28,8 +28,8 @@ from starlette.routing import Route
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
 from windtunnel.base.calls import Message
 from windtunnel.base.keys import Keys
-from windtunnel.base.rpc import Service
-from windtunnel.base.web import Server, listen
+from windtunnel.base.rpc import RpcService
+from windtunnel.base.web import WebServer, listen
 
 PARTS = {"daemon": AnyDaemon, "host": AnyHost, "sandbox": AnySandbox, "turn": PendingTurn}
 CALLS = 512
@@ -40,11 +40,11 @@ STATUS = {"UserError": 400, "SandboxDied": 410, "LessError": 417, "TimeoutError"
 
 
 @contextlib.contextmanager
-def serving(service: Service, keys: Keys, host: str, port: int) -> Iterator[str]:
+def serving(service: RpcService, keys: Keys, host: str, port: int) -> Iterator[str]:
     """Answer at this URL, within the block. The token is the secret of ``keys``."""
     listener = listen("serve", host.strip("[]"), port)
     files = keys.tls.paths if keys.tls is not None else (None, None)
-    server = Server(
+    server = WebServer(
         uvicorn.Config(
             application(service, keys.secret), http="h11", lifespan="off", access_log=False,
             log_config=None, proxy_headers=False, server_header=False,
@@ -61,7 +61,7 @@ def serving(service: Service, keys: Keys, host: str, port: int) -> Iterator[str]
         listener.close()
 
 
-def application(service: Service, token: bytes) -> Starlette:
+def application(service: RpcService, token: bytes) -> Starlette:
     expected, threads = b"Bearer " + token, ThreadPoolExecutor(CALLS, thread_name_prefix="sandbox-http")
 
     def perform(message: Message) -> tuple[Message, bytes]:

@@ -33,7 +33,7 @@ from windtunnel.agents.sandbox.place import Home, checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, Health, PendingTurn
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import SHORTEST, Keys
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.base.tls import OPTIONS
 from windtunnel.linux.processes import session_first
 
@@ -159,13 +159,13 @@ def _live(
         signal.signal(number, lambda *_: None)
     daemon = Daemon(host, home, lambda: telling.send(b"1"))
     protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
-    service = Service(protocols, daemon.find, daemon.refer, ERRORS, explained)
+    service = RpcService(protocols, daemon.find, daemon.refer, ERRORS, explained)
     with contextlib.ExitStack() as stack:
-        servers = [Server(service, f"unix:{socket_of(home)}")]
+        servers = [RpcServer(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
         ready(str(socket_of(home)))
         if tcp is not None:
-            servers.append(Server(service, f"tcp:{tcp[0]}:{tcp[1]}", keys))
+            servers.append(RpcServer(service, f"tcp:{tcp[0]}:{tcp[1]}", keys))
             ready(servers[-1].address.replace("tcp:", "tcp://", 1))
         if http is not None and keys is not None:
             from windtunnel.agents.sandbox.daemon.http import serving
@@ -183,7 +183,7 @@ def _live(
 
 
 def _until_stopped(
-    host: AnyHost, service: Service, stopping: socket.socket, idle_seconds: float | None
+    host: AnyHost, service: RpcService, stopping: socket.socket, idle_seconds: float | None
 ) -> None:
     """Until told to end, or nobody needs the daemon: no sandbox, no call for ``idle_seconds``."""
     left = None if idle_seconds is None else 0.05
@@ -199,7 +199,7 @@ def _until_stopped(
         left = min(max(left, 0.05), 60.0)
 
 
-def _finished(service: Service, seconds: float) -> None:
+def _finished(service: RpcService, seconds: float) -> None:
     end = time.monotonic() + seconds
     while service.busy and time.monotonic() < end:
         time.sleep(0.02)

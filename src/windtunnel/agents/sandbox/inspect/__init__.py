@@ -28,7 +28,7 @@ from windtunnel.agents.sandbox.inspect.kernel import DOUBTS, Event, Kernel
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
 from windtunnel.linux.cgroup import pids_of
-from windtunnel.linux.snapshot import Process, read_snapshot
+from windtunnel.linux.snapshot import SnapshotProcess, read_snapshot
 
 __all__ = ["DiffInspector", "Inspector"]
 
@@ -151,7 +151,7 @@ class Inspector:
         each of those, half a second at most."""
         self._watched(box).tasks.arm()
 
-    def rebase(self, box: str, snapshot: Sequence[Process] | None = None) -> None:
+    def rebase(self, box: str, snapshot: Sequence[SnapshotProcess] | None = None) -> None:
         """While the sandbox is frozen: what was until now is kept, of files and, where a ``snapshot`` of the
         processes is given, of these."""
         watched = self._watched(box)
@@ -180,7 +180,7 @@ class Inspector:
         """The host itself changed a path inside (put a file there, say): nobody else would tell."""
         self._watched(box).window.touched(path.encode(errors="surrogateescape"))
 
-    def references(self, box: str, snapshot: Sequence[Process]) -> References:
+    def references(self, box: str, snapshot: Sequence[SnapshotProcess]) -> References:
         """The paths inside to which the processes of the frozen sandbox refer, by a look at them."""
         return references(snapshot, self._watched(box).root.seen)
 
@@ -240,7 +240,7 @@ class DiffInspector(Inspector):
     def touched(self, box: str, path: str) -> None:
         """The comparison finds it."""
 
-    def rebase(self, box: str, snapshot: Sequence[Process] | None = None) -> None:
+    def rebase(self, box: str, snapshot: Sequence[SnapshotProcess] | None = None) -> None:
         watched = self._watched(box)
         if snapshot is None and not self._images:
             snapshot = read_snapshot(self._pids(box))
@@ -248,7 +248,7 @@ class DiffInspector(Inspector):
         if snapshot is not None:
             watched.elsewhere = self._elsewhere(watched)
 
-    def references(self, box: str, snapshot: Sequence[Process]) -> References:
+    def references(self, box: str, snapshot: Sequence[SnapshotProcess]) -> References:
         return super().references(box, snapshot) if self._images else References()
 
     def effects(self, box: str) -> Effects:

@@ -260,10 +260,10 @@ class Kernel:
         self._sink = sink
         self._lock = threading.Lock()
         self._open = False
-        self._loaded: libbpf.Loaded | None = None
+        self._loaded: libbpf.LoadedObject | None = None
         self._maps: dict[str, bpf.Map] = {}
         self._links: list[int] = []
-        self._ring: bpf.Ring | None = None
+        self._ring: bpf.RingReader | None = None
         self._stop = -1
         self._reader: threading.Thread | None = None
         self.broken = ""
@@ -274,11 +274,11 @@ class Kernel:
         if self._open:
             return
         try:
-            self._loaded = libbpf.Loaded(OBJECT.locate().read_bytes(), {})
+            self._loaded = libbpf.LoadedObject(OBJECT.locate().read_bytes(), {})
             self._maps = self._loaded.maps
             for number, rule in rules_of(platform.machine()).items():
                 self._maps["rules"][struct.pack("<I", number)] = rule.packed()
-            self._ring = bpf.Ring(self._maps["ring"].fd, self._maps["ring"].entries)
+            self._ring = bpf.RingReader(self._maps["ring"].fd, self._maps["ring"].entries)
             for name in TRACEPOINTS:
                 self._links.append(bpf.attached(self._loaded.program(name), name))
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)

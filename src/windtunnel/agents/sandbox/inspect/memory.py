@@ -38,7 +38,7 @@ def userfaultfd_of(pid: int, seconds: float = 0.2) -> int:
         process_handle(pid) as pidfd,
         contextlib.closing(inject.Stopped(inject.running(pid), seconds)) as stopped,
     ):
-        calls = inject.Calls(pid, stopped)
+        calls = inject.InjectedCalls(pid, stopped)
         theirs = calls(_USERFAULTFD, os.O_CLOEXEC)
         try:
             return copied_descriptor(pidfd, theirs)

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.inspect.kernel import Count
 from windtunnel.agents.sandbox.model import ProcessEffect, References
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.linux import processes
-from windtunnel.linux.snapshot import Descriptor, Process, read_descriptors, read_file, read_status
+from windtunnel.linux.snapshot import Descriptor, SnapshotProcess, read_descriptors, read_file, read_status
 from windtunnel.linux.system import copied, process_handle
 
 _CHANNEL = f"/{CHANNEL}/"
@@ -120,7 +120,7 @@ def shared(pid: int, inner_path: Callable[[str], str]) -> list[str]:
     return paths
 
 
-def references(snapshot: Sequence[Process], inner_path: Callable[[str], str]) -> References:
+def references(snapshot: Sequence[SnapshotProcess], inner_path: Callable[[str], str]) -> References:
     """The paths inside that processes refer to, and among them those whose size a restore insists on.
 
     These are the mapped ones, and open regular files, except those that are open for appending alone (CRIU,
@@ -214,7 +214,7 @@ class Tasks:
         if tracker is not None:
             tracker.close()
 
-    def rebase(self, snapshot: Sequence[Process] | None = None) -> None:
+    def rebase(self, snapshot: Sequence[SnapshotProcess] | None = None) -> None:
         """What was until now is covered by a snapshot of files, and where ``snapshot`` of the processes is
         given, by an image of them, too."""
         now = self.alive()

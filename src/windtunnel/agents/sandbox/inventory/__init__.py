@@ -39,7 +39,7 @@ from windtunnel.agents.sandbox.policy.standing import (
 )
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
-from windtunnel.linux.snapshot import Descriptor, Process, read_file, read_status
+from windtunnel.linux.snapshot import Descriptor, SnapshotProcess, read_file, read_status
 from windtunnel.linux.system import checked, copied, libc, process_handle
 
 DELETED = " (deleted)"
@@ -88,7 +88,7 @@ Fact = tuple[str, str, str]
 """Kind, name and value."""
 
 
-def take_inventory(snapshot: Sequence[Process], init: int) -> Inventory:
+def take_inventory(snapshot: Sequence[SnapshotProcess], init: int) -> Inventory:
     """What stands of a sandbox, by a look at its processes, whose first one is ``init`` on the host."""
     inside = {process.pid: process.inner for process in snapshot}
     links = {
@@ -210,7 +210,7 @@ def _gives_back(pid: int, init: int) -> bool:
     return pid != init and bool(libc.syscall(_KCMP, without, pid, _KCMP_SYSVSEM, 0, 0) > 0)
 
 
-def _identity(process: Process, inside: Mapping[int, int], tree: _Tree) -> Iterator[Fact]:
+def _identity(process: SnapshotProcess, inside: Mapping[int, int], tree: _Tree) -> Iterator[Fact]:
     status, pid = process.status, process.pid
     yield ("processes", "parent", str(inside.get(int(status.get("PPid", "0")), 0)))
     for name, words in (("NSpgid", "process group"), ("NSsid", "session")):
@@ -267,7 +267,7 @@ def _posix_timers(text: str) -> Iterator[Fact]:
 
 
 def _descriptors(
-    process: Process, shared: Mapping[str, str], names: Mapping[str, str], tree: _Tree
+    process: SnapshotProcess, shared: Mapping[str, str], names: Mapping[str, str], tree: _Tree
 ) -> Iterator[Fact]:
     """``shared``: the first descriptor with each link; ``names``: words for sockets, by their links."""
     for number, descriptor in process.descriptors.items():

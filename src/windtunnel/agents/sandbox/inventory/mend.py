@@ -197,14 +197,14 @@ def _lock_inside(freezer: Path, missing: Mapping[int, list[Lock]]) -> None:
         cgroup.thaw(freezer)
         for pid, locks in missing.items():
             with contextlib.suppress(OSError):
-                _take(pid, inject.Calls(pid, stopped[inject.running(pid)]), locks)
+                _take(pid, inject.InjectedCalls(pid, stopped[inject.running(pid)]), locks)
     finally:
         cgroup.freeze(freezer)
         for process in stopped.values():
             process.close()
 
 
-def _take(pid: int, calls: inject.Calls, locks: list[Lock]) -> None:
+def _take(pid: int, calls: inject.InjectedCalls, locks: list[Lock]) -> None:
     page = calls(_MMAP, 0, _PAGE, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
     try:
         for lock in locks:

@@ -37,7 +37,7 @@ TURN = 0.001
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Cgroup(cgroup.Cgroup):
+class Cgroup(cgroup.HostCgroup):
     """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
 
     def __init__(self, tag: str, box: str) -> None:

@@ -29,7 +29,7 @@ from windtunnel.agents.sandbox.proxy.wire import (
     send_fault,
 )
 from windtunnel.base.errors import UserError
-from windtunnel.base.web import Server
+from windtunnel.base.web import WebServer
 
 
 def conversation_file(home: Home, box: str) -> Path:
@@ -137,7 +137,7 @@ class ModelProxy:
             limit_concurrency=2 * self._bounds.open_box,
             timeout_graceful_shutdown=max(int(self._bounds.ending), 1),
         )  # fmt: skip
-        server = Server(config)
+        server = WebServer(config)
         listener.setblocking(False)
         # connections inherit it; else each reply waits 40 ms for an acknowledgement between head and body
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

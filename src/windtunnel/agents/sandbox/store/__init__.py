@@ -53,7 +53,7 @@ from windtunnel.agents.sandbox.store.pages import (
 )
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import compress, decompress, in_order
-from windtunnel.store.objects.files import ObjectError, checked, told
+from windtunnel.store.objects.files import ObjectError, checked, object_errors
 from windtunnel.store.objects.manifest import seal, unseal
 
 KIND = "manifest of a sandbox"
@@ -117,7 +117,7 @@ class Store(Database):
     def __init__(self, folder: Path) -> None:
         """Raises UserError where another version has written it."""
         super().__init__(folder)
-        with told(f"the store {folder} cannot be opened"):
+        with object_errors(f"the store {folder} cannot be opened"):
             self._copies = Copies(folder / "raw")
             self._work = folder / "work"
             shutil.rmtree(self._work, ignore_errors=True)
@@ -128,7 +128,7 @@ class Store(Database):
     @contextlib.contextmanager
     def writing(self) -> Iterator[Writing]:
         """What is written within the block is on the disk after it, or else nothing of it is."""
-        with told("the checkpoint cannot be stored"):
+        with object_errors("the checkpoint cannot be stored"):
             try:
                 with self.transaction(durable=True) as db:
                     new = Writing(self, db)
@@ -154,7 +154,7 @@ class Store(Database):
         """Forget these, as far as they are there. Bytes go when `collect` finds that no other image needs
         them."""
         gone = tuple(images)
-        with told("checkpoints cannot be dropped"), self.transaction() as db:
+        with object_errors("checkpoints cannot be dropped"), self.transaction() as db:
             db.executemany("DELETE FROM manifest WHERE id=?", [(checked(id),) for id in manifests])
             db.executemany("DELETE FROM image WHERE id=?", [(checked(id),) for id in gone])
         for id in gone:
@@ -163,7 +163,7 @@ class Store(Database):
     def collect(self) -> int:
         """Remove the pages that no image has; returns bytes freed. Where one cannot be read nothing is
         removed, since its pages are not known."""
-        with told("the store cannot be collected"):
+        with object_errors("the store cannot be collected"):
             with self.transaction() as db:
                 before, needed = self.used(db), self._needed(db)
                 for (number,) in db.execute("SELECT id FROM frame").fetchall():
@@ -182,7 +182,7 @@ class Store(Database):
     def load(self, id: str) -> Manifest:
         """The manifest of a checkpoint."""
         where = f"manifest {id} in {self.path}"
-        with told(f"manifest {id} cannot be read"), self.reading() as db:
+        with object_errors(f"manifest {id} cannot be read"), self.reading() as db:
             row = db.execute("SELECT data FROM manifest WHERE id=?", (checked(id),)).fetchone()
         if row is None:
             raise ObjectError(f"checkpoint {id} is not there")
@@ -225,7 +225,7 @@ class Store(Database):
         return self._ids("image")
 
     def _ids(self, table: str) -> list[str]:
-        with told("the store cannot be read"), self.reading() as db:
+        with object_errors("the store cannot be read"), self.reading() as db:
             return [str(id) for (id,) in db.execute(f"SELECT id FROM {table} ORDER BY id")]
 
     # --- images
@@ -248,7 +248,7 @@ class Store(Database):
 
         What is returned waits for it, and raises StaleCopy when they are not those that were kept.
         """
-        with told(f"image {id} cannot be written to {into}"):
+        with object_errors(f"image {id} cannot be written to {into}"):
             recipe, missing = self.recipe(id), not into.exists()
             into.mkdir(parents=True, exist_ok=True)
             if any(into.iterdir()):
@@ -285,7 +285,7 @@ class Store(Database):
                 recipes[id] = self.recipe(id)
             except ObjectError as error:
                 damage[id] = [str(error)]
-        with told("the store cannot be scrubbed"):
+        with object_errors("the store cannot be scrubbed"):
             frames = sorted({frame for recipe in recipes.values() for frame in recipe.frames()})
             read, wrong = 0, dict[int, tuple[Places, str]]()
             for number, (size, rows, why) in zip(frames, in_order(self._read, frames, _AHEAD), strict=True):
@@ -301,7 +301,7 @@ class Store(Database):
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder for the time being, on the disk of the store."""
-        with told("the store has no room to work in"):
+        with object_errors("the store has no room to work in"):
             folder = Path(tempfile.mkdtemp(dir=self._work))
         try:
             yield folder

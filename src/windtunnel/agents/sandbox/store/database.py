@@ -24,7 +24,7 @@ import zstandard
 from windtunnel.agents.sandbox.store.pages import DIGEST, PAGE, Digests, Pages, Recipe
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import decompress
-from windtunnel.store.objects.files import ObjectError, checked, told
+from windtunnel.store.objects.files import ObjectError, checked, object_errors
 
 VERSION = 4
 _LOG_BYTES = 8 << 20
@@ -44,7 +44,7 @@ class Database:
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError where another version has written it."""
-        with told(f"the store {folder} cannot be opened"):
+        with object_errors(f"the store {folder} cannot be opened"):
             folder.mkdir(parents=True, exist_ok=True)
             self.path = folder / "store.db"
             # closing any other descriptor of the file would drop the locks that SQLite holds through its own
@@ -118,7 +118,7 @@ class Database:
             self.settle(whole=True)
         while self._idle:
             self._idle.pop().close()
-        with told("the store cannot be read"):
+        with object_errors("the store cannot be read"):
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Database:
 
     def recipe(self, id: str) -> Recipe:
         """How an image is put together."""
-        with told(f"image {id} cannot be read"), self.reading() as db:
+        with object_errors(f"image {id} cannot be read"), self.reading() as db:
             row = db.execute("SELECT recipe FROM image WHERE id=?", (checked(id),)).fetchone()
         if row is None:
             raise ObjectError(f"there is no image {id}")

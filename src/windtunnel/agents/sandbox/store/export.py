@@ -32,7 +32,7 @@ from windtunnel.agents.sandbox.store import Store, new_id
 from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
-from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, told
+from windtunnel.store.objects.files import Files, ObjectError, checked, object_errors, open_files
 from windtunnel.store.objects.manifest import seal, unseal
 
 VERSION = 5
@@ -80,7 +80,7 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, store: Store, url: str 
     """Write ``manifest`` and all that it needs to ``url``. A part that was written before a failure is no
     checkpoint there, and does no harm."""
     place = open_files(url)
-    with told(f"checkpoint {manifest.id} cannot be exported"):
+    with object_errors(f"checkpoint {manifest.id} cannot be exported"):
         if manifest.id in _complete(place):
             return
         _drop_wrong(place)
@@ -99,7 +99,7 @@ def import_checkpoint(url: str, *, pool: Pool, store: Store, name: str, key_file
     """
     url, _, wanted = url.partition("#")
     place, id = open_files(url), new_id()
-    with told(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), store.scratch() as work:
+    with object_errors(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), store.scratch() as work:
         exported = _exported(place, _chosen(place, wanted))
         for stream, held in (("files", exported.files), ("image", exported.image)):
             with (work / stream).open("wb") as out:

@@ -36,7 +36,7 @@ from windtunnel.agents.sandbox.twin.world import (
     SessionsOutcome,
 )  # fmt: skip
 from windtunnel.base import atomic
-from windtunnel.engines.events import Environment, Event, ProcessGenerator, Shared
+from windtunnel.engines.events import Environment, Event, ProcessGenerator, SharedResource
 from windtunnel.report.page import INK, figure, heading, page, plot
 
 MOST_OVERHEAD = 0.019
@@ -218,12 +218,12 @@ def fanout(
 ) -> Fanout:
     """Fork a checkpoint of that much memory and so many processes. What is fetched is compressed."""
     env, ready = Environment(), list[float]()
-    source = Shared(env, machine.network, machine.network)
+    source = SharedResource(env, machine.network, machine.network)
     work = costs.bring_back(memory=memory, processes=processes, fork=True)
     size = costs.new_per_byte * (costs.image_base + memory)
     for place in range(hosts):
         count = forks // hosts + (place < forks % hosts)
-        cpu, disk = Shared(env, machine.cores, 1.0), Shared(env, costs.disk_lanes, 1.0)
+        cpu, disk = SharedResource(env, machine.cores, 1.0), SharedResource(env, costs.disk_lanes, 1.0)
         jobs = [CheckpointJob(env, str(n), _fork(env, cpu, disk, work, ready)) for n in range(count)]
         if jobs:
             fetched = source.use(size) if place else env.timeout(0)
@@ -238,7 +238,9 @@ def _forks(fetched: Event, engine: Scheduler, jobs: Sequence[CheckpointJob]) -> 
         engine.submit(job)
 
 
-def _fork(env: Environment, cpu: Shared, disk: Shared, work: Work, ready: list[float]) -> ProcessGenerator:
+def _fork(
+    env: Environment, cpu: SharedResource, disk: SharedResource, work: Work, ready: list[float]
+) -> ProcessGenerator:
     yield cpu.use(work.seconds * work.cpu)
     yield disk.use(work.seconds * (1 - work.cpu))
     ready.append(env.now)

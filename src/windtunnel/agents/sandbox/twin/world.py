@@ -35,7 +35,15 @@ from windtunnel.agents.sandbox.policy import (
     picked,
 )  # fmt: skip
 from windtunnel.agents.sandbox.twin import Session, merged, uncovered
-from windtunnel.engines.events import Environment, Process, ProcessGenerator, Shared, at, kill, run_through
+from windtunnel.engines.events import (
+    Environment,
+    Process,
+    ProcessGenerator,
+    SharedResource,
+    at,
+    kill,
+    run_through,
+)
 
 
 @dataclass(frozen=True)
@@ -145,8 +153,8 @@ class Scheduler:
 
 @dataclass
 class _Host:
-    cpu: Shared
-    disk: Shared
+    cpu: SharedResource
+    disk: SharedResource
     engine: Scheduler
     draining: bool = False
 
@@ -194,8 +202,8 @@ class SandboxWorld:
         self.outcome = SessionsOutcome(ends=[0.0] * len(sessions))
         self.hosts = [
             _Host(
-                Shared(self.env, machine.cores, 1.0),
-                Shared(self.env, costs.disk_lanes, 1.0),
+                SharedResource(self.env, machine.cores, 1.0),
+                SharedResource(self.env, costs.disk_lanes, 1.0),
                 Scheduler(self.env, machine.lanes),
             )
             for _ in range(hosts)

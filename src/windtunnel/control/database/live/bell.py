@@ -45,7 +45,7 @@ def ring(engine: Engine, channels: Iterable[str]) -> None:
                 file.write(b"!")
 
 
-class Listener:
+class BellListener:
     """Hears the rings of one channel from when it is made until it is closed.
 
     Raises:

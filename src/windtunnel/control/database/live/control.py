@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 
 from windtunnel.base.errors import UserError
 from windtunnel.control.database.handlers import HANDLERS
-from windtunnel.control.database.live.bell import Listener, ring
+from windtunnel.control.database.live.bell import BellListener, ring
 from windtunnel.control.database.tables import open_tables
 from windtunnel.store.transactions import Runner, Transactions, transact
 
@@ -42,9 +42,9 @@ class Control:
             ring(self.engine, channels)
         return result
 
-    def listen(self, kind: str, name: str = "") -> Listener:
+    def listen(self, kind: str, name: str = "") -> BellListener:
         """Hear of what is for the "scheduler", or the "worker" or "receiver" of that ``name``."""
-        return Listener(self.engine, f"{kind} {name}".strip())
+        return BellListener(self.engine, f"{kind} {name}".strip())
 
     def query(self, statement: str) -> Table:
         """The names and rows of a statement that only reads.

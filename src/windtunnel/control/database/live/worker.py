@@ -28,7 +28,7 @@ TAIL = 4096
 
 
 @dataclass
-class Command:
+class RunningCommand:
     """One that runs. ``task``: what `claim` gave; ``handle``: a descriptor, readable when it has ended."""
 
     task: dict[str, Any]
@@ -64,7 +64,7 @@ class WorkerProcess:
     lease: float = 10.0
     say: Callable[[str], object] = lambda words: None
     epoch: int = 0
-    commands: dict[int, Command] = field(default_factory=dict)
+    commands: dict[int, RunningCommand] = field(default_factory=dict)
     results: list[list[Any]] = field(default_factory=list)
     """Of commands that have ended, and are not written down yet."""
     renewed: float = 0.0
@@ -146,4 +146,4 @@ class WorkerProcess:
                 [task["task"], task["worker"], task["epoch"], 127, f"cannot begin: {error}", ""]
             )
         else:
-            self.commands[task["task"]] = Command(task, process, output, os.pidfd_open(process.pid))
+            self.commands[task["task"]] = RunningCommand(task, process, output, os.pidfd_open(process.pid))

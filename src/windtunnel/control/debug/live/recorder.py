@@ -61,7 +61,7 @@ class _Thread(threading.local):
     shown: int = 0
 
 
-class Capture:
+class StatementCapture:
     """Notes the statements of ``engine`` in each thread between `begin` and `end`. ``keep``: with columns and
     rows, after the digest."""
 
@@ -151,7 +151,7 @@ def code_digest(handler: Handler | None) -> str:
 class Drawing(Call):
     """A call that keeps what it gives out in ``draws``."""
 
-    capture: Capture
+    capture: StatementCapture
     draws: list[tuple[str, Any]] = field(default_factory=list)
 
     def rows(self, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
@@ -207,7 +207,7 @@ class Recorder:
             "handlers": handlers, "path": [entry for entry in sys.path if entry],
             "codes": {name: code_digest(handler) for name, handler in service.handlers.items()},
         }))  # fmt: skip
-        self._capture = Capture(service.engine)
+        self._capture = StatementCapture(service.engine)
 
     def run(self, name: str, /, **arguments: Any) -> Any:
         """What the handler, or the function of several transactions, returns; recorded.

@@ -12,8 +12,8 @@ from typing import Any
 from windtunnel.base.errors import UserError
 from windtunnel.control.debug.live.checkpoint import changes
 from windtunnel.control.debug.live.recorder import code_digest, digest
-from windtunnel.control.debug.live.trace import Recorded, Trace, decode, encode
-from windtunnel.control.debug.live.world import Execution, Handlers, World, load, make_again
+from windtunnel.control.debug.live.trace import DebugTrace, Recorded, decode, encode
+from windtunnel.control.debug.live.world import Execution, Handlers, ReplayedWorld, load, make_again
 from windtunnel.control.debug.policy import POLICIES, Decision, Observation, Transaction
 from windtunnel.store.eventlog import EventLog
 
@@ -33,19 +33,20 @@ WHERE table_name = name AND commit <= n GROUP BY key HAVING arg_max(op, commit) 
 """
 
 
-def replay(trace: Trace, **options: Any) -> dict[str, Any]:
+def replay(trace: DebugTrace, **options: Any) -> dict[str, Any]:
     """What `replayed` says, for JSON, and nothing of its world."""
     return replayed(trace, **options)[0]
 
 
 def replayed(
-    trace: Trace, *, log: EventLog | None = None, database: str | None = None, check: str | None = None,
+    trace: DebugTrace, *, log: EventLog | None = None, database: str | None = None, check: str | None = None,
     noting: bool = False, stop: int | None = None,
-) -> tuple[dict[str, Any], World]:  # fmt: skip
+) -> tuple[dict[str, Any], ReplayedWorld]:  # fmt: skip
     """Make all requests again, in the order of their snapshots, and compare what each transaction reads,
     writes and answers: counts of ``transactions`` and ``reads``; ``divergences``, [n (0 for a new one),
     request, handler, in words]; ``state``, a digest of all rows afterwards; ``notes`` and ``damaged`` of the
-    trace; ``violations`` of the check. ``log``: for the decision and what was done; others see `World`.
+    trace; ``violations`` of the check. ``log``: for the decision and what was done. Others: see
+    `ReplayedWorld`.
 
     Raises:
         UserError: handlers or checkpoint are gone, or ``stop`` is no request.
@@ -81,7 +82,7 @@ def replayed(
 
 
 def retro(
-    trace: Trace, code: Path, *, log: EventLog | None = None, database: str | None = None,
+    trace: DebugTrace, code: Path, *, log: EventLog | None = None, database: str | None = None,
     check: str | None = None, limit: int = ORDERS,
 ) -> dict[str, Any]:  # fmt: skip
     """Make the requests with the handlers in the file ``code``, in the recorded order and in others that
@@ -122,7 +123,9 @@ def retro(
     }  # fmt: skip
 
 
-def sql(trace: Trace, query: str, **options: Any) -> tuple[list[str], list[tuple[Any, ...]], dict[str, Any]]:
+def sql(
+    trace: DebugTrace, query: str, **options: Any
+) -> tuple[list[str], list[tuple[Any, ...]], dict[str, Any]]:
     """Columns and rows that ``query`` gives over `VIEWS`, and what `replay` says with these ``options``. A
     trace has digests of rows; the rows are those of a replay, which reads all tables around each writer.
 
@@ -148,7 +151,7 @@ def sql(trace: Trace, query: str, **options: Any) -> tuple[list[str], list[tuple
             raise UserError(f"debug sql: {str(error).partition(chr(10))[0]}") from error
 
 
-def _views(trace: Trace, world: World, other: set[int]) -> dict[str, list[dict[str, Any]]]:
+def _views(trace: DebugTrace, world: ReplayedWorld, other: set[int]) -> dict[str, list[dict[str, Any]]]:
     """``same`` is false for transactions in ``other``, which did otherwise in the replay."""
     requests = [{**line, "request": line["id"]} for line in trace.functions.values()]
     transactions, reads = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -197,7 +200,7 @@ def _views(trace: Trace, world: World, other: set[int]) -> dict[str, list[dict[s
     return {"requests": requests, "transactions": transactions, "reads": reads, "writes": writes}
 
 
-def _write(world: World, table: str, before: Any, after: Any) -> dict[str, Any]:
+def _write(world: ReplayedWorld, table: str, before: Any, after: Any) -> dict[str, Any]:
     key = [(after or before)[column] for column in world.keys[table]]
     op = "insert" if not before else "update" if after else "delete"
     text = str(key[0]) if len(key) == 1 else encode(key)
@@ -211,13 +214,13 @@ def _decided(observation: Observation, log: EventLog | None) -> Decision:
     return decision
 
 
-def _did(log: EventLog | None, world: World) -> World:
+def _did(log: EventLog | None, world: ReplayedWorld) -> ReplayedWorld:
     if log:
         log.append("effect", did=world.done)
     return world
 
 
-def _transactions(trace: Trace, tables: Mapping[int, Any] | None = None) -> tuple[Transaction, ...]:
+def _transactions(trace: DebugTrace, tables: Mapping[int, Any] | None = None) -> tuple[Transaction, ...]:
     """For the policy; ``tables``: that transactions read and write, by their number."""
     last = max((transaction.ended or transaction.t for transaction in trace.transactions), default=0.0)
     return tuple(
@@ -245,7 +248,7 @@ def tables_of(statements: Sequence[Any], names: list[str]) -> tuple[set[str], se
     return tables
 
 
-def _answers(before: World, after: World) -> list[list[Any]]:
+def _answers(before: ReplayedWorld, after: ReplayedWorld) -> list[list[Any]]:
     """Transactions that answer otherwise, or are made in only one of both."""
     then, now = (
         {

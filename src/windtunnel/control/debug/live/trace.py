@@ -48,7 +48,7 @@ class Recorded:
 
 
 @dataclass
-class Trace:
+class DebugTrace:
     """``functions``: lines of requests that are functions; ``over`` is in those that ended. ``notes``: in a
     sentence each, what is missing; ``damaged``: for certain something that was recorded is."""
 
@@ -77,14 +77,14 @@ def locate(trace: str) -> Path:
     return folder
 
 
-def read(folder: Path) -> Trace:
+def read(folder: Path) -> DebugTrace:
     """The trace in ``folder``, as far as it is whole.
 
     Raises:
         UserError: there is no header that this version reads.
     """
     lines = (folder / NAME).read_bytes().split(b"\n")
-    trace, sql, by_number, closed = Trace(folder), dict[int, str](), dict[int, Recorded](), False
+    trace, sql, by_number, closed = DebugTrace(folder), dict[int, str](), dict[int, Recorded](), False
     for number, line in enumerate(lines[:-1], 1):
         try:
             event = decode(line)

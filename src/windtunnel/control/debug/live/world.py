@@ -24,8 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.control.debug.live import checkpoint
-from windtunnel.control.debug.live.recorder import Capture, Drawing, digest
-from windtunnel.control.debug.live.trace import Recorded, Trace
+from windtunnel.control.debug.live.recorder import Drawing, StatementCapture, digest
+from windtunnel.control.debug.live.trace import DebugTrace, Recorded
 from windtunnel.control.debug.policy import Step
 from windtunnel.store.transactions import READONLY, Handler, is_readonly
 
@@ -81,17 +81,17 @@ class Redrawing(Drawing):
         return value
 
 
-class Wanted(BaseException):
+class WantedTransaction(BaseException):
     """Ends a function at the transaction that it wants next."""
 
 
-class World:
+class ReplayedWorld:
     """What was done. ``start``, ``rows``: before and afterwards; ``keys``: of the tables; ``done``:
     transactions made, by index, and -1 - k where k was committed; ``violations``: rows that the check found.
     ``noting``: rows are compared before and after each writer; ``stop``: a request that runs in pdb."""
 
     def __init__(
-        self, trace: Trace, handlers: Handlers, engine: Engine, noting: bool, stop: int | None
+        self, trace: DebugTrace, handlers: Handlers, engine: Engine, noting: bool, stop: int | None
     ) -> None:
         self.trace, self.handlers, self.engine, self.noting, self.stop = trace, handlers, engine, noting, stop
         self.executions, self.done, self.violations = list[Execution](), list[int](), list[dict[str, Any]]()
@@ -99,7 +99,7 @@ class World:
         self.start = self._all_rows()
         self._open: dict[int, tuple[Connection, Execution]] = {}
         self._answers: dict[int, list[Answer]] = {number: [] for number in trace.functions}
-        self._capture = Capture(engine, keep=True)
+        self._capture = StatementCapture(engine, keep=True)
 
     def run(self, order: Sequence[Step]) -> None:
         """In that order; then what functions still want to do."""
@@ -138,11 +138,11 @@ class World:
                 if error is not None:
                     raise error
                 return answer
-            raise Wanted(name, arguments)
+            raise WantedTransaction(name, arguments)
 
         try:
             self.handlers[line["name"]](SimpleNamespace(run=run), **line["args"])
-        except Wanted as wanted:
+        except WantedTransaction as wanted:
             return wanted.args  # type: ignore[return-value]
         except Exception:  # it did then, too, or its transactions differ
             pass
@@ -207,9 +207,9 @@ class World:
 
 
 def make_again(
-    trace: Trace, handlers: Handlers, order: Sequence[Step], database: str | None, check: str | None,
+    trace: DebugTrace, handlers: Handlers, order: Sequence[Step], database: str | None, check: str | None,
     noting: bool = False, stop: int | None = None,
-) -> World:  # fmt: skip
+) -> ReplayedWorld:  # fmt: skip
     """Make the transactions of a trace in ``order`` in a database as it was. ``check``: SQL, at the end.
 
     Raises:
@@ -219,7 +219,7 @@ def make_again(
         TemporaryDirectory(prefix="windtunnel-debug-") as scratch,
         checkpoint.restored(trace.folder, trace.header, database, Path(scratch)) as engine,
     ):
-        world = World(trace, handlers, engine, noting, stop)
+        world = ReplayedWorld(trace, handlers, engine, noting, stop)
         world.run(order)
         try:
             with engine.connect() as connection:

@@ -40,7 +40,7 @@ BOUND, PLACE = 5.0, 1 << 20  # seconds in which a process ends or is killed; byt
 _SUM, _HEAD = struct.Struct("<I"), struct.Struct("<QdQ")
 
 
-class Slot:
+class AgentSlot:
     """The slot at ``path``, made where there is none."""
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class Slot:
         return Prediction(sequence, expires, json.loads(body[_HEAD.size :]))
 
 
-class Agent(NamedTuple):
+class RunningAgent(NamedTuple):
     """A running agent: its processes, and the file of its slot."""
 
     model: BaseProcess
@@ -78,7 +78,7 @@ class Agent(NamedTuple):
 @contextlib.contextmanager
 def run(
     model: Model, actuator: Actuator, schedule: Schedule = USUAL, guards: Guards = ALL, *, log: Path
-) -> Iterator[Agent]:  # fmt: skip
+) -> Iterator[RunningAgent]:  # fmt: skip
     """An agent on this host until the block ends. Both objects go to processes of their own (pickled).
     ``log``: where decisions are written, for ``windtunnel replay``.
 
@@ -95,7 +95,7 @@ def run(
         for process in processes:
             process.start()
         try:
-            yield Agent(processes[0], processes[1], slot)
+            yield RunningAgent(processes[0], processes[1], slot)
         finally:
             for process in processes:  # the actuator last: it cleans up
                 process.terminate()
@@ -109,13 +109,13 @@ def run(
 def _learn(model: Model, schedule: Schedule, guards: Guards, slot: Path, path: Path, parent: int) -> None:
     log = EventLog(path, who="model")
     ask, effect = _logged(log)
-    loop = ModelLoop(model, schedule, guards, ask, Slot(slot).write, time.monotonic(), effect)
+    loop = ModelLoop(model, schedule, guards, ask, AgentSlot(slot).write, time.monotonic(), effect)
     _repeat(loop.turn, schedule.collect, parent)
     log.append("counts", counts=dict(loop.counts))
 
 
 def _act(actuator: Actuator, schedule: Schedule, guards: Guards, slot: Path, path: Path, parent: int) -> None:
-    log, place = EventLog(path, who="actuator"), Slot(slot)
+    log, place = EventLog(path, who="actuator"), AgentSlot(slot)
     loop = ActuatorLoop(actuator, schedule, guards, *_logged(log))
     try:
         _repeat(lambda now: loop.turn(now, place.read()), schedule.act, parent)

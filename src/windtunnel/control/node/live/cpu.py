@@ -18,7 +18,7 @@ from pathlib import Path
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.linux import LinuxError
-from windtunnel.linux.cgroup import Cgroup, mounts
+from windtunnel.linux.cgroup import HostCgroup, mounts
 
 NOTE = "trusted.windtunnel.node"
 PERIOD, LEAST = 50_000, 1_000  # microseconds; the least that a kernel accepts is 2 % of a core
@@ -45,7 +45,7 @@ class Groups:
 
     def __post_init__(self) -> None:
         for name in ("primary", "elastic"):
-            if not Cgroup(getattr(self, name)).exists():
+            if not HostCgroup(getattr(self, name)).exists():
                 raise UserError(f"`{name}` is {str(getattr(self, name))!r}, accepted is the path of a cgroup")
         if not setting(folder_of(self.elastic)):
             raise LinuxError(f"{self.elastic} has no quota: its parent hands no cpu controller down")
@@ -53,12 +53,12 @@ class Groups:
 
     def usage(self, now: float) -> float:
         """Cores that the primary used since the last call; its counter is exact to a tick of the kernel."""
-        before, self._used = self._used, (now, Cgroup(self.primary).usage()[0])
+        before, self._used = self._used, (now, HostCgroup(self.primary).usage()[0])
         return (self._used[1] - before[1]) / (now - before[0]) if before and now > before[0] else 0.0
 
     def waited(self) -> float:
         """The share of its time in which something of the primary wanted a core and had none."""
-        whole, before = Cgroup(self.primary), self._waits
+        whole, before = HostCgroup(self.primary), self._waits
         try:
             stalled = int((whole.path / "cpu.pressure").read_text().split("total=")[1].split()[0]) / 1e6
         except OSError as error:
@@ -92,7 +92,7 @@ class Groups:
 
 def folder_of(group: Path) -> Path:
     """Where the files of a group's CPU time are."""
-    whole = Cgroup(group)
+    whole = HostCgroup(group)
     return whole.v1.get("cpu", whole.path)
 
 

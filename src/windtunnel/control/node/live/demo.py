@@ -27,7 +27,7 @@ from windtunnel.control.node.live.agent import run
 from windtunnel.control.node.live.cpu import Groups, folder_of, lent, setting
 from windtunnel.control.node.live.memory import Pages
 from windtunnel.control.node.policy import Schedule
-from windtunnel.linux.cgroup import Cgroup
+from windtunnel.linux.cgroup import HostCgroup
 from windtunnel.store.eventlog import read
 
 ARMS = ("alone", "harvest", "cpu.idle", "free")
@@ -75,7 +75,7 @@ print(json.dumps({"slow": max(0.0, 1 - resident / full), "remote": (after - befo
 
 
 @dataclass(frozen=True)
-class Measured:
+class LoadFigures:
     """``p99``: of requests, seconds; ``waited``: share of its time without a core, of the primary; ``lent``:
     cores that the batch used; ``counts``: of the loops; ``restored``: its quota and weight are as before."""
 
@@ -86,7 +86,7 @@ class Measured:
     restored: bool
 
 
-def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measured:
+def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> LoadFigures:
     """One of `ARMS` for so many seconds, after `WARM`: no batch; with an agent, whose primary may wait
     ``limit``; with a batch that the kernel runs when nothing else wants to; with one of the usual weight.
 
@@ -96,7 +96,7 @@ def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measu
     """
     below = Path(f"windtunnel-node-{os.getpid()}")
     names = below / "primary", below / "elastic"
-    primary, elastic = groups = [Cgroup(name) for name in names]
+    primary, elastic = groups = [HostCgroup(name) for name in names]
     try:
         for group in groups:
             group.make(None, None, None)
@@ -125,7 +125,7 @@ def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measu
         latencies = sorted(latency for arrival, latency in json.loads(done.stdout) if arrival >= WARM)
         p99 = latencies[int(len(latencies) * 0.99)]
         counts = dict(ChainMap(*(event["counts"] for event in read(log) if event["kind"] == "counts")))
-        return Measured(p99, host.waited(), share, counts, setting(folder) == before)
+        return LoadFigures(p99, host.waited(), share, counts, setting(folder) == before)
     finally:
         for group in groups:
             group.kill()

@@ -112,7 +112,7 @@ def hosts(folder: Path, count: int, spec: HostSpec) -> Iterator[list[HostProcess
     folder.mkdir(parents=True, exist_ok=True)
     secret = folder / "secret"
     if not secret.exists():
-        Keys.made().write(secret)
+        Keys.new().write(secret)
     common = replace(spec, store=str(folder / "store"), secret=str(secret), copies=count)
     running: list[HostProcesses] = []
     try:

@@ -166,7 +166,7 @@ class Nic:
         self.ring = Ring(self.folder / "ring", self.spec.ring)
         for folder in (self.folder, self.folder.parent):  # the names of what was made now are on the disk
             atomic.sync_folder(folder)
-        server = rpc.Server(rpc.Service.of(HostCalls, self, ERRORS), self.spec.host.nic, self.keys)
+        server = rpc.RpcServer(rpc.RpcService.of(HostCalls, self, ERRORS), self.spec.host.nic, self.keys)
         try:
             while True:
                 try:

@@ -145,7 +145,7 @@ class Server:
 
     async def run(self) -> None:
         """Until cancelled."""
-        server = rpc.Server(rpc.Service.of(FileCalls, self, ERRORS), self.spec.host.server, self.keys)
+        server = rpc.RpcServer(rpc.RpcService.of(FileCalls, self, ERRORS), self.spec.host.server, self.keys)
         try:
             while True:
                 await asyncio.to_thread(self.check_pipeline)

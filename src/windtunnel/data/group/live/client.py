@@ -245,7 +245,7 @@ class Group:
         try:
             control = self._controls[member.name] = _Control(self, member)
             answer = control.ask(Kind.FENCE)
-        except handshake.Refused as error:
+        except handshake.HandshakeRefused as error:
             raise UserError(f"`secret` is not that of {member.name} at {member.address}") from error
         except (OSError, GroupHalted) as error:
             if member.name in self._controls:

@@ -80,7 +80,7 @@ class Engine:
         )
         self.steady, self._index = False, 0
         self._links: dict[int, Link] = {}
-        self._strangers: dict[Link, handshake.Server] = {}
+        self._strangers: dict[Link, handshake.ServerHandshake] = {}
         self._coordinator: Link | None = None
         self._before: Link | None = None
         self._next: Link | None = None
@@ -107,7 +107,9 @@ class Engine:
             sock, _ = listener.accept()
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._strangers[self._hold(Link(sock))] = handshake.Server(Keys(self._secret), (SERVICE,))
+            self._strangers[self._hold(Link(sock))] = handshake.ServerHandshake(
+                Keys(self._secret), (SERVICE,)
+            )
             if len(self._strangers) > STRANGERS:
                 self._drop(next(iter(self._strangers)))
 

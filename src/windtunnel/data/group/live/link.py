@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
-from windtunnel.base.wire import TAG, Session, WireError
+from windtunnel.base.wire import TAG, WireError, WireSession
 from windtunnel.data.group.policy import SLOT
 
 MAGIC, SERVICE = b"wtg1", "group"
@@ -62,7 +62,7 @@ class Link:
     """One end of a connection. ``session``: None while the peer is a stranger; ``ring``: into which payloads
     are written; ``slots``: out of which they are read; ``window``: slots of either."""
 
-    def __init__(self, sock: socket.socket, session: Session | None = None) -> None:
+    def __init__(self, sock: socket.socket, session: WireSession | None = None) -> None:
         self.sock, self.session, self.window = sock, session, 1
         self.inbox, self.outbox = bytearray(), bytearray()
         self.ring: mmap.mmap | None = None
@@ -139,7 +139,7 @@ def connect(address: str, secret: bytes, patience: float) -> Link:
     # the timeout is taken off later; what is sent to who is frozen is given up all the same
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(patience) + 1, 0))
     try:
-        client = handshake.Client(Keys(secret), SERVICE)
+        client = handshake.ClientHandshake(Keys(secret), SERVICE)
         sock.sendall(client.hello)
         proof, session = client.prove(bytes(wire.rest(sock, client.ANSWER)))
         sock.sendall(proof)

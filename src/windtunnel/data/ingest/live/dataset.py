@@ -145,7 +145,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
         return {**self.__dict__, "_client": None}
 
     def _keys(self) -> Keys:
-        keys = Keys.given(self.secret, "IngestDataset's secret")
+        keys = Keys.from_option(self.secret, "IngestDataset's secret")
         if keys is None:
             raise UserError(
                 f"IngestDataset: secret is None, accepted is the file of the session's folder, or {VARIABLE}"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from windtunnel.base.keys import Keys
 from windtunnel.base.tls import Certificates
-from windtunnel.linux.hosts import Actor, Call, RayCluster, host_of_actor
+from windtunnel.linux.hosts import Actor, ActorCall, RayCluster, host_of_actor
 
 MODULE = "windtunnel.data.ingest.live.worker"
 
@@ -82,7 +82,7 @@ class OnRay:
 
     def __init__(self, on: str, secret: Path, keys: Keys) -> None:
         self._cluster, self._secret, self._tls = RayCluster(on), secret.read_bytes(), keys.files
-        self._running: dict[str, tuple[Actor, Call]] = {}
+        self._running: dict[str, tuple[Actor, ActorCall]] = {}
 
     def start(self, name: str, master: str) -> None:
         actor = self._cluster.actor(_Actor, cpus=1)

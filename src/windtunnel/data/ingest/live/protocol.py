@@ -60,12 +60,12 @@ class Door(fl.ServerAuthHandler):  # type: ignore[misc]  # pyarrow has no types
         self._turn = threading.Lock()
 
     def authenticate(self, outgoing: Any, incoming: Any) -> None:
-        server = handshake.Server(self._keys, (SERVICE,))
+        server = handshake.ServerHandshake(self._keys, (SERVICE,))
         try:
             answer, _ = server.take(bytearray(incoming.read()))
             outgoing.write(answer)
             _, session = server.take(bytearray(incoming.read()))
-        except handshake.Refused as error:
+        except handshake.HandshakeRefused as error:
             raise fl.FlightUnauthenticatedError(str(error)) from error
         if session is None:
             raise fl.FlightUnauthenticatedError("a stranger does not know the session's secret")
@@ -89,11 +89,11 @@ class _Visitor(fl.ClientAuthHandler):  # type: ignore[misc]
         self._keys, self._token = keys, b""
 
     def authenticate(self, outgoing: Any, incoming: Any) -> None:
-        client = handshake.Client(self._keys, SERVICE)
+        client = handshake.ClientHandshake(self._keys, SERVICE)
         outgoing.write(client.hello)
         answer = incoming.read()
         if len(answer) != client.ANSWER:
-            raise handshake.Refused("whoever listens there speaks something else")
+            raise handshake.HandshakeRefused("whoever listens there speaks something else")
         outgoing.write(client.prove(answer)[0])
         self._token = incoming.read()
 
@@ -204,7 +204,7 @@ class Link:
         except fl.FlightUnauthenticatedError as error:
             self.close()
             raise Lost(f"{self.address} does not know us any more") from error
-        except handshake.Refused as error:
+        except handshake.HandshakeRefused as error:
             self.close()
             raise UserError(f"{self.address}: whoever listens there does not know the secret") from error
         except (fl.FlightError, OSError, ValueError) as error:

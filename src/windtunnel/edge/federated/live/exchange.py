@@ -56,7 +56,7 @@ class _Superseded(Exception):
 
 
 @dataclass(frozen=True)
-class Group:
+class ExchangeGroup:
     """``members``: name and "host:port" of each device, the leader first. ``label``: of this round, the same
     for all of the group. ``model``: bytes at most. ``patience``: seconds until all must have trained;
     ``stall``: without a byte."""
@@ -95,10 +95,10 @@ class _Arriving:
         return self.have == len(self.data)
 
 
-class Peer:
+class ExchangePeer:
     """A device in one round; a context manager. ``place``: its own in the group, 0 leads."""
 
-    def __init__(self, group: Group, place: int, keys: Keys) -> None:
+    def __init__(self, group: ExchangeGroup, place: int, keys: Keys) -> None:
         self.group, self.place, self._keys = group, place, keys
         self._changed = threading.Condition()
         self._model: _Arriving | None = None
@@ -115,7 +115,7 @@ class Peer:
             sock, self._serve, keys=keys, services=lambda: (group.service(place),), name="federated"
         )
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> ExchangePeer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -254,7 +254,7 @@ class Peer:
                 return handshake.connect(
                     self.group.members[place][1], self.group.stall, self._keys, self.group.service(place)
                 )
-            except handshake.Refused:
+            except handshake.HandshakeRefused:
                 raise
             except OSError:
                 if time.monotonic() > end:

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
-from windtunnel.edge.federated.live.exchange import Group, Mean, Peer
-from windtunnel.edge.federated.policy import CAPABILITY, Device, Observation, Settings, decide
+from windtunnel.edge.federated.live.exchange import ExchangeGroup, ExchangePeer, Mean
+from windtunnel.edge.federated.policy import CAPABILITY, EdgeDevice, Observation, Settings, decide
 from windtunnel.store.eventlog import EventLog
 
 KEY = "windtunnel"
@@ -111,7 +111,9 @@ class FedP2P(Strategy):
         by_name = {self._name(node): node for node in self._listening(messages, grid)}
         own = {message.metadata.dst_node_id: message for message in messages}
         devices = tuple(
-            Device(name, float(self._known[node].get(LINK, 1)), label=int(self._known[node].get(LABEL, 0)))
+            EdgeDevice(
+                name, float(self._known[node].get(LINK, 1)), label=int(self._known[node].get(LABEL, 0))
+            )
             for name, node in by_name.items()
         )
         if not devices:
@@ -182,8 +184,10 @@ def peer_mod(message: Message, context: Context, call_next: Callable[[Message, C
             raise UserError(f'--node-config: {ADDRESS} is missing; accepted is {ADDRESS}="HOST:PORT"')
         return Message(RecordDict({KEY: ConfigRecord(known)}), reply_to=message)
     fields, place = json.loads(own["group"]), own["place"]
-    group = Group(**{**fields, "members": tuple((name, address) for name, address in fields["members"])})
-    with Peer(group, place, _keys(config)) as peer:
+    group = ExchangeGroup(
+        **{**fields, "members": tuple((name, address) for name, address in fields["members"])}
+    )
+    with ExchangePeer(group, place, _keys(config)) as peer:
         record = next(iter(message.content.array_records.items()), None)
         if place == 0:
             assert record is not None
@@ -197,7 +201,7 @@ def peer_mod(message: Message, context: Context, call_next: Callable[[Message, C
         return _averaged(peer, reply, own["examples"])
 
 
-def _averaged(peer: Peer, reply: Message, examples: str) -> Message:
+def _averaged(peer: ExchangePeer, reply: Message, examples: str) -> Message:
     """The reply with the group's mean of arrays and metrics if this device leads, without arrays if not."""
     (key, arrays), (name, metrics) = (
         next(iter(records.items())) for records in (reply.content.array_records, reply.content.metric_records)

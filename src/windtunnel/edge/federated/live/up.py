@@ -34,7 +34,7 @@ PROGRAMS = ("nsenter", "unshare")
 
 
 @dataclass(frozen=True)
-class Result:
+class LiveRounds:
     """Measured. ``seconds``: of all rounds, programs' starts included; ``round_seconds``: of each. Bytes:
     what the server's link, and all links together, carried in both directions, requests and app included.
     ``accuracy``: after each round; of the app that comes with this alone."""
@@ -55,7 +55,7 @@ class Result:
 def up(
     *, app: Path | None = None, devices: int = 8, groups: int = 2, rounds: int = 3, model_bytes: float = 1e6,
     server_link: float = 2.5e6, device_link: float = 2.5e6, timeout: float = TIMEOUT,
-) -> Result:  # fmt: skip
+) -> LiveRounds:  # fmt: skip
     """Run ``app`` (a Flower app's folder; without it one that learns digits) and wait for it.
 
     Raises:
@@ -68,7 +68,7 @@ def up(
     )
     with run.failing(), _network(run.id, server_link, devices, device_link) as net, _processes() as holder:
         folder, secret, result = run.directory, run.directory / "secret", run.directory / "result.json"
-        Keys.made().write(secret)
+        Keys.new().write(secret)
         (server, here), link = net.server, f"{net.server[1]}:{PORT}"
         (folder / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{link}"\ninsecure = true\n'
@@ -92,7 +92,7 @@ def up(
             raise ScriptError(f"federated: the app did not come to its end; see {folder / 'run.log'}")
         output = json.loads(result.read_text()) if app is None else {"rounds": [], "events": []}
         ends = [entry["ended"] for entry in output["rounds"]]
-        outcome = Result(
+        outcome = LiveRounds(
             run.id, devices, groups, rounds, seconds, after[0] - before[0], sum(after) - sum(before),
             [later - earlier for earlier, later in pairwise(ends)],
             [entry["accuracy"] for entry in output["rounds"][1:]], output["events"],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
 from windtunnel.linux import datagrams
-from windtunnel.linux.datagrams import Array, Batch
+from windtunnel.linux.datagrams import Array, DatagramBatch
 from windtunnel.network.aggregation.live import wire
 from windtunnel.network.aggregation.live.switch import BATCH, TOLD, TURN
 from windtunnel.network.aggregation.live.wire import LONG, MOST_WINDOW, PACKET, SHORT
@@ -65,9 +65,9 @@ class Memory(NamedTuple):
     counts: Array
     log: Array
     waits: Array
-    came: Batch
+    came: DatagramBatch
     packets: Array
-    goes: Batch
+    goes: DatagramBatch
     spare: Array
     answers: Array
 

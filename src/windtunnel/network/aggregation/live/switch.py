@@ -22,7 +22,7 @@ import numpy as np
 from windtunnel.base.compiled import jit
 from windtunnel.base.errors import UserError
 from windtunnel.linux import datagrams
-from windtunnel.linux.datagrams import ADDRESS, Array, Batch
+from windtunnel.linux.datagrams import ADDRESS, Array, DatagramBatch
 from windtunnel.network.aggregation.live import wire
 from windtunnel.network.aggregation.live.wire import LONG, PACKET, SHORT
 from windtunnel.network.aggregation.policy import (
@@ -78,9 +78,9 @@ class Memory(NamedTuple):
     values: Array
     counts: Array
     log: Array
-    came: Batch
+    came: DatagramBatch
     packets: Array
-    goes: Batch
+    goes: DatagramBatch
     spare: Array
     controls: Array
     origins: Array

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import GradBucket
 from windtunnel.base.compiled import jit
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.linux import datagrams
-from windtunnel.linux.datagrams import Array, Batch
+from windtunnel.linux.datagrams import Array, DatagramBatch
 from windtunnel.network.aggregation.live import wire
 from windtunnel.network.aggregation.live.wire import HEAD, LONG, PACKET, SHORT
 from windtunnel.network.aggregation.policy import MOST_WORKERS, fixed, is_due, priority
@@ -60,9 +60,9 @@ class Memory(NamedTuple):
     agreed: NDArray[np.bool_]
     again: NDArray[np.bool_]
     order: NDArray[np.int64]
-    came: Batch
+    came: DatagramBatch
     packets: Array
-    goes: Batch
+    goes: DatagramBatch
     out: Array
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
-from windtunnel.cluster.model import TORI, Cluster, Placement
+from windtunnel.cluster.model import TORI, Cluster, GroupPlacement
 from windtunnel.network.aggregation.policy import MOST_WORKERS, RULES
 from windtunnel.network.aggregation.policy.fixed import VALUES
 from windtunnel.network.aggregation.twin import Job, World, emulate, nodes
@@ -125,7 +125,7 @@ def alternatives(cluster: Cluster, policy: str, neighbours: int) -> list[Alterna
     slots = max(SLOTS // at_switch, neighbours + 1)
 
     @lru_cache(maxsize=1024)
-    def at(ranks: tuple[int, ...]) -> tuple[Rack, Placement] | None:
+    def at(ranks: tuple[int, ...]) -> tuple[Rack, GroupPlacement] | None:
         placed = cluster.placement(ranks)
         leaves = len({cluster.host_of(rank) // topology.hosts_per_leaf for rank in ranks})
         if not 1 < placed.hosts <= MOST_WORKERS or placed.tier > 2 or topology.kind in TORI:

@@ -55,7 +55,7 @@ class Hosts:
     def __init__(self, lines: Mapping[str, float], names: Sequence[str], flows: Sequence[Flow], memory: int):
         self._lines, self._flows = lines, flows
         self._places = {name: place for place, name in enumerate(names)}
-        self._classes: dict[str, queues.Classes] = {}
+        self._classes: dict[str, queues.HtbClasses] = {}
         self._set: dict[tuple[str, int], tuple[float, float]] = {}
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self.controls: dict[str, socket.socket] = {}
@@ -122,7 +122,7 @@ class Hosts:
         self.controls[name] = own
 
     def _shaped(self, line: str, device: str, where: Path) -> None:
-        self._classes[line] = queues.Classes(device, self._lines[line] * FRAMED, where)
+        self._classes[line] = queues.HtbClasses(device, self._lines[line] * FRAMED, where)
         self._stack.callback(self._classes[line].close)
 
     def _address(self, name: str) -> str:

@@ -56,7 +56,7 @@ class Senders:
             ]
         else:
             prefixes = [(bpf.prefix_key(match), name) for name, match in matched]
-        self._loaded = libbpf.Loaded(elf, {"allowed": size, "counts": size, kind: keys})
+        self._loaded = libbpf.LoadedObject(elf, {"allowed": size, "counts": size, kind: keys})
         try:
             for key, name in prefixes:
                 self._loaded.maps[kind][key] = places[name].to_bytes(4, "little")

@@ -18,7 +18,7 @@ from windtunnel.network.mobilerate.live import relay, transport
 from windtunnel.network.mobilerate.live.place import Side, sides
 from windtunnel.network.mobilerate.outcome import Outcome, World, outcome
 from windtunnel.network.mobilerate.policy import POLICIES
-from windtunnel.traces.bandwidth import Trace
+from windtunnel.traces.bandwidth import BandwidthTrace
 
 LATE = 5e-3
 """Seconds that 95 of 100 packets, and intervals, may be late at the most; a run above that is thrown away."""
@@ -51,7 +51,13 @@ def lacking(arm: str) -> str | None:
 
 
 def measure(
-    trace: Trace, arm: str, seconds: float, *, world: World = USUAL, seed: int = 0, log: Path | None = None
+    trace: BandwidthTrace,
+    arm: str,
+    seconds: float,
+    *,
+    world: World = USUAL,
+    seed: int = 0,
+    log: Path | None = None,
 ) -> Measured:
     """One sender for ``seconds``, again while tries are late.
 
@@ -70,7 +76,7 @@ def measure(
 
 
 def _once(
-    trace: Trace, arm: str, seconds: float, world: World, seed: int, log: Path | None
+    trace: BandwidthTrace, arm: str, seconds: float, world: World, seed: int, log: Path | None
 ) -> tuple[Outcome, tuple[float, float]]:
     kind = "" if arm in POLICIES else "-tcp"
     with linked(trace, seconds, world, seed) as (here, there, between):
@@ -91,7 +97,7 @@ def _once(
 
 @contextmanager
 def linked(
-    trace: Trace, seconds: float, world: World = USUAL, seed: int = 0
+    trace: BandwidthTrace, seconds: float, world: World = USUAL, seed: int = 0
 ) -> Iterator[tuple[Side, Side, subprocess.Popen[str]]]:
     """Two sides and the relay between them, which lets packets pass for ``seconds`` from the first one.
 
@@ -112,7 +118,12 @@ def linked(
 
 
 def through(
-    trace: Trace, program: Sequence[str], *, server: Sequence[str] = (), world: World = USUAL, seed: int = 0
+    trace: BandwidthTrace,
+    program: Sequence[str],
+    *,
+    server: Sequence[str] = (),
+    world: World = USUAL,
+    seed: int = 0,
 ) -> int:
     """Run a program on the sending side, and ``server`` on the other one until it ends; its exit status.
 

@@ -15,7 +15,7 @@ from windtunnel.network.mobilerate.outcome import Outcome, World, outcome
 from windtunnel.network.mobilerate.policy import POLICIES, Ack, Decision, Memory, Observation, Settings
 from windtunnel.network.mobilerate.twin import link
 from windtunnel.network.mobilerate.twin.sprout import Forecast
-from windtunnel.traces.bandwidth import MTU, Trace
+from windtunnel.traces.bandwidth import MTU, BandwidthTrace
 
 SENDERS = ("reno", "cubic", "vegas", "bbr")
 ARMS = (*POLICIES, *SENDERS, "sprout", "oracle")
@@ -26,7 +26,13 @@ KNOWN, USUAL = Settings(), World()
 
 
 def emulate(
-    trace: Trace, arm: str, seconds: float, seed: int = 0, *, world: World = USUAL, settings: Settings = KNOWN
+    trace: BandwidthTrace,
+    arm: str,
+    seconds: float,
+    seed: int = 0,
+    *,
+    world: World = USUAL,
+    settings: Settings = KNOWN,
 ) -> Outcome:
     """One sender for ``seconds``; ``seed``: of losses. Delays are those of the link's queue, of packets that
     have passed it.
@@ -54,7 +60,7 @@ def emulate(
 
 
 def _steer(
-    simulation: Simulation, own: link.Words, trace: Trace, arm: str, seconds: float, world: World,
+    simulation: Simulation, own: link.Words, trace: BandwidthTrace, arm: str, seconds: float, world: World,
     settings: Settings,
 ) -> None:  # fmt: skip
     """Run it, and give the sender its pace, and how many packets may go in all, every interval."""

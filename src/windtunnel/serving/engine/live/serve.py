@@ -17,7 +17,7 @@ import uvicorn
 
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.policyfile import Policy
-from windtunnel.base.web import Server, listen
+from windtunnel.base.web import WebServer, listen
 from windtunnel.serving.engine import own
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Engine
@@ -156,8 +156,8 @@ async def _serve(
             lifespan="off",
             timeout_graceful_shutdown=GRACE,
         )
-        server = Server(config)
-        server.end_when_told()
+        server = WebServer(config)
+        server.end_on_signals()
         host, port = sock.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         watching = asyncio.create_task(_leave(server, thread))

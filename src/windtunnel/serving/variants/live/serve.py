@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.web import Server, listen
+from windtunnel.base.web import WebServer, listen
 from windtunnel.serving.variants.live.cluster import Cluster
 from windtunnel.serving.variants.live.gateway import application
 from windtunnel.serving.variants.live.registry import registered
@@ -50,8 +50,8 @@ async def _serve(
     config = uvicorn.Config(
         application(service), http="h11", log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
-    server = Server(config)
-    server.end_when_told()
+    server = WebServer(config)
+    server.end_on_signals()
     other, address = None, ""
     if rpc is not None:
         from windtunnel.serving.variants.live.rpc import listening

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.events import Environment, Shared, at
+from windtunnel.engines.events import Environment, SharedResource, at
 from windtunnel.serving.variants.model import Query, Variant
 from windtunnel.serving.variants.policy import Decision, Observation
 from windtunnel.serving.variants.policy.desk import (
@@ -104,7 +104,7 @@ class _Machine:
     """What a host is in emulated time: its cores, what they did until the last second, and since when it is
     paid for."""
 
-    shared: Shared
+    shared: SharedResource
     kind: Kind
     since: float
     served: float = 0.0
@@ -150,7 +150,7 @@ class _World:
         name = f"{kind.name}-{self.count}"
         hosted = Hosted(name=name, hardware=hardware, cores=kind.cores, free=kind.memory, owner=owner)
         self.desk.hosts[name] = hosted
-        self.machines[name] = _Machine(Shared(self.env, float(kind.cores), 1.0), kind, self.env.now)
+        self.machines[name] = _Machine(SharedResource(self.env, float(kind.cores), 1.0), kind, self.env.now)
         return hosted
 
     def _filled(self, host: Hosted, variant: str, replicas: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from windtunnel.base.errors import UserError
-from windtunnel.silicon.mapper.model import Accelerator, Layer, Traffic
+from windtunnel.silicon.mapper.model import Accelerator, Layer, LevelTraffic
 from windtunnel.silicon.mapper.model import Mapping as Nest
 from windtunnel.silicon.mapper.policy.counts import count, cycles, joules
 from windtunnel.silicon.mapper.policy.search import least_energy
@@ -36,7 +36,7 @@ class Decision:
     above, bounds padded as `search.padded` does) and of the unrollings that were tried costs less."""
 
     mapping: Nest
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[LevelTraffic, ...]
     energy: float
     cycles: float
     utilisation: float

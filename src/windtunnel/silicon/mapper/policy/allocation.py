@@ -18,7 +18,7 @@ SLOWER = 1.001  # of the base's cycles: what counts as the same throughput
 
 
 @dataclass(frozen=True)
-class Point:
+class DesignPoint:
     """An accelerator with what all layers together take, joules and cycles."""
 
     accelerator: Accelerator
@@ -30,9 +30,9 @@ class Point:
 class Allocation:
     """``points``: all that were tried, ``best`` of which takes least energy at the base's throughput."""
 
-    base: Point
-    best: Point
-    points: tuple[Point, ...]
+    base: DesignPoint
+    best: DesignPoint
+    points: tuple[DesignPoint, ...]
 
     @property
     def gain(self) -> float:
@@ -63,9 +63,9 @@ def allocate(
     """The best sizes for all ``layers`` together; ``decide`` maps each. Raises `UserError`: a layer does not
     fit the base, or no level can be resized."""
 
-    def point(accelerator: Accelerator) -> Point:
+    def point(accelerator: Accelerator) -> DesignPoint:
         decisions = [decide(Observation(layer, accelerator, dataflow)) for layer in layers]
-        return Point(
+        return DesignPoint(
             accelerator,
             math.fsum(each.energy for each in decisions),
             math.fsum(each.cycles for each in decisions),

@@ -14,7 +14,15 @@ tool approximates here (no halo, no reuse across levels).
 import math
 from collections.abc import Iterable, Sequence
 
-from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Mapping, Traffic
+from windtunnel.silicon.mapper.model import (
+    DIMS,
+    IRRELEVANT,
+    OPERANDS,
+    Accelerator,
+    Layer,
+    LevelTraffic,
+    Mapping,
+)
 
 MAC_ACCESSES = 4  # of the innermost level by a multiply and add: three words read, the sum written
 
@@ -40,7 +48,7 @@ def visits(operand: str, loops: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return total, distinct
 
 
-def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand: str) -> list[Traffic]:
+def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand: str) -> list[LevelTraffic]:
     """What one operand moves between each level that holds it and the next."""
     traffics = []
     extents = [1] * len(DIMS)
@@ -59,18 +67,18 @@ def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand
         again = total - distinct if operand == "O" else total
         written = total if operand == "O" else 0
         words = again * source, written * source, (again + written) * target
-        traffics.append(Traffic(operand, below, above, *(layer.groups * word for word in words)))
+        traffics.append(LevelTraffic(operand, below, above, *(layer.groups * word for word in words)))
     return traffics
 
 
-def count(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> tuple[Traffic, ...]:
+def count(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> tuple[LevelTraffic, ...]:
     """What all operands move."""
     return tuple(
         traffic for operand in OPERANDS for traffic in traffic_of(layer, accelerator, mapping, operand)
     )
 
 
-def joules(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[Traffic]) -> float:
+def joules(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[LevelTraffic]) -> float:
     """Energy of all accesses, hops and multiplications. Loops that were padded compute as well."""
     levels, inner = accelerator.levels, accelerator.inner
     total = mapping.steps * mapping.pes * layer.groups
@@ -82,7 +90,7 @@ def joules(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iter
     return energy
 
 
-def cycles(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[Traffic]) -> float:
+def cycles(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[LevelTraffic]) -> float:
     """Computing, or the level that takes longest over its words where moving is hidden; else the sum."""
     words = [0] * len(accelerator.levels)
     for traffic in moved:

@@ -27,7 +27,14 @@ import xxhash
 
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import in_order
-from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, read_if_there, told
+from windtunnel.store.objects.files import (
+    Files,
+    ObjectError,
+    checked,
+    object_errors,
+    open_files,
+    read_if_there,
+)
 from windtunnel.store.objects.manifest import checksum as check
 from windtunnel.store.objects.manifest import seal, unseal
 from windtunnel.training.checkpoint.model import Shard, StoredStep
@@ -66,7 +73,7 @@ def write_shard(url: str | Files, shard: Shard, data: memoryview, *, transfers: 
     """
     files, what = open_files(url), f"shard {shard.name} of step {shard.step}"
     checked(shard.name)
-    with told(what):
+    with object_errors(what):
         whole, strong = xxhash.xxh3_128(), hashlib.sha256()
         for _, piece in _parts(shard, data):
             whole.update(piece)
@@ -101,7 +108,7 @@ def complete_step(url: str | Files, shards: Iterable[Written], layouts: Mapping[
     by_name = {shard.shard.name: shard for shard in shards}
     first = next(iter(by_name.values())).shard
     folder = step_folder(first.step, first.generation)
-    with told(f"step {first.step}"):
+    with object_errors(f"step {first.step}"):
         for name in first.needed:
             if name not in by_name:
                 raise ObjectError(f"step {first.step} cannot be completed: {name} is missing")
@@ -130,7 +137,7 @@ def check_of(manifest: Manifest) -> str:
 def steps(url: str | Files) -> list[StoredStep]:
     """All that is there, oldest first. What cannot be restored has in ``bad`` why."""
     files = open_files(url)
-    with told("the list of steps"):
+    with object_errors("the list of steps"):
         stored_steps = [_listed(files, name) for name in files.names(STEPS)]
     return sorted(stored_steps, key=lambda stored_step: (stored_step.step, stored_step.generation))
 
@@ -146,7 +153,7 @@ def read_shard(
         ObjectError: it is missing, torn or damaged.
     """
     files, what = open_files(url), f"shard {shard.name} of step {shard.step}"
-    with told(what):
+    with object_errors(what):
         folder = step_folder(shard.step, shard.generation)
         wanted = next((record for record in _complete(files, folder).shards if record.shard == shard), None)
         if wanted is None:
@@ -173,7 +180,7 @@ def layout(url: str | Files, shard: Shard) -> bytes:
     """
     files = open_files(url)
     name = f"{step_folder(shard.step, shard.generation)}/{checked(shard.layout)}{LAYOUT}"
-    with told(f"layout {shard.layout}"):
+    with object_errors(f"layout {shard.layout}"):
         blob = read_if_there(files, name)
     if blob is None or xxhash.xxh3_128_hexdigest(blob) != shard.layout:
         raise ObjectError(f"{name} is missing" if blob is None else f"{name} is truncated or damaged")
@@ -247,7 +254,7 @@ def prune(url: str | Files, keep: int) -> Sequence[StoredStep]:
     if keep < 1:
         raise UserError(f"keep is {keep}; at least 1 checkpoint is kept")
     files = open_files(url)
-    with told("prune"):
+    with object_errors("prune"):
         stored_steps = steps(files)
         whole = sorted({stored_step.step for stored_step in stored_steps if not stored_step.bad})
         oldest = whole[-keep:][0] if whole else 0

@@ -15,7 +15,7 @@ from typing import Any
 
 from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerClient
-from windtunnel.linux.gate import Gate
+from windtunnel.linux.gate import ListeningGate
 from windtunnel.training.elastic.live import tunnel
 
 MODULE = __name__
@@ -91,13 +91,13 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
         signal.pause()
 
 
-def _at_one_port() -> tuple[socket.socket, Gate]:
+def _at_one_port() -> tuple[socket.socket, ListeningGate]:
     """A listener on the loopback, and a gate behind it at the same port: one that nothing else has there, and
     connections that have ended there keep theirs for a minute."""
     while True:
         own = socket.create_server((tunnel.LOOPBACK, 0))
         try:
-            return own, Gate((tunnel.BEHIND, own.getsockname()[1]))
+            return own, ListeningGate((tunnel.BEHIND, own.getsockname()[1]))
         except OSError as error:
             own.close()
             if error.errno != errno.EADDRINUSE:

@@ -44,15 +44,15 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from windtunnel.linux.sockets import Recorder, appeared, sockets_now
+from windtunnel.linux.sockets import SocketRecorder, appeared, sockets_now
 from windtunnel.linux.sockets import ports as _ports
 from windtunnel.training.elastic.model import Membership
 
 _lock = threading.Lock()
-_clients: dict[str, Future[tuple[TCPStore, Recorder]]] = {}  # by "host:port", connected or on the way
+_clients: dict[str, Future[tuple[TCPStore, SocketRecorder]]] = {}  # by "host:port", connected or on the way
 
 
-def connect_store(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
+def connect_store(address: str, timeout: float) -> tuple[TCPStore, SocketRecorder]:
     """A client of the store at "host:port", and its socket.
 
     Its constructor must be left alone: torch tries again and again, up to ``timeout`` s, if the socket is
@@ -67,12 +67,12 @@ def connect_store(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
         host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
     new = appeared(sockets_now(), before)
-    recorder = Recorder()
+    recorder = SocketRecorder()
     recorder.adopt({fd: inode for fd, inode in new.items() if _ports(fd)[2] == int(port)})
     return store, recorder
 
 
-def prepare_store(address: str, timeout: float) -> Future[tuple[TCPStore, Recorder]]:
+def prepare_store(address: str, timeout: float) -> Future[tuple[TCPStore, SocketRecorder]]:
     """Connect in the background, or wait on with what is on the way. Clients of other stores are dropped."""
     with _lock:
         for other in [known for known in _clients if known != address]:
@@ -84,7 +84,7 @@ def prepare_store(address: str, timeout: float) -> Future[tuple[TCPStore, Record
     return future
 
 
-def _connect(future: Future[tuple[TCPStore, Recorder]], address: str, timeout: float) -> None:
+def _connect(future: Future[tuple[TCPStore, SocketRecorder]], address: str, timeout: float) -> None:
     try:
         future.set_result(connect_store(address, timeout))
     except Exception as error:  # the store is gone: whoever needs it is told
@@ -166,7 +166,7 @@ class CuttableGroup:
     def __init__(self, backend: str, timeout: float) -> None:
         self.backend = backend
         self.timeout = timeout
-        self._recorder = Recorder()
+        self._recorder = SocketRecorder()
 
     @property
     def is_cut(self) -> bool:
@@ -303,7 +303,7 @@ class CuttableGroup:
             c10d._world.group_count = 0
             part_meshes()
         gc.collect()
-        self._recorder = Recorder()
+        self._recorder = SocketRecorder()
 
 
 @functools.cache
@@ -311,7 +311,7 @@ def cut_works(bound: float = 2.0) -> bool:
     """Whether a cut releases a blocked receive with the gloo at hand, tried between two threads of this
     process; takes some 20 ms, ``bound`` s where it does not work."""
     store = HashStore()
-    recorder = Recorder()
+    recorder = SocketRecorder()
     pair: dict[int, Any] = {}
 
     def connect(rank: int) -> None:

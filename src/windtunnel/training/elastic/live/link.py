@@ -53,7 +53,7 @@ class Stillness:
         return tuple(line for line in lines if "ctxt_switches" in line)
 
 
-class _Calls(remote.Link):
+class _Calls(remote.RemoteLink):
     """Its connections are never taken for those of a process group that forms meanwhile."""
 
     def _dialled(self) -> socket.socket:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
-from windtunnel.base.remote import Link
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.remote import RemoteLink
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.linux.hosts import own_address
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 
@@ -34,7 +34,7 @@ class Offer:
         split(address, "--listen")
         self._config = config
         try:
-            self._server = Server(Service.of(Jobs, self), f"tcp:{address}", keys)
+            self._server = RpcServer(RpcService.of(Jobs, self), f"tcp:{address}", keys)
         except UserError as error:
             raise UserError(f"--listen {address}: {error}") from error
         self.address = self._server.address.removeprefix("tcp:")
@@ -53,7 +53,7 @@ def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> Agent
             does not take the other's certificate.
     """
     host, _ = split(launcher, "host")
-    link = Link(f"tcp:{launcher}", keys=keys, timeout=PATIENCE)
+    link = RemoteLink(f"tcp:{launcher}", keys=keys, timeout=PATIENCE)
     try:
         plain = link.call(Jobs, "config", "")
     except PermissionError as error:

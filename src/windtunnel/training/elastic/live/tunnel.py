@@ -17,7 +17,7 @@ from collections.abc import Callable
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
-from windtunnel.linux.gate import Gate
+from windtunnel.linux.gate import ListeningGate
 from windtunnel.training.elastic.model import STORE
 
 CHUNK = 64 << 10
@@ -33,7 +33,7 @@ def service(address: str) -> str:
     return f"{STORE} {address}"
 
 
-def serve(listener: socket.socket, address: str, gate: Gate, keys: Keys) -> Listener:
+def serve(listener: socket.socket, address: str, gate: ListeningGate, keys: Keys) -> Listener:
     """Admit to the store behind the ``gate`` who comes to ``listener``, known as ``address``."""
 
     def admitted(sock: socket.socket) -> None:
@@ -43,7 +43,7 @@ def serve(listener: socket.socket, address: str, gate: Gate, keys: Keys) -> List
     return Listener(listener, admitted, keys=keys, services=lambda: (service(address),), name="store")
 
 
-def serve_own(listener: socket.socket, gate: Gate) -> Listener:
+def serve_own(listener: socket.socket, gate: ListeningGate) -> Listener:
     """The same, on the loopback, for processes of the same user: the store has a client of its own, which
     connects from where it likes."""
 

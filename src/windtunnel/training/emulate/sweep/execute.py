@@ -31,7 +31,7 @@ from typing import Any
 from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
-from windtunnel.linux.hosts import Lost, RayCluster
+from windtunnel.linux.hosts import ActorLost, RayCluster
 from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.run import Fabrics, emulate, no_fabrics
@@ -276,7 +276,7 @@ def emulate_on_ray(
             actor = running.pop(call)
             try:
                 row: Row | None = call.result()
-            except Lost as error:
+            except ActorLost as error:
                 raise ScriptError(f"{error}; run the same command again to go on with the sweep") from None
             if row is None:
                 actor.kill()

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from windtunnel.base.fields import fitted
-from windtunnel.base.options import Option, options
+from windtunnel.base.options import OptionSpec, options
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.training.emulate.options import ALONE, Options
 
@@ -179,7 +179,7 @@ Whole = Annotated[int, Field(strict=True)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _field(option: Option) -> tuple[Any, Any]:
+def _field(option: OptionSpec) -> tuple[Any, Any]:
     """An option of the emulations as a field of the file."""
     if option.kind == list[str]:
         return Annotated[list[str], BeforeValidator(_list)], list(option.default)

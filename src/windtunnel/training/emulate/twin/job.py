@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
-from windtunnel.cluster.model import Cluster, Placement
+from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
 from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Calls, Channel
@@ -139,9 +139,9 @@ def _between_parts(world: StitchedWorld, send: Channel) -> bool:
 def _crossings(
     world: StitchedWorld, cluster: Cluster, channels: Sequence[Channel], slow: Slowness
 ) -> dict[Channel, Crossing]:
-    known: dict[tuple[int, ...], tuple[Placement, float]] = {}
+    known: dict[tuple[int, ...], tuple[GroupPlacement, float]] = {}
 
-    def crossing(ranks: tuple[int, ...]) -> tuple[Placement, float]:
+    def crossing(ranks: tuple[int, ...]) -> tuple[GroupPlacement, float]:
         if ranks not in known:
             placement = cluster.placement(ranks)
             hosts = {rank // cluster.devices_per_host for rank in ranks}
@@ -159,7 +159,7 @@ def _crossings(
             rows = np.stack([family.members, np.roll(family.members, -channel[2], axis=1)], -1).reshape(-1, 2)
             of_row = np.full(world.size, -1, np.int64)
             of_row[rows[:, 0]] = np.arange(len(rows))
-        numbers: dict[tuple[Placement, float], int] = {}
+        numbers: dict[tuple[GroupPlacement, float], int] = {}
         samples: list[Group] = []
         key_of_row = np.empty(len(rows) + 1, np.int64)
         key_of_row[-1] = -1

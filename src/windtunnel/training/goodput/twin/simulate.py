@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from windtunnel.traces.failures import Change
+from windtunnel.traces.failures import HostChange
 from windtunnel.training.goodput.twin.model import PHASES, JobModel, PhaseCosts, SimulationResult
 
 
@@ -58,7 +58,7 @@ class Scheme(Protocol):
 
 
 def simulate(
-    scheme: Scheme, job: JobModel, costs: PhaseCosts, trace: Sequence[Change], horizon: float
+    scheme: Scheme, job: JobModel, costs: PhaseCosts, trace: Sequence[HostChange], horizon: float
 ) -> SimulationResult:
     """Run ``job`` for ``horizon`` seconds through ``trace``.
 
@@ -67,7 +67,7 @@ def simulate(
     result = _Simulation(scheme, job)
     arrivals: list[tuple[float, int]] = []
     alive = set(range(job.hosts))
-    for change in (*trace, Change(math.inf)):
+    for change in (*trace, HostChange(math.inf)):
         while arrivals and arrivals[0][0] <= min(change.time, horizon):
             at, host = heapq.heappop(arrivals)
             result.advance(at)

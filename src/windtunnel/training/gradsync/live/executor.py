@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.linux.sockets import Recorder
+from windtunnel.linux.sockets import SocketRecorder
 from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of
 from windtunnel.training.gradsync.live.exchange import Peers, scopes
 from windtunnel.training.gradsync.live.feedback import Feedback
@@ -174,7 +174,7 @@ class Executor:
     ) -> None:  # fmt: skip
         self._plan, self._cuda, self._device = plan, device.type == "cuda", device
         hierarchical = any(group.option.inside != "flat" for group in plan.groups)
-        self._sockets = Recorder()
+        self._sockets = SocketRecorder()
         with self._sockets.recording():
             self._scopes = scopes(plan.hosts, group, deadline, hierarchical=hierarchical)
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from windtunnel.base.errors import UserError
 from windtunnel.linux.system import checked, libc
 from windtunnel.trust.attest.live.tpm import Tpm, swtpm
-from windtunnel.trust.attest.messages import Refused, Session
+from windtunnel.trust.attest.messages import AttestationRefused, AttestedSession
 from windtunnel.trust.attest.policy import AllowList
-from windtunnel.trust.attest.protocol import Device, Fuse, Manufacturer, Verifier, measure
+from windtunnel.trust.attest.protocol import AttestedDevice, Fuse, Manufacturer, Verifier, measure
 
 if TYPE_CHECKING:
     from windtunnel.store.eventlog import EventLog
@@ -37,14 +37,14 @@ TIERS = {"simulator": ATTACKS, "tpm": (*ATTACKS[:-1], *BUS_ATTACKS, "program", "
 NOBODY, DUMPABLE = 65534, 4
 
 
-class Machine(NamedTuple):
+class AttestedMachine(NamedTuple):
     """A host and its device, by their process ids."""
 
     link: Connection
     host: int
     device: int
 
-    def attest(self, verifier: Verifier) -> Session:
+    def attest(self, verifier: Verifier) -> AttestedSession:
         """The verifier's side of a new session. Raises Refused."""
         return verifier.finish(self.call(b"3", verifier.check(self.call(b"1", verifier.hello()))))
 
@@ -53,12 +53,12 @@ class Machine(NamedTuple):
         self.link.send_bytes(kind + message)
         reply = self.link.recv_bytes()
         if reply[:1] == b"E":
-            raise Refused(*json.loads(reply[1:]))
+            raise AttestationRefused(*json.loads(reply[1:]))
         return reply[1:]
 
 
 @contextlib.contextmanager
-def machine(fuse: Fuse, kept: Path, tpms: Sequence[Tpm] = ()) -> Iterator[Machine]:
+def machine(fuse: Fuse, kept: Path, tpms: Sequence[Tpm] = ()) -> Iterator[AttestedMachine]:
     """Both processes, until the block ends. ``kept``: the file for what the host carries; ``tpms``: the
     device's, and one of the attacker's."""
     spawn = multiprocessing.get_context("spawn")  # a fork would have what the verifier knows
@@ -72,7 +72,7 @@ def machine(fuse: Fuse, kept: Path, tpms: Sequence[Tpm] = ()) -> Iterator[Machin
             stack.callback(process.kill)
         for end in (up, down, device):
             end.close()
-        yield Machine(verifier, host.pid or 0, chip.pid or 0)
+        yield AttestedMachine(verifier, host.pid or 0, chip.pid or 0)
 
 
 def demonstrate(folder: Path, log: EventLog | None = None, tier: str = "simulator") -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def demonstrate(folder: Path, log: EventLog | None = None, tier: str = "simulato
                 session = attacked.attest(Verifier(allow, {"data": os.urandom(32)}, log=log))
                 answer = session.open(attacked.call(b"R", session.seal("numbers", b"[1, 2, 3]")), "sum")
                 rows[-1]["sum"] = int(answer)
-            except Refused as error:
+            except AttestationRefused as error:
                 rows[-1] |= {"refused": True, "failing": error.failing}
     return rows
 
@@ -125,7 +125,7 @@ class _Bus(Tpm):
 def _device(link: Connection, fuse: Fuse, tpms: Sequence[Tpm]) -> None:
     checked(libc.prctl(DUMPABLE, 0, 0, 0, 0), "prctl")
     bus = _Bus(tpms[0].folder, tpms[1]) if tpms else None
-    device = Device.boot(fuse, LAYERS, LOADS, tpm=bus)
+    device = AttestedDevice.boot(fuse, LAYERS, LOADS, tpm=bus)
 
     def attack(name: bytes) -> None:
         if bus is not None:
@@ -133,7 +133,7 @@ def _device(link: Connection, fuse: Fuse, tpms: Sequence[Tpm]) -> None:
 
     def record(sealed: bytes) -> bytes:
         if device.session is None:
-            raise Refused("a record came before the session", ["record.order"])
+            raise AttestationRefused("a record came before the session", ["record.order"])
         return device.session.seal("sum", b"%d" % sum(json.loads(device.session.open(sealed, "numbers"))))
 
     calls: dict[bytes, Callable[[bytes], bytes | None]] = {
@@ -144,7 +144,7 @@ def _device(link: Connection, fuse: Fuse, tpms: Sequence[Tpm]) -> None:
         while request := link.recv_bytes():
             try:
                 link.send_bytes(b"." + (calls[request[:1]](request[1:]) or b""))
-            except Refused as error:
+            except AttestationRefused as error:
                 link.send_bytes(b"E" + json.dumps([str(error), error.failing]).encode())
 
 

@@ -24,8 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.trust.attest import AllowList, Device, Verifier
-from windtunnel.trust.gpu.live.link import CHUNK, TAG, Fields, Link, Party, Seal, Shared, chunks, serve
+from windtunnel.trust.attest import AllowList, AttestedDevice, Verifier
+from windtunnel.trust.gpu.live.link import (
+    CHUNK,
+    TAG,
+    Fields,
+    GpuLink,
+    Party,
+    Seal,
+    SharedWindow,
+    chunks,
+    serve,
+)
 
 USERS = ("claim", "register", "copy", "run", "scrub", "release")
 WAYS = ("user>broker", "broker>user", "broker>device", "device>broker")
@@ -38,11 +48,11 @@ class Broker:
         Denied: another broker is, or was, bound.
     """
 
-    def __init__(self, link: Link, users: AllowList, folder: Path) -> None:
+    def __init__(self, link: GpuLink, users: AllowList, folder: Path) -> None:
         self._device, self._users, self._turn = link, users, threading.Lock()
         paths = {peer: str(folder / f"shared-{peer}") for peer in ("user", "device")}
         self._facts = {**link.call("bind", shared=paths), "shared": paths["user"]}
-        self._shared = {peer: Shared(path) for peer, path in paths.items()}
+        self._shared = {peer: SharedWindow(path) for peer, path in paths.items()}
         self._plain = memoryview(bytearray(CHUNK))
         self._checks: dict[str, Verifier] = {}
         self._proven: set[str] = set()
@@ -110,9 +120,9 @@ class Broker:
 def main() -> None:
     """As of the device; it says so and ends where it cannot be bound."""
     spec = pickle.load(sys.stdin.buffer)
-    boot = partial(Device.boot, spec["fuse"], {"broker": Path(__file__).read_bytes()})
+    boot = partial(AttestedDevice.boot, spec["fuse"], {"broker": Path(__file__).read_bytes()})
     try:
-        broker = Broker(Link(spec["device"], Verifier(spec["devices"])), spec["users"], spec["folder"])
+        broker = Broker(GpuLink(spec["device"], Verifier(spec["devices"])), spec["users"], spec["folder"])
         serve(spec["address"], boot, broker.handle)
     except (HostError, ConnectionError) as error:
         print(json.dumps({"failed": str(error)}), flush=True)

@@ -24,8 +24,18 @@ import torch
 
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import EventLog
-from windtunnel.trust.attest import Device
-from windtunnel.trust.gpu.live.link import TAG, Bells, Denied, Fields, Party, Seal, Shared, chunks, serve
+from windtunnel.trust.attest import AttestedDevice
+from windtunnel.trust.gpu.live.link import (
+    TAG,
+    Bells,
+    Denied,
+    Fields,
+    Party,
+    Seal,
+    SharedWindow,
+    chunks,
+    serve,
+)
 from windtunnel.trust.gpu.policy import Kind, Observation, Range, Request, Table, decide
 
 PAGE = 1 << 16
@@ -33,7 +43,7 @@ PAGE = 1 << 16
 WAYS = ("user>device", "device>user", "broker>device", "device>broker")
 
 
-class Gpu:
+class GpuDevice:
     """``pages`` of memory, and the functions in the text ``programs``."""
 
     def __init__(self, pages: int, programs: str, log: EventLog) -> None:
@@ -44,7 +54,7 @@ class Gpu:
         self._table, self._log, self._turn = Table(pages), log, threading.Lock()
         self._broker = ""  # whose request is done
         self._seals: dict[str, Seal] = {}
-        self._shared: dict[str, Shared] = {}
+        self._shared: dict[str, SharedWindow] = {}
         self._bells: Bells | None = None
 
     def handle(self, broker: str, request: Fields) -> Fields:
@@ -61,7 +71,7 @@ class Gpu:
                 raise UserError(f"request {do!r} is unknown")
             self._do(do, request.get("who", ""), request.get("epoch", 0), tuple(request.get("pages", (0, 0))))
             if do == "bind":
-                self._shared = {peer: Shared(path) for peer, path in request["shared"].items()}
+                self._shared = {peer: SharedWindow(path) for peer, path in request["shared"].items()}
             return {"page": PAGE}
 
     def claim(self, who: str, public: str, both: str) -> Fields:
@@ -164,9 +174,9 @@ def main() -> None:
     torch.set_num_threads(1)
     programs = spec["programs"].read_bytes()
     layers = {"device": Path(__file__).read_bytes()}
-    boot = partial(Device.boot, spec["fuse"], layers, {"programs": programs})
+    boot = partial(AttestedDevice.boot, spec["fuse"], layers, {"programs": programs})
     with closing(EventLog(spec["log"])) as log:
-        gpu = Gpu(spec["pages"], programs.decode(), log)
+        gpu = GpuDevice(spec["pages"], programs.decode(), log)
         serve(spec["address"], boot, gpu.handle)
 
 

@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.trust.attest import Device, Refused, Verifier
+from windtunnel.trust.attest import AttestationRefused, AttestedDevice, Verifier
 
 CHUNK, TAG, WINDOW = 1 << 18, 16, 128
 """Bytes that are sealed at once, of their tag, and for how many such chunks the shared memory has room."""
@@ -56,7 +56,7 @@ class Denied(HostError):
         self.refusal = refusal
 
 
-class Link:
+class GpuLink:
     """The caller's side of a connection to ``address``, for one thread at a time.
 
     Raises:
@@ -117,7 +117,7 @@ def _connected() -> Iterator[None]:
         raise ConnectionError(f"the other side has ended ({error or 'its connection is closed'})") from error
 
 
-def serve(address: str, boot: Callable[[], Device], handle: Handler) -> None:
+def serve(address: str, boot: Callable[[], AttestedDevice], handle: Handler) -> None:
     """Prove what runs here to each who connects, and hand his requests to ``handle``, until the process ends,
     or the one that started it. Standard output says when it can be reached."""
     with Listener(address, "AF_UNIX") as listener:
@@ -134,9 +134,9 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _answer(connection: Connection, device: Device, handle: Handler) -> None:
+def _answer(connection: Connection, device: AttestedDevice, handle: Handler) -> None:
     name = ""
-    with contextlib.suppress(EOFError, OSError, Refused), connection:
+    with contextlib.suppress(EOFError, OSError, AttestationRefused), connection:
         try:
             connection.send_bytes(device.answer(connection.recv_bytes(LONGEST)))
             connection.send_bytes(device.accept(connection.recv_bytes(LONGEST)))
@@ -199,7 +199,7 @@ class Seal:
             raise Denied(f"chunk {self._count} is not what was sealed for {about}", "changed") from None
 
 
-class Shared:
+class SharedWindow:
     """Memory that the host can see: ``WINDOW`` places for a chunk and its tag, a file at ``path``."""
 
     def __init__(self, path: str) -> None:

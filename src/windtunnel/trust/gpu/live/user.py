@@ -33,7 +33,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.store.eventlog import NAME
-from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
+from windtunnel.trust.attest import AllowList, AttestedDevice, Manufacturer, Verifier, measure
 from windtunnel.trust.gpu.live.link import (
     CHUNK,
     PEAL,
@@ -41,10 +41,10 @@ from windtunnel.trust.gpu.live.link import (
     WINDOW,
     Bells,
     Fields,
-    Link,
+    GpuLink,
     Party,
     Seal,
-    Shared,
+    SharedWindow,
     chunks,
 )
 
@@ -67,8 +67,8 @@ class Buffer:
 class Gpu:
     """A device that is claimed, for one thread at a time; see `claim`. ``epoch``: of the claim."""
 
-    def __init__(self, link: Link, facts: Fields, path: str) -> None:
-        party, self._shared = Party(), Shared(facts["shared"])
+    def __init__(self, link: GpuLink, facts: Fields, path: str) -> None:
+        party, self._shared = Party(), SharedWindow(facts["shared"])
         self._bells = Bells(self._shared.path, user=True) if path == "pipelined" else None
         try:
             answer = link.call("claim", public=party.public)
@@ -171,7 +171,7 @@ class Gpu:
 
 
 @contextmanager
-def claim(broker: str, allow: AllowList, me: Device, path: str = "pipelined") -> Iterator[Gpu]:
+def claim(broker: str, allow: AllowList, me: AttestedDevice, path: str = "pipelined") -> Iterator[Gpu]:
     """The device behind the broker at that address, scrubbed and released at the end. ``allow``: what the
     broker must prove; ``me``: what proves itself to it; ``path``: of `PATHS`.
 
@@ -183,7 +183,7 @@ def claim(broker: str, allow: AllowList, me: Device, path: str = "pipelined") ->
     """
     if path not in PATHS:
         raise UserError(f"`path`: {path!r} is unknown; accepted are {', '.join(PATHS)}")
-    link = Link(broker, Verifier(allow))
+    link = GpuLink(broker, Verifier(allow))
     try:
         m2 = me.answer(bytes.fromhex(link.call("challenge")["m1"]))
         m4 = me.accept(bytes.fromhex(link.call("prove", m2=m2.hex())["m3"]))
@@ -196,7 +196,7 @@ def claim(broker: str, allow: AllowList, me: Device, path: str = "pipelined") ->
         link.close()
 
 
-class Host:
+class GpuHost:
     """A device of ``pages`` (64 KiB each) that runs the functions in ``programs``, and its broker, with keys
     of a manufacturer made for them. ``folder``: of sockets and the log; ``shared``: of the memory through
     which data pass, on /dev/shm as a rule. As a context it ends both.
@@ -219,7 +219,10 @@ class Host:
         broker, device = (
             Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("broker", "device")
         )
-        self.me, self.allow = partial(Device.boot, maker.fuse(), {"user": program}), allow(broker=broker)
+        self.me, self.allow = (
+            partial(AttestedDevice.boot, maker.fuse(), {"user": program}),
+            allow(broker=broker),
+        )
         folder.mkdir(parents=True, exist_ok=True)
         self._shared = TemporaryDirectory(prefix="windtunnel-gpu-", dir=shared or folder)
         self.spec: dict[str, Fields] = {
@@ -271,7 +274,7 @@ class Host:
             with self._processes.pop(name) as process:
                 process.kill()
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> GpuHost:
         return self
 
     def __exit__(self, *_: object) -> None:

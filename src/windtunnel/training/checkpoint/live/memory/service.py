@@ -69,9 +69,9 @@ class MemoryService:
             self._spare = tempfile.mkdtemp(prefix="windtunnel-")
             path = Path(self._spare) / "memory.sock"
         path.unlink(missing_ok=True)
-        served = rpc.Service.of(Ranks, self._owner, ERRORS)
+        served = rpc.RpcService.of(Ranks, self._owner, ERRORS)
         served.explain = _explained
-        self._ranks = rpc.Server(served, f"unix:{path}")
+        self._ranks = rpc.RpcServer(served, f"unix:{path}")
         self.path = self._ranks.address
 
     def _services(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from windtunnel.base import atomic
 from windtunnel.base.keys import Keys
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked, tunnel
@@ -95,7 +95,7 @@ class Agent:
         self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.workers.exited(m)))
         self.workers = Workers(self._forks, self._outputs, self.do, self._started, self._gone)
         self._socket = self.memory / "agent.sock"
-        self._server = Server(Service.of(Host, Trainers(self)), f"unix:{self._socket}")
+        self._server = RpcServer(RpcService.of(Host, Trainers(self)), f"unix:{self._socket}")
         self.keys = Keys.of_job(config.secret, config.tls)
         self._door = tunnel.Door(self.keys, lambda: self.member.store if self.member else "")
         self.link = Link(

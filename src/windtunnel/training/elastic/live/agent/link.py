@@ -42,7 +42,7 @@ class Link:
         self, address: str, keys: Keys, hello: Callable[[], Hello], deliver: Callable[[Message], object]
     ) -> None:
         self.last_heard = time.monotonic()
-        self._remote = remote.Link(f"tcp:{address}", keys=keys, timeout=SILENCE)
+        self._remote = remote.RemoteLink(f"tcp:{address}", keys=keys, timeout=SILENCE)
         self._hello, self._deliver = hello, deliver
         self._beat = 0.2
         self._changed = threading.Condition()

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from windtunnel.base.calls import Departure
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
-from windtunnel.base.rpc import Server, Service
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.calls import Hello, Message, Supervision
 from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
@@ -88,7 +88,7 @@ class Supervisor:
         self._settings = settings
         self._stores = Stores(start_store, self._changed.set)
         with self._lock:  # who comes meanwhile waits
-            self._service = Service.of(Supervision, _Calls(self))
+            self._service = RpcService.of(Supervision, _Calls(self))
             self._server = _served(self._service, host, before.address, keys)
             self.address = self._server.address.removeprefix("tcp:")
             self._log = eventlog.EventLog(path, epoch=self.epoch)
@@ -307,13 +307,13 @@ class _Calls:
         return call
 
 
-def _served(service: Service, host: str, last: str, keys: Keys) -> Server:
+def _served(service: RpcService, host: str, last: str, keys: Keys) -> RpcServer:
     """A server where the ``last`` supervisor had its, since agents look for the next one there."""
     port = int(last.rpartition(":")[2]) if last else 0
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            return Server(service, f"tcp:{host}:{port}", keys)
+            return RpcServer(service, f"tcp:{host}:{port}", keys)
         except UserError as error:
             cause = error.__cause__
             if getattr(cause, "errno", None) != errno.EADDRINUSE or time.monotonic() > end:

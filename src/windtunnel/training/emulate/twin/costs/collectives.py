@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from windtunnel.cluster.model import Cluster, Placement
+from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 from windtunnel.training.emulate.twin.costs.roofline import (
@@ -78,7 +78,7 @@ def bus_factor(kind: str, ranks: int) -> float:
     return 1.0
 
 
-def sharing_of(cluster: Cluster, placement: Placement) -> float:
+def sharing_of(cluster: Cluster, placement: GroupPlacement) -> float:
     """How many groups of the same shape use each NIC at once, when all devices of a host do the same.
 
     In an SPMD job the groups of a mesh dimension communicate together. With a NIC for each device they do not
@@ -90,7 +90,7 @@ def sharing_of(cluster: Cluster, placement: Placement) -> float:
 
 
 def collective_cost(
-    kind: str, nbytes: int, placement: Placement, cluster: Cluster, *, backend: str = "nccl",
+    kind: str, nbytes: int, placement: GroupPlacement, cluster: Cluster, *, backend: str = "nccl",
     sharing: float = 1.0, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT,
 ) -> CollectiveCost:  # fmt: skip
     """The cost of one collective of ``kind`` over ``nbytes`` (see the module) by the ranks of ``placement``.
@@ -107,7 +107,12 @@ def collective_cost(
 
 @lru_cache(maxsize=65536)
 def _nccl_cost(
-    kind: str, nbytes: int, placement: Placement, cluster: Cluster, sharing: float, params: CostParameters
+    kind: str,
+    nbytes: int,
+    placement: GroupPlacement,
+    cluster: Cluster,
+    sharing: float,
+    params: CostParameters,
 ) -> CollectiveCost:
     if kind in ("send", "recv"):
         return _message(nbytes, placement, cluster, sharing, params)
@@ -138,7 +143,7 @@ def _nccl_cost(
     return CollectiveCost(seconds, algorithm, name, bus, latency, transfer)
 
 
-def _network(placement: Placement, cluster: Cluster, sharing: float) -> _Network:
+def _network(placement: GroupPlacement, cluster: Cluster, sharing: float) -> _Network:
     host = cluster.host
     inside = placement.intra_bandwidth * placement.intra.efficiency if placement.intra else math.inf
     ring, cross = inside, math.inf
@@ -255,7 +260,7 @@ _ALGORITHMS: dict[str, dict[str, Predict]] = {
 
 
 def _message(
-    nbytes: int, placement: Placement, cluster: Cluster, sharing: float, params: CostParameters
+    nbytes: int, placement: GroupPlacement, cluster: Cluster, sharing: float, params: CostParameters
 ) -> CollectiveCost:
     nccl = params.nccl
     if placement.hosts > 1 and placement.inter is not None:
@@ -337,12 +342,12 @@ def or_alternative(
 
 
 @lru_cache(maxsize=65536)
-def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> Placement:
+def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> GroupPlacement:
     return cluster.placement(ranks)
 
 
 def gloo_seconds(
-    kind: str, nbytes: float, placement: Placement, profile: DeviceProfile | None, params: GlooParameters
+    kind: str, nbytes: float, placement: GroupPlacement, profile: DeviceProfile | None, params: GlooParameters
 ) -> float:
     """Seconds of one collective over ``nbytes`` (`collectives` says of what) by all ranks of ``placement``.
 
