@@ -14,7 +14,17 @@ from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import POLICIES, Look, Notice, Past, PolicyName, Queued, Restore
-from windtunnel.agents.sandbox.twin import Session, TurnLoad, cost, effects_of, sessions, starts
+from windtunnel.agents.sandbox.twin import (
+    PEEKED,
+    SHARES,
+    Session,
+    TurnLoad,
+    cost,
+    effects_of,
+    generate,
+    sessions,
+    starts,
+)
 from windtunnel.agents.sandbox.twin.world import EmulatedHost, SandboxWorld, SessionsOutcome
 
 ONE = EmulatedHost(cores=1, workers=1)
@@ -158,3 +168,14 @@ def test_every_decision_has_a_price(tmp_path: Path) -> None:
     assert cost(*order)["seconds"] > 0
     with pytest.raises(TypeError, match="Keep is no answer to Restore"):
         cost(next(seen for seen, _ in found if isinstance(seen, Restore)), found[0][1])
+
+
+def test_generated_turns_have_the_shares_that_are_said() -> None:
+    turns = generate(4000, 7).turns
+    assert generate(4000, 7).turns == turns
+    quiet = [turn for turn in turns if turn.true_class is TurnClass.NONE]
+    for turn_class, share in zip(TurnClass, SHARES, strict=True):
+        assert sum(turn.true_class is turn_class for turn in turns) / 4000 == pytest.approx(share, abs=0.03)
+    assert sum("peek" in turn.tags for turn in quiet) / len(quiet) == pytest.approx(PEEKED, abs=0.03)
+    assert not any(turn.tags for turn in turns if turn.true_class is not TurnClass.NONE)
+    assert turns[-1].think == 0 and all(0 < turn.think <= 600 for turn in turns[:-1])
