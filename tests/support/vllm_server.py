@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.serving.vllm.calibrate import build_model
-from windtunnel.serving.vllm.serve import Server, answers, free_port, started
+from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 
@@ -46,7 +46,7 @@ def run(folder: Path) -> tuple[Path, list[int]]:
     """The log of a server that is asked twice, and the status of each request."""
     events = folder / eventlog.NAME
     model = build_model(folder / "model")
-    server = Server(str(model), "m", port=free_port("127.0.0.1", 0), more=WORDS)
+    server = Server(str(model), "m", port=find_port("127.0.0.1", 0), more=WORDS)
     url = f"http://127.0.0.1:{server.port}"
     settings = Settings("taper", "refuse", step_time=STEP_TIME, events=str(events))
 
@@ -61,9 +61,9 @@ def run(folder: Path) -> tuple[Path, list[int]]:
 
     with (
         (folder / "server.log").open("wb") as log,
-        started(server.command(settings), log.fileno()) as process,
+        server_process(server.command(settings), log.fileno()) as process,
     ):
-        answers(process, url)
+        wait_until_ready(process, url)
         status: list[int] = []
         for _ in range(2):
             with ThreadPoolExecutor(len(requests())) as threads:

@@ -131,7 +131,7 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
     step, _ = profile.fit(points, np.mean(turns, 0).tolist())
     emulated = serve(requests_of(trace, PROMISED), engine.limits, step)
     measured = replace(emulated, first=first, end=end, tokens=output, refused=np.zeros(count, bool))
-    both = [figures.times([one], PROMISED) for one in (measured, emulated)]
+    both = [figures.compute_times([one], PROMISED) for one in (measured, emulated)]
     where = f"{model} at {busy:.0%} load"
     for name in ("ttft", "tpot"):
         live, twin = (quantile(getattr(one, name).tolist(), 0.5) for one in both)
@@ -139,5 +139,5 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
         yield figure(words, "s", live, "within 15 %", emulated=twin, note=conditions())
     spans = [float(np.nanmax(one.end)) for one in (measured, emulated)]
     live, twin = (float(one.met.sum()) / span for one, span in zip(both, spans, strict=True))
-    note = f"{count} requests, {figures.promised(PROMISED)}; seconds of the engine's core"
+    note = f"{count} requests, {figures.describe_objective(PROMISED)}; seconds of the engine's core"
     yield figure(f"{where}: goodput", "requests/s", live, "within 10 %", emulated=twin, note=note)

@@ -27,7 +27,7 @@ from windtunnel.base.plain import from_plain
 from windtunnel.serving.engine.model import Objective, Request, Serial
 from windtunnel.serving.engine.policy.step import Limits
 from windtunnel.serving.engine.twin.world import serve
-from windtunnel.serving.vllm.calibrate import WORDS, fitted
+from windtunnel.serving.vllm.calibrate import WORDS, fit_log
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 
@@ -88,7 +88,7 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
     events = eventlog.read(live.events)
     limits = from_plain(Limits, next(one["limits"] for one in events if one["kind"] == "engine"))
     events = events[begin:]
-    time, error = fitted([one for one in events if one["kind"] == "step"][::2])
+    time, error = fit_log([one for one in events if one["kind"] == "step"][::2])
     some = [one for one in events if one["kind"] == "arrives"]
     requests = sorted((from_plain(Request, one["request"]) for one in some), key=lambda one: one.arrival)
     first, end = live_times(events, requests)
@@ -177,7 +177,7 @@ def emulated(live: Live, asked: Sequence[Asked]) -> float:
     """The share that the twin keeps of the same requests, by the steps that the server took until now."""
     events = eventlog.read(live.events)
     limits = from_plain(Limits, next(one["limits"] for one in events if one["kind"] == "engine"))
-    time, _ = fitted(events)
+    time, _ = fit_log(events)
     requests = [
         Request(place, one.after, PROMPT, (Serial(one.tokens),), Objective(one.ttft, one.tpot))
         for place, one in enumerate(asked)

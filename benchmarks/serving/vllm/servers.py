@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.harness.rows import need
 from windtunnel.serving.vllm.calibrate import SHAPE, WORDS, build_model
-from windtunnel.serving.vllm.serve import Server, answers, free_port, started
+from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
 from windtunnel.serving.vllm.settings import Settings
 
 HYBRID: dict[str, Any] = {
@@ -135,7 +135,7 @@ def servers(
         model = _hybrid(folder / "model") if hybrid else build_model(folder / "model")
         running = {}
         for name, variant in variants.items():
-            port = free_port("127.0.0.1", 0)
+            port = find_port("127.0.0.1", 0)
             events = folder / f"{name}.jsonl"
             settings = replace(variant.settings or Settings(), events=str(events))
             more = f"{words} {variant.words}"
@@ -143,10 +143,10 @@ def servers(
             command = _engine(model, port) if variant.engine else server.command(settings)
             url = f"http://127.0.0.1:{port}"
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            process = stack.enter_context(started(command, log.fileno()))
+            process = stack.enter_context(server_process(command, log.fileno()))
             running[name] = process, Live(url, psutil.Process(process.pid), events, not variant.engine)
         for process, live in running.values():
-            answers(process, live.url)
+            wait_until_ready(process, live.url)
         yield {name: live for name, (_, live) in running.items()}
 
 

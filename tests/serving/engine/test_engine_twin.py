@@ -23,7 +23,7 @@ from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.model import Objective, Request, Serial, StepTime
 from windtunnel.serving.engine.policy.step import Limits
 from windtunnel.serving.engine.twin import figures, models
-from windtunnel.serving.engine.twin.world import Prefixes, Served, serve
+from windtunnel.serving.engine.twin.world import Prefixes, Results, serve
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import Shape
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
@@ -34,7 +34,7 @@ TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
 WIDE = Limits(rows=64, kv=100_000, admission="wait")
 
 
-def one_by_one(requests: list[Request], given_limits: Limits, time: StepTime) -> Served:
+def one_by_one(requests: list[Request], given_limits: Limits, time: StepTime) -> Results:
     return serve(requests, given_limits, time, jump=False)
 
 
@@ -68,9 +68,9 @@ def test_a_hand_made_case() -> None:
     # prefill, 2.13; from 5.25 a row that reads 2, 1.12
     assert done.first.tolist() == [2.0, pytest.approx(5.25)]
     assert done.end.tolist() == [pytest.approx(5.25), pytest.approx(6.37)]
-    found = figures.times([done], Objective(ttft=2.5, tpot=1.625))
+    found = figures.compute_times([done], Objective(ttft=2.5, tpot=1.625))
     assert found.tpot.tolist() == pytest.approx([1.625, 1.12]) and found.met.tolist() == [True, False]
-    made = figures.summary([done], found, 4, 100_000, 3600.0, 2)
+    made = figures.summarise([done], found, 4, 100_000, 3600.0, 2)
     assert made["goodput"] == pytest.approx(1 / 6.37) and made["cost"]["total"] == pytest.approx(2 * 6.37)
     assert (made["steps"], made["attainment"], made["refused"]) == (4, 0.5, 0)
 
@@ -111,7 +111,7 @@ def test_what_prompts_share_is_read_once() -> None:
     symbols = {n: np.array([1, 2, 3, 100 + n]) for n in range(10)}
     requests = [Request(n, n * 5.0, 64, (Serial(4),)) for n in range(10)]
 
-    def through(capacity: int) -> Served:
+    def through(capacity: int) -> Results:
         cache = PrefixCache(Shape(kv=1, state=0, token=1.0), capacity, RULES["three-lru"], unit=16)
         return serve(requests, WIDE, TIME, prefixes=Prefixes(cache, symbols))
 

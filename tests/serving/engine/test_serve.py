@@ -152,9 +152,9 @@ def test_threads_are_as_many_as_there_are_idle_cores(monkeypatch: pytest.MonkeyP
     looks = [SimpleNamespace(idle=idle, iowait=3.0) for idle in (96.0, 88.0, 86.0, 0.0)]
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval, percpu: looks)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    assert process.idle_cores() == (2, 4)
+    assert process.count_idle_cores() == (2, 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3})
-    assert process.idle_cores() == (0, 2)
+    assert process.count_idle_cores() == (0, 2)
 
 
 def _file(path: Path, text: str) -> str:

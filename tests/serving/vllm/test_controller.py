@@ -18,10 +18,10 @@ from windtunnel.serving.vllm.controller import (
     Arrival,
     Controller,
     Plan,
-    common,
-    grouped,
-    states_kept,
-    tokens,
+    choose_depths,
+    common_length,
+    group_sequences,
+    limit_tokens,
 )
 from windtunnel.store.eventlog import EventLog, read
 
@@ -80,7 +80,7 @@ class Server:
             start = self.computed.get(name)
             known = self.cached(name) if start is None else start
             left = max(1, len(self.prompts[name]) - known)
-            count = tokens(plan, name, known, left) if self.controller.regulates(name) else left
+            count = limit_tokens(plan, name, known, left) if self.controller.regulates(name) else left
             if count := min(count, self.most):
                 counts[name] = count
                 self.computed[name] = known + count
@@ -108,17 +108,19 @@ class Server:
 def test_sequences_that_share_blocks_are_branches_of_one_request() -> None:
     prompt = list(range(20))
     some = [Arrival(f"{at}_r", [*prompt, 90 + at], 5 + at, 1.0) for at in range(3)]
-    request = grouped(7, some, BLOCK).request
+    request = group_sequences(7, some, BLOCK).request
     assert request.prompt == 2 * BLOCK + 1
     assert request.stages == (Parallel((4, 4, 4), (5, 6, 7)),)
-    assert grouped(7, some[:1], BLOCK).request.stages == (Serial(5),)
-    assert grouped(7, [Arrival("a", [1], 2, 0.0), Arrival("b", [2], 2, 0.0)], BLOCK).request.prompt == 1
+    assert group_sequences(7, some[:1], BLOCK).request.stages == (Serial(5),)
+    assert (
+        group_sequences(7, [Arrival("a", [1], 2, 0.0), Arrival("b", [2], 2, 0.0)], BLOCK).request.prompt == 1
+    )
 
 
 def test_common_beginnings() -> None:
-    assert common([1, 2, 3], [1, 2, 4]) == 2
-    assert common([1, 2], [1, 2, 4]) == 2
-    assert common([], [1]) == 0
+    assert common_length([1, 2, 3], [1, 2, 4]) == 2
+    assert common_length([1, 2], [1, 2, 4]) == 2
+    assert common_length([], [1]) == 0
 
 
 def test_a_prompt_is_computed_in_chunks_and_rows_follow() -> None:
@@ -258,5 +260,5 @@ def test_states_are_kept_where_prompts_part_and_at_their_last_whole_block() -> N
         (1000, 0, 0, (2,)), (1000, 0, 400, (1, 2)), (1000, 384, 800, (2,)), (768, 0, 0, (1,)),
         (300, 0, 0, ()),
     ):  # fmt: skip
-        _, keep = states_kept("three-lru", 384, prompt, depth, shared)
+        _, keep = choose_depths("three-lru", 384, prompt, depth, shared)
         assert keep.depths == depths

@@ -11,7 +11,7 @@ import pytest
 from parity.serving import branching_effects, engine_effects, engine_twin, in_time
 from support.vllm_server import RECORDED, requests, run
 from windtunnel.replay import replay
-from windtunnel.serving.vllm.calibrate import fitted
+from windtunnel.serving.vllm.calibrate import fit_log
 from windtunnel.store import eventlog
 
 
@@ -39,7 +39,7 @@ def test_the_recorded_log_holds(log: Path) -> None:
 
 
 def test_its_steps_give_a_step_model(log: Path) -> None:
-    time, _ = fitted(eventlog.read(log))
+    time, _ = fit_log(eventlog.read(log))
     assert 0 < time.of(1, 100) < time.of(8, 100, [(64, 64)])
 
 

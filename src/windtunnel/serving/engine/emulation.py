@@ -25,7 +25,7 @@ from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial
 from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.engine.policy.step import Limits
 from windtunnel.serving.engine.twin import figures, models
-from windtunnel.serving.engine.twin.world import Prefixes, Served, serve
+from windtunnel.serving.engine.twin.world import Prefixes, Results, serve
 from windtunnel.serving.prefixcache.policy import POLICIES as PREFIX_POLICIES
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import Shape
@@ -75,13 +75,13 @@ class Emulation:
 
 @dataclass(frozen=True)
 class Emulated:
-    """What came out: `figures.summary`, what it is made of, and the run that keeps it. ``about``: facts in
+    """What came out: `figures.summarise`, what it is made of, and the run that keeps it. ``about``: facts in
     words."""
 
     run: str
     summary: Mapping[str, Any]
     about: Mapping[str, str]
-    parts: tuple[Served, ...]
+    parts: tuple[Results, ...]
     times: figures.Times
 
 
@@ -91,7 +91,7 @@ def emulate(emulation: Emulation) -> Emulated:
     Raises:
         UserError: something that was asked for is wrong.
     """
-    named, policies = own.chosen(emulation.branching, emulation.admission)
+    named, policies = own.choose_policies(emulation.branching, emulation.admission)
     emulation = replace(emulation, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
     if (emulation.rules or "none") not in RULES:
         raise UserError(f"serve: `rules` {emulation.rules!r} is unknown; accepted are {', '.join(RULES)}")
@@ -107,8 +107,8 @@ def emulate(emulation: Emulation) -> Emulated:
         served = _serve(
             emulation, trace, place, objective, log.decision if emulation.every else None, policies
         )
-        times = figures.times(served, objective, emulation.pace)
-        summary = figures.summary(
+        times = figures.compute_times(served, objective, emulation.pace)
+        summary = figures.summarise(
             served, times, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
         )  # fmt: skip
         about = {
@@ -119,7 +119,7 @@ def emulate(emulation: Emulation) -> Emulated:
             f" {emulation.chunk} tokens"
             f" prefilled in a step, {place.limits.kv:,} tokens of KV",
             "prefix cache": _cache_in_words(emulation, trace, place),
-            "promised": figures.promised(objective),
+            "promised": figures.describe_objective(objective),
         }
         run.finish({**summary, "about": about})
     return Emulated(run.id, summary, about, tuple(served), times)
@@ -242,7 +242,7 @@ def pairs(field: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
 def _serve(
     emulation: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None,
     policies: Mapping[str, Policy],
-) -> list[Served]:  # fmt: skip
+) -> list[Results]:  # fmt: skip
     requests = requests_of(trace, objective)
     every = max(1, emulation.every, -(-4 * len(requests) // PRECISE))
     symbols = dict(enumerate(trace.ids))

@@ -16,7 +16,7 @@ from windtunnel.serving.engine import policy as admission
 BRANCHING, ADMISSION = "serving.branching", "serving.engine"
 
 
-def chosen(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
+def choose_policies(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
     """Who decides, for what ``branching`` and ``admission`` say: names by capability, and of these the
     functions that are a user's. A file that does not say what it is for decides which branches take part;
     one for admission leaves these to the default.

@@ -1,7 +1,7 @@
 """``windtunnel calibrate serving.vllm``: what the steps of a vLLM server take here, for the twin.
 
 A server of a small model built at random is asked in waves of requests; its scheduler logs what each step
-consisted of and how long it took. `fitted` does the same with the log of any run of a vLLM server.
+consisted of and how long it took. `fit_log` does the same with the log of any run of a vLLM server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated, Progress, own, today
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import Point, fit, save
-from windtunnel.serving.vllm.serve import Server, answers, free_port, started
+from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 
@@ -53,16 +53,16 @@ def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
     progress("server", 0.0)
     with tempfile.TemporaryDirectory() as folder:
         events, model = Path(folder, eventlog.NAME), build_model(Path(folder, "model"))
-        server = Server(str(model), "calibrated", port=free_port("127.0.0.1", 0), more=WORDS)
+        server = Server(str(model), "calibrated", port=find_port("127.0.0.1", 0), more=WORDS)
         command = server.command(Settings("eager", "wait", events=str(events)))
         url = f"http://{server.host}:{server.port}"
-        with Path(folder, "log").open("wb") as log, started(command, log.fileno()) as process:
-            answers(process, url)
+        with Path(folder, "log").open("wb") as log, server_process(command, log.fileno()) as process:
+            wait_until_ready(process, url)
             for turn in range(TURNS + 1):  # the first one warms up
                 for place, (requests, prompt) in enumerate(waves):
                     progress("steps", (turn + place / len(waves)) / (TURNS + 1))
                     _wave(url, requests, prompt, salt=turn)
-        time, error = fitted(eventlog.read(events))
+        time, error = fit_log(eventlog.read(events))
     path = own(NAME)
     save(path, time, 0, model="a Qwen3 of 14 M parameters in vLLM", error=error, date=today())
     return Calibrated(path, f"vLLM's steps, {error:.1%} from the step model on average")
@@ -81,7 +81,7 @@ def _wave(url: str, requests: int, prompt: int, salt: int) -> None:
         list(threads.map(ask, range(requests)))
 
 
-def fitted(events: Sequence[eventlog.Event]) -> tuple[StepTime, float]:
+def fit_log(events: Sequence[eventlog.Event]) -> tuple[StepTime, float]:
     """The step model of a vLLM server's log, and how far its steps are from it: the mean of their relative
     differences. Of steps that are alike the mean is taken: what stood still stands still again.
 

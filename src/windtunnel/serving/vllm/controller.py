@@ -230,7 +230,7 @@ class Controller:
         """They are a request of the policies from now on; if they can never be served beside others, vLLM
         alone decides on them."""
         self._next += 1
-        group = grouped(self._next, sequences, self.block)
+        group = group_sequences(self._next, sequences, self.block)
         why = ""
         try:
             if not self.policies.arrive(group.request):
@@ -260,20 +260,22 @@ class Controller:
         self._unfitted += 1
         if self._unfitted >= max(REFIT, len(self._taken) // 4):
             self._unfitted = 0
-            time, _ = fit(*zip(*self._taken, strict=True), fused=True)
+            points, times = zip(*self._taken, strict=True)
+            time, _ = fit(points, times, fused=True)
             usual = [taken for taken in self._taken if taken[1] <= STALLED * time.of(*taken[0])]
-            self.policies.time, _ = fit(*zip(*(usual or self._taken), strict=True), fused=True)
+            points, times = zip(*(usual or self._taken), strict=True)
+            self.policies.time, _ = fit(points, times, fused=True)
             if self._note is not None:
                 self._note("time", time=to_plain(self.policies.time))
 
 
-def grouped(number: int, sequences: Sequence[Arrival], block: int) -> Group:
+def group_sequences(number: int, sequences: Sequence[Arrival], block: int) -> Group:
     """The request that ``sequences`` are to the policies."""
     first, lengths = sequences[0], [len(sequence.tokens) for sequence in sequences]
     stage: Serial | Parallel = Serial(first.most)
     prompt = lengths[0]
     if len(sequences) > 1:
-        parent = min(common(first.tokens, sequence.tokens) for sequence in sequences) // block * block
+        parent = min(common_length(first.tokens, sequence.tokens) for sequence in sequences) // block * block
         parent = min(parent, (min(lengths) - 1) // block * block)
         prompt = parent + 1
         heads = tuple(length - prompt for length in lengths)
@@ -282,7 +284,7 @@ def grouped(number: int, sequences: Sequence[Arrival], block: int) -> Group:
     return Group(request, [sequence.name for sequence in sequences], lengths)
 
 
-def common(first: Sequence[int], second: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens both begin with."""
     if first == second:
         return len(first)
@@ -292,7 +294,7 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
     )
 
 
-def tokens(plan: Plan, name: str, start: int, count: int) -> int:
+def limit_tokens(plan: Plan, name: str, start: int, count: int) -> int:
     """Of ``count`` tokens that vLLM would compute of a regulated sequence from ``start`` on, those of this
     step. Where vLLM is ahead of the policies, one: a step without it would come again."""
     if name in plan.rows:
@@ -300,7 +302,7 @@ def tokens(plan: Plan, name: str, start: int, count: int) -> int:
     return min(count, max(1, plan.ends[name] - start)) if name in plan.ends else 0
 
 
-def states_kept(rules: str, block: int, prompt: int, depth: int, shared: int) -> tuple[Lookup, Keep]:
+def choose_depths(rules: str, block: int, prompt: int, depth: int, shared: int) -> tuple[Lookup, Keep]:
     """At which depths, in blocks, a hybrid model's states are kept of a ``prompt`` whose first ``depth``
     tokens are used from a cache that knows ``shared`` (0: no more than those)."""
     # the last block may be a part of one

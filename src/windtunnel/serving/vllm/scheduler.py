@@ -29,7 +29,7 @@ from windtunnel.serving.engine.notes import event_notes
 from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
-from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, states_kept, tokens
+from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, choose_depths, limit_tokens
 from windtunnel.serving.vllm.refusals import REASON
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
@@ -56,7 +56,7 @@ class Scheduler(Base):  # type: ignore[misc]
         self._settings = settings = Settings.read(self.vllm_config.additional_config)
         # the hook through which vLLM asks how many tokens of a sequence it may compute
         self._aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
-        names, policies = own.chosen(settings.policy, settings.admission)
+        names, policies = own.choose_policies(settings.policy, settings.admission)
         limits = self._limits(names)
         self._run: Run | None = None
         log = note = None
@@ -172,7 +172,7 @@ class Scheduler(Base):  # type: ignore[misc]
         if not self._controller.regulates(request.request_id):
             return num_new_tokens
         start = request.num_computed_tokens + local + external
-        return tokens(self._plan, request.request_id, start, num_new_tokens)
+        return limit_tokens(self._plan, request.request_id, start, num_new_tokens)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -204,7 +204,7 @@ class Scheduler(Base):  # type: ignore[misc]
         _, depth, shared = self.kv_cache_manager.get_computed_blocks(request)
         if not self._rules:
             return depth, ()
-        observation, keep = states_kept(self._rules, unit, request.num_prompt_tokens, depth, shared)
+        observation, keep = choose_depths(self._rules, unit, request.num_prompt_tokens, depth, shared)
         if self._note_decision is not None:
             self._note_decision("serving.prefixcache", self._rules, observation, keep)
         return depth, tuple(unit * place for place in keep.depths)

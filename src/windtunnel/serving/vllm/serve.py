@@ -72,18 +72,18 @@ def serve(server: Server, settings: Settings, ready: Callable[[str, str], None])
         UserError: the policy is unknown, vLLM is not installed, or nobody may listen there.
         HostError: vLLM ended by itself.
     """
-    own.chosen(settings.policy, settings.admission)
+    own.choose_policies(settings.policy, settings.admission)
     if settings.policy.endswith(".py"):
         settings = replace(settings, policy=str(Path(settings.policy).absolute()))
     if find_spec("vllm") is None:
         raise UserError("serve: --engine vllm needs vLLM: pip install 'windtunnel[vllm]'")
-    server = replace(server, port=free_port(server.host, server.port))
+    server = replace(server, port=find_port(server.host, server.port))
     inputs = {"command": "serve", "model": server.model, "more": server.more, **settings.additional()}
     run = Store.open().begin(CAPABILITY, inputs, 0)
     with run.failing():
         settings = replace(settings, events=str(run.directory / eventlog.NAME))
-        with started(server.command(settings)) as process:
-            answers(process, f"http://{server.host}:{server.port}")
+        with server_process(server.command(settings)) as process:
+            wait_until_ready(process, f"http://{server.host}:{server.port}")
             ready(f"http://{server.host}:{server.port}", run.id)
             process.wait()
         if process.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
@@ -92,7 +92,7 @@ def serve(server: Server, settings: Settings, ready: Callable[[str, str], None])
 
 
 @contextmanager
-def started(command: Sequence[str], output: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def server_process(command: Sequence[str], output: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """vLLM's server, which is stopped at the end. SIGTERM and SIGINT go on to it meanwhile."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output or sys.stderr, stderr=output)
 
@@ -114,7 +114,7 @@ def started(command: Sequence[str], output: int | None = None) -> Iterator[subpr
             signal.signal(number, handler)
 
 
-def answers(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     """Returns when the server answers.
 
     Raises:
@@ -136,7 +136,7 @@ def answers(process: subprocess.Popen[bytes], url: str) -> None:
     raise HostError(f"serve: vLLM did not answer within {STARTS:g} s")
 
 
-def free_port(host: str, port: int) -> int:
+def find_port(host: str, port: int) -> int:
     """The port, or a free one for 0."""
     with socket.socket() as sock:
         try:

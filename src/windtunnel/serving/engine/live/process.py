@@ -35,7 +35,7 @@ def serving() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def idle_cores() -> tuple[int, int]:
+def count_idle_cores() -> tuple[int, int]:
     """How many of the cores that this process may use are idle, and how many there are. A thread that waits
     at every product for one whose core others use makes a step many times as long: so none gets a core that
     somebody has."""

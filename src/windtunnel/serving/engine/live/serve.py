@@ -22,7 +22,7 @@ from windtunnel.serving.engine import own
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Engine
 from windtunnel.serving.engine.live.prefixes import Prefixes
-from windtunnel.serving.engine.live.process import idle_cores
+from windtunnel.serving.engine.live.process import count_idle_cores
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.server import GRACE, Defaults, Service, build
 from windtunnel.serving.engine.live.thread import EngineThread
@@ -43,7 +43,7 @@ class Settings:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
-    seconds. ``threads``: 0 for `idle_cores`. ``dtype``: of `DTYPES`."""
+    seconds. ``threads``: 0 for `count_idle_cores`. ``dtype``: of `DTYPES`."""
 
     model: str
     name: str = ""
@@ -74,7 +74,7 @@ def serve(settings: Settings, ready: Callable[[str, str], None] = lambda url, ru
         ScriptError: a policy of the user's failed.
         LessError: the engine failed.
     """
-    names, policies = own.chosen(settings.branching, settings.admission)
+    names, policies = own.choose_policies(settings.branching, settings.admission)
     if settings.dtype not in DTYPES:
         raise UserError(f"serve: `dtype` {settings.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
     sock = listen("serve", settings.host, settings.port)
@@ -95,7 +95,7 @@ def load_engine(
     """The engine by the settings, and what the run's summary says of it."""
     threads, why = settings.threads, ""
     if not threads:
-        idle, cores = idle_cores()
+        idle, cores = count_idle_cores()
         threads = max(1, min(torch.get_num_threads(), idle))
         why = f" ({idle} of {cores} cores were idle)"
     torch.set_num_threads(threads)

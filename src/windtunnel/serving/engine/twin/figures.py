@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.serving.engine.model import Objective
-from windtunnel.serving.engine.twin.world import Served
+from windtunnel.serving.engine.twin.world import Results
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
@@ -29,7 +29,7 @@ class Times:
     met: NDArray[np.bool_]
 
 
-def times(parts: Sequence[Served], promised: Objective, pace: str = "token") -> Times:
+def compute_times(parts: Sequence[Results], promised: Objective, pace: str = "token") -> Times:
     """Of replicas that served at the same time; ``pace``: whether theirs counts "token"s or "step"s."""
     columns = ("arrival", "first", "end", "tokens" if pace == "token" else "steps")
     arrival, first, end, further = (
@@ -45,8 +45,8 @@ def times(parts: Sequence[Served], promised: Objective, pace: str = "token") -> 
     return Times(ttft[over], tpot[over], total[over], met)
 
 
-def summary(
-    parts: Sequence[Served], times: Times, prompts: int, kv: int, price: float | None, devices: int
+def summarise(
+    parts: Sequence[Results], times: Times, prompts: int, kv: int, price: float | None, devices: int
 ) -> dict[str, Any]:
     """Figures as values of JSON, of replicas that served at the same time. ``prompts``: tokens of all
     prompts; ``kv``: tokens for which one replica has room; ``price``: of a device for an hour; None: not
@@ -92,7 +92,7 @@ def summary(
     return result
 
 
-def promised(objective: Objective) -> str:
+def describe_objective(objective: Objective) -> str:
     """In words."""
     parts = [
         f"{name} {due:g} s" for name in ("ttft", "tpot", "total") if (due := getattr(objective, name)) < inf

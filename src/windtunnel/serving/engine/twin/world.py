@@ -28,7 +28,7 @@ LOOKS = 600
 
 
 @dataclass(frozen=True)
-class Served:
+class Results:
     """What became of the requests, in the order in which they were given; times are seconds on the virtual
     clock, nan where there is none.
 
@@ -59,7 +59,7 @@ def serve(
     jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: Prefixes | None = None,
     log: Log | None = None, every: int = 1, jump: bool = True, own: Mapping[str, Policy] = {},
     enough: Callable[[Finished], bool] = lambda done: False,
-) -> Served:  # fmt: skip
+) -> Results:  # fmt: skip
     """Serve ``requests``, sorted by arrival, until all are done with.
 
     ``model``: what the scheduler believes of steps; ``truth``: how long they take, ``model`` by default,
@@ -124,7 +124,7 @@ def serve(
             continue
         factor = float(np.exp(jitter * random.standard_normal())) if jitter and random is not None else 1.0
         upto = arrivals[coming] if coming < count else inf
-        times = alike(step, truth, factor, now, upto) if jump else 1
+        times = count_alike(step, truth, factor, now, upto) if jump else 1
         spent = factor * step.total(truth, times)
         now += spent
         busy += spent
@@ -144,13 +144,13 @@ def serve(
         if any(map(enough, out.finished)):
             break
     looks.append((now, scheduler.held(), scheduler.running, scheduler.waiting))
-    return Served(
+    return Results(
         np.array(arrivals), first, end, tokens, steps, cached, refused, never, looks, taken, plans, busy,
         scheduler.predictor.gain,
     )  # fmt: skip
 
 
-def alike(step: Step, truth: StepTime, factor: float, now: float, coming: float) -> int:
+def count_alike(step: Step, truth: StepTime, factor: float, now: float, coming: float) -> int:
     """How many steps in a row may be taken: all that begin before the next arrival, and none after
     ``step.until``."""
     if step.repeat == 1:
