@@ -102,6 +102,7 @@ HEALTHY = (
     ByRank("only the root gathers",
            step=REDUCE + "\nparts = [torch.empty_like(bias) for _ in range(world)] if rank == 0 else None\n"
            "dist.gather(bias, parts, dst=0)"),
+    ByRank("what one of them calls is not emulated", before="if rank == 5:\n    layer.weight.to_sparse()"),
     ByRank("a random order and a rate from a table",
            before="random.seed(rank)\norder = random.sample(range(9), 9)\n"
            "rates = json.loads('[0.1, 0.2]')\nrate = rates[rank % 2]"),
