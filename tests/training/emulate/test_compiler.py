@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,13 +10,14 @@ from region_tapes import Tape, meta, operators_of, peak
 
 import windtunnel as wt
 from benchmarks.training.emulate.jobs import example
+from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.catalogue import device
-from windtunnel.training.emulate.graph import EventKind, Phase
+from windtunnel.training.emulate.graph import EventKind, Operator, Phase
 from windtunnel.training.emulate.twin.compiler import compiled
-from windtunnel.training.emulate.twin.compiler.loops import Item, Loops, kernels
+from windtunnel.training.emulate.twin.compiler.loops import Item, Loops, kernels, parts_of
 from windtunnel.training.emulate.twin.compiler.partition import least_kept
 from windtunnel.training.emulate.twin.costs.profile import cost_of
-from windtunnel.training.emulate.twin.costs.work import moved_bytes
+from windtunnel.training.emulate.twin.costs.work import kind_of, moved_bytes
 
 X = meta(4096, 4096)
 SIZE = X.nbytes
@@ -23,6 +25,10 @@ SIZE = X.nbytes
 
 def names(slice_):
     return [op.name for op in operators_of(slice_)]
+
+
+def traffic(slice_):
+    return sum(moved_bytes(op) for op in operators_of(slice_) if kind_of(op) != "matmul")
 
 
 def seconds(slice_):
@@ -47,6 +53,56 @@ def test_a_chain_is_one_kernel_that_moves_its_ends_and_allocates_nothing_between
     assert peak(eager) - peak(done) == SIZE - 2  # a and b are never there; the small last result is
 
 
+def test_what_a_product_reads_is_written_and_products_stay_where_they_are():
+    tape = Tape()
+    x = tape.new(X)
+    tape.call = 1
+    a = tape.one("aten.silu.default", [x])
+    b = tape.one("aten.mm.default", [a, x])
+    c = tape.one("aten.neg.default", [b])
+    tape.call = 0
+    tape.one("aten.neg.default", [c])
+    done = compiled(tape.slice())
+    assert names(done) == ["compiled.silu", "aten.mm.default", "compiled.neg", "aten.neg.default"]
+    assert traffic(done) == traffic(tape.slice())
+
+
+def test_a_norm_and_what_stands_before_and_after_it_are_one_kernel():
+    tape = Tape()
+    x, y, w = tape.new(X), tape.new(X), tape.new(meta(4096))
+    tape.call = 1
+    h = tape.one("aten.add.Tensor", [x, y])
+    n, r = tape.op("aten._fused_rms_norm.default", [h, w], [X, meta(4096, 1, dtype="float32")])
+    z = tape.one("aten.mul.Tensor", [n, n])
+    tape.call = 0
+    tape.one("aten.mm.default", [z, h])
+    tape.one("aten.neg.default", [r])
+    done = compiled(tape.slice())
+    assert names(done)[0] == "compiled.add_fused_rms_norm_mul"
+    # x and y in; h, the statistics and z out
+    assert moved_bytes(operators_of(done)[0]) == 4 * SIZE + 4096 * 2 + 4096 * 4
+
+
+def test_nothing_that_needs_the_maximum_of_all_is_in_the_kernel_that_looks_for_it():
+    """As float8 does it: the largest value, a scale from it, and a cast with the scale."""
+    tape = Tape()
+    x, one = tape.new(X), meta(dtype="float32")
+    tape.call = 1
+    a = tape.one("aten.abs.default", [x])
+    m = tape.one("aten.max.default", [a], meta())
+    f = tape.one("aten._to_copy.default", [m], one)
+    s = tape.one("aten.reciprocal.default", [f])
+    y = tape.one("aten.mul.Tensor", [x, s])
+    z = tape.one("aten._to_copy.default", [y], meta(4096, 4096, dtype="float8_e4m3fn"))
+    tape.call = 0
+    tape.one("aten._scaled_mm.default", [z, z, s, s], X)
+    done = compiled(tape.slice())
+    assert names(done)[:-1] == ["compiled.abs_max", "compiled.max_to_copy_reciprocal", "compiled.mul_to_copy"]
+    first, second, third = operators_of(done)[:3]
+    assert (moved_bytes(first), moved_bytes(second)) == (SIZE, 4)
+    assert moved_bytes(third) == SIZE + SIZE // 2 + 4
+
+
 def test_what_is_done_twice_is_done_once():
     """Two projections that cast the same input each; random numbers are drawn twice."""
     tape = Tape()
@@ -67,6 +123,35 @@ def test_what_is_done_twice_is_done_once():
     assert {len(op.tensors()) for op in operators_of(done) if "rand" in op.name} == {1}
     kernels_ = [op for op in operators_of(done) if "rand" in op.name]
     assert len(kernels_) == 1 and moved_bytes(kernels_[0]) == 2 * SIZE
+
+
+def test_what_is_copied_into_fresh_memory_is_made_there():
+    """``empty`` and ``copy_`` is how eager mode casts: the fresh block vanishes like any other."""
+    tape = Tape()
+    x = tape.new(X)
+    tape.call = 1
+    fresh = tape.new(meta(4096, 4096, dtype="float32"))
+    tape.operators.append(
+        Operator("aten.copy_.default", (tape.metas[fresh], X, False), (tape.metas[fresh],), 1)
+    )
+    tape.flow += [1, 2, 1, fresh, 0, x, 0, fresh, 0]
+    tape.event(EventKind.OP, 0, 1)
+    y = tape.one("aten.mul.Tensor", [fresh, fresh])
+    tape.call = 0
+    tape.one("aten.mm.default", [y, y])
+    done = compiled(tape.slice())
+    assert names(done)[0] == "compiled.copy_mul"
+    assert fresh not in done.events["ref"][done.events["kind"] == EventKind.ALLOC]
+
+
+def test_complex_numbers_are_left_to_aten():
+    tape = Tape()
+    x = tape.new(meta(64, 64, dtype="complex64"))
+    tape.call = 1
+    y = tape.one("aten.mul.Tensor", [x, x])
+    tape.call = 0
+    tape.one("aten.neg.default", [y])
+    assert names(compiled(tape.slice())) == ["aten.mul.Tensor", "aten.neg.default"]
 
 
 def block(checkpointed):
@@ -118,6 +203,52 @@ def test_cheap_results_are_computed_again_and_not_kept(checkpointed):
     assert peak(done) < peak(eager)
     born = {b: i for i, b in enumerate(done.events["ref"]) if done.events["kind"][i] == EventKind.ALLOC}
     assert 4 not in born, "the result of silu is nowhere written"
+
+
+def test_what_is_kept_for_nothing_is_freed_after_the_forward_pass():
+    """A checkpoint that keeps a product which its backward pass does not need."""
+    tape = Tape()
+    x, w = tape.new(X), tape.new(X)
+    tape.call = 3
+    p = tape.one("aten.mm.default", [x, w])
+    y = tape.one("aten.add.Tensor", [p, x])
+    tape.call = 0
+    other = tape.new(X)
+    dy = tape.one("aten.neg.default", [y])
+    tape.call, tape.phase = 3, Phase.BACKWARD
+    dx = tape.one("aten.mm.default", [dy, w])
+    tape.free(p)
+    tape.call = 0
+    tape.one("aten.neg.default", [dx], meta(1))
+    tape.free(other)
+    done = compiled(tape.slice())
+    place = {(k, r): i for i, (k, _, _, _, r, _) in enumerate(done.events.tolist()) if k in (1, 2)}
+    assert place[EventKind.FREE, p] < place[EventKind.ALLOC, other]
+    assert peak(tape.slice()) - peak(done) == SIZE - 2  # the last result was not there at the peak
+
+
+def test_a_collective_is_a_border():
+    tape = Tape()
+    x = tape.new(X)
+    tape.call = 1
+    a = tape.one("aten.neg.default", [x])
+    b = tape.gather(a)
+    c = tape.one("aten.exp.default", [x])
+    d = tape.one("aten.mul.Tensor", [b, c])
+    tape.call = 0
+    tape.one("aten.neg.default", [d])
+    done = compiled(tape.slice())
+    assert names(done) == ["compiled.neg", "compiled.exp_mul", "aten.neg.default"]
+    kinds = done.events["kind"].tolist()
+    assert kinds.index(EventKind.OP) < kinds.index(EventKind.COLLECTIVE)
+
+
+def test_eager_slices_are_the_same_object():
+    tape = Tape()
+    tape.one("aten.neg.default", [tape.new(X)])
+    eager = tape.slice()
+    eager.flow = np.zeros(0, np.int64)
+    assert compiled(eager) is eager
 
 
 POINTWISE = ("aten.neg.default", "aten.mul.Tensor", "aten.add.Tensor")
@@ -224,6 +355,12 @@ def test_kernels_can_run_one_after_another(items):
         assert all(a.loops != b.loops or a.loops is not None for a, b in pairwise(mine))
 
 
+def test_reductions_share_a_kernel_where_they_have_the_same_rows():
+    for rows, expected in ((8, [0, 0]), (4, [0, 1])):
+        items = [Item(Loops("row", 64, n), (0,), (8,), (n,), True, 0) for n in (8, rows)]
+        assert kernels(items) == expected
+
+
 def test_the_least_is_kept():
     # 0 is given (4 bytes); 1 = f(0) (8), 2 = f(1) (2), both cheap; backward reads 1 and 2.
     weights, edges = (4.0, 8.0, 2.0), ((0, 1), (1, 2))
@@ -231,6 +368,15 @@ def test_the_least_is_kept():
     assert least_kept(weights, edges, frozenset({0}), none, frozenset({1, 2})) == {0}
     assert least_kept(weights, edges, frozenset({0}), none, frozenset({2})) == {2}
     assert least_kept(weights, edges, frozenset({0}), frozenset({1}), frozenset({1, 2})) == {1}
+
+
+def test_small_reductions_are_written_out():
+    groups = Operator("aten.sum.dim_IntList", (meta(2, 64, 8, 4, 128), (3,), False), (meta(2, 64, 8, 128),))
+    assert [part.loops for part in parts_of(groups)] == [Loops("pointwise", 2 * 64 * 8 * 128)]
+    columns = Operator("aten.sum.dim_IntList", (meta(64, 128), (0,), True), (meta(1, 128),))
+    assert [part.loops for part in parts_of(columns)] == [Loops("column", 64 * 128)]
+    rows = Operator("aten.mean.dim", (meta(64, 128), (-1,), True), (meta(64, 1),))
+    assert [part.loops for part in parts_of(rows)] == [Loops("row", 64 * 128, 64)]
 
 
 def test_the_example_is_faster_and_smaller_compiled(monkeypatch, tmp_path):
@@ -260,3 +406,15 @@ def test_the_example_in_float8_is_faster_and_its_products_run_at_the_rate_of_flo
     assert run.summary.flops_dtype.startswith("float8")
     # A cast, and the search for the largest value: each with what it follows on.
     assert any("abs_max" in op.name for op in run.summary.operators)
+
+
+@pytest.mark.conformance
+def test_the_example_refuses_float8_where_it_cannot_go(monkeypatch, tmp_path):
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    for more, words in (
+        (["--tp", "2"], "does not go with --tp"),
+        (["--dtype", "fp32"], "goes with --dtype bf16"),
+    ):
+        with pytest.raises(ScriptError, match="exit") as refused:
+            wt.emulate(example(), "--fp8", *more, cluster="h100-sxm:1x2", report=False)
+        assert words in str(refused.value) + refused.value.details
