@@ -16,7 +16,6 @@ from benchmarks.agents.sandbox.sessions import (
     agreed,
     begin,
     compare,
-    listening,
     replay,
     tree,
 )
@@ -108,13 +107,3 @@ def test_nothing_is_followed_and_nothing_blocks(root: Path) -> None:
     assert set(entries) == {"/a", "/a/file", "/a/link", "/pipe", "/out", "/loop"}
     assert entries["/out"].endswith("-> /etc")
     assert set(tree(root, ["a"])) == {"/a", "/a/file", "/a/link"}
-
-
-def test_listening_ports() -> None:
-    table = (
-        "  sl  local_address rem_address   st tx_queue\n"
-        "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n"
-        "   1: 0100007F:1F91 0100007F:0050 01 00000000:00000000\n"
-        "   0: 00000000000000000000000001000000:0016 00000000000000000000000000000000:0000 0A 0\n"
-    )
-    assert listening(table) == [22, 8080]

@@ -179,17 +179,6 @@ def test_exec_has_this_standard_input_where_asked(client: Client, cli: Run) -> N
         assert process.wait(60) == 0
 
 
-def test_a_folder_comes_out_whole(client: Client, cli: Run, tmp_path: Path) -> None:
-    box = client.create(SandboxSpec("a"))
-    box.run("mkdir -p y/deep/empty; ln -s deep/run.sh y/link")
-    box.put("/y/deep/run.sh", b"\0\xff", 0o750)
-    assert cli("get", "a", "/y", tmp_path).returncode == 0
-    back = tmp_path / "y"
-    assert (back / "deep" / "empty").is_dir() and (back / "link").readlink() == Path("deep/run.sh")
-    assert (back / "deep" / "run.sh").read_bytes() == b"\0\xff"
-    assert (back / "deep" / "run.sh").stat().st_mode & 0o777 == 0o750
-
-
 def test_shell_is_a_terminal_with_the_size_of_this_one(client: Client) -> None:
     client.create(SandboxSpec("a"))
     ours, theirs = pty.openpty()

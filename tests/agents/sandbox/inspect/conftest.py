@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,36 +36,6 @@ def cells(tmp_path: Path) -> Iterator[Callable[[], Cell]]:
 @pytest.fixture
 def cell(cells: Callable[[], Cell]) -> Cell:
     return cells()
-
-
-@pytest.fixture
-def btrfs(tmp_path: Path) -> Iterator[Path]:
-    """A folder in a fresh btrfs file system in which ``root`` is a subvolume."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    if shutil.which("mkfs.btrfs") is None:
-        pytest.skip("needs btrfs-progs")
-    file, folder = tmp_path / "file", tmp_path / "btrfs"
-    with file.open("wb") as empty:
-        empty.truncate(256 << 20)
-    folder.mkdir()
-    for command in (["mkfs.btrfs", "-q", str(file)], ["mount", "-o", "loop", str(file), str(folder)]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{command[0]}: {done.stderr.strip()}")
-    (folder / "live").mkdir()
-    subprocess.run(["btrfs", "-q", "subvolume", "create", str(folder / "live" / "root")], check=True)
-    yield folder / "live"
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.fixture
-def btrfs_cell(btrfs: Path) -> Iterator[Cell]:
-    if unified() is None:
-        pytest.skip("needs cgroup v2")
-    cell = Cell(f"c{next(_NAMES)}", btrfs)
-    yield cell
-    cell.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from inspect_cell import Cell, files_may_have_changed
+from inspect_cell import Cell
 
 from windtunnel.agents.sandbox.errors import InspectError, PoolError
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
@@ -16,20 +16,6 @@ from windtunnel.agents.sandbox.model import FileChange, Part, References, TurnCl
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.linux import bpf
 from windtunnel.linux.snapshot import read_snapshot
-
-
-@pytest.mark.root
-def test_a_root_that_is_a_subvolume(btrfs_cell: Cell, inspector: Inspector) -> None:
-    btrfs_cell.run("echo x > a; mkdir d")
-    btrfs_cell.watch(inspector)
-    assert not files_may_have_changed(inspector.effects(btrfs_cell.name))
-    btrfs_cell.run("echo y >> a; echo z > d/b; rmdir d/none 2>/dev/null")
-    effects = inspector.effects(btrfs_cell.name)
-    assert not effects.doubts
-    assert {(change.path, change.change) for change in effects.files} == {
-        ("/workspace/a", "modified"),
-        ("/workspace/d/b", "created"),
-    }
 
 
 def compared(cell: Cell, changed: Callable[[str], list[FileChange]], *, images: bool = True) -> DiffInspector:

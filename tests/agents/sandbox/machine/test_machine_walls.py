@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from windtunnel.agents.sandbox.machine import Machine, walls
-from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux import mounts, namespaces
 
 pytestmark = pytest.mark.root
@@ -55,22 +54,6 @@ def test_what_is_missing_is_made_again(box: Machine) -> None:
     assert box.run("cat /proc/keys; echo x >/proc/sys/kernel/hostname").stdout == b""
     after = mounts.table(Path(f"/proc/{box.pid}/mountinfo"))
     assert {(each.point, each.flags) for each in after} == {(each.point, each.flags) for each in before}
-
-
-@pytest.fixture
-def channel(home: Home) -> Iterator[Path]:
-    """The channel of sandbox ``box`` as a pool makes it: the top of a file system."""
-    point = home.channel("box")
-    point.mkdir(parents=True)
-    mounts.mount("channel", point, "tmpfs")
-    yield point
-    mounts.unmount(point)
-
-
-def test_the_table_of_mounts_names_no_path_of_the_host(channel: Path, box: Machine, tmp_path: Path) -> None:
-    # an overlay, which is what this root is, tells the folders that it was mounted with
-    lines = [line for line in box.run("cat /proc/self/mountinfo").text.splitlines() if "overlay" not in line]
-    assert len(lines) > 10 and not [line for line in lines if str(tmp_path) in line]
 
 
 def test_what_a_killed_host_leaves_is_made_anew(box: Machine) -> None:

@@ -106,17 +106,6 @@ def test_copies_of_images_stay_within_their_bound(tmp_path: Path, monkeypatch: p
     assert content(tmp_path / "out") == content(tmp_path / "c0")
 
 
-def test_forks_do_not_share_their_folders(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    right = content(image(tmp_path / "a", 1, 2))
-    keep(store, "a", tmp_path / "a")
-    for fork in range(3):
-        store.materialise("a", tmp_path / f"fork{fork}")
-    shutil.rmtree(tmp_path / "fork0")
-    store.drop(images=["a"])
-    assert content(tmp_path / "fork1") == content(tmp_path / "fork2") == right
-
-
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("keep"), st.lists(st.integers(0, 9), min_size=1, max_size=8)),
