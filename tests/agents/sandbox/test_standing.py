@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.waiting import until
 from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.criu import Criu
+from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Inventory, Lack, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, values, who
 from windtunnel.linux.system import libc
@@ -144,3 +145,32 @@ def test_a_periodic_timer_that_is_due_goes_on_and_one_that_was_stopped_does_not(
         _, _, words = inventory._timer(os.getpid(), timer, info)
         assert goes_on(values(words)) is goes
         os.close(timer)
+
+
+TICKS = """python3 -c "
+import ctypes, time
+libc = ctypes.CDLL(None); timer = libc.timerfd_create(1, 0)
+libc.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 10**7, 0, 10**7), None)
+open('/workspace/ready', 'w').close(); time.sleep(1000)
+" </dev/null >/dev/null 2>&1 & until [ -e /workspace/ready ]; do sleep 0.01; done"""
+
+
+@pytest.mark.root
+def test_what_is_not_as_it_was_does_not_run(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make()
+    box.run(TICKS, timeout=60)
+    point, before = box.checkpoint(full=True).id, box.info().pid
+    with monkeypatch.context() as patched:  # as CRIU alone brings it back
+        patched.setattr("windtunnel.agents.sandbox.inventory.mend.mend", lambda *_: None)
+        with pytest.raises(LessError, match=r"periodic timerfd.*it does not go on"):
+            box.restore(point)
+        assert box.info().pid == before, "what ran is as it was"
+        box.stop()
+        with pytest.raises(LessError, match="periodic timerfd"):
+            box.restore(point)
+        assert box.info().status != "running"
+        (lack,) = box.restore(point, allow_less=True).lacks
+        assert lack.kind == "timers"
+    assert box.restore(point).lacks == ()
