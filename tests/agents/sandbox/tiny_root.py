@@ -17,6 +17,20 @@ TOOLS = (
 PACKAGES = (
     "collections", "ctypes", "email", "encodings", "html", "http", "importlib", "json", "re", "urllib",
 )  # fmt: skip
+LARGE = (
+    "_bz2",
+    "_codecs",
+    "_curses",
+    "_dbm",
+    "_decimal",
+    "_gdbm",
+    "_hashlib",
+    "_lzma",
+    "_sqlite3",
+    "_ssl",
+    "_test",
+)
+"""Modules that need large libraries, or are large."""
 FOLDERS = ["usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "root", "workspace", "proc", "dev", "var", "mnt"]
 
 
@@ -42,7 +56,8 @@ def make(root: Path) -> Path:
     programs = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in (*TOOLS, "python3")]
     if None in programs:
         pytest.skip(f"needs {TOOLS[programs.index(None)]}")
-    files = [*map(str, programs), *map(str, (library / "lib-dynload").glob("*.so"))]
+    modules = (library / "lib-dynload").glob("*.so")
+    files = [*map(str, programs), *(str(each) for each in modules if not each.name.startswith(LARGE))]
     needed = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout.split()
     libraries = {word for word in needed if word.startswith("/") and not word.endswith(":")}
     for file in (*files, *libraries, *map(str, library.glob("*.py"))):

@@ -39,7 +39,7 @@ def _python() -> tuple[list[str], dict[str, str]]:
 def _run(command: list[str], home: Path, more: dict[str, str]) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home), "LANG": "C.UTF-8", **more}
     return subprocess.run(
-        command, env=environment, cwd="/", capture_output=True, text=True, timeout=120, **_user()
+        command, env=environment, cwd="/", capture_output=True, text=True, timeout=360, **_user()
     )  # type: ignore[call-overload, no-any-return]
 
 
