@@ -10,6 +10,7 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     bus_factor,
     collective_cost,
     collective_seconds,
+    full_bytes,
     sharing_of,
 )
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
@@ -50,6 +51,11 @@ def cost(spec, ranks, kind, nbytes, **more):
 )
 def test_large_bus_bandwidths_lie_where_published_ones_do(spec, ranks, kind, low, high):
     assert low <= cost(spec, ranks, kind, BIG).bus_bandwidth <= high
+
+
+def test_small_all_reduce_in_a_host_takes_15_to_25_microseconds():
+    assert 13e-6 <= cost("h100-sxm:1x8", range(8), "all_reduce", 1024).seconds <= 25e-6
+    assert 13e-6 <= cost("a100-80:1x8", range(8), "all_reduce", 1024).seconds <= 25e-6
 
 
 def test_choices_are_ncclss():
@@ -124,6 +130,22 @@ def test_messages_take_the_link_between_the_two_ends():
     assert sent == received == far.seconds
 
 
+def test_sizes_mean_what_nccl_tests_means():
+    assert full_bytes(Collective("all_gather", 0, 100, 800), 8) == 800
+    assert full_bytes(Collective("reduce_scatter", 0, 800, 100), 8) == 800
+    assert full_bytes(Collective("all_reduce", 0, 100, 100), 8) == 100
+    assert full_bytes(Collective("gather", 0, 100, 0), 8) == 800
+    assert full_bytes(Collective("scatter", 0, 0, 100), 8) == 800
+
+
+def test_a_group_of_one_costs_a_copy_and_a_barrier_costs_latency():
+    assert cost("h100-sxm:1x8", [3], "all_gather", 1 << 30).algorithm == "copy"
+    assert (
+        cost("h100-sxm:2x8", range(16), "barrier", 0).seconds
+        > cost("h100-sxm:1x8", range(8), "barrier", 0).seconds
+    )
+
+
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="all_swap"):
         cost("h100-sxm:1x8", range(8), "all_swap", 8)
@@ -141,3 +163,11 @@ def test_gloo_takes_measured_times_and_scales_them_to_more_ranks():
     # Below the smallest size measured nothing is faster; without a profile the model answers.
     assert cost("cpu:1x4", range(2), "all_reduce", 1, backend="gloo", profile=profile).seconds == 1e-3
     assert cost("cpu:1x4", range(2), "all_reduce", 1, backend="gloo").seconds > 0
+
+
+def test_gloo_scatters_sums_by_making_all_of_them():
+    seconds = {
+        kind: cost("cpu:4x1", range(4), kind, 1 << 26, backend="gloo").seconds
+        for kind in ("all_gather", "reduce_scatter", "all_reduce")
+    }
+    assert seconds["reduce_scatter"] == seconds["all_reduce"] > 1.9 * seconds["all_gather"]

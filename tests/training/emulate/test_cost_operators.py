@@ -1,5 +1,7 @@
 """Operators: kinds, FLOPs against PyTorch's own counter, bytes by hand, rates against published ones."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +89,21 @@ def test_flops_are_those_of_pytorchs_counter(name):
     assert sum(counted_flops(op) for op in recorder.operators) == counter.get_total_flops()
 
 
+def test_flops_of_a_whole_training_step_are_those_of_pytorchs_counter():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 10)
+    )
+
+    def step():
+        model(torch.ones(4, 3, 8, 8)).sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with Recorder() as recorder:
+        step()
+    assert sum(counted_flops(op) for op in recorder.operators) == counter.get_total_flops() > 0
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (1, 7), (64, 64), (9, 5)])
 def test_causal_work_is_the_cells_that_are_seen(rows, columns):
     q, k = t(1, 2, rows, 16), t(1, 2, columns, 16)
@@ -110,6 +127,11 @@ def test_causal_work_is_the_cells_that_are_seen(rows, columns):
 def test_kinds(name, kind):
     x = t(8, 8)
     assert kind_of(Operator(name, (x, x), (x,))) == kind
+
+
+def test_views_without_arguments_are_free():
+    cost = cost_of(Operator("aten.some_new_view.default", (), ()), device("h100-sxm"))
+    assert (cost.kind, cost.flops, cost.bytes, cost.seconds) == ("view", 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +184,19 @@ def test_rates_lie_where_published_ones_do(name, op, low, high):
     assert low <= cost.flops / cost.seconds <= high
 
 
+def test_large_elementwise_reaches_the_measured_share_of_bandwidth():
+    x = t(1 << 29)
+    cost = cost_of(Operator("aten.clone.default", (x, None), (x,)), device("h200"), params=ISOLATED)
+    assert cost.bytes / cost.seconds == pytest.approx(4.3e12, rel=0.03)  # device copy measured on an H200
+
+
+def test_a_power_limited_part_is_slower_in_products_and_not_in_launches():
+    full, limited = device("h100-sxm"), device("h100-96")
+    assert cost_of(mm(8192, 8192, 8192), limited).seconds > 1.1 * cost_of(mm(8192, 8192, 8192), full).seconds
+    small = Operator("aten.add.Tensor", (t(8), t(8), 1), (t(8),))
+    assert cost_of(small, limited).seconds == pytest.approx(cost_of(small, full).seconds, rel=1e-3)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     m=st.integers(1, 20000),
@@ -174,6 +209,22 @@ def test_nothing_beats_the_peaks(m, n, k, name):
     cost = cost_of(mm(m, n, k), part)
     assert cost.flops / cost.seconds < part.peak("bfloat16")
     assert cost.seconds >= cost_of(mm(m, n, max(1, k // 2)), part).seconds * 0.999
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 1 << 32), min_size=2, max_size=6))
+def test_elementwise_time_grows_with_size(sizes):
+    part = device("h200")
+    ops = [Operator("aten.neg.default", (t(size),), (t(size),)) for size in sorted(sizes)]
+    times = [cost_of(op, part).seconds for op in ops]
+    assert all(a <= b for a, b in pairwise(times))
+
+
+def test_host_copies_go_over_pcie():
+    x, y = t(1 << 26), t(1 << 26, where="cpu")
+    inside = cost_of(Operator("aten.copy_.default", (x, x, True), (x,)), device("h100-sxm")).seconds
+    across = cost_of(Operator("aten.copy_.default", (x, y, True), (x,)), device("h100-sxm")).seconds
+    assert across > 20 * inside
 
 
 def test_inside_a_job_operators_are_slower_than_by_themselves():
