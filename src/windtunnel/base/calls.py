@@ -3,7 +3,7 @@
     class Counter(Protocol):
         def add(self, amount: int) -> int: ...
 
-    server = rpc.Server(rpc.Service.of(Counter, counter), "unix:/run/counter")
+    server = rpc.RpcServer(rpc.RpcService.of(Counter, counter), "unix:/run/counter")
     remote.Blocking(Counter, server.address).add(2)
 
 At "tcp:HOST:PORT" both sides prove that they know the secret of their `Keys`, and all of it is encrypted

@@ -77,8 +77,8 @@ def resume_and_store(
     **changes: Any,
 ) -> dict[str, Any]:
     """Take over the run ``name`` (as `Store.get` finds it, or its folder), whose launcher is gone, and go on
-    as `train_and_store`. ``certificates``: files of this host, see `tls.given`; those of the run, if there
-    are none. ``changes``: of the `JobSpec`, None for what stays.
+    as `train_and_store`. ``certificates``: files of this host, see `tls.certificate_files`; those of the run,
+    if there are none. ``changes``: of the `JobSpec`, None for what stays.
 
     Raises:
         UserError: there is no such run, it has ended, or it is running. ScriptError: as above.
@@ -233,7 +233,7 @@ def lend(
     certificates: tuple[Path | None, ...] = (),
 ) -> int:
     """Be a host of the job that the ``launcher`` has begun: the exit status. ``certificates``: files of this
-    host, see `tls.given`.
+    host, see `tls.certificate_files`.
 
     Raises:
         UserError: there is no secret, or another than the job's, or no certificate that it takes; nobody

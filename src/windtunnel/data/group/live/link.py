@@ -132,7 +132,7 @@ def connect(address: str, secret: bytes, patience: float) -> Link:
     """A connection to the engine at ``address``, with ``patience`` seconds as its timeout.
 
     Raises:
-        handshake.Refused: whoever listens there does not know the secret.
+        handshake.HandshakeRefused: whoever listens there does not know the secret.
         OSError: nobody does within ``patience`` seconds.
     """
     sock = wire.connect(address, patience)
