@@ -16,7 +16,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from support.families import SMALL, TINY, read, tiny  # noqa: E402
 from windtunnel.base.errors import UserError  # noqa: E402
-from windtunnel.serving.engine.live import families  # noqa: E402
+from windtunnel.serving.engine.live import attention, families  # noqa: E402
 from windtunnel.serving.engine.live.executor import Executor, Snapshot  # noqa: E402
 from windtunnel.serving.engine.live.segments import Sequence  # noqa: E402
 
@@ -311,3 +311,10 @@ def test_what_is_too_long_or_nowhere_is_refused() -> None:
     for name in ("no/such/place", "tiny-bert"):
         with pytest.raises(UserError, match=name):
             families.load(name)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+def test_blocks_of_queries_leave_out_no_key(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts that are longer than a block: read at once, and behind what was read before."""
+    monkeypatch.setattr(attention, "BLOCK", 5)
+    families.check(families.build(tiny(family)))
