@@ -56,6 +56,13 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path
     return install
 
 
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.13.0+cu130"])
+def test_one_library_serves_the_builds_of_a_version(wheel: Callable[..., Path], version: str) -> None:
+    wheel(version, "libtorch_cuda.so")
+    assert native_library.is_at_hand()
+    assert native_library.locate().parent == native_library.NATIVE
+
+
 def test_the_library_for_another_version_is_built_once_and_kept(
     wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -72,6 +79,19 @@ def test_the_library_for_another_version_is_built_once_and_kept(
     assert first == native_library.locate() and len(built) == 1
     assert native_library.is_at_hand()
     assert first.is_relative_to(tmp_path / "cache") and "torch2.15.0-" in first.name
+
+
+def test_without_a_compiler_another_version_is_a_sentence(
+    wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel("2.14.1", "libtorch_cuda.so")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(
+        UserError, match=r"no library for torch 2\.14\.1 .* no C\+\+ compiler .*g\+\+"
+    ) as caught:
+        native_library.locate()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_version_that_does_not_compile_is_a_sentence_that_calls_it_untried(
@@ -119,6 +139,41 @@ def test_a_rocm_build_is_refused(wheel: Callable[..., Path]) -> None:
         native_library.load()
 
 
+def test_what_a_cuda_build_has_registered_beside_the_table_is_taken_over(
+    wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    there = [
+        "aten::mm",
+        "aten::a_new_one.out",
+        "fsdp::a_kernel",
+        "fsdp::in_python",
+        "c10d::send",
+        "symm_mem::x",
+    ]
+    monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", lambda key: there)
+    monkeypatch.setattr(torch.library, "_impls", {"fsdp/in_python/CUDA"})
+    table = native_library.read_operator_table()
+    wheel("2.13.0+cu130", "libtorch_cuda.so")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    more = b"convolution\nembedding\na_new_one.out\nfsdp::a_kernel\n"
+    assert native_library.operator_names() == table + more
+
+
+def test_what_make_installs_is_what_the_library_is_shipped_for() -> None:
+    root = native_library.NATIVE.parents[5]
+    pins = (root / "constraints.txt").read_text().splitlines()
+    (line,) = (pin for pin in pins if pin.startswith("torch=="))
+    version = line.removeprefix("torch==")
+    assert (native_library.NATIVE / native_library.library_name(version)).exists()
+    installing = [line for line in (root / "Makefile").read_text().splitlines() if "--editable" in line]
+    assert installing and all(
+        "--constraint $(LOCK)" in line or "--constraint constraints-edge.txt" in line for line in installing
+    )
+    assert "pip install" not in (root / ".ci" / "run").read_text()
+
+
 @pytest.mark.slow
 def test_kernels_that_are_there_already_are_overridden() -> None:
     """As over those of a CUDA build: registered a second time, with another operator's namespace."""
@@ -144,3 +199,10 @@ assert library.wt_hooks_ready()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_library_comes_before_torch() -> None:
+    import torch  # noqa: F401
+
+    with pytest.raises(RuntimeError, match="before torch"):
+        native_library.load()

@@ -37,6 +37,42 @@ def test_diloco_talks_once_in_so_many_steps() -> None:
     assert calls(first) == calls(other) == 2, "weight and bias, once in the period"
 
 
+def test_the_generator_of_a_wgan_runs_after_its_critics_steps() -> None:
+    (slice_,) = capture(PERIODS, "case_wgan", "5", cluster=ONE)
+    assert slice_.settled and slice_.kinds == (0, 0, 0, 0, 1)
+    assert Counter(steady_events(slice_)["kind"].tolist())[EventKind.STEP] == 6
+
+
+def test_a_rollout_belongs_to_one_of_its_updates() -> None:
+    (slice_,) = capture(PERIODS, "case_grpo", "2", cluster=ONE)
+    assert slice_.settled and slice_.kinds == (0, 1)
+    forwards = [
+        operator_names(slice_, slice_.events[begin:end]).count("aten.addmm.default")
+        for begin, end in slice_.steps[-2:]
+    ]
+    assert sorted(forwards) == [1, 17]
+
+
+def test_a_checkpoint_now_and_then_is_part_of_the_period() -> None:
+    (slice_,) = capture(PERIODS, "case_saves", "6", cluster=ONE)
+    assert slice_.settled and slice_.kinds == (0, 0, 0, 0, 0, 1)
+    assert any("checkpoint.save" in note for note in told(slice_))
+
+
+def test_a_graph_after_the_warm_up_is_told_and_its_warm_up_is_not_taken_for_the_job() -> None:
+    (slice_,) = capture(PERIODS, "case_graph", "4", cluster=ONE)
+    (note,) = told(slice_)
+    assert note.startswith("what the script does after 4 steps is not in the report: periods.py:")
+    assert "torch.cuda.CUDAGraph cannot be emulated" in note
+
+
+@pytest.mark.parametrize("warm_up", [3, 4, 5, 9])
+def test_what_comes_after_a_warm_up_is_reported(warm_up: int) -> None:
+    (slice_,) = capture(PERIODS, "case_warms_up", str(warm_up), cluster=ONE)
+    assert slice_.settled and slice_.kinds == (0,)
+    assert "aten.fill_.Scalar" in operator_names(slice_, steady_events(slice_))
+
+
 @pytest.mark.parametrize("case", ["plain", "reads"])
 def test_steps_that_are_alike_are_run_once_and_no_more(case: str) -> None:
     with session(PERIODS, f"case_{case}", "5", cluster="h100-sxm:1x2") as one:
@@ -63,6 +99,11 @@ def test_a_bound_that_cuts_the_period_is_told() -> None:
     (slice_,) = capture(PERIODS, "case_grows", "0", cluster=ONE, steps=4)
     (note,) = told(slice_)
     assert note.startswith("4 steps were run, and no sequence of them came twice: the last one is reported")
+
+
+def test_more_steps_than_are_looked_at_may_be_asked_for() -> None:
+    (slice_,) = capture(PERIODS, "case_saves", "40", cluster=ONE, steps=60)
+    assert slice_.period == 40 and slice_.kinds.count(1) == 1
 
 
 def test_what_was_never_reached_is_named() -> None:

@@ -15,7 +15,9 @@ from windtunnel.training.emulate.twin.costs.profile import (
     cost_of,
     decode,
     encode,
+    find_profile,
     host_seconds,
+    host_table,
     read_profile,
     save_profile,
     signature,
@@ -50,6 +52,13 @@ def test_a_measured_operator_costs_what_was_measured():
     assert cost_of(turned, GPU, profile).source == "interpolated"
 
 
+def test_measuring_again_replaces():
+    profile = DeviceProfile("h100-sxm", [(mm(64, 64, 64), 1.0), (mm(64, 64, 64), 2.0)])
+    assert len(profile.operators) == 1
+    assert profile.exact(mm(64, 64, 64)) == 2.0
+    assert profile.ratio(mm(64, 64, 64), GPU, DEFAULT) == pytest.approx(2.0 / roofline(mm(64, 64, 64)))
+
+
 @settings(max_examples=40, deadline=None)
 @given(m=st.integers(1, 9000), n=st.integers(1, 9000), k=st.integers(1, 9000), slower=st.floats(0.2, 5.0))
 def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower):
@@ -58,6 +67,24 @@ def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower
     assert cost_of(mm(m, n, k), GPU, profile, ISOLATED).seconds == pytest.approx(
         slower * roofline(mm(m, n, k))
     )
+
+
+def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():
+    small, large = mm(256, 256, 256), mm(8192, 8192, 8192)
+    profile = DeviceProfile("h100-sxm", [(small, 3 * roofline(small)), (large, roofline(large))])
+    ratios = [profile.ratio(mm(size, size, size), GPU, DEFAULT) for size in (257, 1024, 8000)]
+    assert 3.0 > ratios[0] > ratios[1] > ratios[2] > 1.0
+    assert ratios[0] > 2.9
+    assert ratios[2] < 1.1
+
+
+def test_other_operators_of_a_kind_are_corrected_and_other_kinds_and_dtypes_are_not():
+    x = t(1 << 20)
+    profile = DeviceProfile("h100-sxm", [(Operator("aten.exp.default", (x,), (x,)), 1.0)])
+    assert cost_of(Operator("aten.sin.default", (x,), (x,)), GPU, profile).source == "interpolated"
+    assert cost_of(mm(64, 64, 64), GPU, profile).source == "roofline"
+    y = t(1 << 20, dtype="float32")
+    assert cost_of(Operator("aten.exp.default", (y,), (y,)), GPU, profile).source == "roofline"
 
 
 dims = st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -106,6 +133,15 @@ def test_profiles_survive_as_files(tmp_path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["h100-sxm.json"]
 
 
+def test_profiles_are_found_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    assert find_profile("nothing-like-it") is None
+    save_profile(DeviceProfile("b200", [(mm(8, 8, 8), 1.0)]), tmp_path / "profiles" / "b200.json")
+    found = find_profile("b200")
+    assert found is not None
+    assert found.exact(mm(8, 8, 8)) == 1.0
+
+
 HEAD = '{"version": 1, "device": "x", "provenance": {}, "host_overhead": {}, "collectives": [], '
 
 
@@ -147,3 +183,12 @@ def test_a_cpu_host_pays_only_what_was_measured_and_a_gpu_host_pays_for_launches
     assert forward > host_seconds(EventKind.OP, Phase.BACKWARD, GPU) > 0
     assert forward > host_seconds(EventKind.OP, Phase.FORWARD, GPU, view=True) > 0
     assert 20e-6 <= host_seconds(EventKind.COLLECTIVE, Phase.FORWARD, GPU) <= 30e-6
+
+
+def test_host_tables_hold_the_single_values():
+    ops = [mm(8, 8, 8), Operator("aten.view.default", (), ())]
+    rows, others = host_table(ops, GPU)
+    for phase in Phase:
+        assert rows[0, phase] == host_seconds(EventKind.OP, phase, GPU)
+        assert rows[1, phase] == host_seconds(EventKind.OP, phase, GPU, view=True)
+        assert others[EventKind.SYNC, phase] == host_seconds(EventKind.SYNC, phase, GPU)

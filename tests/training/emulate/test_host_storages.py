@@ -37,6 +37,17 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
         yield book
 
 
+def test_a_storage_counts_once_and_until_its_last_view_is_gone(ledger: Ledger) -> None:
+    whole = torch.empty(1000)
+    view = whole[10:20].view(2, 5)
+    assert sorted(ledger.alive.values()) == [4000]
+    del whole
+    assert sorted(ledger.alive.values()) == [4000]
+    view += 1
+    del view
+    assert not ledger.alive
+
+
 def test_a_storage_resized_in_place_is_freed_and_made_anew(ledger: Ledger) -> None:
     tensor = torch.empty(256, dtype=torch.float64)
     tensor.untyped_storage().resize_(0)
@@ -46,6 +57,12 @@ def test_a_storage_resized_in_place_is_freed_and_made_anew(ledger: Ledger) -> No
     assert ledger.made == 2
     del tensor
     assert not ledger.alive
+
+
+def test_meta_tensors_hold_nothing(ledger: Ledger) -> None:
+    kept = torch.empty(1 << 20, device="meta") + 1
+    assert kept.shape == (1 << 20,)
+    assert ledger.made == 0
 
 
 @settings(max_examples=20, deadline=None)
@@ -68,6 +85,16 @@ def test_any_program_against_a_list_of_what_is_held(program: list[tuple[str, int
     held.clear()
     gc.collect()
     assert not book.alive
+
+
+def test_backward_and_optimiser_leave_parameters_gradients_and_state(ledger: Ledger) -> None:
+    layer = torch.nn.Linear(64, 32, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), foreach=False)
+    layer(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    weight = 64 * 32 * 4
+    # The weight, its gradient, two moments, and the count of steps.
+    assert sorted(ledger.alive.values()) == [4, weight, weight, weight, weight]
 
 
 def described(func: object, *args: object, **kwargs: object) -> dict[str, object]:

@@ -93,12 +93,70 @@ def test_who_is_late_delays_the_other() -> None:
     assert [step.waited_s for step in to.ranks[0].steps[-3:]] == pytest.approx([0.5, 1.25, 0.5])
 
 
+def test_the_pace_of_virtual_ranks_is_that_of_live_ones() -> None:
+    to = coordinator()
+    rank = Rank(to)
+    for _ in range(ALONE):
+        rank.step(3.0)
+    assert to.pace == 3.0
+    rank.step(0.0)
+    assert seconds(to) == pytest.approx([3.0 + REDUCE])
+
+
+def test_between_calls_virtual_ranks_of_the_same_class_take_what_the_live_one_takes_there() -> None:
+    to = coordinator()
+    one = to.ranks[0]
+    one.expected = Expected([SUM], ["all_reduce"], [COPIES - 1], 2.0, [0.5])
+    to.places = {COPIES - 1: (0, 0)}
+    rank = Rank(to)
+    for _ in range(ALONE):
+        rank.reduce(1.0)
+        rank.own += 0.5  # after the call
+        rank.end_step()
+    assert one.units == [pytest.approx([1.0, 1.5])]
+    assert to._between(COPIES - 1, COPIES - 1, 1) == pytest.approx(1.5 / 2.0)
+    assert to._between(-1, COPIES - 1, 0) == to.pace == pytest.approx(0.75)
+
+
+def test_a_slower_device_takes_longer_by_its_factor() -> None:
+    to = coordinator(factors={0: 2.0})
+    rank = Rank(to)
+    rank.alone()
+    rank.step()
+    assert seconds(to) == pytest.approx([2.0 + REDUCE])
+
+
+def test_the_replay_joins_in_where_the_steps_that_repeat_begin() -> None:
+    assert coordinator(first=1, period=4).joins_after == 5
+    assert coordinator(first=3, period=4).joins_after == 3
+
+
+def test_live_ranks_meet_each_other_and_the_virtual_one() -> None:
+    to = coordinator((0, 1))
+    first, second = Rank(to, 0), Rank(to, 1)
+    for _ in range(ALONE):
+        first.step(1.0)
+        second.step(1.0)
+    first.step(1.0)
+    assert not seconds(to, 0), "the other has not come"
+    second.step(4.0)
+    assert seconds(to, 0) == seconds(to, 1) == pytest.approx([4.0 + REDUCE])
+
+
 def test_a_rank_that_calls_something_else_and_goes_on_has_left_the_job() -> None:
     to = coordinator()
     rank = Rank(to)
     rank.alone()
     rank.reduce(1.0, nbytes=32)
     with pytest.raises(ScriptError, match=r"left the job in its step 4: it called all_reduce of 32 bytes"):
+        rank.end_step()
+
+
+def test_a_rank_that_leaves_a_call_out_has_left_the_job() -> None:
+    to = coordinator()
+    rank = Rank(to)
+    rank.alone()
+    with pytest.raises(ScriptError, match=r"ended without all_reduce at job.py:9"):
         rank.end_step()
 
 

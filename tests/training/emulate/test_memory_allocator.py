@@ -1,5 +1,7 @@
 """The compiled allocator: equal to a plain one on random programs, and its heap is sound."""
 
+from itertools import pairwise
+
 import memory_reference
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.training.emulate.graph import EVENT, EventKind
-from windtunnel.training.emulate.twin.memory.allocator import simulate
+from windtunnel.training.emulate.twin.memory.allocator import Trajectory, simulate
+from windtunnel.training.emulate.twin.memory.blocks import FREE, NONE, PENDING, UNMAPPED, USED
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MIB = 1 << 20
@@ -87,6 +90,57 @@ def play(actions, config: AllocatorConfig, capacity: int, lag: int):
     return np.array(rows, EVENT), np.array(shown, np.int64).reshape(-1, 2), refused
 
 
+def check_heap(path: Trajectory, expandable: bool) -> None:
+    """The heap at the end: walk every segment from its first block."""
+    heap, free_blocks, backed = path.heap, set(), 0
+    rows = len(heap.filled) // 2
+    spare, block = set(), int(heap.totals[4])
+    while block < len(heap.blocks):
+        spare.add(block)
+        block = int(heap.blocks[block]["after"])
+    known = [b for b in range(len(heap.blocks)) if b not in spare]
+    assert len(known) == heap.totals[5]
+    spans = []
+    for head in (b for b in known if heap.blocks[b]["before"] == NONE):
+        block, total = head, 0
+        while block != NONE:
+            following = int(heap.blocks[block]["after"])
+            if heap.blocks[block]["state"] != UNMAPPED:
+                total += int(heap.blocks[block]["size"])
+                spans.append(
+                    (
+                        int(heap.blocks[block]["address"]),
+                        int(heap.blocks[block]["address"] + heap.blocks[block]["size"]),
+                    )
+                )
+            if heap.blocks[block]["state"] in (FREE, UNMAPPED):
+                free_blocks.add(block)
+            assert heap.blocks[block]["state"] in (FREE, USED, PENDING, UNMAPPED)
+            assert heap.blocks[block]["size"] % 512 == 0 and heap.blocks[block]["size"] > 0
+            if following != NONE:
+                assert heap.blocks[following]["before"] == block
+                assert (
+                    heap.blocks[following]["address"]
+                    == heap.blocks[block]["address"] + heap.blocks[block]["size"]
+                )
+                both = {int(heap.blocks[block]["state"]), int(heap.blocks[following]["state"])}
+                assert both not in ({FREE}, {UNMAPPED})  # neighbours that could merge have merged
+            block = following
+        assert total % (2 * MIB) == 0
+        backed += total
+    spans.sort()
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert backed == path.reserved[-1]
+    filed = [int(b) for row in range(2 * rows) for b in heap.members[row, : heap.filled[row]]]
+    assert len(filed) == len(set(filed)) and set(filed) == free_blocks
+    for row in range(rows):
+        keys = [
+            (heap.blocks[b]["size"], heap.blocks[b]["address"]) for b in heap.members[row, : heap.filled[row]]
+        ]
+        assert keys == sorted(keys)
+    assert expandable or not any(heap.blocks[b]["state"] == UNMAPPED for b in known)
+
+
 @pytest.mark.parametrize("text", CONFIGS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
@@ -102,6 +156,25 @@ def test_equal_to_the_plain_allocator(text, actions, capacity, lag):
     assert np.array_equal(path.reserved, shown[:, 1])
     assert path.out_of_memory == refused
     assert (path.reserved >= path.allocated).all()
+    check_heap(path, config.expandable_segments)
+
+
+@pytest.mark.parametrize("text", CONFIGS)
+def test_equal_on_a_long_program(text):
+    """Long enough that the arrays of the heap have to grow, with many free blocks."""
+    draw = np.random.default_rng(7)
+    actions = []
+    for _ in range(700):
+        size = int(2 ** draw.uniform(6, 25))
+        actions.append(("alloc", int(draw.integers(2)), size))
+        if draw.random() < 0.85:
+            actions.append(("free", int(draw.integers(61)), 0))
+    config = AllocatorConfig.parse(text)
+    events, shown, refused = play(actions, config, 400 * MIB, 1024)
+    path = simulate(events, config, 400 * MIB, 1024)
+    assert np.array_equal(np.stack([path.allocated, path.reserved], 1), shown)
+    assert path.out_of_memory == refused
+    check_heap(path, config.expandable_segments)
 
 
 @pytest.mark.parametrize("text", CONFIGS)
@@ -124,6 +197,7 @@ def test_equal_when_the_device_is_full_of_cached_memory(text, seed):
     assert np.array_equal(np.stack([path.allocated, path.reserved], 1), shown)
     assert path.out_of_memory == refused
     assert path.reserved.max() > 135 * MIB
+    check_heap(path, config.expandable_segments)
 
 
 def test_arrays_grow_when_blocks_do_not_fit():

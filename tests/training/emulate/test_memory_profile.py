@@ -57,6 +57,69 @@ def test_one_allocation(size, allocated, reserved):
     assert whole([alloc(1, size)]) == (allocated, reserved)
 
 
+@pytest.mark.parametrize(
+    ("size", "reserved"), [(1, 2 * MIB), (MIB + 1, 20 * MIB), (21 * MIB, 40 * MIB), (40 * MIB, 40 * MIB)]
+)
+def test_expandable_segments_grow_by_pages(size, reserved):
+    assert whole([alloc(1, size)], EXPANDABLE) == (-(-size // 512) * 512, reserved)
+
+
+@pytest.mark.parametrize(
+    ("size", "divisions", "rounded"),
+    [
+        # 1,200 MiB lies between 1,024 and 2,048, divided by four at 1,280, 1,536 and 1,792.
+        (1200 * MIB, "4", 1280 * MIB),
+        (1536 * MIB, "4", 1536 * MIB),
+        (1537 * MIB, "[512:4,1024:2,2048:0]", 2048 * MIB),
+        (1537 * MIB, "[512:0,>:4]", 1792 * MIB),
+        (3000 * MIB, "[1024:8,2048:0]", 3000 * MIB),
+    ],
+)
+def test_rounding_to_divisions_of_powers_of_two(size, divisions, rounded):
+    config = AllocatorConfig.parse(f"roundup_power2_divisions:{divisions}")
+    assert whole([alloc(1, size)], config) == (rounded, rounded)
+
+
+def test_small_blocks_share_a_segment_and_streams_do_not():
+    assert whole([alloc(1, MIB), alloc(2, MIB)]) == (2 * MIB, 2 * MIB)
+    assert whole([alloc(1, MIB), alloc(2, MIB, stream=1)]) == (2 * MIB, 4 * MIB)
+    # A free block of one stream does not serve another.
+    assert whole([alloc(1, 30 * MIB), free(1), alloc(2, 30 * MIB, stream=1)]) == (30 * MIB, 60 * MIB)
+
+
+def test_freed_neighbours_merge():
+    rows = [alloc(1, 5 * MIB), alloc(2, 5 * MIB), alloc(3, 5 * MIB), alloc(4, 4 * MIB)]
+    assert whole([*rows, free(1), free(2), alloc(5, 9 * MIB)])[1] == 20 * MIB
+    # 1 and 3 are not neighbours: nine do not fit in either.
+    assert whole([*rows, free(1), free(3), alloc(5, 9 * MIB)])[1] == 40 * MIB
+
+
+def test_expandable_segments_avoid_slivers():
+    """Blocks that grow a little each time leave unusable segments behind, unless the range can grow."""
+    rows = []
+    for step, size in enumerate([100, 110, 120, 130]):
+        rows += [alloc(step, size * MIB), free(step)]
+    assert whole(rows) == (130 * MIB, (100 + 110 + 120 + 130) * MIB)
+    assert whole(rows, EXPANDABLE) == (130 * MIB, 140 * MIB)
+
+
+def test_max_split_size_keeps_large_blocks_whole():
+    rows = [alloc(1, 200 * MIB), free(1), alloc(2, 30 * MIB)]
+    assert whole(rows)[1] == 200 * MIB
+    config = AllocatorConfig.parse("max_split_size_mb:100")
+    assert whole(rows, config)[1] == 230 * MIB
+    # Within 20 MiB an oversize block serves a smaller oversize request, as it is.
+    assert whole([alloc(1, 200 * MIB), free(1), alloc(2, 190 * MIB)], config) == (200 * MIB, 200 * MIB)
+    assert whole([alloc(1, 200 * MIB), free(1), alloc(2, 180 * MIB)], config)[1] == 380 * MIB
+
+
+def test_cached_segments_are_given_back_before_it_fails():
+    rows = [alloc(1, 60 * MIB), free(1), alloc(2, 80 * MIB)]
+    profile = emulate_memory(make(rows), AllocatorConfig(), 100 * MIB)
+    assert profile.fits and profile.whole.reserved_bytes == 80 * MIB
+    assert profile.headroom_bytes == 20 * MIB
+
+
 def test_how_often_a_step_gives_memory_back():
     """60 and 30 MiB are cached when 80 are asked for."""
     rows = [alloc(1, 60 * MIB), alloc(2, 30 * MIB), free(1), free(2), alloc(3, 80 * MIB), free(3)]
@@ -64,6 +127,13 @@ def test_how_often_a_step_gives_memory_back():
         ([(0, 4), (4, 6)], 100, 1), ([(0, 4), (4, 6)], 200, 0), ([(0, 5), (5, 6)], 100, 0),
     ):  # fmt: skip
         assert emulate_memory(make(rows, steps), AllocatorConfig(), capacity * MIB).returns == returns
+
+
+@pytest.mark.parametrize("config", [AllocatorConfig(), EXPANDABLE])
+def test_the_last_byte_of_the_capacity_counts(config):
+    slice = make([alloc(1, 40 * MIB)])
+    assert emulate_memory(slice, config, 40 * MIB).fits
+    assert not emulate_memory(slice, config, 40 * MIB - 1).fits
 
 
 def test_out_of_memory_through_fragmentation_alone():
@@ -79,6 +149,33 @@ def test_out_of_memory_through_fragmentation_alone():
     assert (profile.whole.allocated_bytes, profile.whole.reserved_bytes) == (80 * MIB, 110 * MIB)
     assert profile.headroom_bytes == -25 * MIB
     assert emulate_memory(make(rows), EXPANDABLE, 85 * MIB).fits
+
+
+def test_a_block_used_on_another_stream_waits():
+    rows = [alloc(1, 30 * MIB), event(EventKind.RECORD_STREAM, 1, 7), free(1)]
+    again = alloc(2, 30 * MIB)
+    assert whole([*rows, again]) == (30 * MIB, 60 * MIB)
+    assert whole([*rows, event(EventKind.SYNC, -1), again])[1] == 30 * MIB
+    assert whole([*rows, event(EventKind.SYNC, -2, 7), again])[1] == 30 * MIB
+    assert whole([*rows, event(EventKind.SYNC, -2, 0), again])[1] == 60 * MIB
+    # An event that was recorded before the block was freed says nothing about it.
+    late = [*rows, event(EventKind.RECORD, 3, 7), event(EventKind.SYNC, 3), again]
+    early = [event(EventKind.RECORD, 3, 7), *rows, event(EventKind.SYNC, 3), again]
+    assert (whole(late)[1], whole(early)[1]) == (30 * MIB, 60 * MIB)
+    # So does a collective that ran there and that the host waited for; here with work handle 9.
+    work = (EventKind.COLLECTIVE, 0, 7, 0, 0, 9)
+    waits = [(EventKind.SYNC, 0, 0, 0, -3, 9), again]
+    assert (whole([*rows, work, *waits])[1], whole([work, *rows, *waits])[1]) == (30 * MIB, 60 * MIB)
+    launches = [event(EventKind.OP)] * 5
+    assert whole([*rows, *launches, again], lag=5)[1] == 30 * MIB
+    assert whole([*rows, *launches, again], lag=6)[1] == 60 * MIB
+    # A device that is full waits for the streams instead of failing.
+    assert emulate_memory(make([*rows, again]), AllocatorConfig(), 40 * MIB).fits
+
+
+def test_use_on_the_own_stream_costs_nothing():
+    rows = [alloc(1, 30 * MIB), event(EventKind.RECORD_STREAM, 1, 0), free(1), alloc(2, 30 * MIB)]
+    assert whole(rows)[1] == 30 * MIB
 
 
 def test_steady_step_counts_what_it_starts_with():
@@ -133,3 +230,8 @@ def test_curve_keeps_the_peaks_and_adds_up():
     at_peak = curve.by_category[curve.event == profile.whole.event][0]
     assert dict(zip(Category, at_peak.tolist(), strict=True)) == profile.whole.by_category
     assert 0 < profile.fragmentation < 1
+
+
+def test_steps_outside_the_events_are_refused():
+    with pytest.raises(ValueError, match="steady step"):
+        emulate_memory(make([alloc(1, 5)], [(0, 2)]), AllocatorConfig(), 1e9)

@@ -12,7 +12,7 @@ from slice_reference import step_ends as reference_ends
 from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, mesh_groups, pipeline
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.graph import EventKind
+from windtunnel.training.emulate.graph import EventKind, Phase
 from windtunnel.training.emulate.pictures import timeline
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
@@ -81,6 +81,18 @@ def test_ddp_exposes_its_last_bucket() -> None:
     assert slow.waits[0].what == "exposed all_reduce over world (8 ranks) in backward"
 
 
+def test_collectives_in_place_are_exposed() -> None:
+    dims = {"pp": 2, "dp": 2, "tp": 2}
+    timing = replayed(pipeline(dims, 4, tensor=1, data=7), dims)
+    # Every forward and backward is one longer; the stages' ends differ, the dp groups are within a stage.
+    assert timing.iteration_time_s == 5 * (4 + 2 - 1) + 7
+    assert timing.critical_path["communication:tp"] == 8
+    assert timing.critical_path["communication:dp"] == 7
+    assert timing.critical_path["compute"] == 12
+    assert timing.critical_path["pipeline_bubble"] == 5
+    assert timing.simulated == 2
+
+
 def test_a_launch_bound_step() -> None:
     def script(t: Tracer) -> None:
         for _ in range(3):
@@ -92,6 +104,95 @@ def test_a_launch_bound_step() -> None:
     assert timing.iteration_time_s == 40
     assert timing.critical_path == {"compute": 10, "launch": 30}
     assert timing.waits[0].what.startswith("the host thread")
+
+
+def test_the_host_runs_ahead_into_the_next_step() -> None:
+    """A step whose first half is launch-bound hides it behind what the step before left on the device."""
+
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            for _ in range(4):
+                t.op(0.5)
+            t.op(10.0)
+            t.step()
+
+    timing = replayed(script, {"dp": 1}, host=1.0)
+    assert timing.iteration_time_s == 12
+    assert timing.critical_path == {"compute": 12}
+
+
+def test_operators_without_time_cost_the_host_only() -> None:
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            for _ in range(5):
+                t.op(0.0)
+            t.op(1.0)
+            t.op(0.0)
+            t.step()
+
+    timing = replayed(script, {"dp": 1}, host=1.0)
+    assert timing.iteration_time_s == 7
+    assert timing.job.programs[0].nodes == 1
+
+
+def test_a_host_that_reads_the_loss_stops_running_ahead() -> None:
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            t.op(5.0)
+            t.add(EventKind.SYNC, 0, -2)
+            t.op(1.0)
+            t.step()
+
+    timing = replayed(script, {"dp": 1}, host=1.0)
+    # Issue and wait for the first operator, issue the second behind it, and issue the next step meanwhile.
+    assert timing.iteration_time_s == 1 + 5 + 1
+    assert timing.critical_path == {"compute": 6, "launch": 1}
+
+
+def test_waits_reach_over_the_end_of_a_step() -> None:
+    """An asynchronous reduction that the next step's first operator waits for."""
+
+    def script(t: Tracer) -> None:
+        handle = -1
+        for _ in range(3):
+            if handle >= 0:
+                t.join(handle)
+            t.op(1.0)
+            handle = t.call("all_reduce", "dp", 5)
+            t.step()
+
+    timing = replayed(script, {"dp": 2})
+    assert timing.iteration_time_s == 6
+    assert timing.critical_path == {"compute": 1, "communication:dp": 5}
+    same_as_reference(script, {"dp": 2})
+
+
+def test_a_wait_after_the_last_operator_holds_the_next_step_back() -> None:
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            t.op(1.0)
+            t.join(t.call("all_reduce", "dp", 5))
+            t.step()
+
+    assert replayed(script, {"dp": 2}).iteration_time_s == 6
+    same_as_reference(script, {"dp": 2})
+
+
+def test_a_record_holds_the_waits_before_it() -> None:
+    """Stream 1 waits for stream 2, does nothing, and is recorded: who waits for that waits for stream 2."""
+
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            t.op(7.0, stream=2)
+            t.wait(1, t.record(2))
+            t.wait(0, t.record(1))
+            t.op(1.0)
+            t.op(1.0, stream=1)
+            t.wait(2, t.record(0))
+            t.step()
+
+    same_as_reference(script, {"dp": 1})
+    assert replayed(script, {"dp": 1}).iteration_time_s == 8
 
 
 def test_a_device_that_is_the_host() -> None:
@@ -147,6 +248,21 @@ def test_imbalance_names_the_late_host() -> None:
     timing = replayed(uneven, {"dp": 4}, devices=2)
     assert timing.critical_path == {"compute": 10, "imbalance": 2, "communication:dp": 2}
     assert "ranks dp=2-3, which have more to compute" in [wait.what for wait in timing.waits]
+
+
+def test_a_slow_link_slows_what_crosses_it() -> None:
+    dims = {"dp": 4, "tp": 2}
+
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            t.call("all_reduce", "tp", 3, on=0)
+            t.call("all_reduce", "dp", 2, on=0)
+            t.op(1.0)
+            t.step()
+
+    assert replayed(script, dims, devices=2).iteration_time_s == 6
+    timing = replayed(script, dims, devices=2, slow=[Slow(link=2, factor=4.0)])
+    assert timing.iteration_time_s == 3 + 4 * 2 + 1  # within a host nothing changes
 
 
 def test_jitter_is_drawn_for_every_rank_and_repeats() -> None:
@@ -252,6 +368,15 @@ def test_reading_slow() -> None:
     }.items():
         with pytest.raises(UserError, match=told):
             parse_slow(wrong, cluster)
+
+
+def test_phases_have_host_costs_of_their_own() -> None:
+    groups = mesh_groups({"dp": 1})
+    world = stitch(slice_world(capture_of(ddp(buckets=2), groups), 1))
+    costs = costs_of(world.classes)
+    costs.host_operators[0][:, Phase.OPTIMIZER] = 100.0
+    timing = replay_world(world, cluster_of(1, 1), costs)
+    assert timing.iteration_time_s == 100
 
 
 def test_what_runs_beside_a_collective_takes_longer() -> None:

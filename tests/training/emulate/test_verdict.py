@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from capturing import SCRIPTS
 
+import windtunnel as wt
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import main
 from windtunnel.store.runs import Store
@@ -93,6 +94,24 @@ def test_a_job_that_gets_slower_fails(command, tmp_path: Path) -> None:
     assert command("--fail-on", "slower:25%", "--baseline", str(faster)).status == 0
 
 
+def test_a_job_that_hangs_has_a_status_of_its_own_where_asked(command) -> None:
+    lonely = (str(SCRIPTS / "lonely.py"),)
+    words = ("-c", "h100-sxm:1x8")
+    assert command(*words, "--fail-on", "oom", script=lonely).status == 1
+    ended = command(*words, "--fail-on", "hang", script=lonely)
+    assert ended.status == 3 and ended.out == ""
+    assert ended.err.splitlines()[-1].startswith("windtunnel: --fail-on hang: the job would hang: ")
+    assert [run.status for run in Store.open().list()] == ["failed", "failed"]
+
+
+def test_python_gets_the_run_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    with pytest.raises(wt.VerdictError, match="out of memory") as caught:
+        wt.emulate(*NEEDY, cluster="h100-sxm:1x1", report=False, fail_on="oom,hang")
+    assert isinstance(caught.value.run, wt.Run) and not caught.value.run.summary.fits
+    assert wt.load_run().summary.verdict == caught.value.run.summary.verdict
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -125,3 +144,8 @@ def test_what_is_no_baseline_is_refused(tmp_path: Path, content: str | None, sai
         file.write_text(content)
     with pytest.raises(UserError, match=said):
         FailOn.parse("slower:5%").baseline(str(file), {}, Store.open(f"sqlite:///{tmp_path}/runs.db"))
+
+
+def test_a_baseline_that_nothing_is_compared_with_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing is compared with it"):
+        FailOn.parse("oom").baseline("last", {}, Store.open(f"sqlite:///{tmp_path}/runs.db"))

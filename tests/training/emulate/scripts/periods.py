@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import nn
 
 import windtunnel as wt
@@ -45,6 +46,61 @@ def case_diloco(every):
                 weight.grad = weight - p.detach()
                 dist.all_reduce(weight.grad)
             outer.step()
+
+
+def case_wgan(critics):
+    critic, generator = layer(), layer()
+    of_critic = torch.optim.RMSprop(critic.parameters())
+    of_generator = torch.optim.RMSprop(generator.parameters())
+    for _ in range(STEPS):
+        for _ in range(critics):
+            of_critic.zero_grad()
+            real = torch.randn(4, 64, device="cuda", requires_grad=True)
+            score = critic(real).mean() - critic(generator(torch.randn(4, 64, device="cuda")).detach()).mean()
+            (slope,) = torch.autograd.grad(score, real, create_graph=True)
+            (score + slope.norm()).backward()
+            of_critic.step()
+        of_generator.zero_grad()
+        loss_of(nn.Sequential(generator, critic)).backward()
+        of_generator.step()
+
+
+def case_grpo(updates):
+    model, update = plain()
+    for _ in range(STEPS):
+        with torch.no_grad():
+            tokens = torch.randn(4, 64, device="cuda")
+            for _ in range(16):
+                tokens = model(tokens)
+        for _ in range(updates):
+            update()
+
+
+def case_saves(every):
+    model, update = plain()
+    for step in range(1, STEPS + 1):
+        update()
+        if step % every == 0:
+            checkpoint.save({"model": model.state_dict()}, checkpoint_id="nowhere")
+
+
+def case_graph(warm_up):
+    _, update = plain()
+    for _ in range(warm_up):
+        update()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update()
+    for _ in range(STEPS):
+        graph.replay()
+
+
+def case_warms_up(steps):
+    _, update = plain()
+    for step in range(STEPS):
+        update()
+        if step >= steps:
+            torch.zeros(3, device="cuda")
 
 
 def case_reads(every):
