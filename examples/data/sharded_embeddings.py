@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from windtunnel.data.embeddings import ShardedEmbedding, Table, exchange, synthetic
+from windtunnel.data.embeddings import EmbeddingTable, ShardedEmbedding, exchange, synthetic
 
 SAMPLES = 64
 
@@ -18,8 +18,8 @@ SAMPLES = 64
 def main() -> None:
     dist.init_process_group("gloo")
     ranks, shares = synthetic.zipf(50_000, 1.1)
-    items = Table("items", 50_000, 16, pooling=40.0, sequence=True, ranks=ranks, shares=shares)
-    tags = Table("tags", 1_000, 16, pooling=5.0)
+    items = EmbeddingTable("items", 50_000, 16, pooling=40.0, sequence=True, ranks=ranks, shares=shares)
+    tags = EmbeddingTable("tags", 1_000, 16, pooling=5.0)
     orders = {one.name: synthetic.order(one.rows, seed=1) for one in (items, tags)}  # ids, most wanted first
 
     seen = exchange((items, tags), SAMPLES, intra=10e9, inter=1e9, distinct=False)

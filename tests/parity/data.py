@@ -191,7 +191,7 @@ def _embeddings(folder: Path) -> Sequence[Path]:
         except UserError:  # there is no room
             continue
         log.decision("data.embeddings", policy, seen, made)
-        if isinstance(seen, embeddings.Wanted) and isinstance(made, embeddings.Placed):
+        if isinstance(seen, embeddings.PlacementRequest) and isinstance(made, embeddings.TablePlacement):
             statistics: Any = SimpleNamespace(folder=folder, tables=seen.tables, order=lambda name: None)
             shards = [
                 [device, one.name, one.dim, one.fast_rows]
@@ -213,7 +213,7 @@ def embeddings_effects(events: Sequence[Event]) -> list[str]:
         match event["kind"]:
             case "decision":
                 seen, made = event["observation"], event["decision"]
-                if seen["is"] == "Exchange":
+                if seen["is"] == "ReplicationRequest":
                     spread.append((seen, made))
             case "placed":
                 placed[event["rank"]].append(event["rows"])

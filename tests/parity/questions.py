@@ -9,7 +9,7 @@ from typing import Any
 
 from support.engine import TIME
 from windtunnel.data.embeddings import policy as embeddings
-from windtunnel.data.embeddings.model import Table, Tier
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier
 from windtunnel.data.ingest import policy as ingest
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.branching.policy.predictor import BUCKETS, SPANS
@@ -185,20 +185,20 @@ def embeddings_questions() -> Iterator[embeddings.Observation]:
             curve = (ranks, shares) if points > 1 else ((), ())
             state = rng.choice([0, 4, 4 * dim])
             mean, sequence = rng.choice([1.0, 30.0]), rng.random() < 0.5
-            tables.append(Table(f"t{one}", rows, dim, "float32", mean, 1.0, sequence, *curve, state))
+            tables.append(EmbeddingTable(f"t{one}", rows, dim, "float32", mean, 1.0, sequence, *curve, state))
         if at % 2:
             memory = rng.choice([None, None, 3e6])
-            yield embeddings.Exchange(
+            yield embeddings.ReplicationRequest(
                 tuple(tables), rng.choice([1, 2, 4]), rng.choice([1, 2]), 1e9, 1e8, rng.choice([8.0, 500.0]),
                 rng.random() < 0.5, memory, rng.random() < 0.3,
             )  # fmt: skip
         else:
             total = sum(one.total_bytes for one in tables)
             fast, slow = (
-                Tier(total / rng.choice([2, 9]), 1e11),
-                Tier(rng.choice([0.4, 0.5, 2.0]) * total, 1e9),
+                MemoryTier(total / rng.choice([2, 9]), 1e11),
+                MemoryTier(rng.choice([0.4, 0.5, 2.0]) * total, 1e9),
             )
             columns = rng.choice([0, 4, 16])
-            yield embeddings.Wanted(
+            yield embeddings.PlacementRequest(
                 tuple(tables), rng.choice([1, 2, 2, 3]), fast, slow, 64, columns=columns, seed=at
             )  # fmt: skip

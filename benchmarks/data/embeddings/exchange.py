@@ -28,8 +28,8 @@ from benchmarks.harness.measure import median
 from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.embeddings import synthetic, traffic
-from windtunnel.data.embeddings.model import Table
-from windtunnel.data.embeddings.policy import POLICIES, Exchange, Replication
+from windtunnel.data.embeddings.model import EmbeddingTable
+from windtunnel.data.embeddings.policy import POLICIES, Replication, ReplicationRequest
 
 THEIRS, POOLING = "TorchRec's row-wise", "ours, each row asked for once"
 SUMS = "ours, partial sums"
@@ -113,13 +113,15 @@ def _rows(
     yield figure(f"{label}: iteration", "s", taken, emulated=links, note=note)
 
 
-def _seen(rows: int, skew: float, distinct: bool) -> Exchange:
+def _seen(rows: int, skew: float, distinct: bool) -> ReplicationRequest:
     points, shares = synthetic.zipf(rows, skew, points=128)
-    table = Table("items", rows, DIM, pooling=float(LOOKUPS), sequence=True, ranks=points, shares=shares)
-    return Exchange((table,), 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(SAMPLES), distinct)
+    table = EmbeddingTable(
+        "items", rows, DIM, pooling=float(LOOKUPS), sequence=True, ranks=points, shares=shares
+    )
+    return ReplicationRequest((table,), 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(SAMPLES), distinct)
 
 
-def _ranks(seen: Exchange, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _ranks(seen: ReplicationRequest, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return synthetic.draw(seen.tables[0], SAMPLES, np.random.default_rng([7, rank]))[1]
 
 
@@ -157,7 +159,7 @@ def on_rank_pooled(arguments: Any) -> dict[str, Any]:
     rows, pooling, steps, known = arguments
     points, shares = synthetic.zipf(rows, 1.05, points=128)
     tables = tuple(
-        Table(f"t{at}", rows, DIM, pooling=float(pooling), ranks=points, shares=shares)
+        EmbeddingTable(f"t{at}", rows, DIM, pooling=float(pooling), ranks=points, shares=shares)
         for at in range(TABLES)
     )
     rng = np.random.default_rng([7, dist.get_rank()])
@@ -166,7 +168,7 @@ def on_rank_pooled(arguments: Any) -> dict[str, Any]:
     asked = {
         name: (torch.from_numpy(ids), torch.from_numpy(ends[:-1])) for name, (ends, ids) in drawn.items()
     }
-    seen = Exchange(tables, 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(POOLED[pooling]))
+    seen = ReplicationRequest(tables, 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(POOLED[pooling]))
     arms: dict[str, Callable[[], torch.Tensor]] = {}
     if known:
         arms[THEIRS] = _torchrec(tables, asked, lengths)
@@ -192,7 +194,7 @@ def on_rank_pooled(arguments: Any) -> dict[str, Any]:
 
 
 def _torchrec(
-    tables: tuple[Table, ...], asked: dict[str, tuple[Any, Any]], lengths: Any
+    tables: tuple[EmbeddingTable, ...], asked: dict[str, tuple[Any, Any]], lengths: Any
 ) -> Callable[[], Any]:
     """An iteration of TorchRec's ``EmbeddingBagCollection``, row-wise."""
     import torch

@@ -15,8 +15,8 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings import synthetic, traffic
-from windtunnel.data.embeddings.model import Table
-from windtunnel.data.embeddings.policy import Exchange, Replication
+from windtunnel.data.embeddings.model import EmbeddingTable
+from windtunnel.data.embeddings.policy import Replication, ReplicationRequest
 from windtunnel.data.embeddings.policy.replicas import decide, memory_of, rowwise, rowwise_memory
 
 SOURCE = "FlexShard, arXiv 2301.02959, abstract"
@@ -25,9 +25,9 @@ SKEWS = (0.7, 0.9, 1.05, 1.2)
 PUBLISHED = {"bytes": 0.85, "latency": 6.0}
 
 
-def sequences(rows: int, skew: float) -> Table:
+def sequences(rows: int, skew: float) -> EmbeddingTable:
     ranks, shares = synthetic.zipf(rows, skew, points=256)
-    return Table("items", rows, 128, "float16", 1000.0, 1.0, True, ranks, shares)
+    return EmbeddingTable("items", rows, 128, "float16", 1000.0, 1.0, True, ranks, shares)
 
 
 def flexshard_rows(quick: bool) -> Iterator[Row]:
@@ -39,7 +39,7 @@ def flexshard_rows(quick: bool) -> Iterator[Row]:
                 yield from _point(cluster, label, sequences(rows, skew))
 
 
-def _point(cluster: Cluster, label: str, table: Table) -> Iterator[Row]:
+def _point(cluster: Cluster, label: str, table: EmbeddingTable) -> Iterator[Row]:
     for distinct in (False, True):
         seen = traffic.exchange(cluster, (table,), 512.0, distinct=distinct)
         began = time.process_time()
@@ -64,11 +64,11 @@ def _point(cluster: Cluster, label: str, table: Table) -> Iterator[Row]:
         yield figure(f"{label}: of row-wise's memory", "x", goal="<= 1", emulated=held, met=met)
 
 
-def _moved(seen: Exchange, decision: Replication) -> float:
+def _moved(seen: ReplicationRequest, decision: Replication) -> float:
     sent = traffic.expected(seen, decision)
     return float(sum(sent[phase].sum() for phase in traffic.ALL_TO_ALL))
 
 
-def _seconds(cluster: Cluster, seen: Exchange, decision: Replication) -> float:
+def _seconds(cluster: Cluster, seen: ReplicationRequest, decision: Replication) -> float:
     latency = (cluster.host.intra.latency, cluster.placement(range(cluster.world_size)).latency)
     return traffic.seconds(seen, traffic.expected(seen, decision), latency)

@@ -13,7 +13,7 @@ from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
 from windtunnel.data.embeddings import read_statistics, synthetic
-from windtunnel.data.embeddings.policy import Wanted, decide
+from windtunnel.data.embeddings.policy import PlacementRequest, decide
 from windtunnel.data.embeddings.profile import profile
 from windtunnel.data.embeddings.twin import accesses, tiers
 
@@ -33,7 +33,7 @@ def forecast_rows(quick: bool) -> Iterator[Row]:
         statistics, later = read_statistics(folder / "statistics"), np.load(folder / "2.npz")
         for size in sizes:
             fast, slow = tiers(load_cluster(CLUSTER), size, 1e9)
-            plan = decide(Wanted(statistics.tables, 2, fast, slow, BATCH))
+            plan = decide(PlacementRequest(statistics.tables, 2, fast, slow, BATCH))
             truth = 0.0
             for one in plan.shards:
                 kept = np.zeros(rows[one.table], bool)

@@ -13,8 +13,8 @@ from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Table, Tier
-from windtunnel.data.embeddings.policy import Placed, Wanted, decide
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier
+from windtunnel.data.embeddings.policy import PlacementRequest, TablePlacement, decide
 from windtunnel.data.embeddings.twin import Iteration, iteration, tiers
 
 CLUSTER = "a100-80:2x8"
@@ -26,12 +26,12 @@ PUBLISHED = {"slow accesses": 87.0, "balance": 12.0, "reading and updating": 6.0
 GREEDY = ("size", "lookup", "size-lookup")
 
 
-def _tables(name: str, count: int | None = None) -> tuple[Table, ...]:
+def _tables(name: str, count: int | None = None) -> tuple[EmbeddingTable, ...]:
     """With the state of a row-wise optimiser."""
     return tuple(replace(one, state_bytes=4) for one in synthetic.tables(name)[:count])
 
 
-def _decided(wanted: Wanted) -> tuple[Placed, float]:
+def _decided(wanted: PlacementRequest) -> tuple[TablePlacement, float]:
     begin = time.perf_counter()
     return decide(wanted), time.perf_counter() - begin
 
@@ -50,8 +50,10 @@ def planners_rows(quick: bool) -> Iterator[Row]:
             yield from _greedy(cluster, f"{name}, {label}", tables, granted)
 
 
-def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: float) -> Iterator[Row]:
-    wanted = Wanted(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
+def _greedy(
+    cluster: Cluster, label: str, tables: tuple[EmbeddingTable, ...], granted: float
+) -> Iterator[Row]:
+    wanted = PlacementRequest(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
     ours, planning = _decided(wanted)
     mine = iteration(cluster, wanted, ours)
     yield figure(f"{label}: planning", "s", planning, note=ours.reason)
@@ -74,7 +76,7 @@ def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: fl
             yield figure(shown, "x", goal=goal, emulated=other / own, published=published, source=SOURCE)
 
 
-def _spread(plan: Placed) -> float:
+def _spread(plan: TablePlacement) -> float:
     """The slowest device's reading over the fastest's."""
     return plan.slowest / max(min(plan.seconds), 1e-9)
 
@@ -84,7 +86,9 @@ def milp_rows(quick: bool) -> Iterator[Row]:
     for count, devices in ((24, 4), (50, 2), *(() if quick else ((50, 4), (30, 8)))):
         tables = _tables("rm2", count)
         total = sum(one.total_bytes for one in tables)
-        wanted = Wanted(tables, devices, Tier(0.1 * total / devices, 2e12), Tier(float(total), 26e9), BATCH)
+        wanted = PlacementRequest(
+            tables, devices, MemoryTier(0.1 * total / devices, 2e12), MemoryTier(float(total), 26e9), BATCH
+        )
         plan, seconds = _decided(wanted)
         searched, quickly = _decided(replace(wanted, policy="search"))
         label, solved = f"{count} tables on {devices} devices", count == 50
@@ -104,7 +108,9 @@ def scale_rows(quick: bool) -> Iterator[Row]:
     )[:2000]
     total = sum(one.total_bytes for one in tables)
     for devices in (64,) if quick else (64, 256, 1024):
-        wanted = Wanted(tables, devices, Tier(0.1 * total / devices, 2e12), Tier(float(total), 26e9), BATCH)
+        wanted = PlacementRequest(
+            tables, devices, MemoryTier(0.1 * total / devices, 2e12), MemoryTier(float(total), 26e9), BATCH
+        )
         plan, seconds = _decided(wanted)
         label = f"{len(tables)} tables on {devices} devices"
         note = f"{len(plan.shards)} shards; {plan.reason}"

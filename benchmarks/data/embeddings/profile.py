@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.model import EmbeddingTable
 from windtunnel.data.embeddings.profile import profile
 
 HUGE = 1_000_000_000
@@ -30,7 +30,7 @@ HUGE = 1_000_000_000
 def profile_rows(quick: bool) -> Iterator[Row]:
     samples, rows = (300_000, 1_000_000) if quick else (1_500_000, 10_000_000)
     ranks, shares = synthetic.zipf(rows, 1.05)
-    table = Table("f", rows, 64, pooling=20.0, coverage=0.9, ranks=ranks, shares=shares)
+    table = EmbeddingTable("f", rows, 64, pooling=20.0, coverage=0.9, ranks=ranks, shares=shares)
     with scratch() as folder:
         log = folder / "log.parquet"
         lookups = _write(log, {table.name: table}, samples, rows)
@@ -60,7 +60,7 @@ def profile_rows(quick: bool) -> Iterator[Row]:
     yield from _memory_rows(quick)
 
 
-def _write(path: Path, tables: dict[str, Table], samples: int, shuffled: int) -> int:
+def _write(path: Path, tables: dict[str, EmbeddingTable], samples: int, shuffled: int) -> int:
     """A log of ``samples`` in Parquet, written as pyarrow writes by default; its lookups. ``shuffled``: the
     rows of the table whose hot rows lie anywhere; 0: ids are ranks."""
     order = synthetic.order(shuffled, 1) if shuffled else None

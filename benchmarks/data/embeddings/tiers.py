@@ -26,8 +26,8 @@ from windtunnel.data.embeddings.files import Statistics, read_statistics, write_
 from windtunnel.data.embeddings.live.bag import TieredEmbeddingBag
 from windtunnel.data.embeddings.live.build import build
 from windtunnel.data.embeddings.live.optim import RowWiseAdagrad
-from windtunnel.data.embeddings.model import Order, Table, Tier
-from windtunnel.data.embeddings.policy import Placed, Wanted, decide
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier, Order
+from windtunnel.data.embeddings.policy import PlacementRequest, TablePlacement, decide
 
 DEVICES, BATCH, FAST = 2, 512, 0.05
 POLICIES = ("size", "lookup", "size-lookup", "recshard")
@@ -47,12 +47,12 @@ def tiers_rows(quick: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
     with scratch() as folder:
         speeds = [_bandwidth(share, folder) for share in (1.0, 0.0)]
-        fast, slow = Tier(FAST * bytes_each, speeds[0]), Tier(4 * bytes_each, speeds[1])
+        fast, slow = MemoryTier(FAST * bytes_each, speeds[0]), MemoryTier(4 * bytes_each, speeds[1])
         orders = {one.name: synthetic.order(one.rows, at) for at, one in enumerate(tables)}
         write_statistics(folder / "statistics", tables, orders=orders)
         known = read_statistics(folder / "statistics")
         batches = [_batch(tables, orders, rng) for _ in range(6 if quick else 14)]
-        asked = Wanted(tables, DEVICES, fast, slow, BATCH, columns=0)
+        asked = PlacementRequest(tables, DEVICES, fast, slow, BATCH, columns=0)
         plans = {name: decide(replace(asked, policy=name)) for name in POLICIES}
         for share in (2 * FAST, 4 * FAST):
             more = replace(asked, fast=replace(fast, capacity=share * bytes_each))
@@ -95,7 +95,7 @@ def tiers_rows(quick: bool) -> Iterator[Row]:
 class _Flight:
     """One plan's modules, device by device, all rows written."""
 
-    def __init__(self, known: Statistics, plan: Placed, folder: Path) -> None:
+    def __init__(self, known: Statistics, plan: TablePlacement, folder: Path) -> None:
         self.devices: list[dict[str, TieredEmbeddingBag]] = []
         for device in range(plan.devices):
             (folder / str(device)).mkdir(parents=True)
@@ -128,7 +128,9 @@ class _Flight:
                 bag.close()
 
 
-def _batch(tables: tuple[Table, ...], orders: Mapping[str, Order], rng: np.random.Generator) -> Batch:
+def _batch(
+    tables: tuple[EmbeddingTable, ...], orders: Mapping[str, Order], rng: np.random.Generator
+) -> Batch:
     drawn: Batch = {}
     for table in tables:
         ends, ranks = synthetic.draw(table, BATCH, rng)
@@ -156,7 +158,7 @@ def _bandwidth(share: float, folder: Path) -> float:
     return batch * 64 * 4 / statistics.median(taken[1:])
 
 
-def _slow(plan: Placed, batches: list[Batch]) -> tuple[float, float]:
+def _slow(plan: TablePlacement, batches: list[Batch]) -> tuple[float, float]:
     """Lookups of slow rows, and such rows, of an average iteration on all devices."""
     raw = distinct = 0
     for batch in batches:
@@ -173,7 +175,7 @@ def _overhead_rows(quick: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
     weight = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0))
     ranks, shares = synthetic.zipf(rows, 1.05)
-    table = Table("f", rows, dim, pooling=20.0, ranks=ranks, shares=shares)
+    table = EmbeddingTable("f", rows, dim, pooling=20.0, ranks=ranks, shares=shares)
     order = synthetic.order(rows, 0)
     drawn = [synthetic.draw(table, 2048, rng, order) for _ in range(8 if quick else 20)]
     batches = [(torch.from_numpy(ids), torch.from_numpy(ends)) for ends, ids in drawn]

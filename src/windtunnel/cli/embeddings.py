@@ -58,13 +58,13 @@ def profile(
     from windtunnel.base.plain import to_plain
     from windtunnel.cli import shown_progress
     from windtunnel.data.embeddings.files import fresh
-    from windtunnel.data.embeddings.model import Table, checked
+    from windtunnel.data.embeddings.model import EmbeddingTable, checked
     from windtunnel.data.embeddings.profile import profile
 
     fresh(out)
     dims, sequences = _by_name("--dim", dim, int), set(sequence or ())
     like = {
-        name: Table(name, 1, dims.get(name, dims.get("*", 64)), dtype, sequence=name in sequences)
+        name: EmbeddingTable(name, 1, dims.get(name, dims.get("*", 64)), dtype, sequence=name in sequences)
         for name in {"*", *dims, *sequences}
     }
     checked(tuple(like.values()), "embeddings profile")

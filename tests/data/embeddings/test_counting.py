@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.data.embeddings import counting
-from windtunnel.data.embeddings.counting import Counts, curve
+from windtunnel.data.embeddings.counting import RowCounts, curve
 
 Lookups = list[tuple[int, int]]
 LOOKUPS = st.lists(st.tuples(st.integers(0, 19), st.sampled_from([1, 2, 255, 256, 257, 600])), max_size=12)
@@ -21,8 +21,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "PENDING", 1)
 
 
-def counted(lookups: Lookups, rows: int) -> tuple[Counts, Counter[int]]:
-    made, truth = Counts(rows), Counter[int]()
+def counted(lookups: Lookups, rows: int) -> tuple[RowCounts, Counter[int]]:
+    made, truth = RowCounts(rows), Counter[int]()
     for row, times in lookups:
         made.add(np.full(times, row, np.int64))
         truth[row] += times
@@ -77,7 +77,7 @@ def test_a_curve_of_many_points_keeps_a_hundred_and_says_what_that_costs() -> No
 
 
 def test_rows_grow_and_are_written_as_an_order(tmp_path: Path) -> None:
-    made = Counts(0)
+    made = RowCounts(0)
     for rows in (3, 4, 900):
         made.grow(rows)
         made.add(np.array([rows - 1, rows - 1], np.int64))

@@ -7,16 +7,20 @@ import numpy as np
 from benchmarks.data.embeddings import plans
 from windtunnel.cluster.load import load_cluster
 from windtunnel.data.embeddings import synthetic, twin
-from windtunnel.data.embeddings.model import Shard, Table, Tier
-from windtunnel.data.embeddings.policy import Placed, Wanted, decide
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier, TableShard
+from windtunnel.data.embeddings.policy import PlacementRequest, TablePlacement, decide
 
 CLUSTER = load_cluster("a100-80:2x2")
 
 
 def test_an_iteration_is_the_sum_of_what_is_read_and_sent() -> None:
-    one = Table("a", 1000, 64, pooling=10.0, coverage=0.5, ranks=(0, 100, 1000), shares=(0.0, 0.9, 1.0))
-    wanted = Wanted((one,), 4, Tier(1e6, 1e12), Tier(1e6, 1e10), 4000)
-    plan = Placed((Shard("a", 1, 0, 64, 100),), (0.0,) * 4, (0,) * 4, (0,) * 4, 0.0, 0.0, 0.0, "", "")
+    one = EmbeddingTable(
+        "a", 1000, 64, pooling=10.0, coverage=0.5, ranks=(0, 100, 1000), shares=(0.0, 0.9, 1.0)
+    )
+    wanted = PlacementRequest((one,), 4, MemoryTier(1e6, 1e12), MemoryTier(1e6, 1e10), 4000)
+    plan = TablePlacement(
+        (TableShard("a", 1, 0, 64, 100),), (0.0,) * 4, (0,) * 4, (0,) * 4, 0.0, 0.0, 0.0, "", ""
+    )
     found = twin.iteration(CLUSTER, wanted, plan)
     reads = 4000 * 5
     np.testing.assert_allclose(found.raw, [0.9 * reads, 0.1 * reads])
@@ -34,7 +38,7 @@ def test_an_iteration_is_the_sum_of_what_is_read_and_sent() -> None:
 
 def test_drawn_accesses_are_those_of_lookups_drawn_one_by_one() -> None:
     table = next(one for one in synthetic.tables("small") if one.lookups > 5)
-    shard = Shard(table.name, 0, 0, table.dim, table.rows // 50)
+    shard = TableShard(table.name, 0, 0, table.dim, table.rows // 50)
     rng = np.random.default_rng(0)
     ranks = [synthetic.draw(table, 512, rng)[1] for _ in range(40)]
     raw = np.mean([[(one < shard.fast_rows).sum(), (one >= shard.fast_rows).sum()] for one in ranks], 0)
@@ -51,16 +55,16 @@ def test_drawn_accesses_are_those_of_lookups_drawn_one_by_one() -> None:
 
 
 def test_shards_of_columns_count_as_parts_of_rows() -> None:
-    table = Table("a", 100, 64)
-    whole = twin.accesses((table,), (Shard("a", 0, 0, 64, 20),), 50)
-    halves = twin.accesses((table,), (Shard("a", 0, 0, 32, 20), Shard("a", 1, 32, 64, 20)), 50)
+    table = EmbeddingTable("a", 100, 64)
+    whole = twin.accesses((table,), (TableShard("a", 0, 0, 64, 20),), 50)
+    halves = twin.accesses((table,), (TableShard("a", 0, 0, 32, 20), TableShard("a", 1, 32, 64, 20)), 50)
     np.testing.assert_allclose(halves.raw.sum(0), whole.raw[0])
     np.testing.assert_allclose(halves.distinct.sum(0), whole.distinct[0])
 
 
 def test_the_cost_of_a_decision_is_that_of_its_slowest_device() -> None:
     some = synthetic.tables("small")
-    wanted = Wanted(some, 2, Tier(1e7, 1e12), Tier(1e9, 1e10), 4096, "size")
+    wanted = PlacementRequest(some, 2, MemoryTier(1e7, 1e12), MemoryTier(1e9, 1e10), 4096, "size")
     plan = decide(wanted)
     costs = twin.cost(wanted, plan)
     assert costs["seconds"] == plan.slowest and costs["slow_accesses"] > costs["slow_rows"] > 0

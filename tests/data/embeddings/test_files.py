@@ -10,7 +10,7 @@ import pytest
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.files import MANIFEST, read_statistics, write_statistics
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.model import EmbeddingTable
 from windtunnel.store.objects.manifest import seal
 
 
@@ -70,14 +70,14 @@ def test_damage_is_found(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Table("t", 0, 1), "rows is 0, accepted is a whole number from 1"),
-        (Table("t", 2, 1, dtype="int3"), "dtype is 'int3', accepted is float32"),
-        (Table("t", 2, 1, coverage=2.0), "coverage is 2.0, accepted is a number from 0 to 1"),
-        (Table("t", 2, 1, ranks=(0, 1), shares=(0, 1)), "whole numbers that rise from 0 to rows, 2"),
-        (Table("t", 2, 1, ranks=(0, 1, 2), shares=(0, 0.4, 1)), "a concave curve from 0 to 1"),
+        (EmbeddingTable("t", 0, 1), "rows is 0, accepted is a whole number from 1"),
+        (EmbeddingTable("t", 2, 1, dtype="int3"), "dtype is 'int3', accepted is float32"),
+        (EmbeddingTable("t", 2, 1, coverage=2.0), "coverage is 2.0, accepted is a number from 0 to 1"),
+        (EmbeddingTable("t", 2, 1, ranks=(0, 1), shares=(0, 1)), "whole numbers that rise from 0 to rows, 2"),
+        (EmbeddingTable("t", 2, 1, ranks=(0, 1, 2), shares=(0, 0.4, 1)), "a concave curve from 0 to 1"),
     ],
 )
-def test_tables_that_cannot_be_are_refused(tmp_path: Path, wrong: Table, said: str) -> None:
+def test_tables_that_cannot_be_are_refused(tmp_path: Path, wrong: EmbeddingTable, said: str) -> None:
     with pytest.raises(UserError, match=said):
         write_statistics(tmp_path / "new", (wrong,), {})
     assert not list(tmp_path.iterdir())
@@ -90,16 +90,18 @@ def test_no_half_folder(tmp_path: Path, folder: Path) -> None:
 
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        write_statistics(tmp_path / "new", (Table("t", 2, 1),), {"t": stopped})
+        write_statistics(tmp_path / "new", (EmbeddingTable("t", 2, 1),), {"t": stopped})
     with pytest.raises(UserError, match="is there already, accepted is the name of a new folder"):
-        write_statistics(folder, (Table("t", 2, 1),), {})
+        write_statistics(folder, (EmbeddingTable("t", 2, 1),), {})
     with pytest.raises(UserError, match=r"cannot be made \(Not a directory\), accepted is a new folder"):
-        write_statistics(folder / MANIFEST / "below", (Table("t", 2, 1),), {})
+        write_statistics(folder / MANIFEST / "below", (EmbeddingTable("t", 2, 1),), {})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a disk that fills: what is written ends
     try:
         with pytest.raises(HostError, match=r"new cannot be written: "):
-            write_statistics(tmp_path / "new", (Table("t", 5000, 1),), {"t": synthetic.order(5000, 1)})
+            write_statistics(
+                tmp_path / "new", (EmbeddingTable("t", 5000, 1),), {"t": synthetic.order(5000, 1)}
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert set(tmp_path.iterdir()) == before

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from windtunnel.cli.main import app
 from windtunnel.data.embeddings import profile, synthetic
 from windtunnel.data.embeddings.files import read_statistics, write_statistics
-from windtunnel.data.embeddings.model import Shard, Table
+from windtunnel.data.embeddings.model import EmbeddingTable, TableShard
 from windtunnel.data.embeddings.twin import accesses
 
 BATCH = 16_384
 TABLES = [
-    Table(f"f{number}", rows, 64, pooling=8.0, coverage=0.7, ranks=ranks, shares=shares)
+    EmbeddingTable(f"f{number}", rows, 64, pooling=8.0, coverage=0.7, ranks=ranks, shares=shares)
     for number, (rows, exponent) in enumerate(((60_000, 1.05), (20_000, 0.8), (3_000, 0.2)))
     for ranks, shares in [synthetic.zipf(rows, exponent)]
 ]
@@ -44,7 +44,7 @@ def plan(*words: str) -> dict[str, object]:
     return {**json.loads(done.stdout), "shown": shown}
 
 
-def slow(shards: tuple[Shard, ...], orders: dict[str, np.ndarray], path: Path, samples: int) -> float:
+def slow(shards: tuple[TableShard, ...], orders: dict[str, np.ndarray], path: Path, samples: int) -> float:
     """Of a batch of the samples in ``path``: lookups of rows that the shards have in slow memory."""
     held, found = np.load(path), 0
     for one in shards:
@@ -65,7 +65,7 @@ def test_a_plan_says_what_samples_to_come_find(
     profile.profile([str(tmp_path / "log.npz")], rows=sizes).save(tmp_path / "stats")
     statistics = read_statistics(tmp_path / "stats")
     told = plan("--statistics", str(tmp_path / "stats"), "--memory", memory)
-    shards = tuple(Shard(**one) for one in told["plan"]["shards"])  # type: ignore[index]
+    shards = tuple(TableShard(**one) for one in told["plan"]["shards"])  # type: ignore[index]
     orders = {name: np.asarray(statistics.order(name)) for name in sizes}
     truth = slow(shards, orders, tmp_path / "later.npz", 6_000)
     said = told["summary"]["slow_accesses"]  # type: ignore[index]
@@ -133,5 +133,5 @@ def test_the_last_fifth_is_held_out_exactly(
         part = min(1.0, left / len(alike))
         missed += (1 - part) * sum(later[row] for row in alike)
         left -= min(left, len(alike))
-    raw = accesses(found.tables, (Shard("f", 0, 0, 64, fast),), 1).raw[0]
+    raw = accesses(found.tables, (TableShard("f", 0, 0, 64, fast),), 1).raw[0]
     assert raw[1] / raw.sum() == pytest.approx(missed / later.total(), abs=1e-9)

@@ -12,21 +12,30 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Table, Tier
-from windtunnel.data.embeddings.policy import CUTTING, PLACING, POLICIES, Placed, Wanted, decide, milp, pieces
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier
+from windtunnel.data.embeddings.policy import (
+    CUTTING,
+    PLACING,
+    POLICIES,
+    PlacementRequest,
+    TablePlacement,
+    decide,
+    milp,
+    pieces,
+)
 
-FAST, SLOW = Tier(3e4, 1e12), Tier(1e6, 1e10)
+FAST, SLOW = MemoryTier(3e4, 1e12), MemoryTier(1e6, 1e10)
 
 
 @st.composite
-def tables(draw: st.DrawFn, most: int = 12) -> tuple[Table, ...]:
+def tables(draw: st.DrawFn, most: int = 12) -> tuple[EmbeddingTable, ...]:
     made = []
     for number in range(draw(st.integers(1, most))):
         rows = draw(st.integers(1, 500))
         ranks, shares = synthetic.zipf(rows, draw(st.floats(0, 2)), points=8)
         dim, dtype = draw(st.sampled_from([4, 10, 64])), draw(st.sampled_from(["float32", "bfloat16"]))
         made.append(
-            Table(
+            EmbeddingTable(
                 f"t{number}", rows, dim, dtype, draw(st.floats(1, 50)), draw(st.floats(0, 1)), ranks=ranks,
                 shares=shares, state_bytes=draw(st.sampled_from([0, 4, 4 * dim])),
             )
@@ -34,7 +43,7 @@ def tables(draw: st.DrawFn, most: int = 12) -> tuple[Table, ...]:
     return tuple(made)
 
 
-def held(wanted: Wanted, plan: Placed) -> None:
+def held(wanted: PlacementRequest, plan: TablePlacement) -> None:
     """Every column lies once, in memory that is there, and the plan says truly what it takes."""
     named = {one.name: one for one in wanted.tables}
     for name, table in named.items():
@@ -64,10 +73,12 @@ def held(wanted: Wanted, plan: Placed) -> None:
     tables(), st.integers(1, 6), st.integers(0, 40), st.sampled_from([p for p in PLACING if p != "recshard"])
 )
 def test_every_plan_fits_and_says_what_it_takes(
-    some: tuple[Table, ...], devices: int, percent: int, policy: str
+    some: tuple[EmbeddingTable, ...], devices: int, percent: int, policy: str
 ) -> None:
     total = sum(one.total_bytes for one in some)
-    wanted = Wanted(some, devices, Tier(percent * total / 100 / devices, 1e12), Tier(total, 1e10), 64, policy)
+    wanted = PlacementRequest(
+        some, devices, MemoryTier(percent * total / 100 / devices, 1e12), MemoryTier(total, 1e10), 64, policy
+    )
     plan = decide(wanted)
     held(wanted, plan)
     assert plan == POLICIES[policy](replace(wanted, policy="recshard"))
@@ -75,10 +86,12 @@ def test_every_plan_fits_and_says_what_it_takes(
 
 @settings(max_examples=12, deadline=None)
 @given(tables(most=6), st.integers(1, 60))
-def test_the_best_of_all_plans_is_found(some: tuple[Table, ...], percent: int) -> None:
+def test_the_best_of_all_plans_is_found(some: tuple[EmbeddingTable, ...], percent: int) -> None:
     total = sum(one.total_bytes for one in some)
     assume(any(one.lookups for one in some))
-    wanted = Wanted(some, 2, Tier(percent * total / 200, 1e12), Tier(total, 1e10), 64, columns=0)
+    wanted = PlacementRequest(
+        some, 2, MemoryTier(percent * total / 200, 1e12), MemoryTier(total, 1e10), 64, columns=0
+    )
     plan, searched = decide(wanted), decide(replace(wanted, policy="search"))
     held(wanted, plan)
     cut = pieces.cut(some, 2, wanted.fast, wanted.slow, 64, 0)
@@ -96,7 +109,7 @@ def test_the_best_of_all_plans_is_found(some: tuple[Table, ...], percent: int) -
 def test_the_solver_proves_what_the_search_finds() -> None:
     some = synthetic.tables("small")
     total = sum(one.total_bytes for one in some)
-    wanted = Wanted(some, 4, Tier(0.2 * total / 4, 1e12), Tier(total, 1e10), 4096)
+    wanted = PlacementRequest(some, 4, MemoryTier(0.2 * total / 4, 1e12), MemoryTier(total, 1e10), 4096)
     plan, searched = decide(wanted), decide(replace(wanted, policy="search"))
     held(wanted, plan)
     assert (plan.solver, searched.solver) == ("milp", "search") and plan.proven >= plan.pooled
@@ -110,21 +123,27 @@ def test_a_solver_that_is_stopped_early_still_proves_a_bound(monkeypatch: pytest
     monkeypatch.setattr(milp, "NODES", 40)
     some = tuple(replace(one, state_bytes=4) for one in synthetic.tables("rm2")[:24])
     total = sum(one.total_bytes for one in some)
-    plan = decide(Wanted(some, 4, Tier(0.1 * total / 4, 2e12), Tier(float(total), 26e9), 16_384))
+    plan = decide(
+        PlacementRequest(some, 4, MemoryTier(0.1 * total / 4, 2e12), MemoryTier(float(total), 26e9), 16_384)
+    )
     assert plan.proven > max(plan.pooled, plan.largest)
 
 
 def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:
-    small = tuple(Table(f"t{one}", 100, 64) for one in range(3))
-    wanted = Wanted(
-        (Table("giant", 10_000, 64, pooling=100.0), *small), 4, Tier(1e5, 1e12), Tier(1e7, 1e10), 64
+    small = tuple(EmbeddingTable(f"t{one}", 100, 64) for one in range(3))
+    wanted = PlacementRequest(
+        (EmbeddingTable("giant", 10_000, 64, pooling=100.0), *small),
+        4,
+        MemoryTier(1e5, 1e12),
+        MemoryTier(1e7, 1e10),
+        64,
     )
     plan, whole = decide(wanted), decide(replace(wanted, columns=0))
     assert len({one.device for one in plan.shards if one.table == "giant"}) == 4
     assert len([one for one in whole.shards if one.table == "giant"]) == 1
     assert whole.slowest > 2 * plan.slowest
     assert all(one.first % 4 == 0 for one in plan.shards)
-    larger = replace(wanted, slow=Tier(1.2e6, 1e10))
+    larger = replace(wanted, slow=MemoryTier(1.2e6, 1e10))
     held(larger, decide(larger))
     with pytest.raises(UserError, match=r"table giant takes 2\.44 MiB, a device has .* this policy cuts no"):
         decide(replace(larger, policy="size"))
@@ -134,7 +153,7 @@ def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:
     ("change", "words"),
     [
         (
-            {"slow": Tier(10.0, 1e10)},
+            {"slow": MemoryTier(10.0, 1e10)},
             r"the tables take 97\.7 KiB, 2 devices have .* 10 B of slow memory each",
         ),
         (
@@ -142,20 +161,20 @@ def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:
             "policy 'best' is unknown; accepted are recshard, search, size, lookup, size-lookup",
         ),
         ({"devices": 0}, "devices is 0, a positive number is accepted"),
-        ({"fast": Tier(1e4, 1e9)}, r"slow\.bandwidth is 1e\+10, accepted is what fast\.bandwidth has"),
+        ({"fast": MemoryTier(1e4, 1e9)}, r"slow\.bandwidth is 1e\+10, accepted is what fast\.bandwidth has"),
         ({"tables": ()}, "there are no tables"),
-        ({"tables": (Table("a", 0, 4),)}, "table a: rows is 0"),
+        ({"tables": (EmbeddingTable("a", 0, 4),)}, "table a: rows is 0"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_a_sentence(change: dict[str, object], words: str) -> None:
-    wanted = Wanted((Table("a", 500, 25), Table("b", 500, 25)), 2, FAST, SLOW, 64)
+    wanted = PlacementRequest((EmbeddingTable("a", 500, 25), EmbeddingTable("b", 500, 25)), 2, FAST, SLOW, 64)
     with pytest.raises(UserError, match=words):
         decide(replace(wanted, **change))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", CUTTING)
 def test_tables_that_do_not_fit_beside_each_other_name_memory(policy: str) -> None:
-    three = tuple(Table(name, 100, 25) for name in "abc")  # 10,000 bytes each, 15,000 a device
-    wanted = Wanted(three, 2, Tier(5e3, 1e12), Tier(1e4, 1e10), 64, policy, columns=0)
+    three = tuple(EmbeddingTable(name, 100, 25) for name in "abc")  # 10,000 bytes each, 15,000 a device
+    wanted = PlacementRequest(three, 2, MemoryTier(5e3, 1e12), MemoryTier(1e4, 1e10), 64, policy, columns=0)
     with pytest.raises(UserError, match=r"memory binds: 3 shards of 29\.3 KiB fit no 2 devices of"):
         decide(wanted)

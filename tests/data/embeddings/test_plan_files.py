@@ -9,11 +9,14 @@ import pytest
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.embeddings.files import read_plan, write_plan
-from windtunnel.data.embeddings.model import Table, Tier
-from windtunnel.data.embeddings.policy import Wanted, decide
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier
+from windtunnel.data.embeddings.policy import PlacementRequest, decide
 
-TABLES = (Table("a", 100, 8, ranks=(0, 10, 100), shares=(0.0, 0.8, 1.0)), Table("b", 50, 16))
-PLAN = decide(Wanted(TABLES, 2, Tier(1e3, 1e9), Tier(1e5, 1e7), 64))
+TABLES = (
+    EmbeddingTable("a", 100, 8, ranks=(0, 10, 100), shares=(0.0, 0.8, 1.0)),
+    EmbeddingTable("b", 50, 16),
+)
+PLAN = decide(PlacementRequest(TABLES, 2, MemoryTier(1e3, 1e9), MemoryTier(1e5, 1e7), 64))
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -26,10 +29,12 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ((TABLES[0],), "it has b as 50 x 16 float32, here it is no table"),
         ((TABLES[0], replace(TABLES[1], rows=51)), "it has b as 50 x 16 float32, here it is 51 x 16 float32"),
-        ((*TABLES, Table("c", 5, 8)), "it has c as no table, here it is 5 x 8 float32"),
+        ((*TABLES, EmbeddingTable("c", 5, 8)), "it has c as no table, here it is 5 x 8 float32"),
     ],
 )
-def test_a_plan_of_other_tables_is_refused(tmp_path: Path, others: tuple[Table, ...], words: str) -> None:
+def test_a_plan_of_other_tables_is_refused(
+    tmp_path: Path, others: tuple[EmbeddingTable, ...], words: str
+) -> None:
     write_plan(tmp_path / "plan.json", TABLES, PLAN)
     with pytest.raises(UserError, match="is for other tables: " + words):
         read_plan(tmp_path / "plan.json", others)

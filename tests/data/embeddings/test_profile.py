@@ -20,7 +20,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.data.embeddings import logs, profile, synthetic
 from windtunnel.data.embeddings.files import read_statistics
-from windtunnel.data.embeddings.model import Table, checked
+from windtunnel.data.embeddings.model import EmbeddingTable, checked
 from windtunnel.data.embeddings.profile import mixed
 
 Bags = list[list[int | None] | None]
@@ -33,7 +33,7 @@ SINGLES = [None if draw < 0.1 else int(draw * 50) for draw in RNG.random(400)]
 DENSE = RNG.random(400).tolist()
 
 
-def held(found: profile.Profile, name: str, bags: Bags) -> None:
+def held(found: profile.TableProfiles, name: str, bags: Bags) -> None:
     """The profile says of a feature what counting its bags one by one says."""
     table = next(one for one in found.tables if one.name == name)
     facts = found.facts[name]
@@ -210,7 +210,7 @@ def test_numpy_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_drift_is_what_days_were_made_with(tmp_path: Path) -> None:
     ranks, shares = synthetic.zipf(2000, 1.0)
-    table = Table("f", 2000, 8, pooling=3.0, ranks=ranks, shares=shares)
+    table = EmbeddingTable("f", 2000, 8, pooling=3.0, ranks=ranks, shares=shares)
     for day in range(4):
         order = synthetic.order(2000, 1, day=day, drift=0.25)
         offsets, ids = synthetic.draw(table, 9000, np.random.default_rng(day), order)

@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.data.embeddings import synthetic, traffic
-from windtunnel.data.embeddings.layout import Layout
-from windtunnel.data.embeddings.model import Replicas, Table
+from windtunnel.data.embeddings.layout import RowLayout
+from windtunnel.data.embeddings.model import EmbeddingTable, Replicas
 from windtunnel.data.embeddings.policy import replicas
-from windtunnel.data.embeddings.policy.replicas import Exchange, Replication, decide
+from windtunnel.data.embeddings.policy.replicas import Replication, ReplicationRequest, decide
 
 
-def zipf(rows: int, skew: float, name: str = "t", **more: object) -> Table:
+def zipf(rows: int, skew: float, name: str = "t", **more: object) -> EmbeddingTable:
     shares = np.cumsum(np.arange(1, rows + 1) ** -skew)
     shares = np.concatenate(([0], shares / shares[-1]))
     shares[-1] = 1
     fields = {"dim": 4, "pooling": 5.0, "sequence": True, **more}
-    return Table(name, rows, ranks=tuple(range(rows + 1)), shares=tuple(map(float, shares)), **fields)  # type: ignore[arg-type]
+    return EmbeddingTable(
+        name, rows, ranks=tuple(range(rows + 1)), shares=tuple(map(float, shares)), **fields
+    )  # type: ignore[arg-type]
 
 
 worlds = st.builds(
-    Exchange,
+    ReplicationRequest,
     st.builds(
         lambda rows, skew, pooling, state: (zipf(rows, skew, pooling=pooling, state_bytes=state),),
         st.integers(1, 24), st.floats(0, 2), st.floats(0.5, 8), st.sampled_from((0, 16)),
@@ -38,7 +40,7 @@ worlds = st.builds(
 )  # fmt: skip
 
 
-def totals(seen: Exchange) -> dict[tuple[int, int], tuple[float, float]]:
+def totals(seen: ReplicationRequest) -> dict[tuple[int, int], tuple[float, float]]:
     """Seconds and bytes of memory of every pair of cuts."""
     (table,) = seen.tables
     rows, p = replicas.segments(table)
@@ -52,7 +54,7 @@ def totals(seen: Exchange) -> dict[tuple[int, int], tuple[float, float]]:
 
 @settings(max_examples=60, deadline=None)
 @given(worlds, st.one_of(st.none(), st.floats(0, 1)))
-def test_no_pair_of_cuts_is_faster(seen: Exchange, room: float | None) -> None:
+def test_no_pair_of_cuts_is_faster(seen: ReplicationRequest, room: float | None) -> None:
     """Within the room, all but the one row that it may leave half empty."""
     all_ = totals(seen)
     least, most = min(one[1] for one in all_.values()), max(one[1] for one in all_.values())
@@ -80,7 +82,7 @@ def test_rows_lie_where_the_layout_says(
     number: int, rows: int, data: st.DataObject, hosts: int, devices: int
 ) -> None:
     hot = data.draw(st.integers(0, rows))
-    layout = Layout(number, rows, hot, data.draw(st.integers(hot, rows)), hosts, devices)
+    layout = RowLayout(number, rows, hot, data.draw(st.integers(hot, rows)), hosts, devices)
     ranks = np.arange(rows)
     copies = np.zeros(rows, int)
     for device in range(layout.world):
@@ -97,7 +99,7 @@ def test_rows_lie_where_the_layout_says(
 @pytest.mark.parametrize(("distinct", "sums"), [(True, False), (False, False), (False, True)])
 def test_what_is_expected_is_the_mean_of_what_is_counted(distinct: bool, sums: bool) -> None:
     tables = (zipf(30, 1.1, "a"), zipf(12, 0.1, "b", dim=8, pooling=3.0, sequence=False))
-    seen = Exchange(tables, 3, 2, 300e9, 25e9, 4.0, distinct, partial_sums=sums)
+    seen = ReplicationRequest(tables, 3, 2, 300e9, 25e9, 4.0, distinct, partial_sums=sums)
     decision = Replication((Replicas("a", 3, 9), Replicas("b", 0, 0 if sums else 4)))
     assert not sums or decide(seen).tables[1] == decision.tables[1]
     bags = [{"b": np.arange(0, 12, 3)}] * seen.world
@@ -120,7 +122,7 @@ def test_what_is_expected_is_the_mean_of_what_is_counted(distinct: bool, sums: b
 def test_replicas_need_no_memory_that_row_wise_sharding_would_not() -> None:
     """The shape of the paper's result: lookups of sequences, 16 hosts of 8, rows of 256 bytes."""
     ranks, shares = synthetic.zipf(200_000, 1.1)
-    table = Table("t", 200_000, 128, "float16", 1000.0, 1.0, True, ranks, shares)
+    table = EmbeddingTable("t", 200_000, 128, "float16", 1000.0, 1.0, True, ranks, shares)
     saved = []
     for distinct in (False, True):
         seen = traffic.exchange(load_cluster("a100-80:16x8"), (table,), 512.0, distinct=distinct)
@@ -136,7 +138,7 @@ def test_replicas_need_no_memory_that_row_wise_sharding_would_not() -> None:
 
 
 def test_tables_that_do_not_fit_are_refused_with_the_sum() -> None:
-    seen = Exchange((zipf(1000, 1.0, dim=256),), 1, 2, 1e9, 1e9, 1.0, memory=1e5)
+    seen = ReplicationRequest((zipf(1000, 1.0, dim=256),), 1, 2, 1e9, 1e9, 1.0, memory=1e5)
     with pytest.raises(UserError, match=r"memory is 97\.7 KiB a device, the tables with their buffers take"):
         decide(seen)
     with pytest.raises(UserError, match="hosts is 0"):

@@ -10,7 +10,7 @@ from scipy.special import gammainc
 
 from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Table, checked
+from windtunnel.data.embeddings.model import EmbeddingTable, checked
 
 REUSE_2021 = (
     0.069, 0.044, 0.068, 0.101, 0.121, 0.104, 0.073, 0.058, 0.052,
@@ -61,7 +61,7 @@ def test_reuse_of_dlrm2021_is_the_published_histogram() -> None:
 
 def test_drawn_lookups_follow_curve_pooling_and_coverage() -> None:
     ranks, shares = synthetic.zipf(5000, 1.0, 3000)
-    table = Table("t", 5000, 8, pooling=6.0, coverage=0.3, ranks=ranks, shares=shares)
+    table = EmbeddingTable("t", 5000, 8, pooling=6.0, coverage=0.3, ranks=ranks, shares=shares)
     samples = 60_000
     offsets, looked = synthetic.draw(table, samples, np.random.default_rng(1))
     lengths = np.diff(offsets)
@@ -82,7 +82,7 @@ def test_drawn_lookups_follow_curve_pooling_and_coverage() -> None:
 def test_curves_are_concave_and_orders_permutations(rows: int, exponent: float, used: int, day: int) -> None:
     used = min(used, rows)
     ranks, shares = synthetic.zipf(rows, exponent, used)
-    checked((Table("t", rows, 1, ranks=ranks, shares=shares),), "here")
+    checked((EmbeddingTable("t", rows, 1, ranks=ranks, shares=shares),), "here")
     exact = np.cumsum(np.arange(1, used + 1, dtype=float) ** -exponent)
     assert np.allclose(
         shares[1 : ranks.index(used) + 1], exact[np.array(ranks[1 : ranks.index(used) + 1]) - 1] / exact[-1]

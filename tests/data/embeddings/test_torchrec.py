@@ -11,8 +11,8 @@ import pytest
 from support.ranks import run_ranks
 from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Tier
-from windtunnel.data.embeddings.policy import Wanted, decide
+from windtunnel.data.embeddings.model import MemoryTier
+from windtunnel.data.embeddings.policy import PlacementRequest, decide
 from windtunnel.data.embeddings.torchrec import read_sharding, shardings, write_sharding
 
 pytestmark = pytest.mark.conformance
@@ -21,7 +21,9 @@ pytestmark = pytest.mark.conformance
 MODULES = ("torchrec.distributed.model_parallel", "torchrec.distributed.planner", "torchrec.models.dlrm")
 TABLES = synthetic.tables("small")
 TOTAL = sum(one.total_bytes for one in TABLES)
-PLAN = decide(Wanted(TABLES, 4, Tier(0.2 * TOTAL / 4, 1e12), Tier(TOTAL, 1e10), 4096, "search"))
+PLAN = decide(
+    PlacementRequest(TABLES, 4, MemoryTier(0.2 * TOTAL / 4, 1e12), MemoryTier(TOTAL, 1e10), 4096, "search")
+)
 
 
 @pytest.mark.skipif(

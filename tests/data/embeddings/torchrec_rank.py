@@ -30,20 +30,22 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Table, Tier
-from windtunnel.data.embeddings.policy import Wanted, decide
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier
+from windtunnel.data.embeddings.policy import PlacementRequest, decide
 from windtunnel.data.embeddings.torchrec import cache_statistics, sharding_plan, shardings
 
 DIM, SAMPLES, WORLD = 16, 8, 2
 
 
-def zipf(name: str, rows: int, pooling: float) -> Table:
+def zipf(name: str, rows: int, pooling: float) -> EmbeddingTable:
     ranks, shares = synthetic.zipf(rows, 1.05)
-    return Table(name, rows, DIM, pooling=pooling, ranks=ranks, shares=shares)
+    return EmbeddingTable(name, rows, DIM, pooling=pooling, ranks=ranks, shares=shares)
 
 
 TABLES = (zipf("giant", 4000, 60.0), zipf("b", 500, 3.0), zipf("c", 300, 2.0), zipf("d", 200, 1.0))
-WANTED = Wanted(TABLES, WORLD, Tier(60_000, 1e12), Tier(1e6, 1e10), SAMPLES * WORLD, columns=4)
+WANTED = PlacementRequest(
+    TABLES, WORLD, MemoryTier(60_000, 1e12), MemoryTier(1e6, 1e10), SAMPLES * WORLD, columns=4
+)
 
 
 def rows_values(weight: torch.Tensor) -> torch.Tensor:
@@ -53,7 +55,7 @@ def rows_values(weight: torch.Tensor) -> torch.Tensor:
         return weight.copy_(values.expand_as(weight)) if len(weight) else weight
 
 
-def collection(tables: tuple[Table, ...], device: str) -> EmbeddingBagCollection:
+def collection(tables: tuple[EmbeddingTable, ...], device: str) -> EmbeddingBagCollection:
     configs = [
         EmbeddingBagConfig(
             num_embeddings=one.rows, embedding_dim=one.dim, name=one.name, feature_names=[one.name],

@@ -8,10 +8,10 @@ from .live.optim import RowWiseAdagrad as RowWiseAdagrad
 from .live.optim import RowWiseAdam as RowWiseAdam
 from .live.sharded import ShardedEmbedding as ShardedEmbedding
 from .live.sharded import exchange as exchange
-from .model import Table as Table
+from .model import EmbeddingTable as EmbeddingTable
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
-from .run import Planned as Planned
+from .run import PlacementRun as PlacementRun
 from .run import plan_run as plan_run

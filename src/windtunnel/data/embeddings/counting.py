@@ -27,7 +27,7 @@ POINTS = 100
 """Most points of a curve."""
 
 
-class Counts:
+class RowCounts:
     """Lookups of the rows 0 to ``rows`` - 1."""
 
     def __init__(self, rows: int) -> None:
@@ -60,7 +60,7 @@ class Counts:
         """Have ``rows`` rows; those after them were never asked for."""
         self.cells = self.cells[:rows]
 
-    def fold(self, other: Counts) -> None:
+    def fold(self, other: RowCounts) -> None:
         """Add the counts of ``other``, which has no more rows."""
         self.total += other.total
         rows, _ = other.hottest()
@@ -196,7 +196,7 @@ def _count(ids: Ints, cells: NDArray[np.uint8], noted: Ints) -> int:
 
 
 def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...], float]:
-    """``ranks`` and ``shares`` of a `Table` from its `Counts.histogram`, at most `POINTS` of them, and the
+    """``ranks`` and ``shares`` of a `Table` from its `RowCounts.histogram`, at most `POINTS` of them, and the
     most that the share of any number of rows is less than it was.
 
     Between rows that were asked for equally often the curve is straight, so all of it is known at the last of
@@ -215,7 +215,7 @@ def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...],
     return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), error
 
 
-def held_out(counts: Counts, held: Counts, samples: int) -> HeldOut | None:
+def held_out(counts: RowCounts, held: RowCounts, samples: int) -> HeldOut | None:
     """What ``samples`` that ``held`` counts, and ``counts`` beside others, ask of the rows as the others rank
     them (rows that those asked for equally often share a rank). None: they ask for nothing."""
     if not held.total:

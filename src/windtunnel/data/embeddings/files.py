@@ -20,8 +20,8 @@ import numpy as np
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.data.embeddings.model import Order, Table, checked, id_type
-from windtunnel.data.embeddings.policy import Placed
+from windtunnel.data.embeddings.model import EmbeddingTable, Order, checked, id_type
+from windtunnel.data.embeddings.policy import TablePlacement
 from windtunnel.store.objects import ObjectError
 from windtunnel.store.objects.manifest import seal, unseal
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Order:
+class _OrderFile:
     """One order file: its name in the folder, and the BLAKE2b of its bytes."""
 
     file: str
@@ -41,8 +41,8 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Content:
-    tables: tuple[Table, ...]
-    orders: dict[str, _Order]
+    tables: tuple[EmbeddingTable, ...]
+    orders: dict[str, _OrderFile]
     facts: dict[str, Any]
 
 
@@ -51,9 +51,9 @@ class Statistics:
     """``tables``; ``facts``: what else is known of them, by the name of the table."""
 
     folder: Path
-    tables: tuple[Table, ...]
+    tables: tuple[EmbeddingTable, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    _orders: Mapping[str, _Order] = field(default_factory=dict)
+    _orders: Mapping[str, _OrderFile] = field(default_factory=dict)
 
     def order(self, name: str) -> Order:
         """Which id has which rank in the table ``name``, mapped from its file, which is read once whole: its
@@ -95,7 +95,7 @@ def read_statistics(folder: Path) -> Statistics:
 
 def write_statistics(
     folder: Path,
-    tables: tuple[Table, ...],
+    tables: tuple[EmbeddingTable, ...],
     orders: Mapping[str, Order | Callable[[Path], None]],
     facts: Mapping[str, Any] | None = None,
 ) -> None:
@@ -116,7 +116,7 @@ def write_statistics(
                 order(part / file)
             else:
                 np.save(part / file, order, allow_pickle=False)
-            entries[name] = _Order(file, _digest(part / file))
+            entries[name] = _OrderFile(file, _digest(part / file))
         content = _Content(tables, entries, dict(facts or {}))
         (part / MANIFEST).write_bytes(seal(KIND, VERSION, content))
 
@@ -172,14 +172,14 @@ class _Shape:
 @dataclass(frozen=True)
 class _Plan:
     tables: tuple[_Shape, ...]
-    plan: Placed
+    plan: TablePlacement
 
 
-def _shapes(tables: Sequence[Table]) -> tuple[_Shape, ...]:
+def _shapes(tables: Sequence[EmbeddingTable]) -> tuple[_Shape, ...]:
     return tuple(_Shape(table.name, table.rows, table.dim, table.dtype) for table in tables)
 
 
-def write_plan(path: Path, tables: Sequence[Table], plan: Placed) -> None:
+def write_plan(path: Path, tables: Sequence[EmbeddingTable], plan: TablePlacement) -> None:
     """As one sealed file, whole or not at all.
 
     Raises:
@@ -191,7 +191,7 @@ def write_plan(path: Path, tables: Sequence[Table], plan: Placed) -> None:
         raise HostError(f"{path} cannot be written: {fault.strerror}") from fault
 
 
-def read_plan(path: Path, tables: Sequence[Table]) -> Placed:
+def read_plan(path: Path, tables: Sequence[EmbeddingTable]) -> TablePlacement:
     """The plan that `write_plan` wrote for ``tables``, which may come in another order.
 
     Raises:

@@ -22,7 +22,7 @@ Ranks = TypeVar("Ranks")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Table ``number`` of ``rows``, its first ``hot`` on every device, those before ``warm`` in every one of
     ``hosts`` of ``devices`` each."""
 
@@ -88,9 +88,9 @@ class Layout:
         return (ranks < self.hot) | (self.destination(ranks, device // self.devices) == device)
 
 
-def layouts(tables: tuple[Replicas, ...], rows: list[int], hosts: int, devices: int) -> list[Layout]:
+def layouts(tables: tuple[Replicas, ...], rows: list[int], hosts: int, devices: int) -> list[RowLayout]:
     """Of every table."""
     return [
-        Layout(number, of, cuts.hot, cuts.warm, hosts, devices)
+        RowLayout(number, of, cuts.hot, cuts.warm, hosts, devices)
         for number, (cuts, of) in enumerate(zip(tables, rows, strict=True))
     ]

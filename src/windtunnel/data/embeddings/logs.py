@@ -37,7 +37,7 @@ FORMATS = "Parquet, Arrow IPC or .npz"
 
 
 @dataclass(frozen=True)
-class Piece:
+class FeatureLookups:
     """Part of one feature's lookups: how many each sample asks for (int64), and the ids (any integers).
 
     ``nulls``: ids that were null and are left out.
@@ -49,14 +49,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class SampleBlock:
     """So many samples of a file. ``where`` names it in errors; ``pieces(feature)`` reads one feature of
     it."""
 
     where: str
     samples: int
     features: tuple[str, ...]
-    pieces: Callable[[str], Iterator[Piece]]
+    pieces: Callable[[str], Iterator[FeatureLookups]]
 
 
 def files(logs: Sequence[str]) -> list[str]:
@@ -86,7 +86,7 @@ def files(logs: Sequence[str]) -> list[str]:
     return paths
 
 
-def parts(file: str) -> Iterator[Part]:
+def parts(file: str) -> Iterator[SampleBlock]:
     """The parts of a file, in order.
 
     Raises:
@@ -139,13 +139,13 @@ def _naming(where: str) -> Iterator[None]:
         raise UserError(f"{where}: is damaged or cannot be read ({str(fault).splitlines()[0]})") from None
 
 
-def _parquet(file: str, opened: IO[bytes]) -> Iterator[Part]:
+def _parquet(file: str, opened: IO[bytes]) -> Iterator[SampleBlock]:
     # read ahead by so much and no more: a column of a row group can be larger than the memory
     reader = pq.ParquetFile(opened, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True)
     features = _features(reader.schema_arrow)
 
-    def of(group: int) -> Callable[[str], Iterator[Piece]]:
-        def pieces(feature: str) -> Iterator[Piece]:
+    def of(group: int) -> Callable[[str], Iterator[FeatureLookups]]:
+        def pieces(feature: str) -> Iterator[FeatureLookups]:
             with _naming(f"{file}: row group {group}, column {feature}"):
                 for batch in reader.iter_batches(
                     BATCH, row_groups=[group], columns=[feature], use_threads=False
@@ -155,16 +155,16 @@ def _parquet(file: str, opened: IO[bytes]) -> Iterator[Part]:
         return pieces
 
     for group in range(reader.num_row_groups):
-        yield Part(
+        yield SampleBlock(
             f"{file}: row group {group}", reader.metadata.row_group(group).num_rows, features, of(group)
         )
 
 
-def _ipc(file: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
+def _ipc(file: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[SampleBlock]:
     features = _features(schema)
 
-    def of(number: int, batch: pa.RecordBatch) -> Callable[[str], Iterator[Piece]]:
-        def pieces(feature: str) -> Iterator[Piece]:
+    def of(number: int, batch: pa.RecordBatch) -> Callable[[str], Iterator[FeatureLookups]]:
+        def pieces(feature: str) -> Iterator[FeatureLookups]:
             with _naming(f"{file}: record batch {number}, column {feature}"):
                 column = batch.column(feature)
                 column.validate(full=True)  # offsets that point elsewhere would be read as they are
@@ -174,7 +174,7 @@ def _ipc(file: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Ite
         return pieces
 
     for number, batch in enumerate(batches):
-        yield Part(f"{file}: record batch {number}", batch.num_rows, features, of(number, batch))
+        yield SampleBlock(f"{file}: record batch {number}", batch.num_rows, features, of(number, batch))
 
 
 def _features(schema: pa.Schema) -> tuple[str, ...]:
@@ -194,13 +194,13 @@ def _inner(kind: pa.DataType) -> pa.DataType:
             return kind
 
 
-def _piece(column: pa.Array) -> Piece:
+def _piece(column: pa.Array) -> FeatureLookups:
     """Lookups of each entry, and all of their ids."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if not is_list(column.type):
         lengths = column.is_valid().to_numpy(zero_copy_only=False)
-        return Piece(lengths.astype(np.int64), column.drop_null().to_numpy(zero_copy_only=False))
+        return FeatureLookups(lengths.astype(np.int64), column.drop_null().to_numpy(zero_copy_only=False))
     values = column.flatten()
     inner, nested = _piece(values), is_list(values.type)
     nulls = inner.nulls if nested else len(values) - len(inner.ids)
@@ -209,10 +209,10 @@ def _piece(column: pa.Array) -> Piece:
         lengths = np.bincount(owners, inner.lengths, len(column))
     else:
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    return Piece(lengths.astype(np.int64), inner.ids, nulls)
+    return FeatureLookups(lengths.astype(np.int64), inner.ids, nulls)
 
 
-def _npz(file: str, opened: IO[bytes]) -> Part:
+def _npz(file: str, opened: IO[bytes]) -> SampleBlock:
     archive = zipfile.ZipFile(opened)
     members = {name.removesuffix(".npy") for name in archive.namelist()}
     features = tuple(name.removesuffix(".ids") for name in sorted(members) if name.endswith(".ids"))
@@ -226,11 +226,11 @@ def _npz(file: str, opened: IO[bytes]) -> Part:
         )
         raise UserError(f"{file}: has {lacking}, accepted are NAME.ids and NAME.offsets, of the same samples")
 
-    def pieces(feature: str) -> Iterator[Piece]:
+    def pieces(feature: str) -> Iterator[FeatureLookups]:
         with _naming(f"{file}: column {feature}"), _Array(archive, f"{feature}.ids") as ids:
             if f"{feature}.offsets" not in members:
                 while len(block := ids.read(BATCH)):
-                    yield Piece(np.full(len(block), ids.width, np.int64), block.ravel())
+                    yield FeatureLookups(np.full(len(block), ids.width, np.int64), block.ravel())
                 return
             with _Array(archive, f"{feature}.offsets") as offsets:
                 last = offsets.read(1)
@@ -244,11 +244,11 @@ def _npz(file: str, opened: IO[bytes]) -> Part:
                     flat = ids.read(wanted) if (lengths >= 0).all() else lengths[:0]
                     ragged = len(flat) != wanted
                     if not ragged:
-                        yield Piece(lengths, flat)
+                        yield FeatureLookups(lengths, flat)
                 if ragged or ids.left:
                     raise ValueError(f"offsets do not rise from 0 to the {ids.rows} ids there are")
 
-    return Part(file, min(samples.values()), features, pieces)
+    return SampleBlock(file, min(samples.values()), features, pieces)
 
 
 class _Array:

@@ -33,7 +33,7 @@ class HeldOut:
     """What ``samples`` that were left out of the counting ask of a table's rows, as the others rank them.
 
     ``counted``: rows that the others asked for; ``unseen``: rows that these samples alone asked for.
-    ``ranks`` and ``shares``: points of the curve as of `Table`, which need not be concave.
+    ``ranks`` and ``shares``: points of the curve as of `EmbeddingTable`, which need not be concave.
     """
 
     samples: int
@@ -44,7 +44,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingTable:
     """One table and its feature.
 
     ``rows``: its hash size. ``pooling``: rows looked up by a sample that has the feature, on average;
@@ -96,7 +96,7 @@ class Table:
         return np.interp(np.asarray(rows), *self.curve())
 
 
-def checked(tables: tuple[Table, ...], where: str) -> None:
+def checked(tables: tuple[EmbeddingTable, ...], where: str) -> None:
     """Every table is one that can be planned for; ``where`` names the file in errors.
 
     Raises:
@@ -135,7 +135,7 @@ def checked(tables: tuple[Table, ...], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Tier:
+class MemoryTier:
     """A kind of memory of a device: ``capacity`` in bytes for rows, ``bandwidth`` in bytes/s of rows read."""
 
     capacity: float
@@ -143,7 +143,7 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class Shard:
+class TableShard:
     """Columns ``first`` to ``last`` (not included) of a table, on a ``device``; the ``fast_rows`` most wanted
     rows lie in its fast memory, the others in its slow one."""
 

@@ -32,9 +32,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.fields import suggest
 from windtunnel.base.plain import to_plain
 from windtunnel.data.embeddings import logs
-from windtunnel.data.embeddings.counting import Counts, Ints, curve, held_out
+from windtunnel.data.embeddings.counting import Ints, RowCounts, curve, held_out
 from windtunnel.data.embeddings.files import write_statistics
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.model import EmbeddingTable
 
 HASHES = ("splitmix64", "modulo")
 LARGEST = 1 << 32
@@ -52,7 +52,7 @@ HELD_OUT = 5
 
 
 @dataclass(frozen=True)
-class Window:
+class LogWindow:
     """``hot_share``: of its lookups, those of its own hot rows; ``kept_share``: those of the rows that were
     hot in the window before; ``overlap``: of those rows, the part that is hot now. None in the first."""
 
@@ -65,7 +65,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a table beyond `Table`.
+    """What is known of a table beyond `EmbeddingTable`.
 
     ``null_ids``: nulls within lists, which are no lookups. ``lengths``: quantiles `QUANTILES` of rows asked
     for by a sample that has the feature. ``curve_error``: the most that the table's curve is below the exact
@@ -84,7 +84,7 @@ class Facts:
     values_error: float | None
     hot_rows: int
     drift_stride: int
-    windows: tuple[Window, ...]
+    windows: tuple[LogWindow, ...]
 
 
 def mixed(ids: NDArray[Any], rows: int, named: str) -> Ints:
@@ -113,16 +113,16 @@ class _Feature:
     lengths: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     nulls: int = 0
     hot: Ints | None = None
-    windows: list[Window] = field(default_factory=list)
+    windows: list[LogWindow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         size = self.rows or 0
-        self.counts = Counts(size)
+        self.counts = RowCounts(size)
         self.stride = 1 << max(0, math.ceil(math.log2(max(size, 1) / FULL)))
-        self.now = Counts(-(-size // self.stride)) if self.windowed else None
-        self.held = Counts(size)
+        self.now = RowCounts(-(-size // self.stride)) if self.windowed else None
+        self.held_counts = RowCounts(size)
 
-    def add(self, piece: logs.Piece, where: str) -> None:
+    def add(self, piece: logs.FeatureLookups, where: str) -> None:
         ids = piece.ids
         self.nulls += piece.nulls
         histogram = np.bincount(piece.lengths)
@@ -150,13 +150,13 @@ class _Feature:
             rows = ids.astype(np.int64, copy=False)
             if self.rows is None:
                 (self.now or self.counts).grow(high + 1)
-                self.held.grow(high + 1)
+                self.held_counts.grow(high + 1)
         if self.now is None or self.stride > 1:
             self.counts.add(rows)
         if self.now is not None:
             self.now.add(rows if self.stride == 1 else rows[rows % self.stride == 0] // self.stride)
         if before < len(piece.lengths):
-            self.held.add(rows[int(piece.lengths[: max(0, before)].sum()) :])
+            self.held_counts.add(rows[int(piece.lengths[: max(0, before)].sum()) :])
 
     def end_window(self, samples: int) -> None:
         """What the window was; its counts go to all."""
@@ -170,17 +170,17 @@ class _Feature:
         if before is not None:
             kept = float(now.of(before).sum()) / lookups
             overlap = len(np.intersect1d(before, hot, assume_unique=True)) / max(1, len(before))
-        self.windows.append(Window(samples, now.total, float(now.of(hot).sum()) / lookups, kept, overlap))
+        self.windows.append(LogWindow(samples, now.total, float(now.of(hot).sum()) / lookups, kept, overlap))
         self.hot = hot
         if self.stride == 1:
             self.counts.grow(len(now.cells))
             self.counts.fold(now)
         now.clear()
 
-    def table(self, samples: int, like: Table) -> tuple[Table, Facts]:
+    def table(self, samples: int, like: EmbeddingTable) -> tuple[EmbeddingTable, Facts]:
         """The table, with what ``like`` says of its form, and the facts."""
         rows = max(1, self.rows or self.highest + 1)
-        for counts in (self.counts, self.held):
+        for counts in (self.counts, self.held_counts):
             counts.grow(rows)
             counts.trim(rows)
         values, many = self.counts.histogram()
@@ -191,7 +191,7 @@ class _Feature:
         result = replace(
             like, name=self.name, rows=rows, pooling=lookups / present if present else 0.0,
             coverage=present / samples if samples else 0.0, ranks=ranks, shares=shares,
-            held_out=held_out(self.counts, self.held, samples - self.cut),
+            held_out=held_out(self.counts, self.held_counts, samples - self.cut),
         )  # fmt: skip
         upto = np.cumsum(self.lengths[1:])
         lengths = (1 + int(np.searchsorted(upto, share * present)) for share in QUANTILES)
@@ -206,12 +206,12 @@ class _Feature:
 
 
 @dataclass(frozen=True)
-class Profile:
+class TableProfiles:
     """``tables``, and by the name of each ``facts`` and how often its rows were asked for."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[EmbeddingTable, ...]
     facts: Mapping[str, Facts]
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, RowCounts]
 
     def save(self, folder: Path) -> None:
         """Make ``folder`` with the statistics and the orders.
@@ -225,10 +225,10 @@ class Profile:
 
 
 def profile(
-    named: Sequence[str], *, features: Iterable[str] = (), rows: Mapping[str, int] | None = None, hashes:
-    Mapping[str, str] | None = None, like: Mapping[str, Table] | None = None, window: int | None = None,
-    progress: Callable[[str, float], None] | None = None,
-) -> Profile:  # fmt: skip
+    named: Sequence[str], *, features: Iterable[str] = (), rows: Mapping[str, int] | None = None,
+    hashes: Mapping[str, str] | None = None, like: Mapping[str, EmbeddingTable] | None = None,
+    window: int | None = None, progress: Callable[[str, float], None] | None = None,
+) -> TableProfiles:  # fmt: skip
     """Read the logs (paths, folders, globs, URLs of fsspec), after their numbers of samples.
 
     ``features``: only these (default: all that the first file has, which every file must have then). By
@@ -277,9 +277,9 @@ def profile(
         raise UserError(f"{files[0]}: has no feature, accepted are columns of integers or of lists of them")
     results = {}
     for entry in chosen:
-        form = like.get(entry.name, like.get("*", Table(entry.name, 1, 64)))
+        form = like.get(entry.name, like.get("*", EmbeddingTable(entry.name, 1, 64)))
         results[entry.name] = entry.table(samples, form)
-    return Profile(
+    return TableProfiles(
         tuple(table for table, _ in results.values()),
         {name: facts for name, (_, facts) in results.items()},
         {feature.name: feature.counts for feature in chosen},

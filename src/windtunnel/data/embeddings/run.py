@@ -13,8 +13,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.cluster.load import load_cluster
 from windtunnel.data.embeddings import files, synthetic
-from windtunnel.data.embeddings.model import Table
-from windtunnel.data.embeddings.policy import Placed, Wanted, decide
+from windtunnel.data.embeddings.model import EmbeddingTable
+from windtunnel.data.embeddings.policy import PlacementRequest, TablePlacement, decide
 from windtunnel.data.embeddings.twin import Iteration, iteration, tiers
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
@@ -26,14 +26,14 @@ SHOWN = 16
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlacementRun:
     """A plan that was made, what for, and what an average iteration is emulated to take with it."""
 
     run: str
     directory: Path
     cluster: str
-    wanted: Wanted
-    plan: Placed
+    wanted: PlacementRequest
+    plan: TablePlacement
     emulated: Iteration
     synthetic: bool
 
@@ -67,7 +67,7 @@ class Planned:
         }  # fmt: skip
 
 
-def tables_of(name: str | None, statistics: Path | None, seed: int) -> tuple[Table, ...]:
+def tables_of(name: str | None, statistics: Path | None, seed: int) -> tuple[EmbeddingTable, ...]:
     """The synthetic tables of a name, or those of a folder of statistics.
 
     Raises:
@@ -84,7 +84,7 @@ def plan_run(
     cluster: str, *, synthetic: str | None = None, statistics: Path | None = None, policy: str = "recshard",
     batch: int = BATCH, memory: float | None = None, host_memory: float | None = None,
     state_bytes: int | None = None, columns: int = 16, seed: int = 0,
-) -> Planned:  # fmt: skip
+) -> PlacementRun:  # fmt: skip
     """Plan on ``cluster`` (its file, or its name in the catalogue). ``memory`` and ``host_memory``: bytes of
     a device's fast and slow tier for rows, as `twin.tiers` has them unless given; ``state_bytes``: what the
     optimiser keeps for a row, instead of what the statistics say.
@@ -97,7 +97,7 @@ def plan_run(
     if state_bytes is not None:
         tables = tuple(replace(table, state_bytes=state_bytes) for table in tables)
     fast, slow = tiers(where, memory, host_memory)
-    wanted = Wanted(tables, where.world_size, fast, slow, batch, policy, columns, seed)
+    wanted = PlacementRequest(tables, where.world_size, fast, slow, batch, policy, columns, seed)
     inputs = {
         "cluster": cluster, "synthetic": synthetic, "statistics": str(statistics) if statistics else None,
         "policy": policy, "batch": batch, "memory": fast.capacity, "host_memory": slow.capacity,
@@ -110,12 +110,14 @@ def plan_run(
         log.decision(CAPABILITY, policy, wanted, plan)
         files.write_plan(run.directory / files.PLAN, tables, plan)
         emulated = iteration(where, wanted, plan)
-        planned = Planned(run.id, run.directory, where.name, wanted, plan, emulated, synthetic is not None)
+        planned = PlacementRun(
+            run.id, run.directory, where.name, wanted, plan, emulated, synthetic is not None
+        )
     run.finish(planned.summary())
     return planned
 
 
-def show(planned: Planned) -> None:
+def show(planned: PlacementRun) -> None:
     """On the terminal: the verdict, the bounds, and what each device holds."""
     from rich.console import Console
     from rich.markup import escape

@@ -23,7 +23,7 @@ from scipy.special import ndtri
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.fields import suggest
-from windtunnel.data.embeddings.model import Order, Table, id_type
+from windtunnel.data.embeddings.model import EmbeddingTable, Order, id_type
 
 DIM = 64
 FEATURES = 397
@@ -58,7 +58,7 @@ NAMES = (*ROWS, "dlrm2021", "small")
 
 def tables(
     name: str, seed: int = 0, *, scale: float = 1.0, values: float = 1.0, coverage: float = COVERAGE
-) -> tuple[Table, ...]:
+) -> tuple[EmbeddingTable, ...]:
     """The tables of a name in `NAMES`.
 
     ``scale``: of all numbers of rows. ``values``: distinct values of a feature over rows of its table, on
@@ -91,7 +91,7 @@ def tables(
     for number in range(count):
         ranks, shares = zipf(int(rows[number]), float(exponents[number]), int(used[number]))
         drawn_tables.append(
-            Table(
+            EmbeddingTable(
                 f"f{number:03d}", int(rows[number]), DIM, pooling=float(pooling[number]),
                 coverage=float(covered[number]), ranks=ranks, shares=shares,
             )
@@ -108,15 +108,15 @@ def _sizes(spread: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     return rows
 
 
-def _dlrm2021(rng: np.random.Generator, scale: float) -> tuple[Table, ...]:
-    drawn_tables: list[Table] = []
+def _dlrm2021(rng: np.random.Generator, scale: float) -> tuple[EmbeddingTable, ...]:
+    drawn_tables: list[EmbeddingTable] = []
     for count, rows, exponent, lookups in MIXTURE_2021:
         size = max(1, round(rows * scale))
         ranks, shares = zipf(size, exponent)
         for covered in rng.uniform(0.25, 1.0, count):
             pooling = max(1.0, lookups / covered)
             drawn_tables.append(
-                Table(
+                EmbeddingTable(
                     f"t{len(drawn_tables):03d}", size, DIM, pooling=pooling, coverage=lookups / pooling,
                     ranks=ranks, shares=shares,
                 )
@@ -127,8 +127,9 @@ def _dlrm2021(rng: np.random.Generator, scale: float) -> tuple[Table, ...]:
 def zipf(
     rows: int, exponent: float, used: int | None = None, points: int = 64
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """``ranks`` and ``shares`` of a `Table` of which ``used`` rows (default: all) are asked for by Zipf's
-    law: rank r (from 1) by a share proportional to r to the minus ``exponent``. Flat with exponent 0."""
+    """``ranks`` and ``shares`` of an `EmbeddingTable` of which ``used`` rows (default: all) are looked up by
+    Zipf's law: rank r (from 1) by a share proportional to r to the minus ``exponent``. Flat with exponent
+    0."""
     used = rows if used is None else used
     exact = np.arange(1, min(used, 4096) + 1, dtype=float)
     head = np.cumsum(exact**-exponent)
@@ -158,7 +159,7 @@ def order(rows: int, seed: int, *, day: int = 0, drift: float = 0.0) -> Order:
 
 
 def draw(
-    table: Table, samples: int, rng: np.random.Generator, order: Order | None = None
+    table: EmbeddingTable, samples: int, rng: np.random.Generator, order: Order | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Lookups of ``samples`` samples: offsets (samples + 1) and the ranks asked for, or the ids where the
     ``order`` (ids by rank) is given.

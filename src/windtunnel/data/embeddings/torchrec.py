@@ -21,8 +21,8 @@ import numpy as np
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import from_plain, to_plain
-from windtunnel.data.embeddings.model import Shard, Table
-from windtunnel.data.embeddings.policy import Placed
+from windtunnel.data.embeddings.model import EmbeddingTable, TableShard
+from windtunnel.data.embeddings.policy import TablePlacement
 
 Accelerator = Literal["cuda", "cpu"]
 
@@ -41,10 +41,12 @@ class Sharding:
     load_factor: float | None = None
 
 
-def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda") -> dict[str, Sharding]:
+def shardings(
+    tables: Sequence[EmbeddingTable], plan: TablePlacement, device: Accelerator = "cuda"
+) -> dict[str, Sharding]:
     """By table. Columns of a table that the plan has on one device become one shard; its share of fast rows
     is that of all its shards. On ``cpu`` there is one memory, so all kernels are ``fused``."""
-    mine: dict[str, list[Shard]] = {table.name: [] for table in tables}
+    mine: dict[str, list[TableShard]] = {table.name: [] for table in tables}
     for shard in plan.shards:
         mine[shard.table].append(shard)
     by_table = {}
@@ -62,7 +64,7 @@ def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda
     return by_table
 
 
-def write_sharding(path: Path, tables: Sequence[Table], plan: Placed) -> None:
+def write_sharding(path: Path, tables: Sequence[EmbeddingTable], plan: TablePlacement) -> None:
     """What `shardings` says, as JSON by table; `read_sharding` reads it.
 
     Raises:
@@ -123,7 +125,7 @@ def sharding_plan(
     return plan
 
 
-def cache_statistics(table: Table, batch: int) -> Any:
+def cache_statistics(table: EmbeddingTable, batch: int) -> Any:
     """TorchRec's ``CacheStatistics`` of a table, for batches of ``batch`` samples of all devices. A cache is
     supposed to hold the rows asked for most, and asks for a row once a batch, as FBGEMM's does."""
     from torchrec.distributed.types import CacheStatistics

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings.layout import layouts
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.model import EmbeddingTable
 from windtunnel.data.embeddings.policy.replicas import (
     INDEX_BYTES,
-    Exchange,
     Replication,
+    ReplicationRequest,
     crossing,
     memory_of,
     segments,
@@ -32,25 +32,27 @@ ALL_TO_ALL = ("ids", "vectors", "gradients")
 COUNT_BYTES = 8
 HEAD = 1
 """Counts that go before a request's: whether the sender's batch is wrong."""
-Sent = dict[str, NDArray[Any]]
+SentRows = dict[str, NDArray[Any]]
 """Of each phase the bytes sent, (devices, 2) or (2,): inside the host, and to others."""
 
 
-def exchange(cluster: Cluster, tables: tuple[Table, ...], samples: float, **more: Any) -> Exchange:
+def exchange(
+    cluster: Cluster, tables: tuple[EmbeddingTable, ...], samples: float, **more: Any
+) -> ReplicationRequest:
     """What spreading ``tables`` over all devices of a cluster asks: line rates, less what links lose."""
     place = cluster.placement(range(cluster.world_size))
     inside = cluster.host.intra.bandwidth if place.intra is None else place.intra_bandwidth
     inter = place.inter_bandwidth or cluster.host.nic_bandwidth
-    return Exchange(
+    return ReplicationRequest(
         tables, cluster.hosts, cluster.devices_per_host, inside * cluster.host.intra.efficiency,
         inter * cluster.host.nic.efficiency, samples, **more,
     )  # fmt: skip
 
 
 def exact(
-    exchange: Exchange, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]],
+    exchange: ReplicationRequest, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]],
     offsets: Sequence[Mapping[str, NDArray[np.int64]]] = (),
-) -> Sent:  # fmt: skip
+) -> SentRows:  # fmt: skip
     """Bytes that every device sends in one iteration. ``batches``: of each device the ranks that it looks
     up, by table; one that is absent is empty. ``offsets``: likewise where bags begin, of tables of which sums
     cross."""
@@ -105,7 +107,7 @@ def exact(
     return sent
 
 
-def _count(exchange: Exchange, decision: Replication, counts: NDArray[np.int64]) -> None:
+def _count(exchange: ReplicationRequest, decision: Replication, counts: NDArray[np.int64]) -> None:
     """Bytes of the counts, which depend on no batch."""
     of_tables = COUNT_BYTES * len(exchange.tables)
     both = 3 * of_tables + HEAD * COUNT_BYTES  # of requests; of gradients, with which tables step
@@ -117,7 +119,7 @@ def _count(exchange: Exchange, decision: Replication, counts: NDArray[np.int64])
         counts[:, 0] += of_tables * (exchange.devices - 1)
 
 
-def expected(exchange: Exchange, decision: Replication) -> Sent:
+def expected(exchange: ReplicationRequest, decision: Replication) -> SentRows:
     """Bytes that a device sends on average, if every lookup is drawn for itself."""
     sent = {phase: np.zeros(2) for phase in PHASES}
     for table, cuts in zip(exchange.tables, decision.tables, strict=True):
@@ -143,7 +145,7 @@ def expected(exchange: Exchange, decision: Replication) -> Sent:
     return sent
 
 
-def seconds(exchange: Exchange, sent: Sent, latency: tuple[float, float] = (0.0, 0.0)) -> float:
+def seconds(exchange: ReplicationRequest, sent: SentRows, latency: tuple[float, float] = (0.0, 0.0)) -> float:
     """Modelled time of an iteration's exchange, the links of the busiest device being busy all the time.
     ``latency``: of a message inside a host, and between hosts. Sums wait for the first parts of them; what
     devices compute is not counted."""
@@ -161,7 +163,7 @@ def seconds(exchange: Exchange, sent: Sent, latency: tuple[float, float] = (0.0,
     return total
 
 
-def cost(observation: Exchange, decision: Replication) -> dict[str, float]:
+def cost(observation: ReplicationRequest, decision: Replication) -> dict[str, float]:
     """What is expected of an iteration: modelled seconds, bytes of all devices, memory of one."""
     sent = expected(observation, decision)
     inside, between = (float(sum(amounts[link] for amounts in sent.values())) for link in (0, 1))

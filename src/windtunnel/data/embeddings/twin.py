@@ -27,8 +27,15 @@ from numpy.typing import NDArray
 
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings import traffic
-from windtunnel.data.embeddings.model import ITEM_BYTES, Shard, Table, Tier
-from windtunnel.data.embeddings.policy import Decision, Exchange, Observation, Placed, Replication, Wanted
+from windtunnel.data.embeddings.model import ITEM_BYTES, EmbeddingTable, MemoryTier, TableShard
+from windtunnel.data.embeddings.policy import (
+    Decision,
+    Observation,
+    PlacementRequest,
+    Replication,
+    ReplicationRequest,
+    TablePlacement,
+)
 from windtunnel.data.embeddings.policy.pieces import stored_bytes
 
 HOST_MEMORY = 128e9
@@ -38,12 +45,14 @@ ID_BYTES = 8
 Floats = NDArray[np.float64]
 
 
-def tiers(cluster: Cluster, fast: float | None = None, host: float | None = None) -> tuple[Tier, Tier]:
+def tiers(
+    cluster: Cluster, fast: float | None = None, host: float | None = None
+) -> tuple[MemoryTier, MemoryTier]:
     """Fast and slow memory of a device; ``fast`` and ``host``: bytes of them for rows."""
     device, pcie = cluster.host.device, cluster.host.pcie
     return (
-        Tier(FAST_SHARE * device.memory_bytes if fast is None else fast, device.memory_bandwidth),
-        Tier(HOST_MEMORY if host is None else host, pcie.bandwidth * pcie.efficiency),
+        MemoryTier(FAST_SHARE * device.memory_bytes if fast is None else fast, device.memory_bandwidth),
+        MemoryTier(HOST_MEMORY if host is None else host, pcie.bandwidth * pcie.efficiency),
     )
 
 
@@ -56,7 +65,7 @@ class Accesses:
     distinct: Floats
 
 
-def accesses(tables: Sequence[Table], shards: Sequence[Shard], batch: int) -> Accesses:
+def accesses(tables: Sequence[EmbeddingTable], shards: Sequence[TableShard], batch: int) -> Accesses:
     """What an average batch asks of the shards: one to come, where the tables have samples that were held out
     of the counting. Of those all that ask for rows that were not counted are slow, unless all rows are fast.
     """
@@ -111,7 +120,7 @@ class Iteration:
         return float(times.max() / max(times.min(), 1e-12)), float(times.max() / times.mean())
 
 
-def iteration(cluster: Cluster, wanted: Wanted, plan: Placed) -> Iteration:
+def iteration(cluster: Cluster, wanted: PlacementRequest, plan: TablePlacement) -> Iteration:
     """An average one on ``cluster``, whose devices are the plan's."""
     shards, named = plan.shards, {table.name: table for table in wanted.tables}
     mine = [named[shard.table] for shard in shards]
@@ -166,10 +175,10 @@ def _exchange(cluster: Cluster, between: NDArray[Any]) -> tuple[float, Floats]:
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What an average batch takes: modelled seconds of the slowest device, slow accesses, and the balance; of
     tables that are spread by rows what `traffic.cost` says."""
-    if isinstance(observation, Exchange):
+    if isinstance(observation, ReplicationRequest):
         assert isinstance(decision, Replication)
         return traffic.cost(observation, decision)
-    assert isinstance(decision, Placed)
+    assert isinstance(decision, TablePlacement)
     touched = accesses(observation.tables, decision.shards, observation.batch)
     times = np.array(decision.seconds)
     return {

@@ -23,8 +23,8 @@ from windtunnel.data.embeddings.live.bag import TieredEmbeddingBag, TieredOptimi
 from windtunnel.data.embeddings.live.build import build
 from windtunnel.data.embeddings.live.ids import uniform
 from windtunnel.data.embeddings.live.optim import RowWiseAdagrad, RowWiseAdam
-from windtunnel.data.embeddings.model import Tier
-from windtunnel.data.embeddings.policy import Wanted, decide
+from windtunnel.data.embeddings.model import MemoryTier
+from windtunnel.data.embeddings.policy import PlacementRequest, decide
 from windtunnel.data.embeddings.synthetic import order as order_of
 from windtunnel.data.embeddings.synthetic import tables as tables_named
 
@@ -279,7 +279,7 @@ def test_a_plan_becomes_modules_of_its_devices(tmp_path: Path) -> None:
     write_statistics(tmp_path / "statistics", tables, orders)
     known = read_statistics(tmp_path / "statistics")
     size = sum(one.total_bytes for one in tables)
-    plan = decide(Wanted(tables, 2, Tier(size / 10, 1e9), Tier(size, 1e8), 64))
+    plan = decide(PlacementRequest(tables, 2, MemoryTier(size / 10, 1e9), MemoryTier(size, 1e8), 64))
     assert any(shard.last - shard.first < 64 for shard in plan.shards)
     (tmp_path / "slow").mkdir()
     modules = {}

@@ -34,7 +34,7 @@ from torch.nn import functional
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.embeddings.live import checkpoint
 from windtunnel.data.embeddings.live.ids import Ids, Init, uniform
-from windtunnel.data.embeddings.live.optim import Make, Rule
+from windtunnel.data.embeddings.live.optim import OptimizerFactory, TableOptimizer
 from windtunnel.data.embeddings.live.tiers import Tiers
 
 
@@ -55,7 +55,7 @@ class TieredEmbeddingBag(torch.nn.Module):
     def __init__(
         self, rows: int, dim: int, fast_rows: int, *, order: ArrayLike | None = None,
         slow: str | Path = "memory", mode: Literal["sum", "mean", "none"] = "sum",
-        optimizer: Make | None = None,
+        optimizer: OptimizerFactory | None = None,
         init: Tensor | Init | None = None, include_last_offset: bool = False, name: str = "table",
         device: str | torch.device = "cpu", seed: int = 0,
     ) -> None:  # fmt: skip
@@ -69,7 +69,7 @@ class TieredEmbeddingBag(torch.nn.Module):
                 )
         if mode not in ("sum", "mean", "none"):
             raise UserError(f"table {name!r}: mode {mode!r} is not known; accepted are sum, mean, none")
-        self.rule = Rule(name, dim, optimizer)
+        self.rule = TableOptimizer(name, dim, optimizer)
         self._ids = Ids(name, rows, order)
         self._init: Init = partial(uniform, dim=dim, bound=rows**-0.5, seed=seed)
         if init is not None and not isinstance(init, Tensor):

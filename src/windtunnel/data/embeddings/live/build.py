@@ -12,14 +12,14 @@ from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings.files import Statistics
 from windtunnel.data.embeddings.live.bag import TieredEmbeddingBag
 from windtunnel.data.embeddings.live.ids import Init, uniform
-from windtunnel.data.embeddings.live.optim import Make
-from windtunnel.data.embeddings.model import Shard, Table
-from windtunnel.data.embeddings.policy import Placed
+from windtunnel.data.embeddings.live.optim import OptimizerFactory
+from windtunnel.data.embeddings.model import EmbeddingTable, TableShard
+from windtunnel.data.embeddings.policy import TablePlacement
 
 
 def build(
-    plan: Placed, statistics: Statistics, device: int, *, slow: str | Path = "memory",
-    optimizer: Make | None = None, memory: str | torch.device = "cpu", **options: Any,
+    plan: TablePlacement, statistics: Statistics, device: int, *, slow: str | Path = "memory",
+    optimizer: OptimizerFactory | None = None, memory: str | torch.device = "cpu", **options: Any,
 ) -> dict[str, TieredEmbeddingBag]:  # fmt: skip
     """Of every shard on ``device`` a module, by its name: the table's, with its columns where it has only
     some.
@@ -55,7 +55,7 @@ def build(
     return bags
 
 
-def _columns(table: Table, shard: Shard) -> Init:
+def _columns(table: EmbeddingTable, shard: TableShard) -> Init:
     def init(ids: Tensor) -> Tensor:
         return uniform(ids, table.dim, table.rows**-0.5)[:, shard.first : shard.last]
 

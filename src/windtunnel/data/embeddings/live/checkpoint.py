@@ -27,7 +27,7 @@ CHUNK = 1 << 14
 
 
 @dataclass(frozen=True)
-class Saved:
+class TableFileHeader:
     """What a file is of. ``optimizer``: the name of its class, "" of none; ``widths``: floats a row of each
     state."""
 
@@ -49,7 +49,7 @@ def spans(rows: int, size: int = CHUNK) -> Iterator[tuple[int, int]]:
     return ((first, min(rows, first + size)) for first in range(0, rows, size))
 
 
-def write(path: str | Path, saved: Saved, chunks: Iterable[Tensor]) -> None:
+def write(path: str | Path, saved: TableFileHeader, chunks: Iterable[Tensor]) -> None:
     """``chunks``: records [n, dim and widths] of the ids of `spans`, in turn.
 
     Raises:
@@ -76,7 +76,9 @@ def write(path: str | Path, saved: Saved, chunks: Iterable[Tensor]) -> None:
         raise HostError(f"checkpoint {path}: cannot be written ({error.strerror})") from None
 
 
-def read(path: str | Path, wanted: Saved) -> tuple[Saved, Iterator[tuple[Tensor, Tensor]]]:
+def read(
+    path: str | Path, wanted: TableFileHeader
+) -> tuple[TableFileHeader, Iterator[tuple[Tensor, Tensor]]]:
     """What is in the file, and ids and records of every chunk, once all checksums have been found right.
 
     ``wanted``: the table that it is for; without an optimizer it takes the weights alone.
@@ -117,7 +119,7 @@ def read(path: str | Path, wanted: Saved) -> tuple[Saved, Iterator[tuple[Tensor,
     return saved, pieces(names)
 
 
-def _header(saved: Saved, sums: dict[str, list[str]]) -> bytes:
+def _header(saved: TableFileHeader, sums: dict[str, list[str]]) -> bytes:
     facts: dict[str, Any] = {
         "table": saved.table, "optimizer": saved.optimizer, "steps": f"{saved.steps:020d}",
         "crc32": json.dumps(sums),
@@ -134,7 +136,7 @@ def _header(saved: Saved, sums: dict[str, list[str]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _read_header(path: Path) -> tuple[Saved, dict[str, list[str]], int]:
+def _read_header(path: Path) -> tuple[TableFileHeader, dict[str, list[str]], int]:
     try:
         with open(path, "rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
@@ -144,7 +146,7 @@ def _read_header(path: Path) -> tuple[Saved, dict[str, list[str]], int]:
         rows, check = int(fields["weight"]["shape"][0]), facts.pop("check")
         right = f"{zlib.crc32(json.dumps([facts, widths]).encode()):08x}" == check
         sums = json.loads(facts["crc32"])
-        saved = Saved(
+        saved = TableFileHeader(
             facts["table"], rows, widths.pop("weight"), facts["optimizer"], int(facts["steps"]),
             {name.removeprefix("state."): width for name, width in widths.items()},
         )  # fmt: skip

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.data.embeddings.layout import Layout
+from windtunnel.data.embeddings.layout import RowLayout
 from windtunnel.data.embeddings.live.wire import Wire
-from windtunnel.data.embeddings.policy import Exchange
+from windtunnel.data.embeddings.policy import ReplicationRequest
 
 Sums = list[tuple[Tensor, Tensor]]
 """Of each table places [n] and gradients [n, dim]."""
 
 
-def over_hosts(wire: Wire, exchange: Exchange, own: Sums) -> Sums:
+def over_hosts(wire: Wire, exchange: ReplicationRequest, own: Sums) -> Sums:
     """Sums of gradients of rows with copies, from those of this host's ranks, one after the other: each
     host adds to what it gets from the one before it; the last one's go back through all."""
     stripes, dims = exchange.stripes, torch.tensor([table.dim for table in exchange.tables])
@@ -60,7 +60,7 @@ def _receive(wire: Wire, dims: Tensor, rank: int) -> Sums:
     ]
 
 
-def to_copies(wire: Wire, layouts: Sequence[Layout], sums: Sums) -> Sums:
+def to_copies(wire: Wire, layouts: Sequence[RowLayout], sums: Sums) -> Sums:
     """With the sums of hot rows that the host's other ranks have."""
     near = torch.arange(wire.host * wire.devices, (wire.host + 1) * wire.devices)
     others = near[near != wire.rank]

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.model import EmbeddingTable
 
 Init = Callable[[Tensor], Tensor]
 """From ids [n] to the weights [n, dim] that their rows begin with."""
-Asked = Tensor | tuple[Tensor, Tensor]
+BatchIds = Tensor | tuple[Tensor, Tensor]
 """Ids [n] of a sequence; ids and offsets [bags] of what is pooled."""
 
 
@@ -92,7 +92,7 @@ class Ids:
 
 
 def checked(
-    batch: Mapping[str, Asked], tables: Sequence[Table], ids: Sequence[Ids]
+    batch: Mapping[str, BatchIds], tables: Sequence[EmbeddingTable], ids: Sequence[Ids]
 ) -> tuple[list[Tensor], dict[str, Tensor], UserError | None]:
     """Ids of every table, offsets of those that are pooled, and what is wrong with them."""
     none = [torch.empty(0, dtype=torch.long)] * len(tables)

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.data.embeddings.live.checkpoint import Saved
+from windtunnel.data.embeddings.live.checkpoint import TableFileHeader
 from windtunnel.data.embeddings.live.tiers import Tiers
 
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 class _RowWise(torch.optim.Optimizer):
@@ -127,7 +127,7 @@ STATE: dict[type[torch.optim.Optimizer], dict[str, bool]] = {
 }
 
 
-class Rule:
+class TableOptimizer:
     """An optimizer of a table, and what of its state belongs to the table as a whole: its groups and its
     count of steps. ``make``: None for a table that does not train, which has none of this.
 
@@ -138,7 +138,7 @@ class Rule:
         UserError: an optimizer, or an option of one, that cannot be exact without touching every row.
     """
 
-    def __init__(self, table: str, dim: int, make: Make | None) -> None:
+    def __init__(self, table: str, dim: int, make: OptimizerFactory | None) -> None:
         self._parameter = torch.nn.Parameter(torch.zeros(0, dim))
         self.optimizer = make([self._parameter]) if make else None
         self.groups: list[dict[str, Any]] = self.optimizer.param_groups if self.optimizer else []
@@ -171,10 +171,10 @@ class Rule:
         adagrad = isinstance(self.optimizer, torch.optim.Adagrad)
         self._steps: Any = torch.tensor(float(steps)) if adagrad else steps
 
-    def saved(self, table: str, rows: int) -> Saved:
+    def saved(self, table: str, rows: int) -> TableFileHeader:
         """What a checkpoint of ``table`` is of."""
         kind = type(self.optimizer).__name__ if self.optimizer else ""
-        return Saved(table, rows, self._parameter.shape[1], kind, self.steps, self.widths)
+        return TableFileHeader(table, rows, self._parameter.shape[1], kind, self.steps, self.widths)
 
     def step(self, tiers: Tiers, places: Tensor, values: Tensor, *, distinct: bool) -> None:
         """One step over the rows at ``places`` [n] of ``tiers``, whose gradients are ``values`` [n, dim]: of

@@ -37,7 +37,7 @@ def cut(places: Tensor, to: Tensor, offsets: Tensor) -> Cut:
     return Cut(torch.where(first, -1 - places, places), to, to[first], bags[first])
 
 
-class Parts:
+class RowRequests:
     """Of one table what this rank has asked others for, and they it, since the last step."""
 
     def __init__(self, world: int) -> None:

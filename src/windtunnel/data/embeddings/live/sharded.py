@@ -44,16 +44,16 @@ from torch.nn import functional
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.data.embeddings import policy
-from windtunnel.data.embeddings.layout import Layout, layouts
+from windtunnel.data.embeddings.layout import RowLayout, layouts
 from windtunnel.data.embeddings.live import checkpoint
 from windtunnel.data.embeddings.live.copies import Sums, fold, joined, over_hosts, to_copies
-from windtunnel.data.embeddings.live.ids import Asked, Ids, Init, checked, uniform
-from windtunnel.data.embeddings.live.optim import Make, Rule
-from windtunnel.data.embeddings.live.parts import Cut, Parts, cut
+from windtunnel.data.embeddings.live.ids import BatchIds, Ids, Init, checked, uniform
+from windtunnel.data.embeddings.live.optim import OptimizerFactory, TableOptimizer
+from windtunnel.data.embeddings.live.parts import Cut, RowRequests, cut
 from windtunnel.data.embeddings.live.tiers import Tiers
 from windtunnel.data.embeddings.live.wire import Wire
-from windtunnel.data.embeddings.model import Table
-from windtunnel.data.embeddings.policy import Exchange
+from windtunnel.data.embeddings.model import EmbeddingTable
+from windtunnel.data.embeddings.policy import ReplicationRequest
 from windtunnel.store.eventlog import EventLog
 
 CAPABILITY = "data.embeddings"
@@ -65,11 +65,11 @@ NONE = torch.empty(0, dtype=torch.long)
 
 
 def exchange(
-    tables: tuple[Table, ...], samples: float, *, intra: float, inter: float, devices: int | None = None,
-    group: dist.ProcessGroup | None = None, **more: Any,
-) -> Exchange:  # fmt: skip
+    tables: tuple[EmbeddingTable, ...], samples: float, *, intra: float, inter: float,
+    devices: int | None = None, group: dist.ProcessGroup | None = None, **more: Any,
+) -> ReplicationRequest:  # fmt: skip
     """What spreading ``tables`` over the ranks of ``group`` asks. ``devices``: ranks of a host (default:
-    LOCAL_WORLD_SIZE, as torchrun has it); other fields as in `Exchange`.
+    LOCAL_WORLD_SIZE, as torchrun has it); other fields as in `ReplicationRequest`.
 
     Raises:
         UserError: the ranks are no whole number of hosts.
@@ -78,7 +78,7 @@ def exchange(
     local = devices or int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if world % local:
         raise UserError(f"{world} ranks are no whole number of hosts of {local}; say devices=")
-    return Exchange(tables, world // local, local, intra, inter, samples, **more)
+    return ReplicationRequest(tables, world // local, local, intra, inter, samples, **more)
 
 
 class ShardedEmbedding(torch.nn.Module):
@@ -97,8 +97,8 @@ class ShardedEmbedding(torch.nn.Module):
     """
 
     def __init__(
-        self, exchange: Exchange, *, orders: Mapping[str, ArrayLike] | None = None,
-        optimizer: Make | None = None, init: Mapping[str, Init] | None = None,
+        self, exchange: ReplicationRequest, *, orders: Mapping[str, ArrayLike] | None = None,
+        optimizer: OptimizerFactory | None = None, init: Mapping[str, Init] | None = None,
         fast_rows: Mapping[str, int] | None = None, slow: str | Path = "memory", seed: int = 0,
         group: dist.ProcessGroup | None = None, log: EventLog | None = None,
         decide: str = "flexshard",
@@ -113,8 +113,8 @@ class ShardedEmbedding(torch.nn.Module):
             for table in exchange.tables
         }
         self._init: dict[str, Init] = {**begun, **(init or {})}
-        self.rules = [Rule(table.name, table.dim, optimizer) for table in exchange.tables]
-        self.seen, self.decision, self.layouts, self._ids = self._decided(exchange, orders or {})
+        self.rules = [TableOptimizer(table.name, table.dim, optimizer) for table in exchange.tables]
+        self.request, self.decision, self.layouts, self._ids = self._decided(exchange, orders or {})
         self.tiers = [
             self._empty_tiers(number, *pair)
             for number, pair in enumerate(zip(self.layouts, self._ids, strict=True))
@@ -131,7 +131,9 @@ class ShardedEmbedding(torch.nn.Module):
         """Passes that no step has used."""
         self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.names]
         self._parts = {
-            at: Parts(self.wire.world) for at, table in enumerate(self.seen.tables) if self.seen.sums(table)
+            at: RowRequests(self.wire.world)
+            for at, table in enumerate(self.request.tables)
+            if self.request.sums(table)
         }
 
     @property
@@ -144,10 +146,10 @@ class ShardedEmbedding(torch.nn.Module):
         """Of every table's optimizer its learning rate and the like; change them on all ranks alike."""
         return [group for rule in self.rules for group in rule.groups]
 
-    def forward(self, batch: Mapping[str, Asked]) -> dict[str, Tensor]:
+    def forward(self, batch: Mapping[str, BatchIds]) -> dict[str, Tensor]:
         """Of each table in ``batch`` (any of them, on any rank): ids [n] of a sequence give vectors [n, dim];
         ids [n] and offsets [bags] of a pooled one give sums [bags, dim]."""
-        tensors, offsets, wrong = checked(batch, self.seen.tables, self._ids)
+        tensors, offsets, wrong = checked(batch, self.request.tables, self._ids)
         training = torch.is_grad_enabled() and self.rules[0].optimizer is not None
         wanted, inverses, cuts = [], [], dict[int, Cut]()
         for number, (ids, known) in enumerate(zip(tensors, self._ids, strict=True)):
@@ -156,7 +158,7 @@ class ShardedEmbedding(torch.nn.Module):
                 layout = self.layouts[number]
                 ends, to = offsets.get(self.names[number], NONE), layout.destination(tensor, self.wire.host)
                 cuts[number], tensor = cut(layout.place(tensor), to, ends), NONE
-            if self.seen.distinct:
+            if self.request.distinct:
                 tensor, inverse = torch.unique(tensor, return_inverse=True)
                 inverses.append(inverse)
             wanted.append(tensor)
@@ -190,10 +192,10 @@ class ShardedEmbedding(torch.nn.Module):
         step."""
         ranks, values = [], []
         for number, (layout, pending) in enumerate(zip(self.layouts, self._pending, strict=True)):
-            table = self.seen.tables[number]
+            table = self.request.tables[number]
             looked = torch.cat([NONE, *(tensor for tensor, _ in pending)])
             gradient = torch.cat([torch.empty(0, table.dim), *(tensor for _, tensor in pending)])
-            once = self.seen.distinct or number in self._parts
+            once = self.request.distinct or number in self._parts
             folded = looked >= 0 if once else looked < layout.hot
             first, summed = fold(looked[folded], gradient[folded])
             ranks.append(torch.cat([first, looked[~folded]]))
@@ -210,7 +212,7 @@ class ShardedEmbedding(torch.nn.Module):
             places, gradients = came.places[number], came.values[number]
             if number in parts:
                 places, gradients = parts[number].places_of(came.sources(number), places, gradients)
-            elif not self.seen.distinct:  # first what each rank has
+            elif not self.request.distinct:  # first what each rank has
                 rows = max(1, layout.count(self.wire.rank))
                 places, gradients = fold(came.sources(number) * rows + places, gradients)
                 places = places % rows
@@ -218,7 +220,7 @@ class ShardedEmbedding(torch.nn.Module):
             copied.append((places[replicated], gradients[replicated]))
             sums.append(fold(places[~replicated], gradients[~replicated]))
         if any(layout.warm for layout in self.layouts):
-            sums = joined(over_hosts(self.wire, self.seen, copied), sums)
+            sums = joined(over_hosts(self.wire, self.request, copied), sums)
         if any(layout.hot for layout in self.layouts):
             sums = to_copies(self.wire, self.layouts, sums)
         for number, (places, gradients) in enumerate(sums):
@@ -230,7 +232,10 @@ class ShardedEmbedding(torch.nn.Module):
                 rule.reset(rule.steps + 1)
 
     def reshard(
-        self, exchange: Exchange, orders: Mapping[str, ArrayLike] | None = None, decide: str | None = None
+        self,
+        exchange: ReplicationRequest,
+        orders: Mapping[str, ArrayLike] | None = None,
+        decide: str | None = None,
     ) -> None:
         """Decides anew for ``exchange``, the same tables with the curves (and ``orders``) that they have now,
         and moves rows and the optimizer's state to where they then lie; between two steps. The tables stay
@@ -240,14 +245,14 @@ class ShardedEmbedding(torch.nn.Module):
         Raises:
             UserError: other tables or ranks, or gradients that wait for `step`; nothing has moved.
         """
-        wrong, was = "", [replace(table, **CURVE) for table in self.seen.tables]
+        wrong, was = "", [replace(table, **CURVE) for table in self.request.tables]
         if any(self._pending):
             wrong = "there are gradients that no step has used; accepted is between two steps"
         elif [replace(table, **CURVE) for table in exchange.tables] != was:
             wrong = f"these are other tables; accepted are those that there are: {', '.join(self.names)}"
         self._name = decide or self._name
         old = self.layouts, self._ids
-        self.seen, self.decision, new, known = self._decided(exchange, orders or {}, wrong)
+        self.request, self.decision, new, known = self._decided(exchange, orders or {}, wrong)
         self._generation += 1
         self._forget()
         for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
@@ -272,7 +277,7 @@ class ShardedEmbedding(torch.nn.Module):
         Raises:
             windtunnel.HostError: it cannot be written; on all ranks.
         """
-        for number, table in enumerate(self.seen.tables):
+        for number, table in enumerate(self.request.tables):
             spans, ranks = list(checkpoint.spans(table.rows)), self._ids[number].ranks
             failed: HostError | None = None
             if self.wire.rank == 0:
@@ -297,7 +302,7 @@ class ShardedEmbedding(torch.nn.Module):
         """
         shards, wrong = [], None
         try:
-            for number, table in enumerate(self.seen.tables):
+            for number, table in enumerate(self.request.tables):
                 shards.append(checkpoint.read(_file(folder, table), self._saved(number)))
         except UserError as error:
             wrong = error
@@ -312,8 +317,8 @@ class ShardedEmbedding(torch.nn.Module):
                 tiers.write(layout.place(ranks[mine]), records[mine])
             self.rules[number].reset(saved.steps)
 
-    def _saved(self, number: int) -> checkpoint.Saved:
-        table = self.seen.tables[number]
+    def _saved(self, number: int) -> checkpoint.TableFileHeader:
+        table = self.request.tables[number]
         return self.rules[number].saved(table.name, table.rows)
 
     @torch.no_grad()
@@ -391,8 +396,8 @@ class ShardedEmbedding(torch.nn.Module):
         ]
 
     def _decided(
-        self, exchange: Exchange, orders: Mapping[str, ArrayLike], wrong: str = ""
-    ) -> tuple[Exchange, policy.Replication, list[Layout], list[Ids]]:
+        self, exchange: ReplicationRequest, orders: Mapping[str, ArrayLike], wrong: str = ""
+    ) -> tuple[ReplicationRequest, policy.Replication, list[RowLayout], list[Ids]]:
         """Decides, on all ranks alike, or is refused by all."""
         decision, known = None, list[Ids]()
         if (exchange.world, exchange.devices) != (self.wire.world, self.wire.devices):
@@ -427,9 +432,9 @@ class ShardedEmbedding(torch.nn.Module):
         )
         return exchange, decision, where, known
 
-    def _empty_tiers(self, number: int, layout: Layout, known: Ids) -> Tiers:
+    def _empty_tiers(self, number: int, layout: RowLayout, known: Ids) -> Tiers:
         """An empty store for this rank's rows of a table."""
-        table, rule, rank = self.seen.tables[number], self.rules[number], self.wire.rank
+        table, rule, rank = self.request.tables[number], self.rules[number], self.wire.rank
         rows, slow = layout.count(rank), self._slow
         if slow != "memory":
             slow = Path(slow) / f"{rank}-{number}-{self._generation}.rows"
@@ -440,9 +445,9 @@ class ShardedEmbedding(torch.nn.Module):
         )  # fmt: skip
 
 
-def _ranks_on(layout: Layout, rank: int, places: Tensor) -> Tensor:
+def _ranks_on(layout: RowLayout, rank: int, places: Tensor) -> Tensor:
     return torch.from_numpy(layout.ranks_on(rank, places.numpy()))
 
 
-def _file(folder: str | Path, table: Table) -> Path:
+def _file(folder: str | Path, table: EmbeddingTable) -> Path:
     return Path(folder) / f"{quote(table.name, safe='')}.safetensors"

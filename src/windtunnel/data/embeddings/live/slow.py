@@ -41,7 +41,7 @@ PIECE = 64 << 20
 Ints = NDArray[np.int64]
 
 
-class Memory:
+class MemoryRecords:
     """Records in host memory."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -61,7 +61,7 @@ class Memory:
         self.records = self.records[:0]
 
 
-class File:
+class FileRecords:
     """Records in a file.
 
     Raises:

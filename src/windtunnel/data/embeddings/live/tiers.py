@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windtunnel.data.embeddings.live.slow import File, Memory
+from windtunnel.data.embeddings.live.slow import FileRecords, MemoryRecords
 
 Fresh = Callable[[Tensor], Tensor]
 """The weights, [n, dim], that rows at these places begin with; must depend on the places alone."""
@@ -40,9 +40,11 @@ class Tiers:
         self.widths, self.initial = dict(widths or {}), dict(initial or {})
         self.width = dim + sum(self.widths.values())
         self.fresh, self.device = fresh, torch.device(device)
-        self.slow: File | Memory | None = None
+        self.slow: FileRecords | MemoryRecords | None = None
         if self.fast_rows < rows:
-            self.slow = Memory(rows, self.width) if slow == "memory" else File(slow, rows, self.width)
+            self.slow = (
+                MemoryRecords(rows, self.width) if slow == "memory" else FileRecords(slow, rows, self.width)
+            )
         self.known = torch.zeros(rows, dtype=torch.bool)
         self._unknown_fast = self.fast_rows
         self.weight = torch.empty(0, dim, device=self.device)

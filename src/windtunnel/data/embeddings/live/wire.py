@@ -23,7 +23,7 @@ from windtunnel.base.plain import canonical
 
 
 @dataclass
-class Delivered:
+class RowDelivery:
     """Rows that went to ranks and came from them. ``heads``: [world, n]. ``give`` and ``take``: how many,
     [world, tables]. Of each table ``order`` [n], by rank, of those that went; ``places`` [m] and ``values``
     [m, width] of those that came, by rank."""
@@ -90,7 +90,7 @@ class Wire:
     def deliver(
         self, phase: str, ranks: list[Tensor], places: list[Tensor], values: list[Tensor] | None = None, *,
         head: Tensor | None = None, stop: Callable[[Tensor], None] = lambda _: None, near: bool = False,
-    ) -> Delivered:  # fmt: skip
+    ) -> RowDelivery:  # fmt: skip
         """Of each table ``places`` [n], and ``values`` [n, width] if they go with them, to ``ranks`` [n]. A
         ``head`` [n] goes to all before; ``stop`` gets those of all ranks, and may raise."""
         give = torch.stack([torch.bincount(rank, minlength=self.world) for rank in ranks], 1)
@@ -105,7 +105,7 @@ class Wire:
             values = self.exchange(
                 phase, [tensor[by] for tensor, by in zip(values, order, strict=True)], give, take
             )
-        return Delivered(heads, give, take, order, tensors, values or [])
+        return RowDelivery(heads, give, take, order, tensors, values or [])
 
     def send(self, phase: str, rank: int, data: Tensor) -> dist.Work | None:
         """To another rank, at once."""

@@ -10,8 +10,9 @@ solver out. The others place whole tables, each on the device that has least so 
 the logarithm of the rows. A table is fast where one of the devices has room for it whole, else slow. These
 are the rivals of the paper (section 6).
 
-Tables that are spread over all devices row by row are another question, an `Exchange`: see `replicas`. Its
-policies are ``flexshard`` and ``row-wise``, all rows once; those above answer it as ``flexshard`` does.
+Tables that are spread over all devices row by row are another question, a `ReplicationRequest`: see
+`replicas`. Its policies are ``flexshard`` and ``row-wise``, all rows once; those above answer it as
+``flexshard`` does.
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import size
-from windtunnel.data.embeddings.model import Shard, Table, Tier, checked
+from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier, TableShard, checked
 from windtunnel.data.embeddings.policy import greedy, pieces, replicas, search
-from windtunnel.data.embeddings.policy.replicas import Exchange, Replication
+from windtunnel.data.embeddings.policy.replicas import Replication, ReplicationRequest
 
-__all__ = ["POLICIES", "Decision", "Exchange", "Observation", "Placed", "Replication", "Wanted", "decide"]
+__all__ = [
+    "POLICIES",
+    "Decision",
+    "Observation",
+    "PlacementRequest",
+    "Replication",
+    "ReplicationRequest",
+    "TablePlacement",
+    "decide",
+]
 
 CUTTING = ("recshard", "search")
 """Policies that may cut a table into columns."""
@@ -39,15 +49,15 @@ BINARIES = 200
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlacementRequest:
     """``tables`` are to be placed on ``devices`` alike, each with a ``fast`` and a ``slow`` tier, for batches
     of ``batch`` samples (of all devices together). ``columns``: the fewest that a shard may have where a
     table is too large or too much wanted for one device; 0: tables are never cut. ``seed``: of the search."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[EmbeddingTable, ...]
     devices: int
-    fast: Tier
-    slow: Tier
+    fast: MemoryTier
+    slow: MemoryTier
     batch: int
     policy: str = "recshard"
     columns: int = 16
@@ -55,7 +65,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TablePlacement:
     """A plan. ``shards``: in the order of tables and columns. Of each device ``seconds``, modelled, to read
     the rows of a batch, and ``fast_bytes`` and ``slow_bytes`` of memory, the optimiser's state included.
 
@@ -64,7 +74,7 @@ class Placed:
     where it was not asked). The last two hold for plans that cut tables into the same columns.
     """
 
-    shards: tuple[Shard, ...]
+    shards: tuple[TableShard, ...]
     seconds: tuple[float, ...]
     fast_bytes: tuple[int, ...]
     slow_bytes: tuple[int, ...]
@@ -90,14 +100,14 @@ class Placed:
         return max(0.0, self.slowest / bound - 1) if bound else 0.0
 
 
-Observation = Wanted | Exchange
-Decision = Placed | Replication
+Observation = PlacementRequest | ReplicationRequest
+Decision = TablePlacement | Replication
 
 
 @overload
-def decide(observation: Wanted) -> Placed: ...
+def decide(observation: PlacementRequest) -> TablePlacement: ...
 @overload
-def decide(observation: Exchange) -> Replication: ...
+def decide(observation: ReplicationRequest) -> Replication: ...
 def decide(observation: Observation) -> Decision:
     """The plan.
 
@@ -105,7 +115,7 @@ def decide(observation: Observation) -> Decision:
         UserError: the tables need more than all tiers have, one of them more than a device has, they do not
             fit together, or the observation makes no sense.
     """
-    if isinstance(observation, Exchange):
+    if isinstance(observation, ReplicationRequest):
         return replicas.decide(observation)
     _check(observation)
     devices, policy = observation.devices, observation.policy
@@ -127,9 +137,9 @@ def decide(observation: Observation) -> Decision:
         solver, proven = "greedy", 0.0
     fast = rows * cut.stored
     taken = [np.bincount(device, some, devices).astype(int) for some in (fast, cut.total - fast)]
-    placed = Placed(
+    placed = TablePlacement(
         tuple(
-            Shard(observation.tables[of].name, int(where), int(first), int(last), int(some))
+            TableShard(observation.tables[of].name, int(where), int(first), int(last), int(some))
             for of, where, first, last, some in zip(cut.of, device, cut.first, cut.last, rows, strict=True)
         ),
         tuple(map(float, np.bincount(device, pieces.seconds(cut, rows), devices))),
@@ -141,7 +151,7 @@ def decide(observation: Observation) -> Decision:
     return replace(placed, reason=_reason(placed))
 
 
-def _reason(placed: Placed) -> str:
+def _reason(placed: TablePlacement) -> str:
     bounds = {"all work spread evenly": placed.pooled, "the largest shard alone": placed.largest,
               "the solver": placed.proven}  # fmt: skip
     name = max(bounds, key=lambda bound: bounds[bound])
@@ -149,7 +159,7 @@ def _reason(placed: Placed) -> str:
     return f"{times} the bound of {name}"
 
 
-def _check(observation: Wanted) -> None:
+def _check(observation: PlacementRequest) -> None:
     if observation.policy not in PLACING:
         raise UserError(f"policy {observation.policy!r} is unknown; accepted are {', '.join(PLACING)}")
     counts = {"devices": observation.devices, "batch": observation.batch}
@@ -180,7 +190,7 @@ def _check(observation: Wanted) -> None:
 
 
 def _by(policy: str, observation: Observation) -> Decision:
-    if isinstance(observation, Exchange):
+    if isinstance(observation, ReplicationRequest):
         return replicas.rowwise(observation) if policy == "row-wise" else decide(observation)
     return decide(replace(observation, policy=policy) if policy in PLACING else observation)
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import size
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.model import EmbeddingTable
 from windtunnel.data.embeddings.policy.pieces import Ints, Pieces
 
-ORDERS: Mapping[str, Callable[[Table], float]] = {
+ORDERS: Mapping[str, Callable[[EmbeddingTable], float]] = {
     "size": lambda table: table.rows * table.dim,
     "lookup": lambda table: table.lookups * table.dim,
     "size-lookup": lambda table: table.lookups * table.dim * math.log10(max(table.rows, 10)),

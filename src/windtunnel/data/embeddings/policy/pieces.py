@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import size
-from windtunnel.data.embeddings.model import ITEM_BYTES, Table, Tier
+from windtunnel.data.embeddings.model import ITEM_BYTES, EmbeddingTable, MemoryTier
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ STEP = 4
 """Columns of a shard are a multiple of it where the table's are: kernels read four numbers at once."""
 
 
-def stored_bytes(table: Table, columns: int) -> int:
+def stored_bytes(table: EmbeddingTable, columns: int) -> int:
     """Bytes of memory of a row of a shard of ``columns``. An optimiser's state of less than a byte a column
     is one of whole rows, and every shard keeps it; else it is cut as the columns are."""
     state = table.state_bytes
@@ -43,9 +43,9 @@ class Pieces:
     seconds that it ``saves`` in the fast tier.
     """
 
-    tables: tuple[Table, ...]
-    fast: Tier
-    backing: Tier
+    tables: tuple[EmbeddingTable, ...]
+    fast: MemoryTier
+    backing: MemoryTier
     of: Ints
     first: Ints
     last: Ints
@@ -75,7 +75,11 @@ class Pieces:
 
 
 def build_pieces(
-    tables: Sequence[Table], fast: Tier, slow: Tier, batch: int, columns: Sequence[Sequence[int]]
+    tables: Sequence[EmbeddingTable],
+    fast: MemoryTier,
+    slow: MemoryTier,
+    batch: int,
+    columns: Sequence[Sequence[int]],
 ) -> Pieces:
     """``columns``: of each table the widths of its pieces, in order."""
     of, first, last = list[int](), list[int](), list[int]()
@@ -110,7 +114,9 @@ def build_pieces(
     )  # fmt: skip
 
 
-def cut(tables: Sequence[Table], devices: int, fast: Tier, slow: Tier, batch: int, least: int) -> Pieces:
+def cut(
+    tables: Sequence[EmbeddingTable], devices: int, fast: MemoryTier, slow: MemoryTier, batch: int, least: int
+) -> Pieces:
     """Tables as pieces, whole where that does: one that alone takes a whole device longer than all tables
     would take it if work were spread evenly, or more memory than a device has, is cut into columns, ``least``
     at the fewest (0: never), until a piece takes half of either.
@@ -137,7 +143,9 @@ def cut(tables: Sequence[Table], devices: int, fast: Tier, slow: Tier, batch: in
     return _fitting(build_pieces(tables, fast, slow, batch, columns), least)
 
 
-def _small(table: Table, fast: Tier, slow: Tier, batch: int, columns: int, even: float) -> bool:
+def _small(
+    table: EmbeddingTable, fast: MemoryTier, slow: MemoryTier, batch: int, columns: int, even: float
+) -> bool:
     pieces = build_pieces([table], fast, slow, batch, [[columns]])
     return bool(largest(pieces)[0] <= even / 2 and pieces.total[0] <= pieces.room / 2)
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import size
-from windtunnel.data.embeddings.model import Replicas, Table, checked
+from windtunnel.data.embeddings.model import EmbeddingTable, Replicas, checked
 
 COLD, WARM, HOT = range(3)
 INDEX_BYTES = 4
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ReplicationRequest:
     """``tables`` are to be spread over ``hosts`` of ``devices`` each; in an iteration each device looks
     ``samples`` up. ``intra`` and ``inter``: bytes/s of a device to others of its host, and of other hosts.
     ``distinct``: a device asks once for each row of a batch, and sends one gradient for it; otherwise it does
@@ -49,7 +49,7 @@ class Exchange:
     bytes where bags are long, but the sum of sums has not the bits of one table's.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[EmbeddingTable, ...]
     hosts: int
     devices: int
     intra: float
@@ -59,7 +59,7 @@ class Exchange:
     memory: float | None = None
     partial_sums: bool = False
 
-    def sums(self, table: Table) -> bool:
+    def sums(self, table: EmbeddingTable) -> bool:
         """Whether sums of it cross."""
         return self.partial_sums and not table.sequence
 
@@ -81,7 +81,7 @@ class Replication:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class RowMessages:
     """Messages of one row that leave a device, on average, each an array of (tier, inside or between hosts,
     rows): ``requests`` that bring a vector back, ``gradients`` to the row's device, ``sums`` from host to
     host and back, ``copies`` of the sum to all devices of a host."""
@@ -92,7 +92,7 @@ class Crossing:
     copies: Floats
 
 
-def segments(table: Table) -> tuple[NDArray[np.int64], Floats]:
+def segments(table: EmbeddingTable) -> tuple[NDArray[np.int64], Floats]:
     """Runs of rows that are wanted alike, hottest first: how many, and each row's share of the lookups."""
     ranks, shares = table.curve()
     rows = np.diff(ranks).astype(np.int64)
@@ -105,7 +105,7 @@ def touched(p: Floats, lookups: float) -> Floats:
         return -np.expm1(lookups * np.log1p(-p)) if lookups else np.zeros_like(p)
 
 
-def crossing(exchange: Exchange, table: Table, p: Floats) -> Crossing:
+def crossing(exchange: ReplicationRequest, table: EmbeddingTable, p: Floats) -> RowMessages:
     """What crosses for rows with shares ``p`` of the lookups; see above."""
     hosts, devices, world = exchange.hosts, exchange.devices, exchange.world
     lookups = exchange.samples * table.lookups
@@ -120,10 +120,10 @@ def crossing(exchange: Exchange, table: Table, p: Floats) -> Crossing:
     forth = sum((touched(p, lookups * devices * before) for before in range(1, hosts)), np.zeros_like(p))
     sums[WARM:, 1] = (forth + (hosts - 1) * anybody) / world
     copies[HOT, 0] = anybody * (devices - 1) / devices
-    return Crossing(*arrays)
+    return RowMessages(*arrays)
 
 
-def seconds(exchange: Exchange, table: Table, p: Floats) -> Floats:
+def seconds(exchange: ReplicationRequest, table: EmbeddingTable, p: Floats) -> Floats:
     """Of (tier, row): how long a device's links are busy for it in an iteration."""
     crosses = crossing(exchange, table, p)
     vector = table.row_bytes + INDEX_BYTES
@@ -134,7 +134,7 @@ def seconds(exchange: Exchange, table: Table, p: Floats) -> Floats:
     return np.asarray((total * vector * pace).sum(1))
 
 
-def memory(exchange: Exchange, table: Table, p: Floats) -> Floats:
+def memory(exchange: ReplicationRequest, table: EmbeddingTable, p: Floats) -> Floats:
     """Of (tier, row): bytes of a device for its part of the row, and to send and receive its gradients and
     sums (vectors before them took no more)."""
     lookups = exchange.samples * table.lookups
@@ -145,13 +145,13 @@ def memory(exchange: Exchange, table: Table, p: Floats) -> Floats:
     return np.asarray(stored + 2 * table.row_bytes * buffers)
 
 
-def rowwise_memory(exchange: Exchange) -> float:
+def rowwise_memory(exchange: ReplicationRequest) -> float:
     """Bytes of a device when all rows are cold and every lookup asks."""
     held = sum(table.total_bytes for table in exchange.tables) / exchange.world
     return held + sum(2 * exchange.samples * table.lookups * table.row_bytes for table in exchange.tables)
 
 
-def memory_of(exchange: Exchange, decision: Replication) -> float:
+def memory_of(exchange: ReplicationRequest, decision: Replication) -> float:
     """Bytes of a device, as `memory` counts them."""
     total = 0.0
     for table, cuts in zip(exchange.tables, decision.tables, strict=True):
@@ -170,7 +170,7 @@ def tiers_of(rows: NDArray[np.int64], cuts: Replicas) -> NDArray[np.int64]:
 class _Climb:
     """One table on its way up: rows before ``at[WARM]`` are at least warm, before ``at[HOT]`` hot."""
 
-    def __init__(self, exchange: Exchange, table: Table) -> None:
+    def __init__(self, exchange: ReplicationRequest, table: EmbeddingTable) -> None:
         self.rows, p = segments(table)
         self.time, self.bytes = seconds(exchange, table, p), memory(exchange, table, p)
         if exchange.sums(table):
@@ -205,7 +205,7 @@ class _Climb:
         return int(self.rows[: self.at[tier]].sum()) + self.part[tier]
 
 
-def decide(exchange: Exchange) -> Replication:
+def decide(exchange: ReplicationRequest) -> Replication:
     """The two cuts of every table.
 
     All rows begin cold. The hottest that are not yet where they take least time go up, those that save most
@@ -249,13 +249,13 @@ def decide(exchange: Exchange) -> Replication:
     )
 
 
-def rowwise(exchange: Exchange) -> Replication:
+def rowwise(exchange: ReplicationRequest) -> Replication:
     """All rows cold: row-wise sharding."""
     _check(exchange)
     return Replication(tuple(Replicas(table.name, 0, 0) for table in exchange.tables))
 
 
-def _check(exchange: Exchange) -> None:
+def _check(exchange: ReplicationRequest) -> None:
     figures = {
         "hosts": exchange.hosts,
         "devices": exchange.devices,

@@ -23,14 +23,14 @@ from windtunnel.data.embeddings.live import sharded
 from windtunnel.data.embeddings.live.bag import TieredEmbeddingBag
 from windtunnel.data.embeddings.live.optim import RowWiseAdagrad, RowWiseAdam
 from windtunnel.data.embeddings.live.sharded import ShardedEmbedding, exchange
-from windtunnel.data.embeddings.model import Replicas, Table
-from windtunnel.data.embeddings.policy import Exchange, Replication
+from windtunnel.data.embeddings.model import EmbeddingTable, Replicas
+from windtunnel.data.embeddings.policy import Replication, ReplicationRequest
 from windtunnel.store.eventlog import EventLog
 
 TABLES = (
-    Table("a", 41, 3, pooling=12, sequence=True),
-    Table("b", 7, 8, pooling=3),
-    Table("c", 150, 5, pooling=4, sequence=True, state_bytes=20),
+    EmbeddingTable("a", 41, 3, pooling=12, sequence=True),
+    EmbeddingTable("b", 7, 8, pooling=3),
+    EmbeddingTable("c", 150, 5, pooling=4, sequence=True, state_bytes=20),
 )
 SEQUENCES = {one.name for one in TABLES if one.sequence}
 BAGS = 4
@@ -111,7 +111,7 @@ def asked(batch: Batch) -> dict[str, Any]:
     return {name: one[0] if name in SEQUENCES else one for name, one in tensors.items()}
 
 
-def cuts(seen: Exchange) -> Replication:
+def cuts(seen: ReplicationRequest) -> Replication:
     """Drawn from the observation alone, so on all ranks alike."""
     rng = np.random.default_rng(int(seen.samples))
     made = []
@@ -121,7 +121,9 @@ def cuts(seen: Exchange) -> Replication:
     return Replication(tuple(made))
 
 
-def predicted(seen: Exchange, module: ShardedEmbedding, batches: list[Batch], orders: dict[str, Any]) -> Any:
+def predicted(
+    seen: ReplicationRequest, module: ShardedEmbedding, batches: list[Batch], orders: dict[str, Any]
+) -> Any:
     inverse = {name: np.argsort(one) for name, one in orders.items()}
     ranks = [{name: inverse[name][ids] for name, (ids, _) in batch.items()} for batch in batches]
     offsets = [{name: ends for name, (_, ends) in batch.items()} for batch in batches]
@@ -234,9 +236,9 @@ def faults(folder: Path) -> None:
     if rank:
         assert all(torch.equal(outputs[name], before[name]) for name in before)
         loss(outputs).backward()
-    refused("rank 1: there are gradients that no step has used", lambda: module.reshard(module.seen))
+    refused("rank 1: there are gradients that no step has used", lambda: module.reshard(module.request))
     module.step()
-    refused("these are other tables", lambda: module.reshard(replace(module.seen, tables=TABLES[:2])))
+    refused("these are other tables", lambda: module.reshard(replace(module.request, tables=TABLES[:2])))
     killed(module, good)
 
 
