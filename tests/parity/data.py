@@ -312,16 +312,16 @@ def group_in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
 def files_logs(folder: Path) -> list[Path]:
     """Three hosts, of which the primary is killed while a client writes, and comes again; and drawn ones."""
     from windtunnel.data.files.live import host as live
-    from windtunnel.data.files.model import LEAST_RING, FilesError, HostSpec, Kind, Status
+    from windtunnel.data.files.model import LEAST_RING, FilesError, FilesHostSpec, OperationKind, Status
 
-    spec = HostSpec("", "", "", "", least=2, ring=LEAST_RING)
+    spec = FilesHostSpec("", "", "", "", least=2, ring=LEAST_RING)
     with (
         live.hosts(folder / "hosts", 3, spec) as hosts,
         contextlib.closing(live.client(folder / "hosts")) as files,
         contextlib.suppress(FilesError, TimeoutError),  # of hosts that do not as decided: their logs say so
     ):
         live.complete(files, 3)
-        files.perform(Kind.CREATE, "/a")
+        files.perform(OperationKind.CREATE, "/a")
         for number in range(60):
             files.write("/a", -1, bytes(60_000))
             if number == 20:
@@ -340,7 +340,7 @@ def files_logs(folder: Path) -> list[Path]:
 def _memberships(rng: random.Random) -> Iterator[tuple[str, Any]]:
     for _ in range(120):
         others = tuple(
-            files_policy.Peer(
+            files_policy.ChainPeer(
                 name, rng.choice([0.0, 0.0, 9.0]), rng.randint(1, 4), rng.choice([3, 3, 3, 4]),
                 name == "b" and rng.random() < 0.3, rng.random() < 0.8,
             )
@@ -348,14 +348,14 @@ def _memberships(rng: random.Random) -> Iterator[tuple[str, Any]]:
         )  # fmt: skip
         chain = tuple(rng.choice(["abc", "bac", "cab", "bc"]))
         leads = chain[0] == "a" and rng.random() < 0.7
-        yield "linefs", files_policy.Membership(
+        yield "linefs", files_policy.ChainView(
             "a", rng.randint(1, 4), 3, chain, others, 2, leads, rng.random() < 0.8, rng.random() < 0.2,
             rng.choice(["", "", "d", "b"]) if leads else "",
         )  # fmt: skip
         mode: Any = rng.choice(["linefs", "serial", "host"])
         yield (
             "linefs",
-            files_policy.Pipeline(
+            files_policy.PipelineLoad(
                 mode, (1,), rng.choice([0.0, 0.25, 0.75]), rng.randint(1, 4), rng.random(), rng.random() < 0.5
             ),
         )

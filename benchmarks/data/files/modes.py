@@ -27,8 +27,8 @@ from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.live.demo import demo
 from windtunnel.data.files.live.host import HostProcesses
-from windtunnel.data.files.model import HostSpec, Kind, Mode
-from windtunnel.data.files.twin import Profile, emulate
+from windtunnel.data.files.model import FilesHostSpec, Mode, OperationKind
+from windtunnel.data.files.twin import PipelineProfile, emulate
 
 SOURCE = "LineFS, Kim et al., SOSP 2021"
 BLOCK, MIB = 16 << 10, 1 << 20
@@ -42,7 +42,7 @@ def write_rows(quick: bool) -> Iterator[Row]:
     total, repeats = (QUICK_TOTAL, QUICK_REPEATS) if quick else (TOTAL, REPEATS)
     for words, half in (("random bytes", False), ("half-compressible bytes", True)):
         rates: dict[Mode, list[float]] = {"linefs": [], "serial": []}
-        profile: dict[Mode, Profile] = {}
+        profile: dict[Mode, PipelineProfile] = {}
         for number in range(repeats):
             for mode, found in rates.items():
                 with running(mode) as (hosts, files):
@@ -98,10 +98,13 @@ def frozen_rows(quick: bool) -> Iterator[Row]:
 @contextlib.contextmanager
 def running(mode: Mode) -> Iterator[tuple[list[HostProcesses], FileClient]]:
     """Three hosts with a file to write to."""
-    with scratch() as folder, live.hosts(folder, 3, HostSpec("", "", "", "", mode=mode, cores=NIC)) as hosts:
+    with (
+        scratch() as folder,
+        live.hosts(folder, 3, FilesHostSpec("", "", "", "", mode=mode, cores=NIC)) as hosts,
+    ):
         files = live.client(Path(folder))
         live.complete(files, 3)
-        files.perform(Kind.CREATE, "/file")
+        files.perform(OperationKind.CREATE, "/file")
         files.sync()
         yield hosts, files
         files.close()
@@ -130,14 +133,16 @@ def synced(files: FileClient, count: int) -> list[float]:
     return seconds
 
 
-def measured_profile(files: FileClient, hosts: Sequence[HostProcesses], total: int, half: bool) -> Profile:
+def measured_profile(
+    files: FileClient, hosts: Sequence[HostProcesses], total: int, half: bool
+) -> PipelineProfile:
     """What each stage took here, for the twin."""
     leads = next(row for row in files.status() if not isinstance(row, str) and row.leads)
     primary = next(host for host in hosts if host.spec.name == leads.name)
     stages = {stage: seconds / total for stage, seconds in leads.seconds.items() if stage != "acknowledge"}
     server = psutil.Process(primary.processes["server"].pid).cpu_times()
     stages["write"] = 2 * (server.user + server.system) / total  # the client's half is as long
-    return Profile(stages, packed=0.55 if half else 1.0, flush=leads.seconds["acknowledge"])
+    return PipelineProfile(stages, packed=0.55 if half else 1.0, flush=leads.seconds["acknowledge"])
 
 
 def host_cpu(hosts: Sequence[HostProcesses], mode: Mode) -> float:

@@ -41,7 +41,7 @@ def serve(
     from windtunnel.base import ranges
     from windtunnel.base.keys import Keys
     from windtunnel.data.files.live.host import serve as run
-    from windtunnel.data.files.model import LEAST_RING, MODES, HostSpec
+    from windtunnel.data.files.model import LEAST_RING, MODES, FilesHostSpec
 
     Keys.read(secret_file, "--secret-file")
     address, _, port = listen.rpartition(":")
@@ -52,7 +52,7 @@ def serve(
         set_aside = ranges.read(cores)
     except ValueError:
         raise UserError(f"--cores {cores!r}: accepted are numbers of cores, such as 6,7") from None
-    spec = HostSpec(
+    spec = FilesHostSpec(
         host, str(folder.absolute()), store, str(secret_file.absolute()), domain, listen,
         choice("mode", mode, MODES), copies, least, max(LEAST_RING, ring), set_aside,
     )  # fmt: skip

@@ -13,9 +13,9 @@ import pytest
 from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.live.host import HostProcesses
-from windtunnel.data.files.model import LEAST_RING, HostSpec
+from windtunnel.data.files.model import LEAST_RING, FilesHostSpec
 
-SMALL = HostSpec("", "", "", "", least=2, ring=LEAST_RING)
+SMALL = FilesHostSpec("", "", "", "", least=2, ring=LEAST_RING)
 Start = Callable[..., tuple[list[HostProcesses], FileClient]]
 
 

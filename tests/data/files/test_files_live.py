@@ -12,31 +12,31 @@ from windtunnel.data.files.check import check
 from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live import lines
 from windtunnel.data.files.live.lines import LinesFileSystem
-from windtunnel.data.files.model import FilesError, Kind, Status
+from windtunnel.data.files.model import FilesError, OperationKind, Status
 
 
 def test_hosts_have_what_is_written_when_the_primary_is_lost_and_comes_again(start: Any) -> None:
     hosts, files = start(3)
-    files.perform(Kind.MKDIR, "/d")
-    files.perform(Kind.CREATE, "/d/f")
+    files.perform(OperationKind.MKDIR, "/d")
+    files.perform(OperationKind.CREATE, "/d/f")
     content = bytes(range(256)) * 80_000  # five times the ring
     assert files.write("/d/f", -1, content) == 0
     files.sync()
     assert files.read("/d/f", 0, len(content) + 9) == content
     with pytest.raises(OSError) as error:
-        files.perform(Kind.RMDIR, "/d")
+        files.perform(OperationKind.RMDIR, "/d")
     assert error.value.errno == errno.ENOTEMPTY
     (primary,) = (row for row in files.status() if isinstance(row, Status) and row.leads)
     lost = next(host for host in hosts if host.spec.name == primary.name)
     lost.kill()
     files.write("/d/f", 7, b"after")  # to the next primary
-    files.perform(Kind.RENAME, "/d/f", target="/g")
+    files.perform(OperationKind.RENAME, "/d/f", target="/g")
     files.sync()
     content = content[:7] + b"after" + content[12:]
     assert files.read("/g", 0, len(content)) == content and files.names("/d") == ()
     lost.revive()
     live.complete(files, 3, 120.0)
-    files.perform(Kind.CREATE, "/h")
+    files.perform(OperationKind.CREATE, "/h")
     files.sync()
     for host in hosts:
         host.stop()
@@ -47,7 +47,7 @@ def test_hosts_have_what_is_written_when_the_primary_is_lost_and_comes_again(sta
 
 def test_fewer_hosts_than_an_fsync_needs(start: Any) -> None:
     hosts, files = start(2)
-    files.perform(Kind.CREATE, "/a")
+    files.perform(OperationKind.CREATE, "/a")
     files.sync()
     follower = next(row for row in files.status() if isinstance(row, Status) and not row.leads)
     next(host for host in hosts if host.spec.name == follower.name).kill()

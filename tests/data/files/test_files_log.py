@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.data.files.log import Entry, Ring, Superblocks, frame, parse
-from windtunnel.data.files.model import Kind, Operation, Position
+from windtunnel.data.files.log import LogFrame, LogRing, Superblocks, frame, parse
+from windtunnel.data.files.model import Operation, OperationKind, Position
 
 RING = 4096
 
 
 def operation(number: int) -> Operation:
-    return Operation(Kind.WRITE, f"/file{number % 3}", "", number, 1.5, 9, number)
+    return Operation(OperationKind.WRITE, f"/file{number % 3}", "", number, 1.5, 9, number)
 
 
-def fill(ring: Ring, start: Position, lengths: list[int], epoch: int) -> list[Position]:
+def fill(ring: LogRing, start: Position, lengths: list[int], epoch: int) -> list[Position]:
     """Frames from ``start`` on; the positions behind each."""
     ends = []
     for number, length in enumerate(lengths):
@@ -31,19 +31,19 @@ def fill(ring: Ring, start: Position, lengths: list[int], epoch: int) -> list[Po
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Ring:
+def ring(tmp_path: Path) -> LogRing:
     (tmp_path / "ring").write_bytes(bytes(RING + PAGESIZE))
-    return Ring(tmp_path / "ring", RING)
+    return LogRing(tmp_path / "ring", RING)
 
 
-def sequences(ring: Ring, start: Position) -> list[int]:
+def sequences(ring: LogRing, start: Position) -> list[int]:
     return [entry.sequence for entry in ring.entries(start)]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 300), max_size=8), st.integers(0, 10_000))
 def test_what_was_written_is_read_wherever_the_ring_wraps(
-    ring: Ring, lengths: list[int], offset: int
+    ring: LogRing, lengths: list[int], offset: int
 ) -> None:
     ring.clear()
     start = Position(1 + offset, offset)
@@ -56,7 +56,7 @@ def test_what_was_written_is_read_wherever_the_ring_wraps(
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_flipped_bit_ends_the_log_before_its_frame(ring: Ring, data: st.DataObject) -> None:
+def test_a_flipped_bit_ends_the_log_before_its_frame(ring: LogRing, data: st.DataObject) -> None:
     ring.clear()
     ends = fill(ring, Position(), [50] * 6, 1)
     place = data.draw(st.integers(0, ends[-1].offset - 1))
@@ -66,13 +66,13 @@ def test_a_flipped_bit_ends_the_log_before_its_frame(ring: Ring, data: st.DataOb
     assert sequences(ring, Position()) == list(range(1, 1 + damaged))
 
 
-def test_a_torn_frame_and_what_lies_behind_it_is_none_of_the_log(ring: Ring) -> None:
+def test_a_torn_frame_and_what_lies_behind_it_is_none_of_the_log(ring: LogRing) -> None:
     ends = fill(ring, Position(), [50] * 4, 1)
     ring.write(ends[1].offset - 20, bytes(20))  # the second one's end never came to the disk; the third did
     assert sequences(ring, Position()) == [1]
 
 
-def test_frames_of_an_earlier_lap_are_none_of_this_one(ring: Ring) -> None:
+def test_frames_of_an_earlier_lap_are_none_of_this_one(ring: LogRing) -> None:
     first = fill(ring, Position(), [100] * 26, 1)
     lap = first[-1]
     assert lap.offset > RING
@@ -80,7 +80,7 @@ def test_frames_of_an_earlier_lap_are_none_of_this_one(ring: Ring) -> None:
     assert sequences(ring, lap) == [lap.sequence]
 
 
-def test_what_a_deposed_primary_left_behind_the_tail_is_none_of_the_log(ring: Ring) -> None:
+def test_what_a_deposed_primary_left_behind_the_tail_is_none_of_the_log(ring: LogRing) -> None:
     ends = fill(ring, Position(), [50] * 4, 1)
     fill(ring, ends[0], [50], 2)  # the next primary goes on behind the first frame, with one as long
     assert sequences(ring, Position()) == [1, 2]
@@ -91,7 +91,7 @@ def test_a_frame_is_whole_or_none() -> None:
     for end in range(len(framed)):
         assert list(parse(framed[:end], Position(7))) == []
     (entry,) = parse(framed + b"more", Position(7))
-    assert entry == Entry(operation(1), b"data", 7, Position(8, len(framed), 1))
+    assert entry == LogFrame(operation(1), b"data", 7, Position(8, len(framed), 1))
     assert list(parse(framed, Position(6))) == []
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from windtunnel.data.files.check import check
-from windtunnel.data.files.live.area import PublicArea, State, newest
-from windtunnel.data.files.log import Entry, Ring, frame
-from windtunnel.data.files.model import Kind, Operation, Position
-from windtunnel.data.files.tree import CLIENTS, Tree
+from windtunnel.data.files.live.area import FilesState, PublicArea, newest
+from windtunnel.data.files.log import LogFrame, LogRing, frame
+from windtunnel.data.files.model import Operation, OperationKind, Position
+from windtunnel.data.files.tree import CLIENTS, FileTree
 
 NAMES = ("a", "b", "a-b")
 PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
@@ -30,32 +30,32 @@ class Model:
     def __init__(self) -> None:
         self.nodes: dict[str, bytes | None] = {"/": None}
 
-    def perform(self, kind: Kind, path: str, target: str, offset: int, data: bytes) -> int | None:
+    def perform(self, kind: OperationKind, path: str, target: str, offset: int, data: bytes) -> int | None:
         """The errno that it fails with, or None."""
         nodes, parent = self.nodes, posixpath.dirname(path)
         inside = [name for name in nodes if name.startswith(f"{path}/")]
-        if kind in (Kind.CREATE, Kind.MKDIR):
+        if kind in (OperationKind.CREATE, OperationKind.MKDIR):
             if path in nodes:
                 return errno.EEXIST
             if nodes.get(parent, b"") is not None:
                 return errno.ENOENT if parent not in nodes and self._above(parent) else errno.ENOTDIR
-            nodes[path] = b"" if kind == Kind.CREATE else None
+            nodes[path] = b"" if kind == OperationKind.CREATE else None
             return None
         if path not in nodes:
             return errno.ENOTDIR if nodes.get(parent) is not None else errno.ENOENT
         content = nodes[path]
-        if kind in (Kind.WRITE, Kind.TRUNCATE, Kind.UNLINK):
+        if kind in (OperationKind.WRITE, OperationKind.TRUNCATE, OperationKind.UNLINK):
             if content is None:
                 return errno.EISDIR
-            if kind == Kind.WRITE:
+            if kind == OperationKind.WRITE:
                 at = len(content) if offset < 0 else offset
                 nodes[path] = content[:at].ljust(at, b"\0") + data + content[at + len(data) :]
-            elif kind == Kind.TRUNCATE:
+            elif kind == OperationKind.TRUNCATE:
                 nodes[path] = content[:offset].ljust(offset, b"\0")
             else:
                 del nodes[path]
             return None
-        if kind == Kind.RMDIR:
+        if kind == OperationKind.RMDIR:
             if content is not None:
                 return errno.ENOTDIR
             if inside:
@@ -94,18 +94,20 @@ class Host(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(dir=os.environ["FILES_TEST_FOLDER"]))
         (self.folder / "ring").write_bytes(bytes((1 << 20) + PAGESIZE))
-        self.ring = Ring(self.folder / "ring", 1 << 20)
+        self.ring = LogRing(self.folder / "ring", 1 << 20)
         self.area = PublicArea(self.folder)
-        self.state, self.model = State(self.folder), Model()
+        self.state, self.model = FilesState(self.folder), Model()
 
     @rule(
-        kind=st.sampled_from(list(Kind)), path=PATHS, goal=PATHS, offset=st.integers(-1, 40),
+        kind=st.sampled_from(list(OperationKind)), path=PATHS, goal=PATHS, offset=st.integers(-1, 40),
         data=st.binary(max_size=30),
     )  # fmt: skip
-    def operate(self, kind: Kind, path: str, goal: str, offset: int, data: bytes) -> None:
-        offset = abs(offset) if kind == Kind.TRUNCATE else offset if kind == Kind.WRITE else 0
-        data = data if kind == Kind.WRITE else b""
-        operation = Operation(kind, path, goal if kind == Kind.RENAME else "", offset, 5.0)
+    def operate(self, kind: OperationKind, path: str, goal: str, offset: int, data: bytes) -> None:
+        offset = (
+            abs(offset) if kind == OperationKind.TRUNCATE else offset if kind == OperationKind.WRITE else 0
+        )
+        data = data if kind == OperationKind.WRITE else b""
+        operation = Operation(kind, path, goal if kind == OperationKind.RENAME else "", offset, 5.0)
         expected = self.model.perform(kind, path, goal, offset, data)
         try:
             checked = self.state.tree.check(operation, len(data))
@@ -117,7 +119,7 @@ class Host(RuleBasedStateMachine):
         framed = frame(checked, data, 1, tail.sequence)
         self.ring.write(tail.offset, framed)
         after = Position(tail.sequence + 1, tail.offset + len(framed), 1)
-        self.state.apply(Entry(checked, data, tail.sequence, after))
+        self.state.apply(LogFrame(checked, data, tail.sequence, after))
 
     @rule()
     def publish(self) -> None:
@@ -133,7 +135,7 @@ class Host(RuleBasedStateMachine):
         """All processes end; what was applied without a checkpoint is in the files, and applied again."""
         self.area.close()
         self.area = PublicArea(self.folder)
-        self.state = State.recovered(self.folder, self.ring)
+        self.state = FilesState.recovered(self.folder, self.ring)
 
     @invariant()
     def equal(self) -> None:
@@ -169,35 +171,35 @@ def test_a_host_is_a_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_tree_survives_being_written_and_read() -> None:
-    tree = Tree()
+    tree = FileTree()
     for number, path in enumerate(("/d", "/d/x", "/d-e", "/f")):
-        kind = Kind.CREATE if number == 3 else Kind.MKDIR
+        kind = OperationKind.CREATE if number == 3 else OperationKind.MKDIR
         tree.apply(tree.check(Operation(kind, path, client=number + 1, request=4, time=2.0), 0), 0)
-    again = Tree.of(tree.plain())
+    again = FileTree.of(tree.plain())
     assert (again.nodes, again.children, again.clients) == (tree.nodes, tree.children, tree.clients)
     assert again.last_inode == tree.last_inode
 
 
 def test_only_so_many_clients_are_remembered() -> None:
-    tree = Tree()
+    tree = FileTree()
     for client in range(1, CLIENTS + 3):
-        tree.apply(Operation(Kind.MKDIR, f"/{client}", client=client, request=1), 0)
+        tree.apply(Operation(OperationKind.MKDIR, f"/{client}", client=client, request=1), 0)
     assert len(tree.clients) == CLIENTS and 1 not in tree.clients and CLIENTS + 2 in tree.clients
 
 
 @pytest.mark.parametrize("path", ["", "a", "/", "//a", "/a/", "/a/../b", "/a/./b", "/a\0", f"/{'x' * 256}"])
 def test_paths_that_are_none(path: str) -> None:
     with pytest.raises(OSError):
-        Tree().check(Operation(Kind.CREATE, path), 0)
+        FileTree().check(Operation(OperationKind.CREATE, path), 0)
 
 
 def test_files_that_are_copied_anew_at_the_same_position_are_published_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     area, position = PublicArea(tmp_path), Position(3, 200, 1)
-    tree = Tree()
-    tree.apply(Operation(Kind.CREATE, "/f"), 0)
-    tree.apply(Operation(Kind.WRITE, "/f"), 4)
+    tree = FileTree()
+    tree.apply(Operation(OperationKind.CREATE, "/f"), 0)
+    tree.apply(Operation(OperationKind.WRITE, "/f"), 4)
     inode = tree.stat("/f").inode
     synced: list[str] = []
     fdatasync = os.fdatasync
@@ -206,7 +208,7 @@ def test_files_that_are_copied_anew_at_the_same_position_are_published_anew(
     )
     for content in (b"once", b"anew"):
         area.clear()
-        assert newest(tmp_path) == (Tree(), Position())  # a crash now names no file that is gone
+        assert newest(tmp_path) == (FileTree(), Position())  # a crash now names no file that is gone
         area.write(inode, 0, content)
         synced.clear()
         area.install(tree, position)

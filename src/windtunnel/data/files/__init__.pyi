@@ -1,13 +1,13 @@
 from .live.client import FileClient as FileClient
 from .live.client import connect as connect
 from .model import FilesError as FilesError
-from .model import HostSpec as HostSpec
-from .model import Kind as Kind
+from .model import FilesHostSpec as FilesHostSpec
+from .model import OperationKind as OperationKind
 from .model import Stat as Stat
 from .model import Status as Status
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
-from .twin import Profile as Profile
+from .twin import PipelineProfile as PipelineProfile
 from .twin import emulate as emulate

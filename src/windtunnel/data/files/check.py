@@ -8,8 +8,8 @@ from mmap import PAGESIZE
 from pathlib import Path
 
 from windtunnel.base.errors import UserError
-from windtunnel.data.files.live.area import State, newest
-from windtunnel.data.files.log import Ring
+from windtunnel.data.files.live.area import FilesState, newest
+from windtunnel.data.files.log import LogRing
 from windtunnel.data.files.model import WRITE_MOST, Position
 
 
@@ -33,10 +33,10 @@ def check(folder: Path) -> Contents:
     path = folder / "ring"
     if not path.exists() or not (folder / "superblocks").exists():
         raise UserError(f"{folder}: no host of files was here; accepted is the folder of `files serve`")
-    ring = Ring(path, path.stat().st_size - PAGESIZE)  # the last page is the engine's own
+    ring = LogRing(path, path.stat().st_size - PAGESIZE)  # the last page is the engine's own
     try:
         published = newest(folder)[1]
-        state = State.recovered(folder, ring)
+        state = FilesState.recovered(folder, ring)
     except (ValueError, KeyError, FileNotFoundError) as error:
         return Contents({}, Position(), 0, (f"the newest checkpoint is damaged: {error}",))
     finally:
@@ -47,7 +47,7 @@ def check(folder: Path) -> Contents:
     return Contents(digests, state.tail, state.tail.sequence - published.sequence, tuple(damage))
 
 
-def _digest(state: State, path: str) -> str:
+def _digest(state: FilesState, path: str) -> str:
     total, offset = hashlib.blake2b(digest_size=16), 0
     while part := state.read(path, offset, WRITE_MOST):
         total.update(part)

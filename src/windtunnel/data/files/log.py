@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.data.files.model import Kind, Operation, Position
+from windtunnel.data.files.model import Operation, OperationKind, Position
 
 MAGIC = b"wtLF"
 # magic, checksum, whole length; kind, epoch, sequence, client, request, offset, time, lengths of both paths
@@ -31,7 +31,7 @@ _SECTOR = 512
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogFrame:
     """A frame: what was done, with which data. ``after``: the position behind it, with the frame's epoch."""
 
     operation: Operation
@@ -52,7 +52,7 @@ def frame(operation: Operation, data: bytes, epoch: int, sequence: int) -> bytes
     return MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
 
 
-def entry(data: bytes | memoryview, at: Position) -> Entry | None:
+def entry(data: bytes | memoryview, at: Position) -> LogFrame | None:
     """The frame with which ``data`` begins, if it is whole and is the one that belongs at ``at``."""
     head = frame_head(data, at)
     if head is None or len(data) < head[0]:
@@ -64,14 +64,14 @@ def entry(data: bytes | memoryview, at: Position) -> Entry | None:
     *_, kind, epoch, sequence, client, request, offset, time, path, target = fields
     text = _HEAD.size + path + target
     operation = Operation(
-        Kind(kind), str(view[_HEAD.size : _HEAD.size + path], "utf-8"),
+        OperationKind(kind), str(view[_HEAD.size : _HEAD.size + path], "utf-8"),
         str(view[_HEAD.size + path : text], "utf-8"), offset, time, client, request,
     )  # fmt: skip
     after = Position(sequence + 1, at.offset + length, epoch)
-    return Entry(operation, bytes(view[text:]), sequence, after)
+    return LogFrame(operation, bytes(view[text:]), sequence, after)
 
 
-def parse(data: bytes, at: Position) -> Iterator[Entry]:
+def parse(data: bytes, at: Position) -> Iterator[LogFrame]:
     """The frames of ``data`` from its beginning on, up to the first that is none."""
     view = memoryview(data)
     begin = at.offset
@@ -90,7 +90,7 @@ def frame_head(data: bytes | memoryview, at: Position) -> tuple[int, tuple[int, 
     return (fields[2], fields) if fields[2] >= _HEAD.size + fields[10] + fields[11] else None
 
 
-class Ring:
+class LogRing:
     """The ring of the log: the region of the host's engine of `data.group`, which has made the file."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -122,7 +122,7 @@ class Ring:
             at = Position(at.sequence + 1, at.offset + head[0], head[1][4])
         return self.read(start.offset, at.offset - start.offset)
 
-    def entries(self, start: Position) -> Iterator[Entry]:
+    def entries(self, start: Position) -> Iterator[LogFrame]:
         """Whole frames from ``start`` on, up to the first that is none."""
         while runs := list(parse(self.fetch(start, 1 << 20), start)):
             yield from runs

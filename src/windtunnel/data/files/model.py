@@ -34,7 +34,7 @@ ERRORS = (NotPrimary, TooFew, FilesError)
 """What calls raise besides OSError, the particular ones first."""
 
 
-class Kind(IntEnum):
+class OperationKind(IntEnum):
     """Of an operation. A write without an offset (-1) appends."""
 
     CREATE = 1
@@ -61,7 +61,7 @@ class Operation:
     """One change. ``client`` and ``request`` number it: what is sent again is performed once. ``offset``: of
     a write, or the size of a truncation. ``time``: of it, seconds since the epoch."""
 
-    kind: Kind
+    kind: OperationKind
     path: str
     target: str = ""
     offset: int = 0
@@ -71,7 +71,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Done:
+class OperationResult:
     """``sequence``: of the operation in the log. ``synced``: up to which all copies are on disks. ``offset``:
     where a write began."""
 
@@ -91,7 +91,7 @@ class Stat:
 
 
 @dataclass(frozen=True)
-class Host:
+class FilesHost:
     """``domain``: what fails with it (a rack). Addresses of its three processes: for clients, for the other
     hosts, and of its engine of `data.group`."""
 
@@ -103,13 +103,13 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Membership:
+class ChainMembership:
     """Who holds the files in an epoch: the first of the chain is the primary, the others follow in the order
     in which what is written reaches them. ``copies``: hosts that were asked for."""
 
     epoch: int
     copies: int
-    chain: tuple[Host, ...]
+    chain: tuple[FilesHost, ...]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class HostSpec:
+class FilesHostSpec:
     """What the processes of a host are started with. ``listen``: an IPv4 address and a port, of which two
     more follow; "" for Unix sockets in ``folder``. ``secret``: a file. ``cores``: set aside for the pipeline
     and the engine. ``copies``: hosts that are to hold the files; ``least``: without which no fsync
@@ -156,11 +156,11 @@ class HostSpec:
     cores: tuple[int, ...] = ()
 
     @property
-    def host(self) -> Host:
+    def host(self) -> FilesHost:
         """The addresses of its processes."""
         if self.listen:
             address, _, port = self.listen.rpartition(":")
             server, nic, engine = (f"tcp:{address}:{int(port) + number}" for number in range(3))
         else:
             server, nic, engine = (f"unix:{self.folder}/{name}" for name in ("server", "nic", "engine"))
-        return Host(self.name, self.domain or self.name, server, nic, engine)
+        return FilesHost(self.name, self.domain or self.name, server, nic, engine)

@@ -27,7 +27,7 @@ WIDEST = 4
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineLoad:
     """``cores``: that are set aside. ``queued``: share of the queue before the stage of ``width`` threads
     that waits, 0 to 1. ``used``: share of the ring. ``waiting``: whether writers wait already."""
 
@@ -40,7 +40,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Flow:
+class PipelineSchedule:
     """``cores``: on which the stages run; () for all. ``pipelined``: each stage beside the others. ``width``:
     threads that compress. ``wait``: whether writers do."""
 
@@ -51,7 +51,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Peer:
+class ChainPeer:
     """Another host of the chain, as it was last heard of. ``silent``: seconds since then. ``written``: the
     sequence number behind the last whole frame of its log. ``epoch``: the newest that it knows. ``leads``: it
     does what a primary does. ``able``: its server answers."""
@@ -65,7 +65,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Membership:
+class ChainView:
     """What the host ``me`` knows of the chain of an ``epoch``. ``least``: hosts without which no fsync
     returns. ``leads``: it does what a primary does. ``broken``: an operation of the group has failed.
     ``joining``: a host that is to be taken in, or ""."""
@@ -74,7 +74,7 @@ class Membership:
     written: int
     epoch: int
     chain: tuple[str, ...]
-    peers: tuple[Peer, ...]
+    peers: tuple[ChainPeer, ...]
     least: int
     leads: bool
     able: bool
@@ -83,7 +83,7 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainChange:
     """``act``: "keep" the epoch; "change" it, to ``epoch`` with ``chain``, whose first is the primary; "read"
     a newer one from the store. ``promise``: whether an fsync may return in this chain."""
 
@@ -93,39 +93,39 @@ class Chain:
     promise: bool
 
 
-Observation = Pipeline | Membership
-Decision = Flow | Chain
+Observation = PipelineLoad | ChainView
+Decision = PipelineSchedule | ChainChange
 
 
 @overload
-def decide(observation: Pipeline) -> Flow: ...
+def decide(observation: PipelineLoad) -> PipelineSchedule: ...
 
 
 @overload
-def decide(observation: Membership) -> Chain: ...
+def decide(observation: ChainView) -> ChainChange: ...
 
 
 def decide(observation: Observation) -> Decision:
     """All rules of this capability."""
-    return _flow(observation) if isinstance(observation, Pipeline) else _chain(observation)
+    return _flow(observation) if isinstance(observation, PipelineLoad) else _chain(observation)
 
 
-def _flow(pipeline: Pipeline) -> Flow:
+def _flow(pipeline: PipelineLoad) -> PipelineSchedule:
     pipelined = pipeline.mode != "serial"
     wider = 1 if pipeline.queued > 0.5 else -1 if pipeline.queued == 0.0 else 0
     width = min(WIDEST, max(1, pipeline.width + wider)) if pipelined else 1
     wait = pipeline.used > (LOW if pipeline.waiting else HIGH)
-    return Flow(() if pipeline.mode == "host" else pipeline.cores, pipelined, width, wait)
+    return PipelineSchedule(() if pipeline.mode == "host" else pipeline.cores, pipelined, width, wait)
 
 
-def _chain(membership: Membership) -> Chain:
+def _chain(membership: ChainView) -> ChainChange:
     alive = {peer.name: peer for peer in membership.peers if peer.silent <= LEASE}
-    keep = Chain("keep", membership.epoch, membership.chain, len(membership.chain) >= membership.least)
+    keep = ChainChange("keep", membership.epoch, membership.chain, len(membership.chain) >= membership.least)
     if (
         max((peer.epoch for peer in alive.values()), default=0) > membership.epoch
         or membership.me not in membership.chain
     ):
-        return Chain("read", membership.epoch, membership.chain, False)
+        return ChainChange("read", membership.epoch, membership.chain, False)
     rest = tuple(name for name in membership.chain if name == membership.me or name in alive)
     first = membership.chain[0]
     if first == membership.me and membership.leads:
@@ -148,8 +148,8 @@ def _chain(membership: Membership) -> Chain:
     )
 
 
-def _changed(membership: Membership, chain: tuple[str, ...]) -> Chain:
-    return Chain("change", membership.epoch + 1, chain, len(chain) >= membership.least)
+def _changed(membership: ChainView, chain: tuple[str, ...]) -> ChainChange:
+    return ChainChange("change", membership.epoch + 1, chain, len(chain) >= membership.least)
 
 
 POLICIES: Mapping[str, Callable[[Any], Decision]] = {"linefs": decide}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from windtunnel.data.files.model import Done, Host, Operation, Stat, Status
+from windtunnel.data.files.model import FilesHost, Operation, OperationResult, Stat, Status
 
 
 class FileCalls(Protocol):
@@ -14,7 +14,7 @@ class FileCalls(Protocol):
 
     def status(self) -> Status: ...
 
-    def perform(self, operation: Operation, data: bytes) -> Done:
+    def perform(self, operation: Operation, data: bytes) -> OperationResult:
         """Write the operation to the log. One that was performed already is not again."""
         ...
 
@@ -38,7 +38,7 @@ class HostCalls(Protocol):
 
     def sync(self, sequence: int) -> int: ...
 
-    def admit(self, host: Host) -> int:
+    def admit(self, host: FilesHost) -> int:
         """Take ``host`` into the chain, which has copied what is published. Returns the epoch."""
         ...
 

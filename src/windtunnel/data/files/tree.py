@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from windtunnel.data.files.model import Kind, Operation, Stat
+from windtunnel.data.files.model import Operation, OperationKind, Stat
 
 ROOT = "/"
 CLIENTS = 1024  # whose last request is remembered
 
 
 @dataclass
-class Tree:
+class FileTree:
     """``nodes``: by absolute path. ``clients``: the number of the last request of each, and the offset that
     it got, the latest last."""
 
@@ -50,21 +50,21 @@ class Tree:
             raise _error(errno.EINVAL, path)
         if len(os.fsencode(path)) > 4095 or len(os.fsencode(os.path.basename(path))) > 255:
             raise _error(errno.ENAMETOOLONG, path)
-        if kind in (Kind.CREATE, Kind.MKDIR):
+        if kind in (OperationKind.CREATE, OperationKind.MKDIR):
             if path in self.nodes:
                 raise _error(errno.EEXIST, path)
             self._is_folder(_parent(path))
             return operation
         node = self.stat(path)
-        if node.folder and kind in (Kind.WRITE, Kind.TRUNCATE, Kind.UNLINK):
+        if node.folder and kind in (OperationKind.WRITE, OperationKind.TRUNCATE, OperationKind.UNLINK):
             raise _error(errno.EISDIR, path)
-        if kind == Kind.RMDIR:
+        if kind == OperationKind.RMDIR:
             self._is_empty_folder(path)
-        if kind == Kind.RENAME:
+        if kind == OperationKind.RENAME:
             self._check_rename(path, operation.target)
-        if kind == Kind.TRUNCATE and operation.offset < 0:
+        if kind == OperationKind.TRUNCATE and operation.offset < 0:
             raise _error(errno.EINVAL, path)
-        if kind == Kind.WRITE and operation.offset < 0:
+        if kind == OperationKind.WRITE and operation.offset < 0:
             return replace(operation, offset=node.size)
         return operation
 
@@ -92,18 +92,18 @@ class Tree:
     def apply(self, operation: Operation, length: int) -> list[int]:
         """Change the state as a checked operation says. Returns the inodes of files that are no more."""
         kind, path, removed = operation.kind, operation.path, list[int]()
-        if kind in (Kind.CREATE, Kind.MKDIR):
+        if kind in (OperationKind.CREATE, OperationKind.MKDIR):
             self.last_inode += 1
-            self._put(path, Stat(self.last_inode, kind == Kind.MKDIR, 0, operation.time))
-        elif kind == Kind.WRITE:
+            self._put(path, Stat(self.last_inode, kind == OperationKind.MKDIR, 0, operation.time))
+        elif kind == OperationKind.WRITE:
             node = self.nodes[path]
             size = max(node.size, operation.offset + length)
             self.nodes[path] = replace(node, size=size, modified=operation.time)
-        elif kind == Kind.TRUNCATE:
+        elif kind == OperationKind.TRUNCATE:
             self.nodes[path] = replace(self.nodes[path], size=operation.offset, modified=operation.time)
-        elif kind in (Kind.UNLINK, Kind.RMDIR):
+        elif kind in (OperationKind.UNLINK, OperationKind.RMDIR):
             removed = self._remove(path)
-        elif kind == Kind.RENAME and operation.target != path:
+        elif kind == OperationKind.RENAME and operation.target != path:
             if operation.target in self.nodes:
                 removed = self._remove(operation.target)
             self._move(path, operation.target)
@@ -144,8 +144,8 @@ class Tree:
         return {"nodes": rows, "clients": [[c, *r] for c, r in self.clients.items()], "last": self.last_inode}
 
     @staticmethod
-    def of(plain: dict[str, Any]) -> Tree:
-        tree = Tree(clients={c: (r, o) for c, r, o in plain["clients"]}, last_inode=plain["last"])
+    def of(plain: dict[str, Any]) -> FileTree:
+        tree = FileTree(clients={c: (r, o) for c, r, o in plain["clients"]}, last_inode=plain["last"])
         for path, *fields in sorted(plain["nodes"]):
             if path == ROOT:
                 tree.nodes[ROOT] = Stat(*fields)

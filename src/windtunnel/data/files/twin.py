@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from simpy import Store
 
 from windtunnel.data.files.model import CHUNK, Mode
-from windtunnel.data.files.policy import Chain, Decision, Membership, Observation, Pipeline, decide
+from windtunnel.data.files.policy import ChainChange, ChainView, Decision, Observation, PipelineLoad, decide
 from windtunnel.engines.events import Environment, Event, ProcessGenerator, SharedResource
 
 DEPTH = 4
 
 
 @dataclass(frozen=True)
-class Profile:
+class PipelineProfile:
     """``stages``: CPU seconds a byte of each stage, and of "write": what the writer and its server take.
     ``packed``: bytes that travel, of each of the log. ``link``: bytes/s of the chain. ``flush``: seconds of
     bringing the log to a disk, ``disk``: bytes/s of it. ``host_cores``, ``nic_cores``: CPU seconds a
@@ -36,7 +36,7 @@ class Profile:
 
 
 @dataclass
-class Emulated:
+class PipelineResult:
     """``seconds`` until the last of ``nbytes`` is on all disks. CPU seconds of the hosts' applications' cores
     and of those that are set aside."""
 
@@ -52,10 +52,10 @@ class Emulated:
         return self.nbytes / self.seconds
 
 
-def emulate(profile: Profile, mode: Mode, nbytes: float, replicas: int = 3) -> Emulated:
+def emulate(profile: PipelineProfile, mode: Mode, nbytes: float, replicas: int = 3) -> PipelineResult:
     """Write so many bytes as fast as they are taken, then fsync."""
-    env, result = Environment(), Emulated(nbytes)
-    flow = decide(Pipeline(mode, (0,)))
+    env, result = Environment(), PipelineResult(nbytes)
+    flow = decide(PipelineLoad(mode, (0,)))
     host = SharedResource(env, profile.host_cores, 1.0)
     nic = SharedResource(env, profile.nic_cores, 1.0) if flow.cores else host
     link = SharedResource(env, profile.link, profile.link)
@@ -100,7 +100,7 @@ def emulate(profile: Profile, mode: Mode, nbytes: float, replicas: int = 3) -> E
             packed = env.process(compressing(size))
             yield send.put((size, packed))
             yield publish.put(size)
-            pipeline = Pipeline(mode, (0,), len(send.items) / DEPTH, width)
+            pipeline = PipelineLoad(mode, (0,), len(send.items) / DEPTH, width)
             flow = decide(pipeline)
             if flow.width != width:
                 result.decisions.append(flow)
@@ -138,8 +138,8 @@ def emulate(profile: Profile, mode: Mode, nbytes: float, replicas: int = 3) -> E
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision means: threads that compress and writers that wait, or an epoch and its hosts."""
-    if isinstance(decision, Chain):
-        assert isinstance(observation, Membership)
+    if isinstance(decision, ChainChange):
+        assert isinstance(observation, ChainView)
         return {
             "epochs": float(decision.act == "change"),
             "hosts left out": float(len(observation.chain) - len(decision.chain)),

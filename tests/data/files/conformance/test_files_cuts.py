@@ -22,11 +22,11 @@ from windtunnel.data.files.check import check
 from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.live.host import HostProcesses
-from windtunnel.data.files.log import Ring
-from windtunnel.data.files.model import LEAST_RING, FilesError, HostSpec, Kind, Status
+from windtunnel.data.files.log import LogRing
+from windtunnel.data.files.model import LEAST_RING, FilesError, FilesHostSpec, OperationKind, Status
 
 BLOCK = 5000
-SPEC = HostSpec("", "", "", "", least=2, ring=LEAST_RING)
+SPEC = FilesHostSpec("", "", "", "", least=2, ring=LEAST_RING)
 
 
 class Writer(threading.Thread):
@@ -102,7 +102,7 @@ def test_forty_kills_of_any_process_lose_nothing(tmp_path: Path) -> None:
     random = Random(27)
     with live.hosts(tmp_path, 3, SPEC) as hosts, contextlib.closing(live.client(tmp_path, 90.0)) as files:
         live.complete(files, 3, 120.0)
-        files.perform(Kind.CREATE, "/file")
+        files.perform(OperationKind.CREATE, "/file")
         with revived(hosts):
             writer = Writer(files)
             for number in range(40):
@@ -128,7 +128,7 @@ def test_forty_kills_of_any_process_lose_nothing(tmp_path: Path) -> None:
 def test_a_primary_that_stands_still_is_replaced_and_changes_nothing_later(tmp_path: Path) -> None:
     with live.hosts(tmp_path, 3, SPEC) as hosts, contextlib.closing(live.client(tmp_path, 90.0)) as files:
         live.complete(files, 3, 120.0)
-        files.perform(Kind.CREATE, "/file")
+        files.perform(OperationKind.CREATE, "/file")
         writer = Writer(files)
         writer.until(3)
         (primary,) = (row for row in files.status() if isinstance(row, Status) and row.leads)
@@ -174,7 +174,7 @@ def test_ten_power_cuts_of_all_hosts_on_disks_that_forget(tmp_path: Path) -> Non
             files = FileClient(common.store, Keys.read(secret).secret, 90.0)
             live.complete(files, 2, 120.0)
             if not cut:
-                files.perform(Kind.CREATE, "/file")
+                files.perform(OperationKind.CREATE, "/file")
             intact(files, acknowledged)
             writer = Writer(files, acknowledged)
             writer.until(acknowledged + random.randint(3, 60))
@@ -212,7 +212,7 @@ def test_a_full_disk_on_one_host_stalls_and_says_so(tmp_path: Path) -> None:
         files = FileClient(common.store, Keys.read(secret).secret, 10.0)
         try:
             live.complete(files, 2, 120.0)
-            files.perform(Kind.CREATE, "/file")
+            files.perform(OperationKind.CREATE, "/file")
             with pytest.raises(FilesError):
                 for number in range(2000):
                     files.write("/file", number * BLOCK, block(number))
@@ -230,7 +230,7 @@ def test_a_flipped_bit_in_the_log_is_never_read_as_an_operation(tmp_path: Path) 
     with live.hosts(tmp_path, 1, replace(SPEC, least=1)) as (host,):
         files = live.client(tmp_path)
         live.complete(files, 1)
-        files.perform(Kind.CREATE, "/file")
+        files.perform(OperationKind.CREATE, "/file")
         files.write("/file", 0, block(0))
         files.write("/file", BLOCK, block(1))
         files.sync()
@@ -238,7 +238,7 @@ def test_a_flipped_bit_in_the_log_is_never_read_as_an_operation(tmp_path: Path) 
         files.close()
     folder = tmp_path / "host0"
     whole = check(folder)
-    ring = Ring(folder / "ring", LEAST_RING)
+    ring = LogRing(folder / "ring", LEAST_RING)
     place = ring.read(0, LEAST_RING).index(block(1)[:64]) + 100
     ring.write(place, bytes([ring.read(place, 1)[0] ^ 4]))
     ring.close()

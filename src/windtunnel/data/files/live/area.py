@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from windtunnel.base import atomic
-from windtunnel.data.files.log import Entry, Ring, Superblocks
-from windtunnel.data.files.model import Kind, Position
-from windtunnel.data.files.tree import Tree
+from windtunnel.data.files.log import LogFrame, LogRing, Superblocks
+from windtunnel.data.files.model import OperationKind, Position
+from windtunnel.data.files.tree import FileTree
 
 _OPEN = 64  # files that are kept open
 
@@ -39,13 +39,13 @@ class PublicArea:
     def published(self) -> Position:
         return self._blocks.published
 
-    def apply(self, entries: Iterable[Entry]) -> None:
+    def apply(self, entries: Iterable[LogFrame]) -> None:
         """Perform operations, in their order, from ``applied`` on."""
         for entry in entries:
             operation = entry.operation
-            if operation.kind in (Kind.WRITE, Kind.TRUNCATE):
+            if operation.kind in (OperationKind.WRITE, OperationKind.TRUNCATE):
                 inode = self.tree.nodes[operation.path].inode
-                if operation.kind == Kind.WRITE:
+                if operation.kind == OperationKind.WRITE:
                     os.pwrite(self._file(inode), entry.data, operation.offset)
                 else:
                     os.ftruncate(self._file(inode), operation.offset)
@@ -68,7 +68,7 @@ class PublicArea:
         self._blocks.write(self.applied)
         old.unlink(missing_ok=True)
 
-    def install(self, tree: Tree, published: Position) -> None:
+    def install(self, tree: FileTree, published: Position) -> None:
         """Another host's files were copied here: take them for published."""
         self.tree, self.applied = tree, published
         self._changed = {node.inode for node in tree.files() if self._path(node.inode).exists()}
@@ -81,7 +81,7 @@ class PublicArea:
     def clear(self) -> None:
         """Forget all files, before another host's are copied here. That nothing is published is on the disk
         first: no checkpoint may name files that are gone, nor stand for those that come."""
-        self.tree, self.applied = Tree(), Position()
+        self.tree, self.applied = FileTree(), Position()
         self._changed.clear()
         self.checkpoint()
         for path in self._inodes.iterdir():
@@ -111,12 +111,12 @@ class PublicArea:
         self._blocks.close()
 
 
-def snapshot(folder: Path, turn: int) -> Tree:
+def snapshot(folder: Path, turn: int) -> FileTree:
     """The tree of a checkpoint; an empty one before the first. Raises FileNotFoundError: a newer is there."""
-    return Tree.of(json.loads((folder / f"tree-{turn}").read_text())) if turn else Tree()
+    return FileTree.of(json.loads((folder / f"tree-{turn}").read_text())) if turn else FileTree()
 
 
-def newest(folder: Path) -> tuple[Tree, Position]:
+def newest(folder: Path) -> tuple[FileTree, Position]:
     """The tree of the newest checkpoint and its position, while another process may make the next."""
     while True:
         blocks = Superblocks(folder / "superblocks")
@@ -179,26 +179,26 @@ class Overlay:
                 yield first - offset, data[first - at : end - at]
 
 
-class State:
+class FilesState:
     """Names and contents as the log of a host has them, to its end, which is ``tail``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tree, self.overlay, self.tail = Tree(), Overlay(), Position()
+        self.tree, self.overlay, self.tail = FileTree(), Overlay(), Position()
 
     @staticmethod
-    def recovered(folder: Path, ring: Ring) -> State:
+    def recovered(folder: Path, ring: LogRing) -> FilesState:
         """From the newest checkpoint, and what the log has beyond it."""
-        state = State(folder)
+        state = FilesState(folder)
         state.tree, state.tail = newest(folder)
         for entry in ring.entries(state.tail):
             state.apply(entry)
         return state
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: LogFrame) -> None:
         operation = entry.operation
-        if operation.kind in (Kind.WRITE, Kind.TRUNCATE):
-            content = entry.data if operation.kind == Kind.WRITE else None
+        if operation.kind in (OperationKind.WRITE, OperationKind.TRUNCATE):
+            content = entry.data if operation.kind == OperationKind.WRITE else None
             inode = self.tree.nodes[operation.path].inode
             self.overlay.add(inode, entry.sequence, operation.offset, content)
         self.tree.apply(operation, len(entry.data))

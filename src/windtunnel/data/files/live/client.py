@@ -31,12 +31,12 @@ from windtunnel.data.files.live.membership import MembershipStore
 from windtunnel.data.files.model import (
     ERRORS,
     WRITE_MOST,
-    Done,
     FilesError,
-    Host,
-    Kind,
+    FilesHost,
     NotPrimary,
     Operation,
+    OperationKind,
+    OperationResult,
     Stat,
     Status,
     TooFew,
@@ -54,7 +54,7 @@ _ANSWER = 3.0  # seconds after which a call is made again, of another primary if
 
 
 @dataclass
-class Pending:
+class PendingOperation:
     operation: Operation
     data: bytes
     sequence: int = 0
@@ -74,22 +74,22 @@ class FileClient:
         self._store, self._secret, self._timeout = MembershipStore(store), secret, timeout
         self._turn = threading.RLock()
         self._remote: Blocking | None = None
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[PendingOperation] = deque()
         self._kept = 0  # bytes of what is pending
         self._client, self._request = secrets.randbits(63) | 1, 0
 
     def perform(
-        self, kind: Kind, path: str, data: bytes = b"", *, offset: int = 0, target: str = ""
-    ) -> Done:  # fmt: skip
+        self, kind: OperationKind, path: str, data: bytes = b"", *, offset: int = 0, target: str = ""
+    ) -> OperationResult:  # fmt: skip
         """One operation. ``offset``: of a write (-1: at the end), or the size of a truncation."""
         with self._turn:
             self._request += 1
             number = Operation(kind, path, target, offset, time.time(), self._client, self._request)
-            pending = Pending(number, data)
+            pending = PendingOperation(number, data)
             self._pending.append(pending)
             self._kept += len(data)
             try:
-                done: Done = self._call(lambda remote: remote.perform(number, data=data))
+                done: OperationResult = self._call(lambda remote: remote.perform(number, data=data))
             except OSError:
                 self._pending.remove(pending)
                 self._kept -= len(data)
@@ -105,7 +105,7 @@ class FileClient:
         first = -1
         for at in range(0, len(data), WRITE_MOST):
             place = offset if offset < 0 else offset + at
-            done = self.perform(Kind.WRITE, path, data[at : at + WRITE_MOST], offset=place)
+            done = self.perform(OperationKind.WRITE, path, data[at : at + WRITE_MOST], offset=place)
             first = done.offset if first < 0 else first
         return first
 
@@ -179,7 +179,7 @@ class FileClient:
                 pending.sequence = done.sequence
         return self._remote
 
-    def _remote_of(self, host: Host, timeout: float) -> Blocking:
+    def _remote_of(self, host: FilesHost, timeout: float) -> Blocking:
         return Blocking(FileCalls, host.server, keys=Keys(self._secret), errors=ERRORS, timeout=timeout)
 
     def _disconnect(self) -> None:

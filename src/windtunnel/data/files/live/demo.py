@@ -23,7 +23,7 @@ from windtunnel.data.files.check import check
 from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live.client import FileClient, place
 from windtunnel.data.files.live.host import HostProcesses
-from windtunnel.data.files.model import HostSpec, Kind, Mode, Status
+from windtunnel.data.files.model import FilesHostSpec, Mode, OperationKind, Status
 
 NAME = "demo"
 BLOCK = 16 << 10
@@ -51,7 +51,7 @@ def demo(
     with _locked(folder / "serving"):
         for part in ("store", *(f"host{number}" for number in range(16))):
             shutil.rmtree(folder / part, ignore_errors=True)
-        spec = HostSpec(
+        spec = FilesHostSpec(
             "", "", str(folder / "store"), str(folder / "secret"), mode=mode, least=min(2, replicas)
         )
         with live.hosts(folder, replicas, spec) as hosts:
@@ -74,7 +74,7 @@ def _write(
 ) -> dict[str, Any]:  # fmt: skip
     target = next((host for host in hosts if struck and host.spec.name == chain[struck - 1]), None)
     pauses: list[float] = []
-    files.perform(Kind.CREATE, "/file")
+    files.perform(OperationKind.CREATE, "/file")
     begun = time.monotonic()
     end, fault = begun + seconds, begun + seconds / 2
     timer = None
@@ -138,7 +138,7 @@ def main() -> None:
     folder = place(NAME)
     with contextlib.suppress(UserError), _locked(folder / "serving"):
         count = len(list(folder.glob("host*")))
-        spec = HostSpec("", "", str(folder / "store"), str(folder / "secret"), least=min(2, count))
+        spec = FilesHostSpec("", "", str(folder / "store"), str(folder / "secret"), least=min(2, count))
         with live.hosts(folder, count, spec) as hosts, open(folder / "in-use", "ab") as file:
             unused = time.monotonic()
             while time.monotonic() - unused < _UNUSED:

@@ -22,7 +22,7 @@ from windtunnel.base import atomic
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import to_plain
 from windtunnel.data.files.live.client import FileClient, place
-from windtunnel.data.files.model import HostSpec
+from windtunnel.data.files.model import FilesHostSpec
 
 PARTS = ("nic", "server")
 _AGAIN = 0.2  # seconds until a process that ended is started again
@@ -31,7 +31,7 @@ _AGAIN = 0.2  # seconds until a process that ended is started again
 class HostProcesses:
     """The server and the pipeline of one host (which starts the engine)."""
 
-    def __init__(self, spec: HostSpec) -> None:
+    def __init__(self, spec: FilesHostSpec) -> None:
         self.spec = spec
         Path(spec.folder).mkdir(parents=True, exist_ok=True)
         self.processes = {part: self._start(part) for part in PARTS}
@@ -85,14 +85,14 @@ class HostProcesses:
         self.kill()
 
 
-def remember(name: str, spec: HostSpec) -> None:
+def remember(name: str, spec: FilesHostSpec) -> None:
     """Let this user's programs find the files of ``spec`` under ``name``."""
     folder = place(name)
     folder.mkdir(parents=True, exist_ok=True)
     atomic.replace(folder / "access.json", json.dumps({"store": spec.store, "secret": spec.secret}))
 
 
-def serve(spec: HostSpec, name: str) -> None:
+def serve(spec: FilesHostSpec, name: str) -> None:
     """Be a host until SIGTERM or SIGINT. ``name``: under which this user's programs find the files."""
     remember(name, spec)
     host, ended = HostProcesses(spec), list[int]()
@@ -107,7 +107,7 @@ def serve(spec: HostSpec, name: str) -> None:
 
 
 @contextlib.contextmanager
-def hosts(folder: Path, count: int, spec: HostSpec) -> Iterator[list[HostProcesses]]:
+def hosts(folder: Path, count: int, spec: FilesHostSpec) -> Iterator[list[HostProcesses]]:
     """So many hosts in folders of their own below ``folder``; ``spec``: what they have in common."""
     folder.mkdir(parents=True, exist_ok=True)
     secret = folder / "secret"

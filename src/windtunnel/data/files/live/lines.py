@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from windtunnel.data.files.live.client import FileClient, connect
-from windtunnel.data.files.model import Kind, Stat
+from windtunnel.data.files.model import OperationKind, Stat
 
 PART = ".part-"
 
@@ -55,26 +55,26 @@ class LinesFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if create_parents:
             self.makedirs(self._parent(path), exist_ok=True)
         client, place = self._place(path)
-        client.perform(Kind.MKDIR, place)
+        client.perform(OperationKind.MKDIR, place)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         client, place = self._place(path)
         parts = place.strip("/").split("/") if place != "/" else []
         for end in range(1, len(parts) + 1):
             try:
-                client.perform(Kind.MKDIR, "/" + "/".join(parts[:end]))
+                client.perform(OperationKind.MKDIR, "/" + "/".join(parts[:end]))
             except FileExistsError:
                 if end == len(parts) and not exist_ok:
                     raise
 
     def rmdir(self, path: str) -> None:
         client, place = self._place(path)
-        client.perform(Kind.RMDIR, place)
+        client.perform(OperationKind.RMDIR, place)
         client.sync()
 
     def rm_file(self, path: str) -> None:
         client, place = self._place(path)
-        client.perform(Kind.UNLINK, place)
+        client.perform(OperationKind.UNLINK, place)
         client.sync()
 
     _rm = rm_file
@@ -91,7 +91,7 @@ class LinesFileSystem(AbstractFileSystem):  # type: ignore[misc]
         other, target = self._place(path2)
         if other is not client:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path2)
-        client.perform(Kind.RENAME, source, target=target)
+        client.perform(OperationKind.RENAME, source, target=target)
         client.sync()
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
@@ -119,12 +119,12 @@ class LinesFile(AbstractBufferedFile):  # type: ignore[misc]
             try:
                 self.offset = self.client.stat(self.place).size
             except FileNotFoundError:
-                self.client.perform(Kind.CREATE, self.place)
+                self.client.perform(OperationKind.CREATE, self.place)
             return
         if self.mode == "wb":
             folder, name = posixpath.split(self.place)
             self.part = posixpath.join(folder, f"{PART}{secrets.token_hex(6)}-{name}"[:255])
-        self.client.perform(Kind.CREATE, self.part)
+        self.client.perform(OperationKind.CREATE, self.part)
 
     def _upload_chunk(self, final: bool = False) -> bool:
         self.client.write(self.part, self.offset, self.buffer.getvalue())
@@ -134,11 +134,11 @@ class LinesFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def commit(self) -> None:
         if self.part != self.place:
-            self.client.perform(Kind.RENAME, self.part, target=self.place)
+            self.client.perform(OperationKind.RENAME, self.part, target=self.place)
         self.client.sync()
 
     def discard(self) -> None:
-        self.client.perform(Kind.UNLINK, self.part)
+        self.client.perform(OperationKind.UNLINK, self.part)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         client, place = self.fs._place(self.path)

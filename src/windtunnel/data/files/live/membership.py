@@ -11,7 +11,7 @@ import re
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
-from windtunnel.data.files.model import Membership
+from windtunnel.data.files.model import ChainMembership
 from windtunnel.store.objects import open_files
 
 _NAME = re.compile(r"epoch-\d{8}")  # what is still being written has another
@@ -27,7 +27,7 @@ class MembershipStore:
     def __init__(self, url: str) -> None:
         self._files = open_files(url)
 
-    def newest(self) -> Membership | None:
+    def newest(self) -> ChainMembership | None:
         """The membership of the newest epoch; None before the first.
 
         Raises:
@@ -38,11 +38,11 @@ class MembershipStore:
         if not names:
             return None
         try:
-            return from_plain(Membership, json.loads(self._files.read(names[-1])))
+            return from_plain(ChainMembership, json.loads(self._files.read(names[-1])))
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{self._files.url}/{names[-1]} is no membership: {error}") from error
 
-    def create(self, membership: Membership) -> bool:
+    def create(self, membership: ChainMembership) -> bool:
         """Write the epoch of ``membership``; False where another host was first. Raises OSError."""
         try:
             self._files.create(f"epoch-{membership.epoch:08d}", canonical(to_plain(membership)))

@@ -16,7 +16,7 @@ from typing import Any
 
 from windtunnel.base.errors import HostError
 from windtunnel.data.files.live.client import FileClient
-from windtunnel.data.files.model import FilesError, Kind
+from windtunnel.data.files.model import FilesError, OperationKind
 
 try:
     import mfusepy
@@ -44,7 +44,7 @@ class WithErrno:
         return call
 
 
-class Mount(mfusepy.Operations):  # type: ignore[misc]
+class FilesMount(mfusepy.Operations):  # type: ignore[misc]
     """What the kernel asks; each call is one of the client's."""
 
     use_ns = True
@@ -66,7 +66,7 @@ class Mount(mfusepy.Operations):  # type: ignore[misc]
         return [".", "..", *self.files.names(path)]
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
-        self.files.perform(Kind.CREATE, path)
+        self.files.perform(OperationKind.CREATE, path)
         return 0
 
     def open(self, path: str, flags: int) -> int:
@@ -82,23 +82,23 @@ class Mount(mfusepy.Operations):  # type: ignore[misc]
         return len(data)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        self.files.perform(Kind.TRUNCATE, path, offset=length)
+        self.files.perform(OperationKind.TRUNCATE, path, offset=length)
         return 0
 
     def rename(self, old: str, new: str) -> int:
-        self.files.perform(Kind.RENAME, old, target=new)
+        self.files.perform(OperationKind.RENAME, old, target=new)
         return 0
 
     def unlink(self, path: str) -> int:
-        self.files.perform(Kind.UNLINK, path)
+        self.files.perform(OperationKind.UNLINK, path)
         return 0
 
     def mkdir(self, path: str, mode: int) -> int:
-        self.files.perform(Kind.MKDIR, path)
+        self.files.perform(OperationKind.MKDIR, path)
         return 0
 
     def rmdir(self, path: str) -> int:
-        self.files.perform(Kind.RMDIR, path)
+        self.files.perform(OperationKind.RMDIR, path)
         return 0
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:
@@ -134,6 +134,6 @@ def mount(files: FileClient, folder: Path) -> None:
             raise HostError(f"{folder}: {error.strerror}") from error
         subprocess.run(["fusermount3", "-u", "-z", str(folder)], check=False)
     try:
-        mfusepy.FUSE(Mount(files), str(folder), foreground=True, fsname="windtunnel")
+        mfusepy.FUSE(FilesMount(files), str(folder), foreground=True, fsname="windtunnel")
     except RuntimeError as error:
         raise HostError(f"{folder} cannot be mounted: FUSE returned {error}") from error

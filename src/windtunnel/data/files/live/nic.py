@@ -33,15 +33,15 @@ from windtunnel.data.files import policy
 from windtunnel.data.files.live import area as areas
 from windtunnel.data.files.live.area import PublicArea
 from windtunnel.data.files.live.membership import MembershipStore
-from windtunnel.data.files.live.pipeline import Ended, Pipeline
+from windtunnel.data.files.live.pipeline import PipelineClosed, PublishingPipeline
 from windtunnel.data.files.live.process import run_process
-from windtunnel.data.files.log import Ring
+from windtunnel.data.files.log import LogRing
 from windtunnel.data.files.model import (
     ERRORS,
+    ChainMembership,
     FilesError,
-    Host,
-    HostSpec,
-    Membership,
+    FilesHost,
+    FilesHostSpec,
     NotPrimary,
     Position,
     Status,
@@ -49,7 +49,7 @@ from windtunnel.data.files.model import (
 )
 from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import HostCalls
-from windtunnel.data.files.tree import Tree
+from windtunnel.data.files.tree import FileTree
 from windtunnel.data.group import EngineProcess, Group, GroupHalted, Member, StaleEpoch, start_engine
 from windtunnel.store.eventlog import EventLog
 
@@ -62,27 +62,27 @@ _PIECE = 4 << 20
 class Nic:
     """The state of one host's process. All but the pipeline and what others ask runs in one event loop."""
 
-    def __init__(self, spec: HostSpec) -> None:
+    def __init__(self, spec: FilesHostSpec) -> None:
         self.spec, self.folder = spec, Path(spec.folder)
         self.keys = Keys.read(Path(spec.secret), "secret")
         self.store = MembershipStore(spec.store)
         self.log = EventLog(self.folder / "events.jsonl", host=spec.name)
         self.area = PublicArea(self.folder)
-        self.membership = Membership(0, spec.copies, ())
+        self.membership = ChainMembership(0, spec.copies, ())
         self.peers: dict[str, tuple[float, Status | None]] = {}
         self.remotes: dict[str, Any] = {}
         self.engine: EngineProcess | None = None
         self.group: Group | None = None
-        self.pipeline: Pipeline | None = None
+        self.pipeline: PublishingPipeline | None = None
         self.leads = self.broken = self.promise = False
-        self.joining: Host | None = None
+        self.joining: FilesHost | None = None
         self.stalled = ""
         self.again = 0.0  # when an epoch is tried again, after one whose hosts could not be connected
         self.stuck: tuple[Position, Position] | None = None  # where the pipeline stood when it failed
         self.served = 0.0  # when the host's own server asked last
         self.hold: tuple[float, Position] | None = None
         self.begun = time.monotonic()
-        self.flow = policy.decide(policy.Pipeline(spec.mode, spec.cores))
+        self.flow = policy.decide(policy.PipelineLoad(spec.mode, spec.cores))
         self.turn = asyncio.Lock()  # of changes of the epoch and of the pipeline
         self.loop = asyncio.get_running_loop()
 
@@ -119,13 +119,13 @@ class Nic:
                 return pipeline.sync(sequence, LEASE)
             except TimeoutError:
                 continue
-            except Ended:
+            except PipelineClosed:
                 time.sleep(BEAT / 4)  # the next epoch's goes on with it, or this host leads no more
 
-    def admit(self, host: Host) -> int:
+    def admit(self, host: FilesHost) -> int:
         return asyncio.run_coroutine_threadsafe(self.take_in(host), self.loop).result()
 
-    async def take_in(self, host: Host) -> int:
+    async def take_in(self, host: FilesHost) -> int:
         async with self.turn:
             self.joining = host
             await self.check_membership()
@@ -152,7 +152,7 @@ class Nic:
             return Position()
         return min([self.area.published, *known], key=lambda position: position.sequence)
 
-    def others(self) -> list[tuple[Host, float, Status | None]]:
+    def others(self) -> list[tuple[FilesHost, float, Status | None]]:
         """The other hosts of the chain, when each was last heard of, and what it said then."""
         return [
             (host, *self.peers.get(host.name, (self.begun, None)))
@@ -163,7 +163,7 @@ class Nic:
     async def run(self) -> None:
         """Until cancelled."""
         self.start_engine()
-        self.ring = Ring(self.folder / "ring", self.spec.ring)
+        self.ring = LogRing(self.folder / "ring", self.spec.ring)
         for folder in (self.folder, self.folder.parent):  # the names of what was made now are on the disk
             atomic.sync_folder(folder)
         server = rpc.RpcServer(rpc.RpcService.of(HostCalls, self, ERRORS), self.spec.host.nic, self.keys)
@@ -199,13 +199,13 @@ class Nic:
     async def hear(self) -> None:
         """Ask all other hosts of the chain how they are."""
 
-        def ask(host: Host) -> None:
+        def ask(host: FilesHost) -> None:
             with contextlib.suppress(OSError):
                 self.hear_of(host)
 
         await asyncio.gather(*(asyncio.to_thread(ask, host) for host, _, _ in self.others()))
 
-    def hear_of(self, host: Host) -> Status:
+    def hear_of(self, host: FilesHost) -> Status:
         """Raises OSError: it does not answer in time."""
         if host.nic not in self.remotes:
             self.remotes[host.nic] = self.remote(host, LEASE / 2)
@@ -213,7 +213,7 @@ class Nic:
         self.peers[host.name] = (time.monotonic(), status)
         return status
 
-    def remote(self, host: Host, timeout: float | None) -> Any:
+    def remote(self, host: FilesHost, timeout: float | None) -> Any:
         """The calls of another host. Raises ConnectionError."""
         return Blocking(HostCalls, host.nic, keys=self.keys, errors=ERRORS, timeout=timeout)
 
@@ -232,9 +232,9 @@ class Nic:
                 if message
                 else (0, 0, True, True)
             )
-            peers.append(policy.Peer(host.name, now - last, *fields))
+            peers.append(policy.ChainPeer(host.name, now - last, *fields))
         status = self.status()
-        membership = policy.Membership(
+        membership = policy.ChainView(
             self.spec.name, status.written, status.epoch, status.chain, tuple(peers), self.spec.least,
             self.leads and self.able, self.able, self.broken, self.joining.name if self.joining else "",
         )  # fmt: skip
@@ -252,7 +252,7 @@ class Nic:
         """Take up the newest epoch, or begin the first."""
         newest = await asyncio.to_thread(self.store.newest)
         if newest is None:
-            await self.change(policy.Chain("change", 1, (self.spec.name,), self.spec.least <= 1))
+            await self.change(policy.ChainChange("change", 1, (self.spec.name,), self.spec.least <= 1))
             return
         led, names = self.leads, [host.name for host in newest.chain]
         self.leads = self.promise = False
@@ -265,7 +265,7 @@ class Nic:
                 self.begin_pipeline()
         self.effect()
 
-    async def change(self, decision: policy.Chain) -> None:
+    async def change(self, decision: policy.ChainChange) -> None:
         """Begin an epoch of which this host is the primary."""
         hosts = {host.name: host for host in (*self.membership.chain, self.spec.host)}
         if self.joining is not None:
@@ -274,7 +274,7 @@ class Nic:
         start = [self.area.published]
         for host in chain[1:]:  # before the epoch is written: one that is gone is left out of the next try
             start.append((await asyncio.to_thread(self.hear_of, host)).published)
-        membership = Membership(decision.epoch, self.spec.copies, chain)
+        membership = ChainMembership(decision.epoch, self.spec.copies, chain)
         if not await asyncio.to_thread(self.store.create, membership):
             await self.read_store()
             return
@@ -305,7 +305,7 @@ class Nic:
         )
 
     def begin_pipeline(self, start: Position | None = None) -> None:
-        self.pipeline = Pipeline(
+        self.pipeline = PublishingPipeline(
             self.ring, self.area, self.flow, start or self.area.applied, self.failed, primary=self.leads,
             group=self.group,
         )  # fmt: skip
@@ -340,11 +340,11 @@ class Nic:
                     min(self.area.applied, self.pipeline.transferred, key=lambda p: p.sequence)
                 )
 
-    async def join(self, newest: Membership) -> None:
+    async def join(self, newest: ChainMembership) -> None:
         """Copy the files that the primary has published, and be admitted. Raises OSError, FilesError."""
         primary = await asyncio.to_thread(self.remote, newest.chain[0], None)
         snapshot = json.loads(await asyncio.to_thread(primary.snapshot))
-        tree, position = Tree.of(snapshot["tree"]), from_plain(Position, snapshot["position"])
+        tree, position = FileTree.of(snapshot["tree"]), from_plain(Position, snapshot["position"])
         self.ring.clear()
         self.area.clear()
         for node in tree.files():
@@ -365,7 +365,7 @@ class Nic:
         if self.pipeline is None:
             return
         used = (self.pipeline.written.offset - self.trim().offset) / self.spec.ring
-        pipeline = policy.Pipeline(
+        pipeline = policy.PipelineLoad(
             self.spec.mode, self.spec.cores, self.pipeline.queued, self.flow.width, used, self.flow.wait
         )
         flow = policy.decide(pipeline)
@@ -374,7 +374,7 @@ class Nic:
             self.flow = self.pipeline.flow = flow
 
 
-async def main(spec: HostSpec) -> None:
+async def main(spec: FilesHostSpec) -> None:
     if spec.cores and spec.mode != "host":
         os.sched_setaffinity(0, spec.cores)
     await Nic(spec).run()

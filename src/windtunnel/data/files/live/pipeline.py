@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import zstandard
 
 from windtunnel.data.files.live.area import PublicArea
-from windtunnel.data.files.log import Entry, Ring, parse
+from windtunnel.data.files.log import LogFrame, LogRing, parse
 from windtunnel.data.files.model import CHUNK, Position
-from windtunnel.data.files.policy import STAGES, WIDEST, Flow
+from windtunnel.data.files.policy import STAGES, WIDEST, PipelineSchedule
 from windtunnel.data.group.policy import SLOT
 
 T = TypeVar("T")
@@ -39,11 +39,11 @@ _TICK = 0.2  # seconds after which whoever waits looks whether all of it has end
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LogChunk:
     """A part of the log that is passed on whole: its frames, and their bytes."""
 
     begin: Position
-    entries: Sequence[Entry]
+    entries: Sequence[LogFrame]
     data: bytes
 
     @property
@@ -51,11 +51,11 @@ class Chunk:
         return self.entries[-1].after
 
 
-class Ended(Exception):
+class PipelineClosed(Exception):
     """The pipeline was closed."""
 
 
-class Pipeline:
+class PublishingPipeline:
     """``group``: of the other hosts (`data.group`), on the primary. ``start``: where the log is read from;
     what the public area has already is passed on again, not published again. ``failed``: is told what ended
     it.
@@ -65,7 +65,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, ring: Ring, area: PublicArea, flow: Flow, start: Position, failed: Callable[[Exception], None],
+        self, ring: LogRing, area: PublicArea, flow: PipelineSchedule, start: Position, failed: Callable[[Exception], None],
         *, primary: bool = False, group: Any = None,
     ) -> None:  # fmt: skip
         self.ring, self.area, self.flow, self.primary, self.group = ring, area, flow, primary, group
@@ -74,8 +74,8 @@ class Pipeline:
         self.synced = start.sequence
         self._failed = failed
         self._pool = ThreadPoolExecutor(WIDEST, "compress")
-        self._publish: Queue[Chunk] = Queue(DEPTH)
-        self._send: Queue[tuple[Chunk, Future[list[Message]]]] = Queue(DEPTH)
+        self._publish: Queue[LogChunk] = Queue(DEPTH)
+        self._send: Queue[tuple[LogChunk, Future[list[Message]]]] = Queue(DEPTH)
         self._sent: Queue[tuple[Position, list[Future[Any]]]] = Queue(DEPTH)
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -104,7 +104,7 @@ class Pipeline:
             self._changed.wait_for(lambda: self.synced >= sequence or self._ended.is_set(), timeout)
             if self.synced >= sequence:
                 return self.synced
-        raise Ended if self._ended.is_set() else TimeoutError
+        raise PipelineClosed if self._ended.is_set() else TimeoutError
 
     def close(self) -> None:
         """All threads have ended; what is applied stays for the next pipeline."""
@@ -120,7 +120,7 @@ class Pipeline:
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            with contextlib.suppress(Ended):
+            with contextlib.suppress(PipelineClosed):
                 work()
         except Exception as error:
             self._end()
@@ -136,7 +136,7 @@ class Pipeline:
         finally:
             self.seconds[stage] += time.thread_time() - begun
 
-    def _fetch(self) -> Chunk | None:
+    def _fetch(self) -> LogChunk | None:
         """The next chunk, validated: what is still being written is none yet."""
         begin = self.written
         with self._at("fetch"):
@@ -146,16 +146,16 @@ class Pipeline:
         if not entries:
             return None
         self.written = entries[-1].after
-        return Chunk(begin, entries, data[: self.written.offset - begin.offset])
+        return LogChunk(begin, entries, data[: self.written.offset - begin.offset])
 
-    def _apply(self, chunk: Chunk) -> None:
+    def _apply(self, chunk: LogChunk) -> None:
         with self._at("publish"):
             done = self.area.applied.sequence
             self.area.apply(entry for entry in chunk.entries if entry.sequence >= done)
             if self.area.applied.offset - self.area.published.offset > self.ring.size // _SHARE:
                 self.area.checkpoint()
 
-    def _pack(self, chunk: Chunk) -> list[Message]:
+    def _pack(self, chunk: LogChunk) -> list[Message]:
         """What the group is to write, compressed where that saves a tenth."""
         messages = []
         with self._at("compress"):
@@ -259,16 +259,16 @@ class Pipeline:
         while not self._ended.is_set():
             with contextlib.suppress(Full):
                 return queue.put(item, timeout=_TICK)
-        raise Ended
+        raise PipelineClosed
 
     def _get(self, queue: Queue[T]) -> T:
         while not self._ended.is_set():
             with contextlib.suppress(Empty):
                 return queue.get(timeout=_TICK)
-        raise Ended
+        raise PipelineClosed
 
     def _result(self, future: Future[T]) -> T:
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=_TICK)
-        raise Ended
+        raise PipelineClosed

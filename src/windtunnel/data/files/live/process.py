@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from windtunnel.base.plain import from_plain
-from windtunnel.data.files.model import HostSpec
+from windtunnel.data.files.model import FilesHostSpec
 from windtunnel.linux.system import end_with_parent
 
 
-def run_process(work: Callable[[HostSpec], Coroutine[Any, Any, None]]) -> None:
+def run_process(work: Callable[[FilesHostSpec], Coroutine[Any, Any, None]]) -> None:
     """Do ``work`` until SIGTERM, which cancels it, or until whoever started this process is gone."""
 
     async def until_terminated() -> None:
@@ -23,7 +23,7 @@ def run_process(work: Callable[[HostSpec], Coroutine[Any, Any, None]]) -> None:
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
-            await work(from_plain(HostSpec, json.loads(sys.argv[1])))
+            await work(from_plain(FilesHostSpec, json.loads(sys.argv[1])))
 
     end_with_parent()
     asyncio.run(until_terminated())

@@ -25,16 +25,16 @@ from typing import Any
 from windtunnel.base import rpc
 from windtunnel.base.keys import Keys
 from windtunnel.base.remote import Blocking
-from windtunnel.data.files.live.area import State
+from windtunnel.data.files.live.area import FilesState
 from windtunnel.data.files.live.process import run_process
-from windtunnel.data.files.log import Entry, Ring, frame
+from windtunnel.data.files.log import LogFrame, LogRing, frame
 from windtunnel.data.files.model import (
     ERRORS,
     WRITE_MOST,
-    Done,
-    HostSpec,
+    FilesHostSpec,
     NotPrimary,
     Operation,
+    OperationResult,
     Position,
     Stat,
     Status,
@@ -46,15 +46,15 @@ _BEAT = LEASE / 10
 _LOOK = 0.01  # seconds between two looks whether the log has room
 
 
-class Server:
+class FileServer:
     """``state``: as the log has it. ``epoch``: in which this host is the primary; 0 if it is not. Calls come
     in threads, and take turns at both."""
 
-    def __init__(self, spec: HostSpec) -> None:
+    def __init__(self, spec: FilesHostSpec) -> None:
         self.spec, self.folder = spec, Path(spec.folder)
         self.keys = Keys.read(Path(spec.secret), "secret")
-        self.ring: Ring | None = None
-        self.state = State(self.folder)
+        self.ring: LogRing | None = None
+        self.state = FilesState(self.folder)
         self.epoch = 0
         self.heard = 0.0
         self.last: Status | None = None
@@ -64,13 +64,13 @@ class Server:
     def status(self) -> Status:
         return self._nic("status")
 
-    def perform(self, operation: Operation, data: bytes) -> Done:
+    def perform(self, operation: Operation, data: bytes) -> OperationResult:
         while (done := self._performed(operation, data)) is None:
             time.sleep(_LOOK)
             self.check_pipeline()
         return done
 
-    def _performed(self, operation: Operation, data: bytes) -> Done | None:
+    def _performed(self, operation: Operation, data: bytes) -> OperationResult | None:
         """None: there is no room in the log."""
         with self.turn:
             status = self._leading()
@@ -79,7 +79,7 @@ class Server:
             state, tail = self.state, self.state.tail
             before = state.tree.clients.get(operation.client)
             if before is not None and operation.request <= before[0]:
-                return Done(tail.sequence, status.synced, before[1])
+                return OperationResult(tail.sequence, status.synced, before[1])
             operation = state.tree.check(operation, len(data))
             framed = frame(operation, data, self.epoch, tail.sequence)
             if status.wait or tail.offset + len(framed) - status.trim.offset > self.spec.ring:
@@ -87,8 +87,8 @@ class Server:
             assert self.ring is not None  # whoever leads has recovered from it
             self.ring.write(tail.offset, framed)
             after = Position(tail.sequence + 1, tail.offset + len(framed), self.epoch)
-            state.apply(Entry(operation, data, tail.sequence, after))
-            return Done(after.sequence, status.synced, operation.offset)
+            state.apply(LogFrame(operation, data, tail.sequence, after))
+            return OperationResult(after.sequence, status.synced, operation.offset)
 
     def sync(self, sequence: int) -> int:
         self._leading()
@@ -138,8 +138,8 @@ class Server:
                 self.epoch = 0
             elif status.epoch != self.epoch:
                 if not self.epoch:
-                    self.ring = self.ring or Ring(self.folder / "ring", self.spec.ring)
-                    self.state = State.recovered(self.folder, self.ring)
+                    self.ring = self.ring or LogRing(self.folder / "ring", self.spec.ring)
+                    self.state = FilesState.recovered(self.folder, self.ring)
                 self.epoch = status.epoch
             self.state.overlay.drop(status.published.sequence)
 
@@ -154,8 +154,8 @@ class Server:
             server.close()
 
 
-async def main(spec: HostSpec) -> None:
-    await Server(spec).run()
+async def main(spec: FilesHostSpec) -> None:
+    await FileServer(spec).run()
 
 
 if __name__ == "__main__":
