@@ -264,9 +264,9 @@ def _standings(draw: random.Random) -> Iterator[tuple[str, Any]]:
     for number in range(300):
         new = draw.random() < 0.2
         members = tuple(
-            group.Standing(f"m{place}", draw.choice("xyz"))
+            group.MemberState(f"m{place}", draw.choice("xyz"))
             if new
-            else group.Standing(
+            else group.MemberState(
                 f"m{place}", draw.choice("xyz"), draw.random() < 0.9, draw.randrange(1, 4), draw.randrange(3),
                 draw.randrange(3), draw.random() < 0.6, draw.random() < 0.2, draw.choice([4096] * 9 + [8192]),
                 draw.choice([0, 8 * group.SLOT]),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.data.group import EngineProcess, Group, Member, start_engine
+from windtunnel.data.group import EngineProcess, Member, ReplicationGroup, start_engine
 from windtunnel.data.group.live import client
 from windtunnel.linux import namespaces
 from windtunnel.store.eventlog import EventLog
@@ -62,8 +62,8 @@ class Replicas:
     def members(self) -> list[Member]:
         return [self.member(name) for name in sorted(self.engines)]
 
-    def group(self, epoch: int = 1, **given: Any) -> Group:
-        return Group(self.members, epoch=epoch, secret=SECRET, **{"patience": 20.0, **given})
+    def group(self, epoch: int = 1, **given: Any) -> ReplicationGroup:
+        return ReplicationGroup(self.members, epoch=epoch, secret=SECRET, **{"patience": 20.0, **given})
 
     def content(self, name: str) -> bytes:
         """The region as its file has it."""

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.harness.measure import conditions, in_turn, median, quantile, scratch
 from benchmarks.harness.rows import Row, figure, left_out
-from windtunnel.data.group import EngineProcess, Group, Member, start_engine
-from windtunnel.data.group.twin import Profile, latencies
+from windtunnel.data.group import EngineProcess, Member, ReplicationGroup, start_engine
+from windtunnel.data.group.twin import EngineProfile, latencies
 
 SECRET, SIZE, PAYLOAD = b"of this benchmark alone", 1 << 20, 1024
 BURNERS, REPEATS, OPERATIONS, BOUND = (0, 4, 16), 5, 1000, 15.0
@@ -62,7 +62,7 @@ def measured(engines: Sequence[EngineProcess], operations: int) -> Round:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(40))
         members = [Member(f"m{number}", one.address) for number, one in enumerate(engines)]
         took, data = list[float](), os.urandom(PAYLOAD)
-        with Group(members, epoch=time.monotonic_ns(), secret=SECRET, patience=30.0) as group:
+        with ReplicationGroup(members, epoch=time.monotonic_ns(), secret=SECRET, patience=30.0) as group:
             for _ in range(50):
                 group.write(0, data).result()
             before, end = cpu_of(engines), time.monotonic() + BOUND
@@ -112,7 +112,7 @@ def _rows(
         # the slope from one member to three is an engine's service, what is left is the coordinator's
         one, three = (median(quiet[f"{arm} {count}"]) or 0.0 for count in (1, 3))
         waits = tuple(max(0.0, each - one) for each in took[f"{arm} 1"])
-        profile = Profile((three - one) / 2, one - (three - one) / 2, waits)
+        profile = EngineProfile((three - one) / 2, one - (three - one) / 2, waits)
         emulated = latencies(3, 20_000, profile, 1, payload=PAYLOAD).tolist()
         found = rounds[f"{arm} 3"]
         for name, share in QUANTILES.items():

@@ -16,8 +16,8 @@ import pytest
 from support.group import JOURNAL, SECRET, SIZE, Replicas, replicas
 from support.waiting import until
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.data.group import Group, GroupHalted, Member, StaleEpoch, start_engine
-from windtunnel.data.group.live.link import Frame, Kind, connect
+from windtunnel.data.group import GroupHalted, Member, ReplicationGroup, StaleEpoch, start_engine
+from windtunnel.data.group.live.link import Frame, FrameKind, connect
 from windtunnel.data.group.policy import SLOT
 from windtunnel.linux import network
 from windtunnel.store.eventlog import EventLog, LogFailed, read
@@ -29,12 +29,12 @@ def three(tmp_path: Path) -> Iterator[Replicas]:
         yield found
 
 
-def everywhere(group: Group, offset: int, length: int) -> bytes:
+def everywhere(group: ReplicationGroup, offset: int, length: int) -> bytes:
     (content,) = {group.read(one, offset, length) for one in group.members}
     return content
 
 
-def all_operations(group: Group) -> None:
+def all_operations(group: ReplicationGroup) -> None:
     group.write(10, b"bytes").result()
     large = os.urandom(2 * SLOT + 100)
     group.write(JOURNAL + SLOT, large)
@@ -112,9 +112,9 @@ def test_what_callers_may_not_ask_is_told(three: Replicas, tmp_path: Path) -> No
                 ask()
         assert group.write(0, b"goes on").result() is None
     with pytest.raises(UserError, match="`secret` is not that of m0"):
-        Group(three.members, epoch=9, secret=b"another secret")
+        ReplicationGroup(three.members, epoch=9, secret=b"another secret")
     with pytest.raises(UserError, match="`members` are 2 of 1 names"):
-        Group([three.member("m0")] * 2, epoch=9, secret=SECRET)
+        ReplicationGroup([three.member("m0")] * 2, epoch=9, secret=SECRET)
     with pytest.raises(UserError, match="`listen` is 'tcp:here'"):
         start_engine(tmp_path / "x", SIZE, listen="tcp:here", secret=SECRET)
     with pytest.raises(HostError, match="another engine has the region"):
@@ -160,7 +160,7 @@ class FullLog(EventLog):
 
 def test_a_log_that_fails_keeps_nobody_waiting(three: Replicas, tmp_path: Path) -> None:
     log = FullLog(tmp_path / "events.jsonl")
-    with Group([three.member("m0")], epoch=1, secret=SECRET, log=log, patience=200) as group:
+    with ReplicationGroup([three.member("m0")], epoch=1, secret=SECRET, log=log, patience=200) as group:
         os.kill(three.engines["m0"].pid, signal.SIGSTOP)
         pending = group.write(0, b"x")
         three.engines["m0"].stop()
@@ -170,21 +170,26 @@ def test_a_log_that_fails_keeps_nobody_waiting(three: Replicas, tmp_path: Path) 
 
 def test_frames_of_another_epoch_are_refused_and_told(three: Replicas) -> None:
     with three.group(epoch=5) as group:
-        for kind, epoch in ((Kind.WRITE, 4), (Kind.WRITE, 5), (Kind.READ, 4), (Kind.JOIN, 6)):
+        for kind, epoch in (
+            (FrameKind.WRITE, 4),
+            (FrameKind.WRITE, 5),
+            (FrameKind.READ, 4),
+            (FrameKind.JOIN, 6),
+        ):
             stranger = connect(group.members[0].address, SECRET, 20)
             stranger.sock.sendall(stranger.pack(Frame(kind, epoch, 1, 0, 5, payload=b"wrong")))
             answer = stranger.receive()
-            assert (answer.kind, answer.a) == (Kind.STALE, 5)
+            assert (answer.kind, answer.a) == (FrameKind.STALE, 5)
             stranger.close()
         assert everywhere(group, 0, 5) == bytes(5)
         with pytest.raises(StaleEpoch):
-            Group(three.members, epoch=5, secret=SECRET)
+            ReplicationGroup(three.members, epoch=5, secret=SECRET)
         assert group.write(0, b"goes on").result() is None
         predecessor = connect(group.members[0].address, SECRET, 20)
         predecessor.join(5, 4)
-        predecessor.sock.sendall(predecessor.pack(Frame(Kind.WRITE, 4, 2, 0, payload=b"wrong")))
+        predecessor.sock.sendall(predecessor.pack(Frame(FrameKind.WRITE, 4, 2, 0, payload=b"wrong")))
         answer = predecessor.receive()
-        assert (answer.kind, answer.a) == (Kind.STALE, 5)
+        assert (answer.kind, answer.a) == (FrameKind.STALE, 5)
         assert everywhere(group, 0, 7) == b"goes on"
 
 
@@ -206,14 +211,14 @@ def test_an_engine_that_was_only_copied_to_in_part_is_no_source(three: Replicas)
     with three.group() as group:
         group.write(0, b"whole").result()
     link = connect(three.engines["m2"].address, SECRET, 20)
-    for frame in (Frame(Kind.FENCE, 2, 1), Frame(Kind.PATCH, 2, 2, 1 << 20, payload=b"half")):
+    for frame in (Frame(FrameKind.FENCE, 2, 1), Frame(FrameKind.PATCH, 2, 2, 1 << 20, payload=b"half")):
         link.sock.sendall(link.pack(frame))
-        assert link.receive().kind == Kind.ANSWER
+        assert link.receive().kind == FrameKind.ANSWER
     link.close()
     three.engines["m2"].stop()
     three.start("m2")  # that it is torn stands in its file
     with pytest.raises(GroupHalted, match="none has a whole region"):
-        Group([three.member("m2")], epoch=3, secret=SECRET)
+        ReplicationGroup([three.member("m2")], epoch=3, secret=SECRET)
     with three.group(epoch=4) as group:
         assert everywhere(group, 0, SIZE)[: 1 << 20].startswith(b"whole")
 
@@ -262,4 +267,4 @@ def test_an_engine_ends_with_who_started_it(tmp_path: Path) -> None:
     engine.process.stdin.close()
     assert engine.process.wait(60) == 0
     with pytest.raises(GroupHalted, match="0 of 1 members answer"):
-        Group([Member("m0", engine.address)], epoch=1, secret=SECRET)
+        ReplicationGroup([Member("m0", engine.address)], epoch=1, secret=SECRET)

@@ -7,11 +7,11 @@ from itertools import pairwise, permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.data.group.policy import POLICIES, SLOT, Observation, Standing, decide
+from windtunnel.data.group.policy import POLICIES, SLOT, MemberState, Observation, decide
 
 NAMES = "abcdef"
 standing = st.builds(
-    Standing, st.just(""), st.sampled_from("xyz"), st.booleans() | st.just(True),
+    MemberState, st.just(""), st.sampled_from("xyz"), st.booleans() | st.just(True),
     fenced=st.integers(0, 3), epoch=st.integers(0, 3), sequence=st.integers(0, 4), steady=st.booleans(),
     torn=st.sampled_from([False, False, True]), size=st.just(4096), room=st.sampled_from([0, SLOT * 8]),
 )  # fmt: skip
@@ -20,7 +20,7 @@ standing = st.builds(
 @st.composite
 def observations(draw: st.DrawFn) -> Observation:
     members = draw(st.lists(standing, min_size=1, max_size=6))
-    named = tuple(Standing(**{**one.__dict__, "name": NAMES[place]}) for place, one in enumerate(members))
+    named = tuple(MemberState(**{**one.__dict__, "name": NAMES[place]}) for place, one in enumerate(members))
     return Observation(4, named, draw(st.sampled_from(["", "x", "y"])), draw(st.integers(1, 3)), 64)
 
 
@@ -78,21 +78,21 @@ def test_no_order_has_fewer_neighbours_of_one_domain(seen: Observation) -> None:
 
 
 def test_new_regions_are_not_compared_and_equal_ones_neither() -> None:
-    new = tuple(Standing(name, "x", size=4096) for name in "ab")
+    new = tuple(MemberState(name, "x", size=4096) for name in "ab")
     assert decide(Observation(1, new)).compare == ()
-    same = tuple(Standing(name, "x", True, 1, 1, 7, True, size=4096) for name in "ab")
+    same = tuple(MemberState(name, "x", True, 1, 1, 7, True, size=4096) for name in "ab")
     assert decide(Observation(2, same)).compare == ()
-    again = (same[0], Standing("b", "x", True, 1, 1, 7, False, size=4096))
+    again = (same[0], MemberState("b", "x", True, 1, 1, 7, False, size=4096))
     assert decide(Observation(2, again)).compare == ("b",)
-    copied_to = (new[0], Standing("b", "x", True, 1, 0, 0, True, True, 4096))
+    copied_to = (new[0], MemberState("b", "x", True, 1, 0, 0, True, True, 4096))
     assert decide(Observation(2, copied_to)).compare == ("b",)
 
 
 def test_why_there_is_no_chain_is_told() -> None:
-    torn = (Standing("a", "x", torn=True, size=4096),)
+    torn = (MemberState("a", "x", torn=True, size=4096),)
     assert "none has a whole region" in decide(Observation(1, torn)).reason
-    sizes = (Standing("a", "x", size=4096), Standing("b", "x", size=8192))
+    sizes = (MemberState("a", "x", size=4096), MemberState("b", "x", size=8192))
     assert "a has 4096, b has 8192" in decide(Observation(1, sizes)).reason
-    gone = (Standing("a", "x", size=4096), Standing("b", "x", False))
+    gone = (MemberState("a", "x", size=4096), MemberState("b", "x", False))
     assert decide(Observation(1, gone, least=2)).reason == "1 of 2 members answer, 2 are needed"
     assert decide(Observation(1, (gone[1],), least=0)).chain == ()

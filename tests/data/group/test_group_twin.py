@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from windtunnel.data.group.policy import Observation, Standing, as_given, decide
-from windtunnel.data.group.twin import Profile, cost, latencies, lives
+from windtunnel.data.group.policy import MemberState, Observation, as_given, decide
+from windtunnel.data.group.twin import EngineProfile, cost, latencies, lives
 
-QUIET = Profile(service=2e-5, issue=1e-5)
+QUIET = EngineProfile(service=2e-5, issue=1e-5)
 
 
 def test_an_operation_takes_what_its_parts_take() -> None:
     assert latencies(3, 5, QUIET, 0) == pytest.approx(1e-5 + 3 * 2e-5 + 2 * 1024e-9)
-    far = Profile(2e-5, 0.0, (3e-5,), wire=1e-4, bandwidth=1e6)
+    far = EngineProfile(2e-5, 0.0, (3e-5,), wire=1e-4, bandwidth=1e6)
     assert latencies(2, 3, far, 0, payload=1000) == pytest.approx(2 * 5e-5 + 1e-4 + 1e-3)
 
 
@@ -24,14 +24,14 @@ def test_a_window_fills_the_chain() -> None:
 
 
 def test_waits_are_drawn_from_the_table_by_the_seed() -> None:
-    waits = Profile(1e-5, 0.0, (0.0,) * 9 + (1e-2,))
+    waits = EngineProfile(1e-5, 0.0, (0.0,) * 9 + (1e-2,))
     first, again, other = (latencies(3, 2000, waits, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     assert (first > 1e-2).mean() == pytest.approx(1 - 0.9**3, abs=0.03)
 
 
 def test_the_policy_is_asked_after_each_loss() -> None:
-    members = [Standing(name, domain, size=4096) for name, domain in zip("abc", "xxy", strict=True)]
+    members = [MemberState(name, domain, size=4096) for name, domain in zip("abc", "xxy", strict=True)]
     first, second, third = lives(members, {3: "a", 9: "b"}, 20)
     assert (first.chain, first.epoch, first.sequence) == (("a", "c", "b"), 1, 0)
     assert (second.chain, second.epoch, second.source, second.compare) == (("c", "b"), 2, "c", ())
@@ -41,11 +41,11 @@ def test_the_policy_is_asked_after_each_loss() -> None:
 
 
 def test_what_a_chain_costs() -> None:
-    members = [Standing(name, domain, size=4096) for name, domain in zip("abcd", "xxyy", strict=True)]
+    members = [MemberState(name, domain, size=4096) for name, domain in zip("abcd", "xxyy", strict=True)]
     seen = Observation(1, tuple(members), "y")
     assert cost(seen, decide(seen)) == {
         "copies between domains": 3.0, "copies until two domains": 2.0, "bytes compared": 0.0,
     }  # fmt: skip
     assert cost(seen, as_given(seen))["copies until two domains"] == 3.0
-    torn = Observation(2, (*members[:3], Standing("d", "y", True, 1, torn=True, size=4096)))
+    torn = Observation(2, (*members[:3], MemberState("d", "y", True, 1, torn=True, size=4096)))
     assert cost(torn, decide(torn))["bytes compared"] == 4096.0

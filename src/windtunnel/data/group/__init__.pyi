@@ -1,6 +1,6 @@
 from .live.client import EngineProcess as EngineProcess
-from .live.client import Group as Group
 from .live.client import GroupHalted as GroupHalted
+from .live.client import ReplicationGroup as ReplicationGroup
 from .live.client import StaleEpoch as StaleEpoch
 from .live.client import start_engine as start_engine
 from .policy import POLICIES as POLICIES

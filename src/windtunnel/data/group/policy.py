@@ -30,7 +30,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MemberState:
     """A member once it is fenced. ``fenced``: the highest epoch before this one; ``epoch`` and ``sequence``:
     of the last operation that it has; ``steady``: its engine has run since that epoch began, and failed at
     nothing; ``torn``: it was being copied to; ``size``: bytes of its region; ``room``: of its ring at most,
@@ -54,7 +54,7 @@ class Observation:
     members that it must have; ``window``: operations that are wanted in flight."""
 
     epoch: int
-    members: tuple[Standing, ...]
+    members: tuple[MemberState, ...]
     coordinator: str = ""
     least: int = 1
     window: int = 64
@@ -90,7 +90,7 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"domains": decide, 
 
 
 def _formed(
-    observation: Observation, order: Callable[[Sequence[Standing], str], tuple[str, ...]]
+    observation: Observation, order: Callable[[Sequence[MemberState], str], tuple[str, ...]]
 ) -> Decision:
     here = [member for member in observation.members if member.answers]
     dropped = tuple(member.name for member in observation.members if not member.answers)
@@ -121,19 +121,19 @@ def _formed(
     )  # fmt: skip
 
 
-def _same(standing: Standing, source: Standing) -> bool:
+def _same(standing: MemberState, source: MemberState) -> bool:
     """Whether both regions are known to be equal: both are new, or did the same without a break."""
     new = not any((standing.fenced, source.fenced, standing.epoch, source.epoch))
     position = (standing.epoch, standing.sequence) == (source.epoch, source.sequence)
     return new or (position and standing.steady and source.steady and not standing.torn)
 
 
-def by_domain(members: Sequence[Standing], coordinator: str) -> tuple[str, ...]:
+def by_domain(members: Sequence[MemberState], coordinator: str) -> tuple[str, ...]:
     """Always one of the domain that has most members left, but the last one's; the coordinator's own first:
     its member is reached without a wire, so that a payload leaves the coordinator's host once."""
     left = Counter(member.domain for member in members)
     rank = {domain: place for place, domain in enumerate(left)}
-    chain: list[Standing] = []
+    chain: list[MemberState] = []
     while len(chain) < len(members):
         last = chain[-1].domain if chain else None
         if not chain and left[coordinator]:

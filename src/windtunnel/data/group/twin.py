@@ -1,7 +1,7 @@
 """A chain of engines in emulated time, with the wait for a CPU that was measured on a real one.
 
 Each member is a queue of one server, as its engine is one thread. An operation that finds it idle waits
-until the kernel lets it run (`Profile.delays`, a measured table: no figure here is a guess), then each takes
+until the kernel lets it run (`EngineProfile.delays`, a measured table: no figure here is a guess), then each takes
 its service time; between members there is a wire. After a loss the policy is asked as a live one asks it.
 """
 
@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.data.group.policy import Decision, Observation, Standing, decide
+from windtunnel.data.group.policy import Decision, MemberState, Observation, decide
 from windtunnel.engines.events import Environment, ProcessGenerator
 
 
 @dataclass(frozen=True)
-class Profile:
+class EngineProfile:
     """``service``: seconds of an operation at one engine; ``issue``: at the coordinator, from its call to the
     head and from the tail to its caller; ``delays``: seconds until an engine that is woken runs, as measured;
     ``wire``, ``bandwidth``: seconds and bytes/s between members."""
@@ -32,7 +32,7 @@ class Profile:
 
 
 def latencies(
-    members: int, operations: int, profile: Profile, seed: int, *, payload: int = 1024, window: int = 1
+    members: int, operations: int, profile: EngineProfile, seed: int, *, payload: int = 1024, window: int = 1
 ) -> NDArray[np.float64]:
     """Seconds of each operation that a coordinator issues, ``window`` at a time; shape (operations,)."""
     env, rng = Environment(), np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def latencies(
 
 
 def lives(
-    members: Sequence[Standing], losses: Mapping[int, str], operations: int, *, window: int = 64,
+    members: Sequence[MemberState], losses: Mapping[int, str], operations: int, *, window: int = 64,
     coordinator: str = "", epoch: int = 1, policy: Callable[[Observation], Decision] = decide,
 ) -> list[Decision]:  # fmt: skip
     """What is decided while ``operations`` go through: the first chain, and one after each of ``losses`` (who

@@ -25,7 +25,7 @@ from support.linearizable import Operation, linearizable
 from support.small_disk import small_disk
 from support.waiting import until
 from windtunnel.base.errors import HostError, LessError
-from windtunnel.data.group import Group, GroupHalted, Member, start_engine
+from windtunnel.data.group import GroupHalted, Member, ReplicationGroup, start_engine
 from windtunnel.data.group.live import client
 from windtunnel.data.group.live.link import HEAD
 from windtunnel.linux import mounts, processes
@@ -45,7 +45,7 @@ def record(number: int) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def worked(group: Group, count: int) -> tuple[set[int], int]:
+def worked(group: ReplicationGroup, count: int) -> tuple[set[int], int]:
     """Records at their places, each tenth one flushed, every third copied: those that were acknowledged, and
     the count of swaps that were."""
     done, swaps = set[int](), 0
@@ -66,7 +66,7 @@ def worked(group: Group, count: int) -> tuple[set[int], int]:
     return done, swaps
 
 
-def nothing_lost(group: Group, done: set[int], swaps: int) -> None:
+def nothing_lost(group: ReplicationGroup, done: set[int], swaps: int) -> None:
     contents = [group.read(one, 0, SIZE) for one in group.members]
     assert all(content == contents[0] for content in contents)
     (word,) = struct.unpack_from("<Q", contents[0])
@@ -227,7 +227,7 @@ def test_a_frame_that_is_harmed_on_its_way_is_not_done(tmp_path: Path, harm: Any
     with replicas(tmp_path, "abc", [(None, "127.0.0.1")] * 3) as found:
         between = Between(f"{tmp_path}/between", found.engines["m1"].address, harm(at))
         members = [found.member("m0"), Member("m1", between.address, "b"), found.member("m2")]
-        group = Group(members, epoch=1, secret=SECRET, patience=20)
+        group = ReplicationGroup(members, epoch=1, secret=SECRET, patience=20)
         assert [one.name for one in group.members] == ["m0", "m1", "m2"]
         done, swaps = worked(group, 60)
         words = (
@@ -294,7 +294,7 @@ def test_histories_of_registers_are_linearizable_also_when_engines_die(tmp_path:
         histories: dict[int, list[Operation]] = {place: [] for place in range(3)}
         stop = threading.Event()
 
-        def follow(failed: Group) -> Group:
+        def follow(failed: ReplicationGroup) -> ReplicationGroup:
             with turn:
                 turn.wait_for(lambda: groups[-1] is not failed or stop.is_set())
                 return groups[-1]

@@ -50,7 +50,14 @@ from windtunnel.data.files.model import (
 from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import HostCalls
 from windtunnel.data.files.tree import FileTree
-from windtunnel.data.group import EngineProcess, Group, GroupHalted, Member, StaleEpoch, start_engine
+from windtunnel.data.group import (
+    EngineProcess,
+    GroupHalted,
+    Member,
+    ReplicationGroup,
+    StaleEpoch,
+    start_engine,
+)
 from windtunnel.store.eventlog import EventLog
 
 BEAT = LEASE / 5
@@ -72,7 +79,7 @@ class Nic:
         self.peers: dict[str, tuple[float, Status | None]] = {}
         self.remotes: dict[str, Any] = {}
         self.engine: EngineProcess | None = None
-        self.group: Group | None = None
+        self.group: ReplicationGroup | None = None
         self.pipeline: PublishingPipeline | None = None
         self.leads = self.broken = self.promise = False
         self.joining: FilesHost | None = None
@@ -287,7 +294,7 @@ class Nic:
         try:
             if members:
                 self.group = await asyncio.to_thread(
-                    Group, members, epoch=decision.epoch, secret=self.keys.secret, log=self.log
+                    ReplicationGroup, members, epoch=decision.epoch, secret=self.keys.secret, log=self.log
                 )
         except (GroupHalted, OSError) as error:
             self.broken, self.stalled, self.again = True, str(error), time.monotonic() + LEASE

@@ -35,7 +35,7 @@ CHUNK, DIGEST = 1 << 20, 32
 """Bytes that one digest is of, and bytes of it."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """``WRITE`` to ``FLUSHED`` go along the chain, ``ACK`` to ``STALE`` to the coordinator; the others are
     asked of one engine, which says ``ANSWER``, ``FAILED`` or ``STALE``."""
 
@@ -58,7 +58,7 @@ class Frame(NamedTuple):
     payload: bytes = b""
 
 
-class Link:
+class EngineLink:
     """One end of a connection. ``session``: None while the peer is a stranger; ``ring``: into which payloads
     are written; ``slots``: out of which they are read; ``window``: slots of either."""
 
@@ -116,9 +116,9 @@ class Link:
 
     def join(self, epoch: int, window: int) -> None:
         """Become the predecessor of the engine at the other end. Raises OSError: it takes none."""
-        self.sock.sendall(self.pack(Frame(Kind.JOIN, epoch, 0, window)))
+        self.sock.sendall(self.pack(Frame(FrameKind.JOIN, epoch, 0, window)))
         self.window = window
-        if self.receive().kind != Kind.ANSWER:
+        if self.receive().kind != FrameKind.ANSWER:
             raise WireError("a newer epoch has begun there")
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Link:
         self.sock.close()
 
 
-def connect(address: str, secret: bytes, patience: float) -> Link:
+def connect(address: str, secret: bytes, patience: float) -> EngineLink:
     """A connection to the engine at ``address``, with ``patience`` seconds as its timeout.
 
     Raises:
@@ -146,4 +146,4 @@ def connect(address: str, secret: bytes, patience: float) -> Link:
     except BaseException:
         sock.close()
         raise
-    return Link(sock, session)
+    return EngineLink(sock, session)

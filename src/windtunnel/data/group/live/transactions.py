@@ -24,7 +24,7 @@ from typing_extensions import Buffer
 from windtunnel.base.errors import LessError
 
 if TYPE_CHECKING:
-    from windtunnel.data.group.live.client import Group
+    from windtunnel.data.group.live.client import ReplicationGroup
 
 RECORD, PART, LOCK = struct.Struct("<QQ32s"), struct.Struct("<QQ"), 8
 """Owner, bytes of the body, its digest; of each part in it: offset and length; bytes of the lock word."""
@@ -32,7 +32,7 @@ BREATH = 0.001  # seconds before the lock is tried again
 _COUNT = itertools.count(1)
 
 
-def commit(group: Group, at: int, writes: Sequence[tuple[int, Buffer]], patience: float) -> None:
+def commit(group: ReplicationGroup, at: int, writes: Sequence[tuple[int, Buffer]], patience: float) -> None:
     """Do ``writes`` by the journal ``at`` an offset. Raises:
 
     UserError: they, or the record of them, do not fit into the region.
@@ -58,7 +58,7 @@ def commit(group: Group, at: int, writes: Sequence[tuple[int, Buffer]], patience
     group.cas(at, owner, 0).result()
 
 
-def recover(group: Group, at: int) -> None:
+def recover(group: ReplicationGroup, at: int) -> None:
     """What an older coordinator has begun: done to its end, or forgotten."""
     tail = group.members[-1]
     owners = {int.from_bytes(group.read(member, at, LOCK), "little") for member in group.members}
@@ -71,7 +71,7 @@ def recover(group: Group, at: int) -> None:
         group.cas(at, owner, 0).result()
 
 
-def _apply(group: Group, at: int, body: bytes) -> None:
+def _apply(group: ReplicationGroup, at: int, body: bytes) -> None:
     place = 0
     while place < len(body):
         offset, length = PART.unpack_from(body, place)
