@@ -29,7 +29,7 @@ from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 from windtunnel.store import eventlog
 from windtunnel.store.eventlog import EventLog
 
-SMALL = ingest.Scaling(1, 2, start=0.1, cooldown=0.1)
+SMALL = ingest.ScalingBounds(1, 2, start=0.1, cooldown=0.1)
 SESSIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pad", {"scaling": SMALL}),
     ("drop", {"workers": 3, "policy": "static"}),
@@ -42,17 +42,17 @@ def sessions(folder: Path) -> Iterator[Path]:
     """The log of each session: two ranks for two epochs, the second of them slower. In the first a worker
     goes, or the bounds of their number are raised; they are lowered in the second."""
     from support import ingest as support
-    from windtunnel.data.ingest.live.calls import Settings
-    from windtunnel.data.ingest.live.client import Client
+    from windtunnel.data.ingest.live.calls import MasterSettings
+    from windtunnel.data.ingest.live.client import IngestClient
 
     for ends, more in SESSIONS:
         (folder / ends).mkdir()
         log = folder / ends / "session" / eventlog.NAME
         session = replace(support.table(folder / ends, 4000), epochs=2, batch=32, split_rows=250)
-        settings = Settings(ends=ends, worker_lease=0.5, **{**support.QUICK, **more})
+        settings = MasterSettings(ends=ends, worker_lease=0.5, **{**support.QUICK, **more})
         with support.serving(session, log.parent, settings) as master:
 
-            def feed(client: Client, epoch: int, master: Any = master) -> None:
+            def feed(client: IngestClient, epoch: int, master: Any = master) -> None:
                 for taken in count():
                     if client.next() is None:
                         return
@@ -61,7 +61,9 @@ def sessions(folder: Path) -> Iterator[Path]:
                         if taken == 10:
                             _change(master, epoch)
 
-            clients = [Client(master.address, support.KEYS, str(rank), 2, buffer=2) for rank in range(2)]
+            clients = [
+                IngestClient(master.address, support.KEYS, str(rank), 2, buffer=2) for rank in range(2)
+            ]
             for epoch in range(2):
                 _together(partial(feed, client, epoch) for client in clients)
                 if not epoch:
@@ -105,15 +107,15 @@ def ingest_effects(events: Sequence[Event]) -> list[str]:
                 wrong += _missing(told, asked, gone, leaving)
                 for some in (told, asked, running, leaving, gone, holders):
                     some.clear()
-            case "decision", "Grant" | "Ahead" if "client" in event:
+            case "decision", "SplitGrant" | "ReadAhead" if "client" in event:
                 told.add((made["worker"], event["client"], event["epoch"], made["split"]))
             case "asked", _:
                 for client, epoch, split, _ in event["splits"]:
                     asked.add((event["worker"], client, epoch, split))
-            case "decision", "Scale" if "now" in event:
+            case "decision", "PoolSize" if "now" in event:
                 if len(running) != seen["workers"]:
                     wrong.append(f"{sorted(running)} run, decided {seen['workers']}")
-            case "decision", "Leave":
+            case "decision", "DrainWorkers":
                 leaving.update(made["workers"])
             case "worker starts", _:
                 running.add(event["name"])
@@ -150,10 +152,10 @@ def ingest_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         if event["kind"] != "decision" or "now" not in event:
             continue
         seen = from_plain(
-            ingest.Load, {key: value for key, value in event["observation"].items() if key != "is"}
+            ingest.PoolLoad, {key: value for key, value in event["observation"].items() if key != "is"}
         )
         if scaler is None:
-            made: list[ingest.Scale] = []
+            made: list[ingest.PoolSize] = []
             scaler = Autoscaler(
                 seen.settings, seen.workers, event["now"], ingest.POLICIES[event["policy"]],
                 lambda now, seen, scale: made.append(scale),  # noqa: B023
@@ -173,7 +175,7 @@ def _ingest(folder: Path) -> Sequence[Path]:
     log = EventLog(folder / "drawn.jsonl")
     log.append("drawn")
     for seen in ingest_questions():
-        policy = "static" if isinstance(seen, ingest.Load) and seen.consumed % 4 == 0 else "starvation"
+        policy = "static" if isinstance(seen, ingest.PoolLoad) and seen.consumed % 4 == 0 else "starvation"
         log.decision("data.ingest", policy, seen, ingest.POLICIES[policy](seen))
     log.close()
     return [*sessions(folder), log.path]
@@ -377,7 +379,7 @@ def files_effects(events: Sequence[Event]) -> list[str]:
                 wrong.append(f"{host}: epoch {event['epoch']} of {event['chain']}, decided {decided}")
             if not event["leads"] and event["epoch"] < decided["epoch"]:
                 wrong.append(f"{host}: follows in epoch {event['epoch']}, decided {decided}")
-        elif made["is"] == "Chain":
+        elif made["is"] == "ChainChange":
             open_decisions[host] = made
     return wrong
 

@@ -147,29 +147,31 @@ def ingest_questions() -> Iterator[ingest.Observation]:
     """Observations that are drawn."""
     rng = random.Random(5)
     for _ in range(200):
-        workers = tuple(ingest.Worker(f"w{one}", rng.randint(0, 2)) for one in range(rng.randint(0, 6)))
+        workers = tuple(ingest.SplitWorker(f"w{one}", rng.randint(0, 2)) for one in range(rng.randint(0, 6)))
         peers = tuple(
-            ingest.Peer(rng.randint(0, 6), 0, rng.choice([0, 0, 1]), rng.random() < 0.6, rng.random() < 0.4)
+            ingest.PeerClient(
+                rng.randint(0, 6), 0, rng.choice([0, 0, 1]), rng.random() < 0.6, rng.random() < 0.4
+            )
             for _ in range(rng.randint(0, 3))
         )
         own = rng.choice([-1, 4, 9])
-        yield ingest.Ask(
+        yield ingest.SplitRequest(
             rng.choice(["pad", "drop", "uneven"]), 2, rng.choice([1, 2, 2, 2]), rng.randint(0, 2),
             rng.randint(0, 6), rng.random() < 0.6, 4, rng.choice([0, 1, 1, 5]), rng.randint(0, 1), workers,
             peers, last=rng.choice(["", "w0"]), kept=rng.choice(["", "", "w1"]), after=rng.choice([-1, 7]),
             ahead=rng.randint(0, 2), own=own,
         )  # fmt: skip
         batches = tuple(rng.randint(0, 3) for _ in range(rng.randint(0, 3)))
-        yield ingest.Pace(2, batches, tuple(rng.random() < 0.5 for _ in batches), rng.randint(0, 1))
+        yield ingest.RankProgress(2, batches, tuple(rng.random() < 0.5 for _ in batches), rng.randint(0, 1))
         consumed, stalled, busy = rng.choice([0, 200.0]), rng.choice([0.0, 3.0]), rng.choice([4.0, 20.0])
-        memory = ingest.Memory(9.0, consumed, stalled, 190.0, busy)
-        yield ingest.Load(
-            ingest.Scaling(1, 6), 1.0, rng.randint(0, 40), rng.choice([0.0, 0.3, 0.95]),
+        memory = ingest.LoadHistory(9.0, consumed, stalled, 190.0, busy)
+        yield ingest.PoolLoad(
+            ingest.ScalingBounds(1, 6), 1.0, rng.randint(0, 40), rng.choice([0.0, 0.3, 0.95]),
             rng.choice([0.2, 0.9]), rng.randint(0, 40), rng.choice([0.3, 2.0, 3.5]), rng.randint(1, 4),
             rng.randint(0, 4), rng.choice([1.0, 20.0, 20.0]), 20.0, memory,
         )  # fmt: skip
-        yield ingest.Surplus(workers, rng.randint(0, 3))
-        yield ingest.Fault(rng.choice(["skip", "fail"]), rng.random() < 0.3, rng.randint(1, 4))
+        yield ingest.WorkerSurplus(workers, rng.randint(0, 3))
+        yield ingest.SplitFault(rng.choice(["skip", "fail"]), rng.random() < 0.3, rng.randint(1, 4))
 
 
 def embeddings_questions() -> Iterator[embeddings.Observation]:

@@ -13,38 +13,40 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.base.keys import Keys
-from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.client import Client
+from windtunnel.data.ingest.live.calls import MasterSettings
+from windtunnel.data.ingest.live.client import IngestClient
 from windtunnel.data.ingest.live.master import Master
-from windtunnel.data.ingest.live.protocol import Lost
-from windtunnel.data.ingest.live.worker import Worker
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.live.protocol import ServerLost
+from windtunnel.data.ingest.live.worker import WorkerServer
+from windtunnel.data.ingest.model import IngestSession
 
 KEYS = Keys(b"a secret of the tests")
 ROWS = 8000
 QUICK = {"every": 0.05, "period": 0.1}
 
 
-def table(folder: Path, rows: int = ROWS) -> Session:
+def table(folder: Path, rows: int = ROWS) -> IngestSession:
     """``row`` numbers the samples; ``ids`` are lists of 0 to 2."""
     ends = np.concatenate([[0], np.cumsum(np.arange(rows) % 3)]).astype(np.int32)
     ids = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.arange(int(ends[-1]))))
     columns = {"row": np.arange(rows), "x": np.arange(rows, dtype=np.float32) / 2, "ids": ids}
     pq.write_table(pa.table(columns), folder / "table.parquet", row_group_size=500)
-    return Session(str(folder / "table.parquet"), ("row", "x", "ids"), batch=64, epochs=3, split_rows=500)
+    return IngestSession(
+        str(folder / "table.parquet"), ("row", "x", "ids"), batch=64, epochs=3, split_rows=500
+    )
 
 
 @dataclass
 class Threads:
     """Workers as threads of this process."""
 
-    running: dict[str, tuple[Worker, threading.Thread]] = field(default_factory=dict)
+    running: dict[str, tuple[WorkerServer, threading.Thread]] = field(default_factory=dict)
 
     def start(self, name: str, master: str) -> None:
         def work() -> None:
-            worker = Worker(name, master, KEYS, patience=1.0)
+            worker = WorkerServer(name, master, KEYS, patience=1.0)
             self.running[name] = (worker, thread)
-            with suppress(Lost):
+            with suppress(ServerLost):
                 worker.run()
 
         thread = threading.Thread(target=work, daemon=True)
@@ -60,9 +62,9 @@ class Threads:
 
 
 @contextmanager
-def serving(session: Session, folder: Path, settings: Settings | None = None) -> Iterator[Master]:
+def serving(session: IngestSession, folder: Path, settings: MasterSettings | None = None) -> Iterator[Master]:
     """A master with workers in this process, two unless settings say otherwise."""
-    settings = settings or Settings(workers=2, **QUICK)  # type: ignore[arg-type]
+    settings = settings or MasterSettings(workers=2, **QUICK)  # type: ignore[arg-type]
     master = Master(session, folder, KEYS, settings, Threads() if settings.workers != 0 else None)
     thread = threading.Thread(target=master.run)
     thread.start()
@@ -73,7 +75,7 @@ def serving(session: Session, folder: Path, settings: Settings | None = None) ->
         thread.join(30)
 
 
-def rows(client: Client, most: int | None = None) -> list[int]:
+def rows(client: IngestClient, most: int | None = None) -> list[int]:
     """Row numbers of the next batches, ``most`` of them or all of the epoch."""
     found: list[int] = []
     taken = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure
 from windtunnel.data.ingest import layout, synthetic
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 from windtunnel.data.ingest.reader import Reader
 from windtunnel.data.ingest.storage import HOLE
 
@@ -52,7 +52,7 @@ def ladder_rows(quick: bool) -> Iterator[Row]:
             )  # fmt: skip
 
 
-def _rungs(folder: Path, rows: int, jobs: int) -> dict[str, tuple[tuple[Session, ...], int]]:
+def _rungs(folder: Path, rows: int, jobs: int) -> dict[str, tuple[tuple[IngestSession, ...], int]]:
     """Of each rung the sessions, on its table, and the largest hole."""
     maps, flat, near, large = (str(folder / name) for name in ("maps", "flat", "near", "large"))
     for place, as_maps in ((maps, True), (flat, False)):
@@ -61,7 +61,7 @@ def _rungs(folder: Path, rows: int, jobs: int) -> dict[str, tuple[tuple[Session,
     layout.lay_out(flat, sessions, Path(near), group_rows=GROUP_ROWS)
     layout.lay_out(flat, sessions, Path(large), group_rows=16 * GROUP_ROWS)
 
-    def of(table: str) -> tuple[Session, ...]:
+    def of(table: str) -> tuple[IngestSession, ...]:
         return tuple(replace(one, table=table) for one in sessions)
 
     return {
@@ -73,7 +73,7 @@ def _rungs(folder: Path, rows: int, jobs: int) -> dict[str, tuple[tuple[Session,
     }
 
 
-def _read(session: Session, hole: int) -> tuple[int, Reader]:
+def _read(session: IngestSession, hole: int) -> tuple[int, Reader]:
     reader = Reader(session, hole=hole)
     rows = sum(batch.num_rows for split in reader.splits() for batch in reader.batches(split, 0))
     return rows, reader

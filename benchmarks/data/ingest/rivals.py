@@ -28,10 +28,10 @@ from benchmarks.harness.measure import in_turn, median, scratch
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.data.ingest import IngestDataset, reader, synthetic, transforms
-from windtunnel.data.ingest.live.calls import Settings
+from windtunnel.data.ingest.live.calls import MasterSettings
 from windtunnel.data.ingest.live.dataset import tensors
 from windtunnel.data.ingest.live.serve import started
-from windtunnel.data.ingest.model import Session, Split
+from windtunnel.data.ingest.model import IngestSession, TableSplit
 
 PROCESSES = 2
 ALONE = ("in this process", "DataLoader, no processes")
@@ -73,11 +73,11 @@ def plain_rows(quick: bool) -> Iterator[Row]:
             part = table.slice(number * rows // 4, rows // 4)
             pq.write_table(part, folder / "table" / f"{number}.parquet", row_group_size=16_384)
         names = tuple(table.schema.names)
-        session = Session(str(folder / "table"), names, batch=4096, epochs=epochs, split_rows=16_384)
+        session = IngestSession(str(folder / "table"), names, batch=4096, epochs=epochs, split_rows=16_384)
         yield from _compared(_arms(session, rows, folder), repeats)
 
 
-def _arms(session: Session, rows: int, folder: Path) -> dict[str, Callable[[], Pace]]:
+def _arms(session: IngestSession, rows: int, folder: Path) -> dict[str, Callable[[], Pace]]:
     """The service, the DataLoader, and each without processes of its own."""
     numbers = itertools.count()
     fed: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
@@ -110,7 +110,7 @@ def _compared(arms: dict[str, Callable[[], Pace]], repeats: int, goal: str = "")
 class Batches(IterableDataset[dict[str, Any]]):
     """What a careful user writes: each process its row groups by pyarrow, only the columns wanted."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: IngestSession) -> None:
         self.session = session
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ class Ours(Batches):
             yield from map(tensors, reader.batches(self.session, split, 0))
 
 
-def by_arrow(session: Session, number: int, count: int) -> Iterator[pa.RecordBatch]:
+def by_arrow(session: IngestSession, number: int, count: int) -> Iterator[pa.RecordBatch]:
     """Batches of every ``count``-th row group, without `reader`."""
     steps = [(one, transforms.settings(one, "bench")) for one in session.transforms]
     wanted = list(reader.needed(session))
@@ -148,14 +148,14 @@ def _paced(arm: Callable[[], Iterator[dict[str, Any]]], rows: int, epochs: int) 
     return paced((len(batch["label"]) for batch in arm()), rows, epochs)
 
 
-def _alone(session: Session) -> Iterator[dict[str, Any]]:
+def _alone(session: IngestSession) -> Iterator[dict[str, Any]]:
     dataset = IngestDataset(session, workers=0)
     for _ in range(session.epochs):
         yield from dataset
 
 
-def _service(session: Session, folder: Path, *, ordered: bool = False) -> Iterator[dict[str, Any]]:
-    master, address = started(session, folder, Settings(workers=PROCESSES))
+def _service(session: IngestSession, folder: Path, *, ordered: bool = False) -> Iterator[dict[str, Any]]:
+    master, address = started(session, folder, MasterSettings(workers=PROCESSES))
     try:
         dataset = IngestDataset(address, folder / SECRET, ordered=ordered)
         for _ in range(session.epochs):
@@ -166,7 +166,7 @@ def _service(session: Session, folder: Path, *, ordered: bool = False) -> Iterat
 
 
 def loaded(
-    session: Session, kind: Any, dataset: Batches, processes: int = PROCESSES
+    session: IngestSession, kind: Any, dataset: Batches, processes: int = PROCESSES
 ) -> Iterator[dict[str, Any]]:
     """The batches of a ``kind`` of DataLoader."""
     how: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "spawn"}
@@ -179,7 +179,7 @@ def loaded(
         gc.collect()  # its processes end with it
 
 
-def _made(session: Session, split: Split) -> bytes:
+def _made(session: IngestSession, split: TableSplit) -> bytes:
     sink = pa.BufferOutputStream()
     made = list(reader.batches(session, split, 0))
     with pa.ipc.new_stream(sink, made[0].schema) as stream:
@@ -188,7 +188,7 @@ def _made(session: Session, split: Split) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def pooled(session: Session, kind: Any = None) -> Iterator[dict[str, Any]]:
+def pooled(session: IngestSession, kind: Any = None) -> Iterator[dict[str, Any]]:
     """As tf.data service has it: as many processes all the time, each the next split, a few of them ahead."""
     with (kind or multiprocessing.get_context("spawn").Pool)(PROCESSES) as pool:
         splits = iter(reader.splits(session) * session.epochs)

@@ -25,10 +25,10 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.data.ingest import IngestDataset, reader
 from windtunnel.data.ingest.live import demo
-from windtunnel.data.ingest.live.calls import Settings
+from windtunnel.data.ingest.live.calls import MasterSettings
 from windtunnel.data.ingest.live.serve import started
-from windtunnel.data.ingest.model import Session
-from windtunnel.data.ingest.policy import Scaling
+from windtunnel.data.ingest.model import IngestSession
+from windtunnel.data.ingest.policy import ScalingBounds
 
 PUBLISHED = "Zhao et al., ISCA 2022: preprocessing on trainers cost up to 56 % of training throughput"
 
@@ -40,12 +40,12 @@ def stalls_rows(quick: bool) -> Iterator[Row]:
         session = demo.table(folder / "table", 65_536 if quick else 524_288)
         step = demo.step_seconds(session)
         session = replace(session, epochs=10 if quick else 4)  # a while behind the ramp
-        scaled = Settings(scaling=Scaling(1, most))
+        scaled = MasterSettings(scaling=ScalingBounds(1, most))
         number = itertools.count()
         arms: dict[str, Callable[[], dict[str, float]]] = {
             f"DataLoader, {most} processes": lambda: _inside(session, step, most),
             "service, 1 worker": lambda: _service(
-                folder / str(next(number)), session, step, Settings(workers=1)
+                folder / str(next(number)), session, step, MasterSettings(workers=1)
             ),
             "service, as many as wanted": lambda: _service(folder / str(next(number)), session, step, scaled),
         }
@@ -63,7 +63,7 @@ def stalls_rows(quick: bool) -> Iterator[Row]:
             yield figure(f"{name}: rows exactly once", "rows", middle["rows"], f"{rows}", met=exact)
 
 
-def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
+def _inside(session: IngestSession, step: float, processes: int) -> dict[str, float]:
     loader = DataLoader(
         Ours(session), batch_size=None, num_workers=processes, multiprocessing_context="spawn",
         persistent_workers=True,
@@ -76,7 +76,7 @@ def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
     return _figures(training)
 
 
-def _service(folder: Path, session: Session, step: float, settings: Settings) -> dict[str, float]:
+def _service(folder: Path, session: IngestSession, step: float, settings: MasterSettings) -> dict[str, float]:
     torch.set_num_threads(1)
     process, address = started(session, folder, settings)
     training = _training(session)
@@ -90,11 +90,11 @@ def _service(folder: Path, session: Session, step: float, settings: Settings) ->
     return _figures(training)
 
 
-def _training(session: Session) -> demo.Training:
-    return demo.Training(np.zeros(sum(one.rows for one in reader.splits(session)), np.int64))
+def _training(session: IngestSession) -> demo.TrainerTimes:
+    return demo.TrainerTimes(np.zeros(sum(one.rows for one in reader.splits(session)), np.int64))
 
 
-def _figures(training: demo.Training) -> dict[str, float]:
+def _figures(training: demo.TrainerTimes) -> dict[str, float]:
     rows = float(training.rows.sum()) if training.rows.min() == training.rows.max() else -1.0
     return {
         "stall": training.stall(), "steady": training.stall(training.seconds / 2),

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 
 from support.ingest import KEYS, serving, table, whole
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.data.ingest import IngestDataset, Session
+from windtunnel.data.ingest import IngestDataset, IngestSession
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> IngestSession:
     return replace(table(tmp_path), shuffle=True)
 
 
@@ -39,7 +39,7 @@ def rows(batches: Any, most: int | None = None) -> list[int]:
 
 
 def test_batches_and_their_order_are_those_of_the_service(
-    session: Session, tmp_path: Path, secret: Path
+    session: IngestSession, tmp_path: Path, secret: Path
 ) -> None:
     here = IngestDataset(session, workers=0)
     with serving(session, tmp_path / "m") as master:
@@ -60,7 +60,7 @@ def test_batches_and_their_order_are_those_of_the_service(
         next(iter(here))
 
 
-def test_a_file_of_a_session_without_any_process(session: Session, tmp_path: Path) -> None:
+def test_a_file_of_a_session_without_any_process(session: IngestSession, tmp_path: Path) -> None:
     path = tmp_path / "session.yaml"
     path.write_text(f"{{version: 1, table: {session.table}, columns: [row, x], batch: 64, split_rows: 500}}")
     before = psutil.Process().children(recursive=True)
@@ -70,7 +70,9 @@ def test_a_file_of_a_session_without_any_process(session: Session, tmp_path: Pat
     assert dataset.counts.stalled >= dataset.counts.first > 0
 
 
-def test_what_was_handed_out_is_not_handed_out_again(session: Session, tmp_path: Path, secret: Path) -> None:
+def test_what_was_handed_out_is_not_handed_out_again(
+    session: IngestSession, tmp_path: Path, secret: Path
+) -> None:
     """By an iterator that is left, by a state, and by one that goes to a service and comes back."""
     dataset = IngestDataset(session, workers=0)
     first = rows(dataset, 30)
@@ -96,23 +98,23 @@ def test_what_was_handed_out_is_not_handed_out_again(session: Session, tmp_path:
     assert whole(found + rows(other))
 
 
-def test_ranks_share_the_splits(session: Session) -> None:
+def test_ranks_share_the_splits(session: IngestSession) -> None:
     found = [rows(IngestDataset(session, workers=0, rank=rank, world=3)) for rank in range(3)]
     assert all(found) and whole([row for one in found for row in one])
     many = [rows(IngestDataset(session, workers=0, rank=rank, world=20)) for rank in range(20)]
     assert [] in many and whole([row for one in many for row in one]), "there are 16 splits"
 
 
-def test_splits_that_the_filter_empties(session: Session) -> None:
+def test_splits_that_the_filter_empties(session: IngestSession) -> None:
     few = replace(session, where=(("x", "in", (5.0, 3000.5)),))
     dataset = IngestDataset(few, workers=0)
     assert [sorted(rows(dataset)) for _ in range(2)] == [[10, 6001]] * 2
 
 
-def test_what_is_refused(session: Session, tmp_path: Path) -> None:
+def test_what_is_refused(session: IngestSession, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="workers is 3, accepted are 0"):
         IngestDataset(session, workers=3)
-    with pytest.raises(UserError, match="address is a Session, accepted is a master's HOST:PORT"):
+    with pytest.raises(UserError, match="address is a IngestSession, accepted is a master's HOST:PORT"):
         IngestDataset(session)
     with pytest.raises(UserError, match=r"none\.yaml"):
         next(iter(IngestDataset(tmp_path / "none.yaml", workers=0)))

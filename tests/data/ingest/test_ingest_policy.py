@@ -14,95 +14,95 @@ from hypothesis import strategies as st
 
 from windtunnel.data.ingest import twin
 from windtunnel.data.ingest.policy import (
-    Ahead,
-    Ask,
-    End,
-    Fault,
-    GiveUp,
-    Grant,
-    Leave,
-    Load,
-    Memory,
-    Pace,
-    Pad,
-    Peer,
-    Retry,
-    Scale,
-    Scaling,
-    Surplus,
-    Until,
-    Wait,
-    Worker,
+    DrainWorkers,
+    EpochEnd,
+    GiveUpSplit,
+    LoadHistory,
+    PeerClient,
+    PoolLoad,
+    PoolSize,
+    RankProgress,
+    ReadAhead,
+    RepeatBatch,
+    RetrySplit,
+    ScalingBounds,
+    SplitFault,
+    SplitGrant,
+    SplitRequest,
+    SplitWorker,
+    StepLimit,
+    WaitForSplit,
+    WorkerSurplus,
     decide,
     share,
 )  # fmt: skip
 
-WORKERS = (Worker("w1", 1), Worker("w2"), Worker("w10"))
+WORKERS = (SplitWorker("w1", 1), SplitWorker("w2"), SplitWorker("w10"))
 
 
-BASE = Ask("uneven", 1, 1, held=0, steps=0, dry=True, split=7, left=3, open=3, workers=WORKERS)
+BASE = SplitRequest("uneven", 1, 1, held=0, steps=0, dry=True, split=7, left=3, open=3, workers=WORKERS)
 
 
-def ask(**given_: Any) -> Ask:
+def ask(**given_: Any) -> SplitRequest:
     return replace(BASE, **given_)
 
 
 def test_the_first_split_that_is_left_goes_to_the_worker_with_the_fewest() -> None:
-    assert decide(ask()) == Grant(7, "w2")
-    assert decide(ask(last="w2")) == Grant(7, "w10")
-    assert decide(ask(workers=(Worker("w1", 1),), last="w1")) == Grant(7, "w1")
-    assert decide(ask(workers=(Worker("w1", 2),), held=1)) == Wait()
-    assert decide(ask(workers=(Worker("w1", 2),))) == Grant(7, "w1"), "others may wait for it"
-    assert decide(ask(workers=())) == Wait()
+    assert decide(ask()) == SplitGrant(7, "w2")
+    assert decide(ask(last="w2")) == SplitGrant(7, "w10")
+    assert decide(ask(workers=(SplitWorker("w1", 1),), last="w1")) == SplitGrant(7, "w1")
+    assert decide(ask(workers=(SplitWorker("w1", 2),), held=1)) == WaitForSplit()
+    assert decide(ask(workers=(SplitWorker("w1", 2),))) == SplitGrant(7, "w1"), "others may wait for it"
+    assert decide(ask(workers=())) == WaitForSplit()
 
 
 def test_nothing_is_given_out_before_all_clients_are_here() -> None:
-    assert decide(ask(world=2)) == Wait()
+    assert decide(ask(world=2)) == WaitForSplit()
 
 
 def test_the_last_splits_go_to_clients_that_have_none() -> None:
-    peer = Peer(steps=0)
-    assert decide(ask(world=2, clients=2, held=1, left=1, peers=(peer,))) == Wait()
-    assert decide(ask(world=2, clients=2, held=1, left=2, peers=(peer,))) == Grant(7, "w2")
+    peer = PeerClient(steps=0)
+    assert decide(ask(world=2, clients=2, held=1, left=1, peers=(peer,))) == WaitForSplit()
+    assert decide(ask(world=2, clients=2, held=1, left=2, peers=(peer,))) == SplitGrant(7, "w2")
     assert share(3, 2, 2) == 3 and share(1, 2, 8) == 1
 
 
 def test_what_is_read_ahead_is_had_by_who_read_it() -> None:
     late = {"left": 0, "split": -1, "after": 4}
-    assert decide(ask(**late, dry=False, held=1)) == Ahead(4, "w2")
-    assert decide(ask(**late)) == Ahead(4, "w2"), "while others may leave theirs"
-    assert decide(ask(**late, open=0)) == End()
-    assert decide(ask(**late, dry=False, ahead=6)) == Wait(), "as many as it may have at a time"
-    assert decide(ask(**late, dry=False, workers=(Worker("w1", 2),))) == Wait()
-    full = (Worker("w1", 2), Worker("w2"))
-    assert decide(ask(kept="w1", workers=full)) == Grant(7, "w1")
-    assert decide(ask(kept="gone", workers=full)) == Grant(7, "w2")
+    assert decide(ask(**late, dry=False, held=1)) == ReadAhead(4, "w2")
+    assert decide(ask(**late)) == ReadAhead(4, "w2"), "while others may leave theirs"
+    assert decide(ask(**late, open=0)) == EpochEnd()
+    assert decide(ask(**late, dry=False, ahead=6)) == WaitForSplit(), "as many as it may have at a time"
+    assert decide(ask(**late, dry=False, workers=(SplitWorker("w1", 2),))) == WaitForSplit()
+    full = (SplitWorker("w1", 2), SplitWorker("w2"))
+    assert decide(ask(kept="w1", workers=full)) == SplitGrant(7, "w1")
+    assert decide(ask(kept="gone", workers=full)) == SplitGrant(7, "w2")
 
 
 def test_workers_that_are_all_busy_while_trainers_wait_are_too_few_at_once() -> None:
-    slow = Memory(5.0, 40.0, 0.1, 40.0, 4.0)
-    seen = Load(Scaling(1, 8), 1.0, 10, 0.7, 0.0, 10, 1.0, 1, 1, 9.0, 9.0, slow)
+    slow = LoadHistory(5.0, 40.0, 0.1, 40.0, 4.0)
+    seen = PoolLoad(ScalingBounds(1, 8), 1.0, 10, 0.7, 0.0, 10, 1.0, 1, 1, 9.0, 9.0, slow)
     made = decide(seen)
-    assert isinstance(made, Scale) and made.workers == 2
+    assert isinstance(made, PoolSize) and made.workers == 2
     made = decide(replace(seen, workers=3, ready=3, busy=2.95, consumed=29, made=29, stalled=0.05))
-    assert isinstance(made, Scale) and made.workers == 4
+    assert isinstance(made, PoolSize) and made.workers == 4
     made = decide(replace(seen, workers=3, ready=3, busy=1.5, consumed=15, made=15, stalled=0.05))
-    assert isinstance(made, Scale) and made.workers == 3, "more would wait for the trainer, too"
+    assert isinstance(made, PoolSize) and made.workers == 3, "more would wait for the trainer, too"
 
 
 @pytest.mark.parametrize(
     ("ends", "peer", "open_", "decided"),
     [
-        ("uneven", Peer(5), 1, Wait()),
-        ("uneven", Peer(5), 0, End()),
-        ("pad", Peer(5), 0, Pad()),
-        ("pad", Peer(4, dry=True), 0, End()),
-        ("pad", Peer(4), 1, Wait()),
-        ("pad", Peer(3, dry=True), 0, End()),
-        ("pad", Peer(5, ended=True), 0, Pad()),
+        ("uneven", PeerClient(5), 1, WaitForSplit()),
+        ("uneven", PeerClient(5), 0, EpochEnd()),
+        ("pad", PeerClient(5), 0, RepeatBatch()),
+        ("pad", PeerClient(4, dry=True), 0, EpochEnd()),
+        ("pad", PeerClient(4), 1, WaitForSplit()),
+        ("pad", PeerClient(3, dry=True), 0, EpochEnd()),
+        ("pad", PeerClient(5, ended=True), 0, RepeatBatch()),
     ],
 )
-def test_ends(ends: str, peer: Peer, open_: int, decided: object) -> None:
+def test_ends(ends: str, peer: PeerClient, open_: int, decided: object) -> None:
     seen = ask(ends=ends, world=2, clients=2, steps=4, left=0, split=-1, open=open_, peers=(peer,))
     assert decide(seen) == decided
 
@@ -127,30 +127,30 @@ def test_ranks_that_drop_take_equally_many_steps_and_wait_for_no_batch(
                 assert ready[rank] >= 0
             case "ask" if last < 0:
                 batches = tuple(map(sum, zip(steps, ready, strict=True)))
-                made = decide(Pace(world, batches, tuple(not one for one in coming), len(todo)))
-                assert isinstance(made, Until) and made.steps >= until[rank]
+                made = decide(RankProgress(world, batches, tuple(not one for one in coming), len(todo)))
+                assert isinstance(made, StepLimit) and made.steps >= until[rank]
                 until[rank], last = made.steps, made.steps if made.last else last
             case "ask":
                 until[rank] = last
     assert set(steps) == {last} and not todo
     assert world > 1 or last == sum(splits)
-    assert decide(Pace(world + 1, tuple(steps), (True,) * world, 0)) == Until(0)
+    assert decide(RankProgress(world + 1, tuple(steps), (True,) * world, 0)) == StepLimit(0)
 
 
 loads = st.builds(
-    Load,
-    settings=st.builds(Scaling, least=st.integers(1, 3), most=st.integers(3, 40)),
+    PoolLoad,
+    settings=st.builds(ScalingBounds, least=st.integers(1, 3), most=st.integers(3, 40)),
     period=st.floats(0.1, 10), consumed=st.integers(0, 10_000), stalled=st.floats(0, 1),
     buffered=st.floats(0, 1), made=st.integers(0, 10_000), busy=st.floats(0, 100),
     workers=st.integers(1, 40), ready=st.integers(0, 40), up=st.floats(0, 100), down=st.floats(0, 100),
-    memory=st.builds(Memory, *[st.floats(0, 1e4)] * 5),
+    memory=st.builds(LoadHistory, *[st.floats(0, 1e4)] * 5),
 )  # fmt: skip
 
 
 @given(loads)
-def test_scaling_is_bounded_and_gentle(seen: Load) -> None:
+def test_scaling_is_bounded_and_gentle(seen: PoolLoad) -> None:
     made = decide(seen)
-    assert isinstance(made, Scale)
+    assert isinstance(made, PoolSize)
     known = seen.settings
     assert known.least <= made.workers <= known.most
     assert made.workers <= max(2 * seen.workers, known.least)
@@ -163,20 +163,20 @@ def test_scaling_is_bounded_and_gentle(seen: Load) -> None:
 
 
 def test_who_leaves() -> None:
-    assert decide(Surplus(WORKERS, 2)) == Leave(("w10",))
-    assert decide(Surplus(WORKERS, 0)) == Leave(("w10", "w2", "w1"))
-    assert decide(Surplus(WORKERS, 5)) == Leave(())
+    assert decide(WorkerSurplus(WORKERS, 2)) == DrainWorkers(("w10",))
+    assert decide(WorkerSurplus(WORKERS, 0)) == DrainWorkers(("w10", "w2", "w1"))
+    assert decide(WorkerSurplus(WORKERS, 5)) == DrainWorkers(())
 
 
 def test_what_cannot_be_read_is_tried_by_three_workers_or_by_one() -> None:
-    assert decide(Fault("skip", permanent=False, failures=2)) == Retry()
-    assert decide(Fault("skip", permanent=False, failures=3)) == GiveUp(skip=True)
-    assert decide(Fault("fail", permanent=True, failures=1)) == GiveUp(skip=False)
+    assert decide(SplitFault("skip", permanent=False, failures=2)) == RetrySplit()
+    assert decide(SplitFault("skip", permanent=False, failures=3)) == GiveUpSplit(skip=True)
+    assert decide(SplitFault("fail", permanent=True, failures=1)) == GiveUpSplit(skip=False)
 
 
 def test_what_a_client_reads_ahead_goes_before_what_others_do() -> None:
-    assert decide(ask(own=9)) == Grant(9, "w2")
-    assert decide(ask(own=9, kept="w1")) == Grant(9, "w1")
+    assert decide(ask(own=9)) == SplitGrant(9, "w2")
+    assert decide(ask(own=9, kept="w1")) == SplitGrant(9, "w1")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.15])
@@ -191,10 +191,10 @@ def test_what_a_client_reads_ahead_goes_before_what_others_do() -> None:
     ids=["step", "late step", "ramp", "step down"],
 )
 def test_the_twin_is_fed_and_does_not_oscillate(demand: object, noise: float) -> None:
-    settings = Scaling(1, 16, start=2.0, cooldown=10.0)
+    settings = ScalingBounds(1, 16, start=2.0, cooldown=10.0)
     seconds = 180
     found = twin.run(
-        demand, seconds, np.random.default_rng(3), world=twin.World(noise=noise), settings=settings
+        demand, seconds, np.random.default_rng(3), world=twin.IngestWorld(noise=noise), settings=settings
     )  # type: ignore[arg-type]
     assert np.mean(found.stalled[-40:]) <= 0.02
     assert np.mean(found.stalled[20:60]) <= 0.05
@@ -207,7 +207,8 @@ def test_the_twin_is_deterministic_and_a_static_pool_starves() -> None:
     from windtunnel.data.ingest.policy import POLICIES
 
     runs = [
-        twin.run(lambda t: 35.0, 30, np.random.default_rng(1), world=twin.World(noise=0.2)) for _ in range(2)
+        twin.run(lambda t: 35.0, 30, np.random.default_rng(1), world=twin.IngestWorld(noise=0.2))
+        for _ in range(2)
     ]
     assert runs[0] == runs[1]
     still = twin.run(lambda t: 35.0, 30, np.random.default_rng(1), policy=POLICIES["static"])

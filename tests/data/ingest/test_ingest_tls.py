@@ -15,11 +15,11 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.cli.main import app
 from windtunnel.data.ingest import IngestDataset
-from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.client import Client
+from windtunnel.data.ingest.live.calls import MasterSettings
+from windtunnel.data.ingest.live.client import IngestClient
 from windtunnel.data.ingest.live.master import Master
-from windtunnel.data.ingest.live.pool import Local
-from windtunnel.data.ingest.live.protocol import Link
+from windtunnel.data.ingest.live.pool import ProcessLauncher
+from windtunnel.data.ingest.live.protocol import FlightLink
 
 
 def test_with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,18 +30,18 @@ def test_with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     secret.touch(0o600)
     secret.write_bytes(KEYS.secret)
     keys = Keys(KEYS.secret, ours.issue("master").load())
-    settings = Settings(workers=1, **QUICK)  # type: ignore[arg-type]
-    master = Master(table(tmp_path), tmp_path / "m", keys, settings, Local(secret, keys))
+    settings = MasterSettings(workers=1, **QUICK)  # type: ignore[arg-type]
+    master = Master(table(tmp_path), tmp_path / "m", keys, settings, ProcessLauncher(secret, keys))
     thread = threading.Thread(target=master.run)
     thread.start()
     plain = f"127.0.0.1:{master.port}"
     try:
         for address in (plain, master.address):
             with pytest.raises(UserError, match="asks for TLS, accepted are --tls-cert, --tls-key, --tls-ca"):
-                Client(address, KEYS)
+                IngestClient(address, KEYS)
         stranger = others.issue("stranger")
         with pytest.raises(UserError, match="no TLS with it: certificate verify failed"):
-            Client(plain, Keys(KEYS.secret, stranger.load()))
+            IngestClient(plain, Keys(KEYS.secret, stranger.load()))
         mine = ours.issue("client")
         dataset = IngestDataset(plain, tls=mine.paths)
         assert whole([row for batch in dataset for row in batch["row"].tolist()])
@@ -52,7 +52,7 @@ def test_with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         master.stop()
         thread.join(30)
-    bare = Master(table(tmp_path), tmp_path / "bare", KEYS, Settings(workers=0))
+    bare = Master(table(tmp_path), tmp_path / "bare", KEYS, MasterSettings(workers=0))
     with pytest.raises(UserError, match="no TLS with it: wrong version number"):
-        Link(f"127.0.0.1:{bare.port}", Keys(KEYS.secret, mine.load())).call("workers")
+        FlightLink(f"127.0.0.1:{bare.port}", Keys(KEYS.secret, mine.load())).call("workers")
     bare.shutdown()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.cli.main import app
 from windtunnel.data.ingest import layout, reader, synthetic
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 ROWS = 2000
 
@@ -33,18 +33,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sessions(table: Path) -> tuple[Session, ...]:
+def sessions(table: Path) -> tuple[IngestSession, ...]:
     return tuple(replace(one, batch=512) for one in synthetic.sessions(str(table), "rm3", 3))
 
 
-def rows_of(one: Session) -> pa.Table:
+def rows_of(one: IngestSession) -> pa.Table:
     return pa.Table.from_batches(
         [batch for split in reader.splits(one) for batch in reader.batches(one, split, 0)]
     )
 
 
 def test_the_same_rows_with_fewer_bytes_and_reads(
-    table: Path, sessions: tuple[Session, ...], tmp_path: Path
+    table: Path, sessions: tuple[IngestSession, ...], tmp_path: Path
 ) -> None:
     made = layout.lay_out(str(table), sessions, tmp_path / "new", group_rows=10**6)
     assert [path.name for path in sorted((tmp_path / "new").iterdir())] == [
@@ -64,7 +64,9 @@ def test_the_same_rows_with_fewer_bytes_and_reads(
     assert made.reuse.popular < 0.5 < layout.reuse(sessions).popular == pytest.approx(0.8, abs=0.01)
 
 
-def test_a_change_in_one_value_is_found(table: Path, sessions: tuple[Session, ...], tmp_path: Path) -> None:
+def test_a_change_in_one_value_is_found(
+    table: Path, sessions: tuple[IngestSession, ...], tmp_path: Path
+) -> None:
     new = tmp_path / "new"
     layout.lay_out(str(table), sessions[:1], new)
     name = sessions[0].columns[1]
@@ -88,7 +90,7 @@ def test_nan_is_the_same_as_itself() -> None:
     assert not layout.same(left, pa.record_batch({"x": [1.0, 2.0, None], "y": left["y"]}))
 
 
-def test_a_full_disk_leaves_nothing(table: Path, sessions: tuple[Session, ...], tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(table: Path, sessions: tuple[IngestSession, ...], tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
     try:
@@ -126,7 +128,7 @@ def test_an_order_has_every_column_and_is_no_worse_than_before(columns: list[Any
     assert read(order) <= read(list(signatures))
 
 
-def test_the_verbs(table: Path, sessions: tuple[Session, ...], tmp_path: Path, capsys: Any) -> None:
+def test_the_verbs(table: Path, sessions: tuple[IngestSession, ...], tmp_path: Path, capsys: Any) -> None:
     paths = []
     for place, one in enumerate(sessions[:2]):
         made = [{"kind": each.kind, "inputs": list(each.inputs), "output": each.output} | each.options

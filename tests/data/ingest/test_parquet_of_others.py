@@ -17,7 +17,7 @@ import pytest
 
 from windtunnel.base.errors import UserError
 from windtunnel.data.ingest import reader, session
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 IDS = [[1, None, 3], None, [], [4]] * 25
 COLUMNS: dict[str, Any] = {
@@ -80,19 +80,19 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-def asked(path: Path | str, columns: tuple[str, ...] = tuple(COLUMNS), **fields: Any) -> Session:
+def asked(path: Path | str, columns: tuple[str, ...] = tuple(COLUMNS), **fields: Any) -> IngestSession:
     return session.check(
         {"version": 1, "table": str(path), "columns": list(columns), "batch": 7} | fields, "s.yaml"
     )
 
 
-def rows_of(one: Session) -> pa.Table:
+def rows_of(one: IngestSession) -> pa.Table:
     return pa.Table.from_batches(
         [batch for split in reader.splits(one) for batch in reader.batches(one, split, 0)]
     )
 
 
-def refused(one: Session) -> str:
+def refused(one: IngestSession) -> str:
     with pytest.raises(UserError) as told:
         rows_of(one)
     assert "\n" not in str(told.value)

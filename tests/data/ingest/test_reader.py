@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from windtunnel.data.ingest import reader, session
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 
 def table(rows: int = 3000, seed: int = 1) -> pa.Table:
@@ -34,12 +34,12 @@ def table(rows: int = 3000, seed: int = 1) -> pa.Table:
     )
 
 
-def asked(folder: Path, **fields: Any) -> Session:
+def asked(folder: Path, **fields: Any) -> IngestSession:
     document = {"version": 1, "table": str(folder), "columns": ["row"], "batch": 128, "split_rows": 700}
     return session.check(document | fields, "session.yaml")
 
 
-def rows_of(one: Session, epoch: int = 0) -> pa.Table:
+def rows_of(one: IngestSession, epoch: int = 0) -> pa.Table:
     found = [batch for split in reader.splits(one) for batch in reader.batches(one, split, epoch)]
     return pa.Table.from_batches(found, found[0].schema)
 

@@ -20,29 +20,31 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
 from windtunnel.data.ingest.live import ledger, protocol
-from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.client import Client, Replaced
-from windtunnel.data.ingest.live.ledger import Ledger
+from windtunnel.data.ingest.live.calls import MasterSettings
+from windtunnel.data.ingest.live.client import IngestClient, Replaced
+from windtunnel.data.ingest.live.ledger import SplitLog
 from windtunnel.data.ingest.live.master import Master
-from windtunnel.data.ingest.live.protocol import Link, Lost, Refused
+from windtunnel.data.ingest.live.protocol import CallRefused, FlightLink, ServerLost
 from windtunnel.data.ingest.live.serve import serve, started
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> IngestSession:
     return table(tmp_path)
 
 
-def settings(**given: object) -> Settings:
-    return Settings(**{"workers": 2, **QUICK, **given})  # type: ignore[arg-type]
+def settings(**given: object) -> MasterSettings:
+    return MasterSettings(**{"workers": 2, **QUICK, **given})  # type: ignore[arg-type]
 
 
-def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Session, tmp_path: Path) -> None:
+def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(
+    session: IngestSession, tmp_path: Path
+) -> None:
     session = replace(session, epochs=3, shuffle=True)
     orders = []
     with serving(session, tmp_path / "m") as master:
-        client = Client(master.address, KEYS, ordered=True)
+        client = IngestClient(master.address, KEYS, ordered=True)
         orders.append(rows(client))
         client.begin()
         orders.append(rows(client, 3) + rows(client))
@@ -59,7 +61,7 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Ses
     assert all(map(whole, orders)) and orders[0] != orders[1] != orders[2]
     assert orders[2][0] // 500 == ahead[0][0], "the first split is the one read ahead"
     with serving(session, tmp_path / "again") as master:
-        client = Client(master.address, KEYS, ordered=True)
+        client = IngestClient(master.address, KEYS, ordered=True)
         assert rows(client) == orders[0], "the order of one client follows from session and epoch"
         until(lambda: any(one.queue for one in client._ahead))
         drained = client._ahead[0].worker
@@ -72,22 +74,22 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Ses
         client.close()
 
 
-def test_small_splits_are_read_ahead_as_deep_as_large_ones(session: Session, tmp_path: Path) -> None:
+def test_small_splits_are_read_ahead_as_deep_as_large_ones(session: IngestSession, tmp_path: Path) -> None:
     """A split that has come whole keeps neither its client nor its worker from the next one."""
     session = replace(session, batch=500)
     with serving(session, tmp_path / "m") as master:
-        client = Client(master.address, KEYS)
+        client = IngestClient(master.address, KEYS)
         until(lambda: sum(len(one.queue) for one in client._streams) >= 12)
         assert whole(rows(client))
         client.close()
 
 
-def test_no_split_waits_for_a_regular_report(session: Session, tmp_path: Path) -> None:
+def test_no_split_waits_for_a_regular_report(session: IngestSession, tmp_path: Path) -> None:
     """That one has come whole, and that the last is consumed, is told at once."""
     session = replace(session, batch=500)
     with serving(session, tmp_path / "m", settings(client_lease=3600.0)) as master:
         until(lambda: len(master.crew.there) == 2)
-        client, found = Client(master.address, KEYS), list[int]()
+        client, found = IngestClient(master.address, KEYS), list[int]()
         client._every = 3600.0
         reading = threading.Thread(target=lambda: found.extend(rows(client)), daemon=True)
         reading.start()
@@ -97,7 +99,7 @@ def test_no_split_waits_for_a_regular_report(session: Session, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ends", ["pad", "uneven", "drop"])
-def test_ranks_share_the_session(session: Session, tmp_path: Path, ends: str) -> None:
+def test_ranks_share_the_session(session: IngestSession, tmp_path: Path, ends: str) -> None:
     """They step together, as ranks that sum gradients do; uneven ones do not wait for each other."""
     found: list[list[int]] = [[], [], []]
     epochs = 2 if ends == "drop" else 1
@@ -105,7 +107,7 @@ def test_ranks_share_the_session(session: Session, tmp_path: Path, ends: str) ->
 
     def train(rank: int) -> None:
         try:
-            client = Client(master.address, KEYS, str(rank), 3)
+            client = IngestClient(master.address, KEYS, str(rank), 3)
             for epoch in range(epochs):
                 if epoch:
                     found[rank].clear()
@@ -141,7 +143,7 @@ def test_ranks_share_the_session(session: Session, tmp_path: Path, ends: str) ->
         assert set(starts) == wanted
 
 
-def expected_batches(session: Session) -> list[int]:
+def expected_batches(session: IngestSession) -> list[int]:
     from windtunnel.data.ingest import reader
 
     wide = replace(session, split_rows=1500)
@@ -152,33 +154,33 @@ def expected_batches(session: Session) -> list[int]:
     ]
 
 
-def test_a_trainer_goes_on_behind_its_checkpoint(session: Session, tmp_path: Path) -> None:
+def test_a_trainer_goes_on_behind_its_checkpoint(session: IngestSession, tmp_path: Path) -> None:
     """At the master that it had, and at a new one."""
     with serving(session, tmp_path / "m") as master:
-        client = Client(master.address, KEYS)
+        client = IngestClient(master.address, KEYS)
         before = rows(client, 50)
         state = client.state()
         lost = rows(client, 20)
         client.close()
-        client = Client(master.address, KEYS, resume=state)
+        client = IngestClient(master.address, KEYS, resume=state)
         after = rows(client)
         client.close()
         assert set(lost) <= set(after) and whole(before + after)
     with serving(session, tmp_path / "new") as master:
-        client = Client(master.address, KEYS, resume=state)
+        client = IngestClient(master.address, KEYS, resume=state)
         assert whole(before + rows(client))
         client.close()
         assert len(str(state)) < 1000
 
 
 def test_ranks_that_go_back_get_nothing_before_all_have(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: IngestSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then marks are of before: whoever got a split by them would begin behind the checkpoint. They say
     so, and a master that is killed meanwhile knows it again."""
     monkeypatch.setattr("windtunnel.data.ingest.live.client.ALONE", 0.0)
     with serving(session, tmp_path / "m") as master:
-        ranks = {name: Client(master.address, KEYS, name, 2) for name in "01"}
+        ranks = {name: IngestClient(master.address, KEYS, name, 2) for name in "01"}
         found = [row for one in ranks.values() for row in rows(one, 3)]
         states = {name: one.state() for name, one in ranks.items()}
         for one in ranks.values():
@@ -187,9 +189,9 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         # the first one to come is given the first split, which the other had
         late, early = sorted(ranks, key=lambda name: min(master.ledger.state.claims[name]))
         with pytest.warns(UserWarning, match=f"client {early} waits for 1 of 2 ranks to come back"):
-            first = Client(master.address, KEYS, early, 2, resume=states[early])
+            first = IngestClient(master.address, KEYS, early, 2, resume=states[early])
             until(lambda: first._said or early in master.ledger.state.owners.values())
-        told = Link(master.address, KEYS).call("snapshot")
+        told = FlightLink(master.address, KEYS).call("snapshot")
         assert (told["came"], told["world"]) == (1, 2)
     with serving(session, tmp_path / "m", settings(port=master.port)) as master:
         until(lambda: early in master._clients and master._clients[early].waits)
@@ -197,7 +199,7 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         theirs: list[int] = []
         reading = threading.Thread(target=lambda: theirs.extend(rows(first)))
         reading.start()
-        second = Client(master.address, KEYS, late, 2, resume=states[late])
+        second = IngestClient(master.address, KEYS, late, 2, resume=states[late])
         found += rows(second)
         reading.join(60)
         second.close()
@@ -205,11 +207,11 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         assert whole(found + theirs)
 
 
-def test_splits_of_a_client_that_is_drainedgo_to_others(session: Session, tmp_path: Path) -> None:
+def test_splits_of_a_client_that_is_drainedgo_to_others(session: IngestSession, tmp_path: Path) -> None:
     """Also if it comes back: it drops what it lost, or refuses to go on where it is too late for that."""
     with serving(session, tmp_path / "m", settings(client_lease=0.6)) as master:
-        first = Client(master.address, KEYS, "a", 2)
-        other = Client(master.address, KEYS, "b", 2)
+        first = IngestClient(master.address, KEYS, "a", 2)
+        other = IngestClient(master.address, KEYS, "b", 2)
         rows(first, 5)
         with first._turn:  # none of its threads goes on, as in a process that is stopped
             theirs = rows(other)
@@ -225,13 +227,13 @@ def test_splits_of_a_client_that_is_drainedgo_to_others(session: Session, tmp_pa
         first.close()
 
 
-def test_workers_and_master_are_killed_and_stopped(session: Session, tmp_path: Path) -> None:
+def test_workers_and_master_are_killed_and_stopped(session: IngestSession, tmp_path: Path) -> None:
     """Real processes: SIGKILL of a worker and of the master, SIGSTOP of a worker that is replaced."""
     folder = tmp_path / "m"
     told = settings(worker_lease=1.0)
     process, address = started(session, folder, told)
     keys = Keys.read(folder / "secret")
-    client, link = Client(address, keys), Link(address, keys)
+    client, link = IngestClient(address, keys), FlightLink(address, keys)
     try:
         found = rows(client, 20)
         pids = [Identity.parse(one["process"]).pid for one in link.call("workers")["workers"].values()]
@@ -248,7 +250,7 @@ def test_workers_and_master_are_killed_and_stopped(session: Session, tmp_path: P
         alive = until(lambda: link.persist("workers", 10.0, threading.Event())["workers"])
         pid = Identity.parse(next(iter(alive.values()))["process"]).pid
         os.kill(pid, signal.SIGSTOP)
-        client = Client(address, keys)
+        client = IngestClient(address, keys)
         assert whole(rows(client))
         again.send_signal(signal.SIGTERM)
         again.communicate(timeout=30)
@@ -258,13 +260,13 @@ def test_workers_and_master_are_killed_and_stopped(session: Session, tmp_path: P
         process.kill()
 
 
-def test_a_zombie_does_no_harm(session: Session, tmp_path: Path) -> None:
+def test_a_zombie_does_no_harm(session: IngestSession, tmp_path: Path) -> None:
     """A worker of another host that stops is passed over; what it sends when it goes on is dropped."""
     with serving(session, tmp_path / "m", settings(workers=0, worker_lease=0.3)) as master:
         pool = Threads()
         pool.start("stands", master.address)
         until(lambda: "stands" in master.crew.there)
-        client = Client(master.address, KEYS)
+        client = IngestClient(master.address, KEYS)
         found = rows(client, 3)
         worker = pool.running["stands"][0]
         going, stand = worker._batches, threading.Event()
@@ -275,7 +277,7 @@ def test_a_zombie_does_no_harm(session: Session, tmp_path: Path) -> None:
                 yield one
 
         worker._batches = stands  # type: ignore[method-assign, assignment]
-        worker._link = Link("127.0.0.1:1", KEYS)
+        worker._link = FlightLink("127.0.0.1:1", KEYS)
         pool.start("w2", master.address)
         found += rows(client, 30)
         stand.set()
@@ -284,12 +286,12 @@ def test_a_zombie_does_no_harm(session: Session, tmp_path: Path) -> None:
         client.close()
 
 
-def test_strangers_are_refused_and_harm_nobody(session: Session, tmp_path: Path) -> None:
+def test_strangers_are_refused_and_harm_nobody(session: IngestSession, tmp_path: Path) -> None:
     with serving(session, tmp_path / "m") as master:
-        client = Client(master.address, KEYS)
+        client = IngestClient(master.address, KEYS)
         found = rows(client, 5)
         with pytest.raises(UserError, match="secret"):
-            Link(master.address, Keys(b"another secret, not it")).call("workers")
+            FlightLink(master.address, Keys(b"another secret, not it")).call("workers")
         with fl.connect(master.address) as bare:
             for action in ("workers", "ack", "nothing"):
                 with pytest.raises(fl.FlightUnauthenticatedError):
@@ -300,18 +302,18 @@ def test_strangers_are_refused_and_harm_nobody(session: Session, tmp_path: Path)
             with fl.connect(worker) as other, pytest.raises(fl.FlightUnauthenticatedError):
                 other.do_get(fl.Ticket(b"{}")).read_all()
         # one who knows the secret, and says what is not so
-        link = Link(master.address, KEYS)
+        link = FlightLink(master.address, KEYS)
         forged = {"client": "0", "key": "not its", "epoch": 0, "marks": [[15, -1]]}
         assert link.call("ack", **forged) == {"replaced": True}
         mine = {**forged, "key": client._key}
         assert link.call("ack", **{**mine, "marks": [[15, -1]]})["lost"] == [15], "it does not have it"
         for said in ({**mine, "marks": [[99, 1]]}, {**mine, "marks": "all"}, {**mine, "epoch": -1}):
-            with pytest.raises(Refused):
+            with pytest.raises(CallRefused):
                 link.call("ack", **said)
         for op in ("lease", "heartbeat", "register", "shutdown", "again", "x" * 1000):
-            with pytest.raises(Refused):
+            with pytest.raises(CallRefused):
                 link.call(op)
-        with pytest.raises(Refused, match="accepted are at most"):
+        with pytest.raises(CallRefused, match="accepted are at most"):
             link.call("ack", **{**mine, "more": "x" * protocol.LONGEST})
         with link.errors(), fl.connect(master.address) as bare:
             pass
@@ -319,13 +321,13 @@ def test_strangers_are_refused_and_harm_nobody(session: Session, tmp_path: Path)
         for body in (b"\xff" * 100, b"[" * 100_000, b"[]"):
             with pytest.raises(fl.FlightServerError):
                 list(raw.do_action(fl.Action("ack", body)))
-        with pytest.raises(Refused, match="not understood"), (there := Link(worker, KEYS)).errors():
+        with pytest.raises(CallRefused, match="not understood"), (there := FlightLink(worker, KEYS)).errors():
             there.stream({"split": {"number": 0}}).read_all()
         assert whole(found + rows(client))
         client.close()
 
 
-def corrupt(session: Session) -> None:
+def corrupt(session: IngestSession) -> None:
     """A byte in the middle of the data."""
     import pyarrow.parquet as pq
 
@@ -338,25 +340,25 @@ def corrupt(session: Session) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
-def test_a_corrupt_page(session: Session, tmp_path: Path, on_error: str) -> None:
+def test_a_corrupt_page(session: IngestSession, tmp_path: Path, on_error: str) -> None:
     corrupt(session)
     with serving(session, tmp_path / "m", settings(on_error=on_error)) as master:
-        client = Client(master.address, KEYS)
+        client = IngestClient(master.address, KEYS)
         if on_error == "fail":
             with pytest.raises(UserError, match=r"table\.parquet.*row group 9.*row"):
                 rows(client)
         else:
             found = rows(client)
             assert sorted(found) == [row for row in range(ROWS) if not 4500 <= row < 5000]
-            told = Link(master.address, KEYS).call("snapshot")["skipped"]
+            told = FlightLink(master.address, KEYS).call("snapshot")["skipped"]
             assert [(one["split"], one["rows"]) for one in told] == [(9, 500)]
             assert "row group 9" in told[0]["why"]
         client.close()
 
 
-def test_a_full_disk_holds_the_session_up_and_loses_nothing(session: Session, tmp_path: Path) -> None:
+def test_a_full_disk_holds_the_session_up_and_loses_nothing(session: IngestSession, tmp_path: Path) -> None:
     with small_disk(tmp_path, 8 << 20, "-b", "4096") as (_, disk), serving(session, disk / "m") as master:
-        client = Client(master.address, KEYS)
+        client = IngestClient(master.address, KEYS)
         found = rows(client, 5)
         fill(disk / "full")
         rest: list[int] = []
@@ -389,7 +391,7 @@ def _refused(master: Master) -> bool:
 
 def test_the_log(tmp_path: Path) -> None:
     path = tmp_path / "progress.log"
-    log = Ledger(path, "one")
+    log = SplitLog(path, "one")
     log.write("grant", split=3, client="a")
     log.write("ack", client="a", marks=[[3, 5]])
     log.write("grant", split=4, client="a")
@@ -397,19 +399,19 @@ def test_the_log(tmp_path: Path) -> None:
     log.close()
     with path.open("ab") as file:
         file.write(b'0badc0de {"op"')  # a writer was killed
-    again = Ledger(path, "one")
+    again = SplitLog(path, "one")
     assert again.state.owners == {3: "a"} and again.state.marks == {3: 5, 4: -1}
     again.write("rewind", client="a", epoch=0, marks=[[3, 2]])
     assert again.state.owners == {} and again.state.marks == {3: 2}
     again.close()
     with pytest.raises(UserError, match="another session"):
-        Ledger(path, "two")
+        SplitLog(path, "two")
     path.write_bytes(path.read_bytes().replace(b"[3,2]", b"[3,9]"))
     with pytest.raises(UserError, match="is damaged"):
-        Ledger(path, "one")
+        SplitLog(path, "one")
 
 
-def test_ports_and_addresses(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_and_addresses(session: IngestSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = pytest.raises(HostError, match="it is taken, or not here")
     with serving(session, tmp_path / "m") as master, taken:
         Master(session, tmp_path / "n", KEYS, replace(settings(), port=master.port))
@@ -417,11 +419,11 @@ def test_ports_and_addresses(session: Session, tmp_path: Path, monkeypatch: pyte
         serve(session, tmp_path / "o", settings(host="0.0.0.0"))
     for address in ("here", "127.0.0.1", "a b:7", "here:x", "grpc://"):
         with pytest.raises(UserError, match="is no address of a master, accepted is HOST:PORT"):
-            Link(address, KEYS)
+            FlightLink(address, KEYS)
     monkeypatch.setattr(protocol, "TIMEOUT", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(Lost, match="Deadline"):
-        Link(f"127.0.0.1:{mute.getsockname()[1]}", KEYS).call("workers")
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(ServerLost, match="Deadline"):
+        FlightLink(f"127.0.0.1:{mute.getsockname()[1]}", KEYS).call("workers")
     began = time.monotonic()
-    with pytest.raises(Lost, match="does not answer"):
-        Client("127.0.0.1:1", KEYS, patience=0.1)
+    with pytest.raises(ServerLost, match="does not answer"):
+        IngestClient("127.0.0.1:1", KEYS, patience=0.1)
     assert time.monotonic() - began < 60

@@ -11,7 +11,7 @@ import yaml
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.data.ingest import session
-from windtunnel.data.ingest.model import Session, Transform
+from windtunnel.data.ingest.model import IngestSession, Transform
 
 GOOD: dict[str, Any] = {"version": 1, "table": "t", "columns": ["a", "b"]}
 
@@ -30,7 +30,9 @@ def test_a_whole_file(tmp_path: Path) -> None:
         Transform("log", ("a",), "a"), Transform("log", ("b",), "b"),
         Transform("cross", ("c", "d"), "e", {"rows": 9}),
     )  # fmt: skip
-    assert from_plain(Session, to_plain(found)).transforms == found.transforms, "as it goes over the wire"
+    assert from_plain(IngestSession, to_plain(found)).transforms == found.transforms, (
+        "as it goes over the wire"
+    )
 
 
 @pytest.mark.parametrize(

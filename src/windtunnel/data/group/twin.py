@@ -1,8 +1,9 @@
 """A chain of engines in emulated time, with the wait for a CPU that was measured on a real one.
 
 Each member is a queue of one server, as its engine is one thread. An operation that finds it idle waits
-until the kernel lets it run (`EngineProfile.delays`, a measured table: no figure here is a guess), then each takes
-its service time; between members there is a wire. After a loss the policy is asked as a live one asks it.
+until the kernel lets it run (`EngineProfile.delays`, a measured table: no figure here is a guess), then each
+takes its service time; between members there is a wire. After a loss the policy is asked as a live one asks
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 from .live.dataset import IngestDataset as IngestDataset
 from .live.dataset import Ragged as Ragged
-from .model import Session as Session
+from .model import IngestSession as IngestSession
 from .model import Transform as Transform
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision

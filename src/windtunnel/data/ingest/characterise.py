@@ -19,9 +19,9 @@ from windtunnel.base import units
 from windtunnel.base.errors import UserError
 from windtunnel.data.ingest.arrays import lengths_of
 from windtunnel.data.ingest.layout import keys
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 from windtunnel.data.ingest.reader import Reader, needed
-from windtunnel.data.ingest.storage import Files, Meter
+from windtunnel.data.ingest.storage import ReadMeter, TableFiles
 
 PHASES = ("read", "decode", "transform", "batch")
 
@@ -78,7 +78,7 @@ class Character:
 
 
 def characterise(
-    session: Session, *, splits: int | None = None, demand: float | None = None,
+    session: IngestSession, *, splits: int | None = None, demand: float | None = None,
     progress: Callable[[str, float], None] = lambda part, done: None,
 ) -> Character:  # fmt: skip
     """Read an epoch of ``session``, or its first ``splits`` splits. ``demand``: rows/s that trainers take.
@@ -102,7 +102,7 @@ def characterise(
     if not kept:
         raise UserError(f"{session.table}: no row meets where, accepted is a filter that leaves some")
     counts = {"dense": 0, "sparse": 0, "other": 0}
-    files = Files(session.table, session.storage, Meter())  # what it reads is no part of the session
+    files = TableFiles(session.table, session.storage, ReadMeter())  # what it reads is no part of the session
     for column in files.footer(files.names[0]).schema:
         for kind, count in _features(files, column):
             counts[_word(kind)] += count
@@ -184,7 +184,7 @@ def lines(character: Character) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _features(files: Files, column: pa.Field) -> list[tuple[pa.DataType, int]]:
+def _features(files: TableFiles, column: pa.Field) -> list[tuple[pa.DataType, int]]:
     """The kinds of features that a stored column has, and how many of each."""
     if pa.types.is_map(column.type):
         return [(column.type.item_type, len(keys(files, column.name)))]
@@ -199,7 +199,7 @@ def _word(kind: pa.DataType) -> str:
     return "dense" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "other"
 
 
-def _first_split(session: Session) -> tuple[float, float]:
+def _first_split(session: IngestSession) -> tuple[float, float]:
     """Mean coverage, and mean length of lists, of the used features in the first split."""
     plain = replace(session, columns=needed(session), transforms=(), shuffle=False)
     reader = Reader(plain)

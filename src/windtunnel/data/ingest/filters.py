@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from windtunnel.base.errors import UserError
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
@@ -17,7 +17,7 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def mask(columns: dict[str, pa.Array], session: Session, count: int) -> pa.BooleanArray | None:
+def mask(columns: dict[str, pa.Array], session: IngestSession, count: int) -> pa.BooleanArray | None:
     """Which rows meet the filter; a comparison with null is not met."""
     met = None
     for name, operator, value in session.where:

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 from windtunnel.data.ingest.reader import BLOCK, Reader, needed
-from windtunnel.data.ingest.storage import HOLE, Files, Meter, line, merge
+from windtunnel.data.ingest.storage import HOLE, ReadMeter, TableFiles, line, merge
 
 GROUP_BYTES = 256 * 2**20
 """Of a row group, as Arrow: what is held in memory when it is written."""
@@ -47,7 +47,7 @@ class Reuse:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ReadCost:
     """What one session reads of a table: ``reads``, ``nbytes`` by them, of which it ``wanted`` so many."""
 
     rows: int
@@ -62,21 +62,21 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """What `lay_out` made. ``order``: the columns'; ``before`` and ``after``: of each session; ``reuse``: of
     the new table."""
 
     folder: Path
     order: tuple[str, ...]
     group_rows: int
-    before: tuple[Cost, ...]
-    after: tuple[Cost, ...]
+    before: tuple[ReadCost, ...]
+    after: tuple[ReadCost, ...]
     reuse: Reuse
 
 
-def reuse(sessions: Sequence[Session]) -> Reuse:
+def reuse(sessions: Sequence[IngestSession]) -> Reuse:
     """Of the table that all ``sessions`` read, from its footers alone."""
-    files = Files(sessions[0].table, sessions[0].storage, Meter())
+    files = TableFiles(sessions[0].table, sessions[0].storage, ReadMeter())
     sizes: dict[str, int] = {}
     for footer in files.footers():
         for name, paths in footer.leaves.items():
@@ -97,9 +97,9 @@ def reuse(sessions: Sequence[Session]) -> Reuse:
 
 
 def lay_out(
-    table: str, sessions: Sequence[Session], out: Path, *, group_rows: int | None = None,
+    table: str, sessions: Sequence[IngestSession], out: Path, *, group_rows: int | None = None,
     progress: Callable[[str, float], None] = lambda part, done: None,
-) -> Layout:  # fmt: skip
+) -> ColumnLayout:  # fmt: skip
     """Write ``table`` anew in ``out``, a folder that is not there yet: a file for each of its files, with the
     same rows in the same order. ``group_rows``: of a row group, default `GROUP_BYTES` of memory.
 
@@ -116,9 +116,9 @@ def lay_out(
         raise UserError(f"`out` {out}: is there already, accepted is a folder that is not")
     if out.is_relative_to(Path(table).absolute()) and "://" not in table:
         raise UserError(f"`out` {out}: lies in the table {table}, accepted is a folder elsewhere")
-    files = Files(table, sessions[0].storage, Meter())
+    files = TableFiles(table, sessions[0].storage, ReadMeter())
     names = _features(files, sessions)
-    whole = Session(
+    whole = IngestSession(
         table, tuple(names), batch=BLOCK, split_rows=1, storage=sessions[0].storage, drift=sessions[0].drift
     )
     signatures = {
@@ -156,10 +156,10 @@ def lay_out(
             raise HostError(f"{out}: cannot be written ({line(error)}), and nothing of it is left") from None
         raise
     anew = [replace(session, table=str(out), storage={}) for session in sessions]
-    return Layout(out, tuple(order), group_rows, tuple(before), tuple(after), reuse(anew))
+    return ColumnLayout(out, tuple(order), group_rows, tuple(before), tuple(after), reuse(anew))
 
 
-def compared(old: Session, new: Session) -> tuple[Cost, Cost]:
+def compared(old: IngestSession, new: IngestSession) -> tuple[ReadCost, ReadCost]:
     """What the same session reads of two tables with the same rows, without its transforms.
 
     Raises:
@@ -179,7 +179,7 @@ def compared(old: Session, new: Session) -> tuple[Cost, Cost]:
             raise UserError(f"{new.table}: differs from {old.table} within {BLOCK} rows from row {row}")
         row += left.num_rows
     costs = [
-        Cost(reader.meter.kept, reader.meter.reads, reader.meter.nbytes, reader.meter.wanted)
+        ReadCost(reader.meter.kept, reader.meter.reads, reader.meter.nbytes, reader.meter.wanted)
         for reader in readers
     ]
     return costs[0], costs[1]
@@ -233,7 +233,7 @@ def best_order(
     return min((names, popular, chain), key=cost)
 
 
-def _features(files: Files, sessions: Sequence[Session]) -> list[str]:
+def _features(files: TableFiles, sessions: Sequence[IngestSession]) -> list[str]:
     """The columns that the new table has, in the old one's order."""
     wanted = {name for session in sessions for name in needed(session)}
     names: list[str] = []
@@ -253,7 +253,7 @@ def _features(files: Files, sessions: Sequence[Session]) -> list[str]:
     return names
 
 
-def keys(files: Files, column: str) -> list[Any]:
+def keys(files: TableFiles, column: str) -> list[Any]:
     """All keys that a map has in any row, sorted; only they are read."""
     values: set[Any] = set()
     for name in files.names:
@@ -288,7 +288,7 @@ def _write(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], row
             writer.write_table(pa.Table.from_batches(held, schema), row_group_size=rows)
 
 
-def _codec(files: Files) -> str:
+def _codec(files: TableFiles) -> str:
     """The one that the table's first column has."""
     footer = files.footer(files.names[0])
     if not footer.metadata.num_row_groups or not footer.metadata.num_columns:

@@ -27,7 +27,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Session:
+class IngestSession:
     """What batches are made of: a table, columns, a filter, transforms, and the size of a batch."""
 
     table: str
@@ -60,7 +60,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Split:
+class TableSplit:
     """Row groups of one file. ``number``: in its session, from 0; ``rows``: those stored, before a filter."""
 
     number: int

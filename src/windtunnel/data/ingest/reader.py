@@ -26,15 +26,15 @@ import pyarrow.parquet as pq
 
 from windtunnel.base.errors import UserError
 from windtunnel.data.ingest import filters, transforms
-from windtunnel.data.ingest.model import Session, Split
-from windtunnel.data.ingest.storage import HOLE, Files, Footer, Meter, line
+from windtunnel.data.ingest.model import IngestSession, TableSplit
+from windtunnel.data.ingest.storage import HOLE, Footer, ReadMeter, TableFiles, line
 from windtunnel.data.ingest.transforms import Rows
 
 BLOCK = 8192
 """Rows that are decoded and transformed at a time, or a batch where that is more."""
 
 
-def splits(session: Session) -> tuple[Split, ...]:
+def splits(session: IngestSession) -> tuple[TableSplit, ...]:
     """The splits of the session's table as it is now, in the order of its files; none where ``where`` rules
     all rows out.
 
@@ -47,7 +47,7 @@ def splits(session: Session) -> tuple[Split, ...]:
     return _opened.splits()
 
 
-def batches(session: Session, split: Split, epoch: int) -> Iterator[pa.RecordBatch]:
+def batches(session: IngestSession, split: TableSplit, epoch: int) -> Iterator[pa.RecordBatch]:
     """The batches of a split, in order: ``session.columns`` each, ``session.batch`` rows, the last one what
     is left; none where the filter leaves no row.
 
@@ -60,7 +60,7 @@ def batches(session: Session, split: Split, epoch: int) -> Iterator[pa.RecordBat
     return _opened.batches(split, epoch)
 
 
-def order(session: Session, count: int, epoch: int) -> list[int]:
+def order(session: IngestSession, count: int, epoch: int) -> list[int]:
     """The numbers of a session's ``count`` splits, in the order in which the epoch has them."""
     if not session.shuffle:
         return list(range(count))
@@ -72,7 +72,7 @@ _opened: Reader | None = None
 
 
 @dataclass(frozen=True)
-class Source:
+class ColumnSource:
     """Where a feature is stored: a column, or the ``key`` of a map, or a field of a struct; ``kind``: its
     type."""
 
@@ -84,10 +84,10 @@ class Source:
 class Reader:
     """A session's table, opened. ``meter`` counts what is read and given; ``hole``: see `storage.merge`."""
 
-    def __init__(self, session: Session, meter: Meter | None = None, hole: int = HOLE) -> None:
+    def __init__(self, session: IngestSession, meter: ReadMeter | None = None, hole: int = HOLE) -> None:
         self.session, self.hole = session, hole
-        self.meter = meter or Meter()
-        self.files = Files(session.table, session.storage, self.meter)
+        self.meter = meter or ReadMeter()
+        self.files = TableFiles(session.table, session.storage, self.meter)
         where = session.table
         self._steps = [
             (transform, transforms.settings(transform, f"{where}: transforms.{place}"))
@@ -99,7 +99,7 @@ class Reader:
         return self.files.footer(self.files.names[0])
 
     @cached_property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, ColumnSource]:
         """Of each feature that is read (for a batch, a transform or the filter) where it is stored."""
         return {name: self._source(name) for name in needed(self.session)}
 
@@ -111,12 +111,12 @@ class Reader:
         outputs = transforms.apply(self._steps, empty, Rows(0, 0, np.zeros(0, np.int64)), self.session.table)
         return pa.schema([(name, outputs[name].type) for name in self.session.columns])
 
-    def splits(self) -> tuple[Split, ...]:
+    def splits(self) -> tuple[TableSplit, ...]:
         _ = self.schema  # what is wrong with the session is said before any data is read
         footers = self.files.footers()
         if not sum(footer.metadata.num_rows for footer in footers):
             raise UserError(f"{self.session.table}: has no rows, accepted is a table with rows")
-        splits: list[Split] = []
+        splits: list[TableSplit] = []
         for name, footer in zip(self.files.names, footers, strict=True):
             self._check(name, footer)
             groups: list[int] = []
@@ -128,13 +128,13 @@ class Reader:
                 groups.append(group)
                 rows += count
                 if rows >= self.session.split_rows:
-                    splits.append(Split(len(splits), name, tuple(groups), rows))
+                    splits.append(TableSplit(len(splits), name, tuple(groups), rows))
                     groups, rows = [], 0
             if groups:
-                splits.append(Split(len(splits), name, tuple(groups), rows))
+                splits.append(TableSplit(len(splits), name, tuple(groups), rows))
         return tuple(splits)
 
-    def batches(self, split: Split, epoch: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, split: TableSplit, epoch: int) -> Iterator[pa.RecordBatch]:
         names = self.schema.names
         blocks = self._rows(split)
         if self.session.shuffle:
@@ -165,7 +165,7 @@ class Reader:
         with self._phase("batch"):
             return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
-    def _rows(self, split: Split) -> Iterator[tuple[dict[str, pa.Array], Any]]:
+    def _rows(self, split: TableSplit) -> Iterator[tuple[dict[str, pa.Array], Any]]:
         """Features of the rows that the filter leaves, block by block, and the rows' numbers in the split."""
         with self._phase("read"):
             footer = self.files.footer(split.file)
@@ -201,7 +201,7 @@ class Reader:
             yield columns, numbers
 
     def _decoded(
-        self, held: Any, footer: Footer, split: Split, paths: Sequence[str]
+        self, held: Any, footer: Footer, split: TableSplit, paths: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         options = {"metadata": footer.metadata, "pre_buffer": False, "page_checksum_verification": True}
         try:
@@ -227,7 +227,7 @@ class Reader:
             ) from None
 
     def _shuffled(
-        self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: Split, epoch: int
+        self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: TableSplit, epoch: int
     ) -> Iterator[tuple[dict[str, pa.Array], Any]]:
         runs = list(blocks)
         with self._phase("batch"):
@@ -243,7 +243,7 @@ class Reader:
             yield block, numbers[part]
 
     def _transformed(
-        self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: Split, names: Sequence[str]
+        self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: TableSplit, names: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         for columns, numbers in blocks:
             with self._phase("transform"):
@@ -253,20 +253,20 @@ class Reader:
             if block.num_rows:
                 yield block
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> ColumnSource:
         """Where the first file has a feature."""
         schema = self._first.schema
         if (place := schema.get_field_index(name)) >= 0:
-            return Source(name, None, canonical(schema.field(place).type))
+            return ColumnSource(name, None, canonical(schema.field(place).type))
         for column in schema:
             if not name.startswith(f"{column.name}/"):
                 continue
             kind, key = column.type, name[len(column.name) + 1 :]
             if pa.types.is_struct(kind) and (place := kind.get_field_index(key)) >= 0:
-                return Source(column.name, key, canonical(kind.field(place).type))
+                return ColumnSource(column.name, key, canonical(kind.field(place).type))
             if pa.types.is_map(kind):
                 try:
-                    return Source(
+                    return ColumnSource(
                         column.name, pa.scalar(key).cast(kind.key_type).as_py(), canonical(kind.item_type)
                     )
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -335,7 +335,7 @@ class Reader:
 class _Timed:
     """CPU seconds of a block, added to a phase of a meter."""
 
-    def __init__(self, meter: Meter, name: str) -> None:
+    def __init__(self, meter: ReadMeter, name: str) -> None:
         self._seconds, self._name = meter.seconds, name
 
     def __enter__(self) -> None:
@@ -345,7 +345,7 @@ class _Timed:
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.thread_time() - self._begin
 
 
-def needed(session: Session) -> tuple[str, ...]:
+def needed(session: IngestSession) -> tuple[str, ...]:
     """The features that are read: for the filter, for transforms, for batches."""
     names: dict[str, None] = dict.fromkeys(name for name, _, _ in session.where)
     produced: set[str] = set()
@@ -375,7 +375,7 @@ def canonical(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _feature(block: pa.RecordBatch, source: Source, count: int) -> pa.Array:
+def _feature(block: pa.RecordBatch, source: ColumnSource, count: int) -> pa.Array:
     place = block.schema.get_field_index(source.column)
     if place < 0:
         return pa.nulls(count, source.kind)

@@ -28,7 +28,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.fields import fitted, suggest
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.data.ingest import transforms
-from windtunnel.data.ingest.model import Session, Transform
+from windtunnel.data.ingest.model import IngestSession, Transform
 
 ACCEPTED = {
     "version": "1, the only one that this windtunnel reads",
@@ -68,7 +68,7 @@ class TransformSpec(BaseModel, extra="allow"):
     output: Name | None = None
 
 
-class Spec(BaseModel, extra="forbid"):
+class SessionSpec(BaseModel, extra="forbid"):
     version: Literal[1]
     table: Name
     columns: Annotated[Names, Field(min_length=1)]
@@ -83,18 +83,18 @@ class Spec(BaseModel, extra="forbid"):
     drift: Literal["refuse", "fill"] = "refuse"
 
 
-def read(path: Path) -> Session:
+def read(path: Path) -> IngestSession:
     """The session in the file at ``path``. Raises `UserError` for the first thing that is wrong."""
     return check(read_mapping(path, "file of a session"), str(path))
 
 
-def check(document: Any, where: str) -> Session:
+def check(document: Any, where: str) -> IngestSession:
     """``document`` as a session; ``where`` is the file that errors name.
 
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    spec = fitted(Spec, document, where, ACCEPTED)
+    spec = fitted(SessionSpec, document, where, ACCEPTED)
     steps = [
         transform
         for place, given in enumerate(spec.transforms)
@@ -111,7 +111,7 @@ def check(document: Any, where: str) -> Session:
                 f"{where}: field where.{place} has {value!r} with {operator}, accepted is {accepted}"
             )
         conditions.append((column, str(operator), tuple(value) if isinstance(value, list) else value))
-    return Session(
+    return IngestSession(
         spec.table, spec.columns, tuple(steps), tuple(conditions), spec.batch, spec.epochs, spec.shuffle,
         spec.seed, spec.split_rows, spec.storage, spec.drift,
     )  # fmt: skip

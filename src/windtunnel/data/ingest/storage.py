@@ -32,7 +32,7 @@ READERS = 8
 
 
 @dataclass
-class Meter:
+class ReadMeter:
     """What was read, and what it took; sums over all that a reader did.
 
     ``reads`` and ``nbytes``: of data; footers are counted apart. ``wanted``: bytes of the columns wanted, as
@@ -84,13 +84,13 @@ class Footer:
         return first, first + column.total_compressed_size
 
 
-class Files:
+class TableFiles:
     """The files of ``table``, a path or a URL of fsspec with ``options``: a Parquet file, or a folder.
 
     Every function raises UserError where the table or a file is not there, cannot be read, or is no Parquet.
     """
 
-    def __init__(self, table: str, options: dict[str, Any], meter: Meter) -> None:
+    def __init__(self, table: str, options: dict[str, Any], meter: ReadMeter) -> None:
         import fsspec
 
         self.table, self.meter = table, meter
@@ -176,10 +176,10 @@ class Files:
             self.meter.footer_bytes += sum(map(len, blocks))
         return list(blocks)
 
-    def open(self, name: str, ranges: Iterable[tuple[int, int]], hole: int = HOLE) -> Held:
+    def open(self, name: str, ranges: Iterable[tuple[int, int]], hole: int = HOLE) -> PrefetchedFile:
         """A file of which these ranges are read already."""
         merged = merge(ranges, hole)
-        return Held(self, name, self.footer(name).size, merged, self._raw(name, merged, data=True))
+        return PrefetchedFile(self, name, self.footer(name).size, merged, self._raw(name, merged, data=True))
 
 
 def merge(ranges: Iterable[tuple[int, int]], hole: int) -> list[tuple[int, int]]:
@@ -193,13 +193,13 @@ def merge(ranges: Iterable[tuple[int, int]], hole: int) -> list[tuple[int, int]]
     return merged
 
 
-class Held:
+class PrefetchedFile:
     """A file as Arrow reads it, most of it from memory; anything else is a read of its own."""
 
     closed = False
 
     def __init__(
-        self, files: Files, name: str, size: int, ranges: list[tuple[int, int]], parts: list[bytes]
+        self, files: TableFiles, name: str, size: int, ranges: list[tuple[int, int]], parts: list[bytes]
     ) -> None:
         self._files, self._name, self._size = files, name, size
         self._ranges, self._parts = ranges, [memoryview(part) for part in parts]

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from windtunnel.base.atomic import replacing
 from windtunnel.base.errors import UserError
 from windtunnel.base.fields import suggest
-from windtunnel.data.ingest.model import Session, Transform
+from windtunnel.data.ingest.model import IngestSession, Transform
 
 KINDS = {"dense": pa.float32(), "sparse": pa.list_(pa.int64())}
 
 
 @dataclass(frozen=True)
-class Model:
+class PublishedModel:
     """Published, of a table and the jobs that read it. ``dense``, ``sparse``: features stored; ``coverage``:
     the share of samples that have one; ``length``: ids of a list; ``used`` and ``used_bytes``: the share of
     the features, and of the stored bytes, that a job reads; ``popular``: the share of bytes that serves 80 %
@@ -46,9 +46,9 @@ class Model:
 
 
 MODELS = {
-    "rm1": Model(12_115, 1_763, 0.45, 26.0, 0.11, 0.37, 0.39, 2.0, 100),
-    "rm2": Model(12_596, 1_817, 0.41, 25.6, 0.10, 0.34, 0.37, 2.0, 100),
-    "rm3": Model(5_707, 188, 0.29, 19.6, 0.09, 0.21, 0.18, 2.0, 40),
+    "rm1": PublishedModel(12_115, 1_763, 0.45, 26.0, 0.11, 0.37, 0.39, 2.0, 100),
+    "rm2": PublishedModel(12_596, 1_817, 0.41, 25.6, 0.10, 0.34, 0.37, 2.0, 100),
+    "rm3": PublishedModel(5_707, 188, 0.29, 19.6, 0.09, 0.21, 0.18, 2.0, 40),
 }
 
 
@@ -134,7 +134,7 @@ def write(
             pq.write_table(part_table, part, row_group_size=group_rows, compression="zstd")
 
 
-def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session, ...]:
+def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[IngestSession, ...]:
     """``count`` jobs that read a table of the model ``name``: each its own features, drawn by popularity
     until it has the published share of bytes (sparse ones first) and of features, and transforms of all three
     kinds: new features from others, sparse and dense ones."""
@@ -169,7 +169,7 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session,
             Transform("sigrid_hash", (each,), each, {"rows": 1_000_000, "seed": seed}) for each in lists
         ]
         drawn_sessions.append(
-            Session(table, ("label", *numbers, *lists, "pairs"), tuple(transforms), seed=seed)
+            IngestSession(table, ("label", *numbers, *lists, "pairs"), tuple(transforms), seed=seed)
         )
     return tuple(drawn_sessions)
 

@@ -64,7 +64,7 @@ class Rows:
     numbers: NDArray[np.int64]
 
 
-class Kind(Protocol):
+class TransformKind(Protocol):
     """A transform with its settings. Raises TypeError, in words that end "…, accepted is …", for columns of a
     type that it does not take."""
 
@@ -132,7 +132,7 @@ class Clip(BaseModel, extra="forbid"):
         return arrays.numbers(columns[0], clipped)
 
 
-class Log(BaseModel, extra="forbid"):
+class LogTransform(BaseModel, extra="forbid"):
     """Numbers to log(max(x, 0) + offset): float64 stays so, all else becomes float32."""
 
     offset: Annotated[Finite, Field(gt=0)] = 1.0
@@ -328,13 +328,13 @@ class Sample(BaseModel, extra="forbid"):
 
 
 KINDS: dict[str, type[BaseModel]] = {
-    "hash": Hash, "sigrid_hash": SigridHash, "bucketize": Bucketize, "clip": Clip, "log": Log,
+    "hash": Hash, "sigrid_hash": SigridHash, "bucketize": Bucketize, "clip": Clip, "log": LogTransform,
     "normalise": Normalise, "fill": Fill, "first": First, "as_list": AsList, "onehot": OneHot,
     "ngram": NGram, "cross": Cross, "remap": Remap, "tag": Tag, "sample": Sample,
 }  # fmt: skip
 
 
-def settings(transform: Transform, where: str) -> Kind:
+def settings(transform: Transform, where: str) -> TransformKind:
     """The transform, ready to be called; ``where``: the file and field that errors name.
 
     Raises:
@@ -345,7 +345,7 @@ def settings(transform: Transform, where: str) -> Kind:
 
 
 def apply(
-    steps: Sequence[tuple[Transform, Kind]], columns: Mapping[str, pa.Array], rows: Rows, where: str
+    steps: Sequence[tuple[Transform, TransformKind]], columns: Mapping[str, pa.Array], rows: Rows, where: str
 ) -> dict[str, pa.Array]:
     """``columns`` (arrays of one length, by name), and what ``steps`` make of them, in their order.
 

@@ -14,7 +14,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from windtunnel.data.ingest.policy import Decision, Load, Observation, Scale, Scaling, Wait, decide
+from windtunnel.data.ingest.policy import (
+    Decision,
+    Observation,
+    PoolLoad,
+    PoolSize,
+    ScalingBounds,
+    WaitForSplit,
+    decide,
+)
 from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 
 STEP = 0.02
@@ -22,7 +30,7 @@ STEP = 0.02
 
 
 @dataclass(frozen=True)
-class World:
+class IngestWorld:
     """``capacity``: batches that a worker makes a second; ``buffer``: batches that lie ready for each worker;
     ``start``: seconds until a new worker serves; ``noise``: standard deviation of the logarithm of what a
     period's batches cost."""
@@ -34,11 +42,11 @@ class World:
     noise: float = 0.0
 
 
-WORLD, SCALING = World(), Scaling()
+WORLD, SCALING = IngestWorld(), ScalingBounds()
 
 
 @dataclass
-class Outcome:
+class ScalingResult:
     """By period: ``stalled``: share of it that the trainer waited; ``workers``: that were wanted."""
 
     stalled: list[float] = field(default_factory=list)
@@ -53,11 +61,11 @@ class Outcome:
 
 
 def run(
-    demand: Callable[[float], float], seconds: float, rng: np.random.Generator, *, world: World = WORLD,
-    settings: Scaling = SCALING, policy: Callable[[Observation], Decision] = decide,
-) -> Outcome:  # fmt: skip
+    demand: Callable[[float], float], seconds: float, rng: np.random.Generator, *, world: IngestWorld = WORLD,
+    settings: ScalingBounds = SCALING, policy: Callable[[Observation], Decision] = decide,
+) -> ScalingResult:  # fmt: skip
     """A trainer that wants ``demand(t)`` batches a second at ``t``, for ``seconds``."""
-    outcome, ready, stock = Outcome(), [0.0] * settings.least, 0.0
+    outcome, ready, stock = ScalingResult(), [0.0] * settings.least, 0.0
     scaler = Autoscaler(settings, settings.least, -settings.cooldown, policy)
     for period in range(round(seconds / world.period)):
         rate = world.capacity * float(np.exp(rng.normal(0.0, world.noise)))
@@ -91,9 +99,13 @@ def run(
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision costs in the next period, demand and output staying as they were seen: seconds that
     trainers are stalled, seconds of workers; and whether a client was made to wait."""
-    if not isinstance(observation, Load):
-        return {"stalled_seconds": 0.0, "worker_seconds": 0.0, "waits": float(isinstance(decision, Wait))}
-    assert isinstance(decision, Scale)
+    if not isinstance(observation, PoolLoad):
+        return {
+            "stalled_seconds": 0.0,
+            "worker_seconds": 0.0,
+            "waits": float(isinstance(decision, WaitForSplit)),
+        }
+    assert isinstance(decision, PoolSize)
     rate = observation.made / observation.busy if observation.made and observation.busy else 0.0
     wanted = observation.consumed / observation.period / max(1 - observation.stalled, 0.1)
     stalled = max(0.0, 1 - decision.workers * rate / wanted) * observation.period if rate and wanted else 0.0

@@ -344,11 +344,11 @@ COORDINATOR = """
 import sys
 from pathlib import Path
 from support.group import JOURNAL, SECRET
-from windtunnel.data.group import Group, Member
+from windtunnel.data.group import ReplicationGroup, Member
 from windtunnel.linux.faults import inject_at
 members = [Member(*words.split("|")) for words in sys.argv[1:4]]
-group = Group(members, epoch=1, secret=SECRET, patience=20, journal=JOURNAL)
-inject_at(Group, {method!r}, {when!r}, {nth!r})
+group = ReplicationGroup(members, epoch=1, secret=SECRET, patience=20, journal=JOURNAL)
+inject_at(ReplicationGroup, {method!r}, {when!r}, {nth!r})
 group.transaction([(100, b"A" * 50), (200, b"B" * 60)])
 """
 

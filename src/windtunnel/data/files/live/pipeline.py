@@ -65,8 +65,8 @@ class PublishingPipeline:
     """
 
     def __init__(
-        self, ring: LogRing, area: PublicArea, flow: PipelineSchedule, start: Position, failed: Callable[[Exception], None],
-        *, primary: bool = False, group: Any = None,
+        self, ring: LogRing, area: PublicArea, flow: PipelineSchedule, start: Position,
+        failed: Callable[[Exception], None], *, primary: bool = False, group: Any = None,
     ) -> None:  # fmt: skip
         self.ring, self.area, self.flow, self.primary, self.group = ring, area, flow, primary, group
         self.seconds = dict.fromkeys(STAGES, 0.0)

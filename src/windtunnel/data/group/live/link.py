@@ -30,7 +30,7 @@ MAGIC, SERVICE = b"wtg1", "group"
 HEAD = struct.Struct("<4sB?HIIQQQQQ")
 WORD = struct.Struct("<Q")
 STANDING = struct.Struct("<QQQ??QQ")
-"""What an engine says of itself: `policy.Standing` from ``fenced`` on."""
+"""What an engine says of itself: `policy.MemberState` from ``fenced`` on."""
 CHUNK, DIGEST = 1 << 20, 32
 """Bytes that one digest is of, and bytes of it."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.base import schema
-from windtunnel.data.ingest.policy import Scaling
+from windtunnel.data.ingest.policy import ScalingBounds
 
 
 def _name(value: Any) -> bool:
@@ -46,14 +46,14 @@ CALLS: schema.Table = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class MasterSettings:
     """``workers``: how many, 0: only those that others start; None: as many as trainers need, by ``scaling``.
     ``ends``, ``policy``: see `policy`. ``on_error``: fail, or skip. Times in seconds."""
 
     host: str = "127.0.0.1"
     port: int = 0
     workers: int | None = None
-    scaling: Scaling = field(default_factory=Scaling)
+    scaling: ScalingBounds = field(default_factory=ScalingBounds)
     policy: str = "starvation"
     ends: str = "uneven"
     on_error: str = "fail"

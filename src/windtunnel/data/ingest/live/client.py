@@ -35,7 +35,7 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
 from windtunnel.data.ingest.live import ledger, protocol
 from windtunnel.data.ingest.live.ledger import DONE
-from windtunnel.data.ingest.live.protocol import Link, Lost, Refused
+from windtunnel.data.ingest.live.protocol import CallRefused, FlightLink, ServerLost
 from windtunnel.data.ingest.live.worker import STAMP
 
 CERTAIN = 0.7
@@ -53,7 +53,7 @@ class Replaced(HostError):
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _ReadyBatch:
     """``content``: what it is handed out as."""
 
     rows: int
@@ -71,7 +71,7 @@ class _Stream:
     worker: str
     address: str
     reader: Any = None
-    queue: deque[tuple[int, bool, _Batch]] = field(default_factory=deque)
+    queue: deque[tuple[int, bool, _ReadyBatch]] = field(default_factory=deque)
     ended: bool = False
     lost: bool = False
     empty: bool = False
@@ -84,7 +84,7 @@ class _Stream:
 
 
 @dataclass
-class Counts:
+class EpochCounts:
     """Of one epoch. ``steps``: batches handed out; ``stalled``: seconds waited for them; ``duplicates``:
     batches that came a second time, and were dropped; ``padded``: handed out again at the end; ``dropped``:
     those ready that other ranks had none for, at the end."""
@@ -101,7 +101,7 @@ class Counts:
     """Seconds until the first batch, which are in ``stalled``, too."""
 
 
-class Client:
+class IngestClient:
     """Client ``name`` of ``world`` that share the session of the master at ``address``; `next` gives its
     batches until its epoch is over, None then; `begin` begins the next epoch (or, where this one is not over,
     goes on with it).
@@ -112,7 +112,7 @@ class Client:
 
     Raises:
         UserError: the master refuses the secret or the state, or all epochs are over.
-        Lost: no master answers.
+        ServerLost: no master answers.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Client:
     ) -> None:  # fmt: skip
         self.name, self._made, self._world = name, convert, world
         self._keys, self._buffer, self._ordered, self._patience = keys, buffer, ordered, patience
-        self._link = Link(address, keys)
-        self._links: dict[str, Link] = {}
+        self._link = FlightLink(address, keys)
+        self._links: dict[str, FlightLink] = {}
         self._turn = threading.Condition()
         self._ahead: list[_Stream] = []
         """Of the epoch after this one, or of this one and not yet given to it."""
@@ -138,7 +138,7 @@ class Client:
         """Begin the next epoch, or go on with this one.
 
         Raises:
-            UserError, Lost: as the constructor. HostError: the epoch before does not end."""
+            UserError, ServerLost: as the constructor. HostError: the epoch before does not end."""
         self.end()
         if any(thread.is_alive() for thread in self._threads):
             raise HostError(f"client {self.name}: a thread of epoch {self.epoch} did not end in {ENDS:g} s")
@@ -149,7 +149,7 @@ class Client:
         _once_in_this_process()
         self.turn += 1
         self._resumed = resume is not None
-        self.counts = Counts()
+        self.counts = EpochCounts()
         self._key = secrets.token_hex(8)
         self._stop = threading.Event()
         self._streams: list[_Stream] = []
@@ -158,7 +158,7 @@ class Client:
         self._taken: dict[int, int] = {}
         """What it has consumed, and the master may not know yet."""
         self._handed: tuple[int, int] | None = None
-        self._last: _Batch | None = None
+        self._last: _ReadyBatch | None = None
         self._waits = 0.0
         """Since when the trainer waits; 0: it does not."""
         self._pads = self._until = 0
@@ -188,7 +188,7 @@ class Client:
                     "register", self._patience, self._stop, role="client", client=self.name, key=self._key,
                     world=self._world, **given,
                 )  # fmt: skip
-            except Refused as error:
+            except CallRefused as error:
                 raise UserError(f"{self._link.address}: {error}") from error
             if "over" in response:
                 raise UserError(
@@ -198,7 +198,9 @@ class Client:
             if not response.get("wait"):
                 return response
             if time.monotonic() > last + self._patience:
-                raise Lost(f"client {self.name}: others did not end the epoch in {2 * self._patience:g} s")
+                raise ServerLost(
+                    f"client {self.name}: others did not end the epoch in {2 * self._patience:g} s"
+                )
             self._stop.wait(0.05)
 
     # --- for the trainer
@@ -324,7 +326,7 @@ class Client:
             f"({self._world}) than splits; give the session a smaller split_rows"
         )
 
-    def _hand_out(self, batch: _Batch, began: float) -> Any:
+    def _hand_out(self, batch: _ReadyBatch, began: float) -> Any:
         counts, now = self.counts, time.monotonic()
         if not counts.steps:
             counts.first = now - self._began
@@ -578,9 +580,9 @@ class Client:
                         # it is not ours yet: what is wrong shows when it is read for its epoch
                         self._drop_ahead([stream])
                         return
-                if not isinstance(reply, (Lost, Refused)):
+                if not isinstance(reply, (ServerLost, CallRefused)):
                     raise
-                error = str(reply) if isinstance(reply, Refused) else ""
+                error = str(reply) if isinstance(reply, CallRefused) else ""
             if stream.ended or stream.lost:
                 return
             self.counts.breaks += 1
@@ -629,22 +631,22 @@ class Client:
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
-                    raise Lost("the stream ended early") from None
+                    raise ServerLost("the stream ended early") from None
                 if not self._take(stream, reader, chunk.data, chunk.app_metadata):
                     return
 
     def _take(self, stream: _Stream, reader: Any, batch: pa.RecordBatch, stamp: Any) -> bool:
         """Into the queue, where it is the batch that is expected. False: this reader is not wanted."""
         if stamp is None or stamp.size != STAMP.size:
-            raise Refused(f"worker {stream.worker} sent a batch without its number")
+            raise CallRefused(f"worker {stream.worker} sent a batch without its number")
         epoch, split, number, last = STAMP.unpack(stamp.to_pybytes())
         wanted = number >= stream.next and batch.num_columns
-        ready = _Batch(batch.num_rows, batch.nbytes, self._made(batch) if wanted else None)
+        ready = _ReadyBatch(batch.num_rows, batch.nbytes, self._made(batch) if wanted else None)
         with self._turn:
             if stream.reader is not reader or stream.lost:
                 return False
             if (epoch, split) != (stream.epoch, stream.number) or number > stream.next:
-                raise Refused(
+                raise CallRefused(
                     f"worker {stream.worker} sent batch {number} of split {split}, epoch {epoch}; expected "
                     f"was {stream.next} of {stream.number}, epoch {stream.epoch}"
                 )
@@ -678,9 +680,9 @@ class Client:
         self._poke.set()
         self._turn.notify_all()
 
-    def _to(self, address: str) -> Link:
+    def _to(self, address: str) -> FlightLink:
         with self._turn:
-            return self._links.setdefault(address, Link(address, self._keys))
+            return self._links.setdefault(address, FlightLink(address, self._keys))
 
 
 def _cancel(stream: _Stream) -> None:

@@ -16,9 +16,16 @@ from typing import Any
 
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.data.ingest import policy
-from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.pool import Pool
-from windtunnel.data.ingest.policy import Fault, GiveUp, Leave, Load, Scale, Surplus
+from windtunnel.data.ingest.live.calls import MasterSettings
+from windtunnel.data.ingest.live.pool import WorkerLauncher
+from windtunnel.data.ingest.policy import (
+    DrainWorkers,
+    GiveUpSplit,
+    PoolLoad,
+    PoolSize,
+    SplitFault,
+    WorkerSurplus,
+)
 from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 from windtunnel.store.eventlog import EventLog
 
@@ -26,7 +33,7 @@ CAPABILITY = "data.ingest"
 
 
 @dataclass
-class Worker:
+class RegisteredWorker:
     address: str
     process: str
     last_message: float
@@ -55,14 +62,16 @@ class _Period:
     busy: float = 0.0
 
 
-class Crew:
+class WorkerPool:
     """``there``: by name, all that serve. ``scaler``: how many there should be. ``batches``: those taken,
     ``cpu``: seconds of workers, in all. ``again``: workers of a master before may come yet."""
 
-    def __init__(self, settings: Settings, pool: Pool | None, log: EventLog, *, again: bool) -> None:
+    def __init__(
+        self, settings: MasterSettings, pool: WorkerLauncher | None, log: EventLog, *, again: bool
+    ) -> None:
         now = time.monotonic()
         self.settings, self._pool, self._log = settings, pool, log
-        self.there: dict[str, Worker] = {}
+        self.there: dict[str, RegisteredWorker] = {}
         self.starting: set[str] = set()
         self._false_starts = self._started = 0
         self._decide = policy.POLICIES[settings.policy]
@@ -83,7 +92,7 @@ class Crew:
         name = message["name"]
         self.starting.discard(name)
         self._false_starts = 0
-        self.there[name] = Worker(message["address"], message["process"], time.monotonic())
+        self.there[name] = RegisteredWorker(message["address"], message["process"], time.monotonic())
         self._log.append("worker", name=name, address=message["address"])
 
     def heartbeat(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -140,13 +149,17 @@ class Crew:
                 self.starting.remove(name)
                 self._false_starts += 1
                 self._log.append("worker gone", name=name, why=why)
-                given_up = isinstance(self._decided(Fault("fail", False, self._false_starts)), GiveUp)
+                given_up = isinstance(
+                    self._decided(SplitFault("fail", False, self._false_starts)), GiveUpSplit
+                )
                 if given_up and not failed:
                     return f"{self._false_starts} workers in a row did not start: {why}"
-        there = [policy.Worker(name, load[name]) for name, worker in self.there.items() if not worker.drain]
+        there = [
+            policy.SplitWorker(name, load[name]) for name, worker in self.there.items() if not worker.drain
+        ]
         if len(there) > max(0, target - len(self.starting)):
-            decision = self._decided(Surplus(tuple(there), target - len(self.starting)))
-            assert isinstance(decision, Leave)
+            decision = self._decided(WorkerSurplus(tuple(there), target - len(self.starting)))
+            assert isinstance(decision, DrainWorkers)
             for name in decision.workers:
                 self.there[name].drain = True
                 self._log.append("worker leaves", name=name)
@@ -172,7 +185,7 @@ class Crew:
             ready=self.ready,
         )  # fmt: skip
 
-    def _scaled(self, now: float, load: Load, scale: Scale) -> None:
+    def _scaled(self, now: float, load: PoolLoad, scale: PoolSize) -> None:
         self._log.decision(CAPABILITY, self.settings.policy, load, scale, now=now)
 
     def _decided(self, observation: policy.Observation) -> policy.Decision:

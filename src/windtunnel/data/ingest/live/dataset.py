@@ -30,9 +30,9 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.base.tls import Certificates
 from windtunnel.data.ingest import session as sessions
-from windtunnel.data.ingest.live.client import Client, Counts
-from windtunnel.data.ingest.live.local import Local
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.live.client import EpochCounts, IngestClient
+from windtunnel.data.ingest.live.local import LocalClient
+from windtunnel.data.ingest.model import IngestSession
 
 
 class Ragged(NamedTuple):
@@ -50,7 +50,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     all ragged columns, which then are not given one by one. ``rank``, ``world``: of the ranks that share the
     session, default those of torch.distributed or of the environment. ``tls``: files of its certificate, key
     and CA. ``ordered``: batches come in the order of splits, which follows from session and epoch where one
-    rank has all, and not in the order of arrival. Other settings: see `Client`.
+    rank has all, and not in the order of arrival. Other settings: see `IngestClient`.
 
     ``workers``: 0 makes the batches here, in this process and when they are asked for, as ``ordered`` has
     them; ``address`` is then a session, or its file, and no master is needed. Ranks take splits in turn and
@@ -61,7 +61,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, address: str | Path | Session, secret: str | Path | None = None, *, workers: int | None = None,
+        self, address: str | Path | IngestSession, secret: str | Path | None = None, *, workers: int | None = None,
         keyed: str = "", rank: int | None = None, world: int | None = None, buffer: int = 4,
         ordered: bool = False, patience: float = 60.0, tls: Sequence[str] = (),
     ) -> None:  # fmt: skip
@@ -80,8 +80,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
         self.secret = None if secret is None else Path(secret)
         self.buffer, self.ordered, self.patience = buffer, ordered, patience
         self.rank, self.world = _ranks(rank, world)
-        self.counts = Counts()
-        self._client: Client | Local | None = None
+        self.counts = EpochCounts()
+        self._client: IngestClient | LocalClient | None = None
         self._resume: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -107,12 +107,12 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
             if client.turn == turn:
                 client.end()
 
-    def _begun(self, loader: int, loaders: int, resume: dict[str, Any] | None) -> Client | Local:
+    def _begun(self, loader: int, loaders: int, resume: dict[str, Any] | None) -> IngestClient | LocalClient:
         convert = partial(tensors, keyed=self.keyed)
         if self.workers is None:
             assert isinstance(self.address, str)
             name = f"{self.rank}.{loader}" if loaders > 1 else str(self.rank)
-            return Client(
+            return IngestClient(
                 self.address, self._keys(), name, self.world * loaders, buffer=self.buffer,
                 ordered=self.ordered, resume=resume, patience=self.patience, convert=convert,
             )  # fmt: skip
@@ -122,8 +122,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
                 " batches in other processes is windtunnel ingest master"
             )
         given = self.address
-        session = given if isinstance(given, Session) else sessions.read(Path(given))
-        return Local(session, self.rank, self.world, resume=resume, convert=convert)
+        session = given if isinstance(given, IngestSession) else sessions.read(Path(given))
+        return LocalClient(session, self.rank, self.world, resume=resume, convert=convert)
 
     def close(self) -> None:
         """Let go what is read ahead of a further turn; it ends with the process, too."""

@@ -27,11 +27,11 @@ from windtunnel.base.keys import NAME as SECRET
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
 from windtunnel.data.ingest import reader, synthetic
-from windtunnel.data.ingest.live.calls import Settings
+from windtunnel.data.ingest.live.calls import MasterSettings
 from windtunnel.data.ingest.live.dataset import IngestDataset, Ragged
-from windtunnel.data.ingest.live.protocol import Link
+from windtunnel.data.ingest.live.protocol import FlightLink
 from windtunnel.data.ingest.live.serve import started
-from windtunnel.data.ingest.model import Session, Transform
+from windtunnel.data.ingest.model import IngestSession, Transform
 from windtunnel.store import eventlog
 
 ROW = "row"
@@ -52,7 +52,7 @@ STEADY = 0.02
 
 
 @dataclass
-class Training:
+class TrainerTimes:
     """What the trainer saw. ``times``: when each step's batch was there, seconds from the start; ``waits``:
     seconds that it was waited for, with those for the end of the epoch before; ``starts``: the first steps
     of epochs; ``rows``: how often each row came."""
@@ -90,7 +90,7 @@ class Training:
         return max((second + 1.0 for second, wait in by_second.items() if wait > STEADY), default=0.0)
 
 
-def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int = 4096) -> Session:
+def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int = 4096) -> IngestSession:
     """A table of ``rows`` samples in ``folder``, each with its number; and a session that reads it: a job on
     RM1, with n-grams of all its lists."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
     )
 
 
-def batch_seconds(session: Session) -> float:
+def batch_seconds(session: IngestSession) -> float:
     """What one process takes for a batch: the median of some splits, as the first ones warm up."""
     durations = []
     for split in reader.splits(session)[:7]:
@@ -130,12 +130,12 @@ def batch_seconds(session: Session) -> float:
     return statistics.median(durations)
 
 
-def step_seconds(session: Session) -> float:
+def step_seconds(session: IngestSession) -> float:
     """Of a trainer that takes what `WANTED` workers make."""
     return batch_seconds(session) * SERVED / WANTED
 
 
-class Model(torch.nn.Module):
+class DemoModel(torch.nn.Module):
     """Ragged columns are embedded and summed, all others are its dense input."""
 
     def __init__(self, batch: dict[str, Any], rows: int = HASHED, dim: int = 4) -> None:
@@ -167,21 +167,21 @@ class Model(torch.nn.Module):
 
 
 def train(
-    batches: Iterator[dict[str, Any]], step: float, training: Training,
+    batches: Iterator[dict[str, Any]], step: float, training: TrainerTimes,
     each: Callable[[int], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Take all ``batches``, for ``step`` seconds each. ``each`` is told the number of each step."""
     training.starts.append(len(training.times))
     training.began = training.began if training.times else time.perf_counter()
     training.waiting_since = training.waiting_since if training.times else training.began
-    model: Model | None = None
+    model: DemoModel | None = None
     while (batch := next(batches, None)) is not None:
         now = time.perf_counter()
         training.waits.append(now - training.waiting_since)
         training.times.append(now - training.began)
         np.add.at(training.rows, batch[ROW].numpy(), 1)
         if model is None:
-            model = Model(batch)
+            model = DemoModel(batch)
             optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"].float())
         optimiser.zero_grad()
@@ -195,7 +195,7 @@ def train(
 
 
 def demo(
-    folder: Path, settings: Settings, *, rows: int = 524_288, seconds: float = 20.0, step: float = 0.0,
+    folder: Path, settings: MasterSettings, *, rows: int = 524_288, seconds: float = 20.0, step: float = 0.0,
     kill: bool = False, on: str = "", loaders: int = 0, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Train on a table of ``rows`` in ``folder`` by a service of its own, for as many epochs as take about
@@ -211,10 +211,10 @@ def demo(
     step = step or step_seconds(session)
     session = replace(session, epochs=max(1, round(seconds / (step * rows / session.batch))))
     process, address = started(session, folder / "ingest", settings, on=on)
-    training, killed, used = Training(np.zeros(rows, np.int64)), list[str](), time.process_time()
+    training, killed, used = TrainerTimes(np.zeros(rows, np.int64)), list[str](), time.process_time()
     wrong = 0
     keys = Keys.read(folder / "ingest" / SECRET)
-    link = Link(address, keys)
+    link = FlightLink(address, keys)
 
     def each(number: int) -> None:
         if kill and not killed and number >= rows * session.epochs // session.batch // 3:
@@ -247,14 +247,14 @@ def demo(
 
 
 def _report(
-    folder: Path, training: Training, snapshot: dict[str, Any], step: float, dataset: IngestDataset
+    folder: Path, training: TrainerTimes, snapshot: dict[str, Any], step: float, dataset: IngestDataset
 ) -> dict[str, Any]:  # fmt: skip
     events = eventlog.read(folder / "ingest" / eventlog.NAME)
     began = next(event["t"] for event in events if event["kind"] == "client")
     workers = [
         {"seconds": round(event["t"] - began, 2), "workers": event["decision"]["workers"]}
         for event in events
-        if event["kind"] == "decision" and event["decision"]["is"] == "Scale"
+        if event["kind"] == "decision" and event["decision"]["is"] == "PoolSize"
     ]
     changes = [
         worker

@@ -34,7 +34,7 @@ class LogFull(HostError):
 
 
 @dataclass
-class State:
+class SplitState:
     """``held``: which client has a split. ``marks``: the next batch of a split, `DONE` after the last.
     ``claims``: the same, of what each client has consumed itself, by which it can be taken back to its
     checkpoint. ``came``: clients that are in the epoch; where they go back to a checkpoint, those that have.
@@ -144,12 +144,12 @@ def unpacked(plain: dict[str, Any]) -> dict[int, int]:
     return states
 
 
-class Ledger:
+class SplitLog:
     """The state, and its log at ``path``. ``session``: what identifies the session that it is of."""
 
     def __init__(self, path: Path, session: str) -> None:
         self.path = path
-        self.state = State()
+        self.state = SplitState()
         for entry in _entries(path, session):
             self.state.apply(entry)
         lines = [_line({"session": session}), _line(self.state.entry())]

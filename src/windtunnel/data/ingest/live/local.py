@@ -17,12 +17,12 @@ import pyarrow as pa
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.ingest import reader
 from windtunnel.data.ingest.live import ledger
-from windtunnel.data.ingest.live.client import Counts
+from windtunnel.data.ingest.live.client import EpochCounts
 from windtunnel.data.ingest.live.ledger import DONE
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 
-class Local:
+class LocalClient:
     """Rank ``rank`` of ``world``; the others as of `Client`.
 
     Raises:
@@ -30,7 +30,7 @@ class Local:
     """
 
     def __init__(
-        self, session: Session, rank: int, world: int, *, resume: dict[str, Any] | None,
+        self, session: IngestSession, rank: int, world: int, *, resume: dict[str, Any] | None,
         convert: Callable[[pa.RecordBatch], Any],
     ) -> None:  # fmt: skip
         self.session, self._rank, self._world, self._made = session, rank, world, convert
@@ -56,7 +56,7 @@ class Local:
         if self._over:
             self.epoch, self._marks, self._over = self.epoch + 1, {}, False
         self.turn += 1
-        self.counts = Counts()
+        self.counts = EpochCounts()
         self._batches = self._rest()
 
     def next(self) -> Any:

@@ -45,23 +45,23 @@ from windtunnel.base.plain import canonical, to_plain
 from windtunnel.base.wire import WireError
 from windtunnel.data.ingest import policy, reader
 from windtunnel.data.ingest.live import ledger, protocol
-from windtunnel.data.ingest.live.calls import CALLS, Settings
-from windtunnel.data.ingest.live.crew import CAPABILITY, Crew
-from windtunnel.data.ingest.live.ledger import DONE, Ledger
-from windtunnel.data.ingest.live.pool import Pool
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.live.calls import CALLS, MasterSettings
+from windtunnel.data.ingest.live.crew import CAPABILITY, WorkerPool
+from windtunnel.data.ingest.live.ledger import DONE, SplitLog
+from windtunnel.data.ingest.live.pool import WorkerLauncher
+from windtunnel.data.ingest.model import IngestSession
 from windtunnel.data.ingest.policy import (
-    Ahead,
-    Ask,
-    End,
-    Fault,
-    GiveUp,
-    Grant,
-    Pace,
-    Pad,
-    Peer,
-    Until,
-    Wait,
+    EpochEnd,
+    GiveUpSplit,
+    PeerClient,
+    RankProgress,
+    ReadAhead,
+    RepeatBatch,
+    SplitFault,
+    SplitGrant,
+    SplitRequest,
+    StepLimit,
+    WaitForSplit,
 )  # fmt: skip
 from windtunnel.store.eventlog import NAME, EventLog, LogFailed
 
@@ -91,11 +91,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     """
 
     def __init__(
-        self, session: Session, folder: Path, keys: Keys, settings: Settings, pool: Pool | None = None
+        self,
+        session: IngestSession,
+        folder: Path,
+        keys: Keys,
+        settings: MasterSettings,
+        pool: WorkerLauncher | None = None,
     ) -> None:
         self.splits = reader.splits(session)
         identity = canonical([to_plain(session), to_plain(self.splits)])
-        self.ledger = Ledger(folder / ledger.NAME, hashlib.sha256(identity).hexdigest())
+        self.ledger = SplitLog(folder / ledger.NAME, hashlib.sha256(identity).hexdigest())
         self.log = EventLog(folder / NAME)
         self.session, self.settings, self.folder = session, settings, folder
         self._turn = threading.Condition()
@@ -106,7 +111,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self.ledger.write("fail", why="")
         # Those that had splits may come back: until their lease is over nobody else gets these.
         self._clients = {name: _Client("", 0, now) for name in set(state.owners.values())}
-        self.crew = Crew(settings, pool, self.log, again=bool(state.marks or state.owners))
+        self.crew = WorkerPool(settings, pool, self.log, again=bool(state.marks or state.owners))
         self._serves: dict[int, str] = {}
         self._ahead: dict[tuple[int, int], tuple[str, str]] = {}
         """Of an epoch and a split: which client reads it ahead, from which worker."""
@@ -214,7 +219,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return {
             "lost": held, "gone": [name for name in request["uses"] if name not in self.crew.there],
             "late": not self._todo, "failed": state.failed,
-            "streams": policy.share(self.crew.ready, Ask.slots, len(self._clients)),
+            "streams": policy.share(self.crew.ready, SplitRequest.slots, len(self._clients)),
         }  # fmt: skip
 
     def _lease(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +241,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         last = time.monotonic() + self.settings.every
         while True:
             decision = self._decide_for(request["client"], member)
-            if not isinstance(decision, Wait) or (left := last - time.monotonic()) <= 0:
+            if not isinstance(decision, WaitForSplit) or (left := last - time.monotonic()) <= 0:
                 break
             self._turn.wait(left)
             if self._clients.get(request["client"]) is not member:
@@ -255,19 +260,19 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                 return {"until": pace.steps, "last": pace.last, "failed": self.ledger.state.failed}
             self._turn.wait(left)
 
-    def _pace(self) -> Until:
+    def _pace(self) -> StepLimit:
         state = self.ledger.state
         if state.last >= 0:
-            return Until(state.last, True)
+            return StepLimit(state.last, True)
         here = [client for client in self._clients.values() if client.key]
-        pace = Pace(
+        pace = RankProgress(
             max((client.world for client in here), default=1),
             tuple(client.steps + client.ready for client in here),
             tuple(client.settled for client in here),
             len(self._todo),
         )
         decision = policy.POLICIES[self.settings.policy](pace)
-        assert isinstance(decision, Until)
+        assert isinstance(decision, StepLimit)
         if decision.last:
             self.ledger.write("last", steps=decision.steps)
             self.log.decision(CAPABILITY, self.settings.policy, pace, decision)
@@ -286,10 +291,10 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             del self._serves[split]
         if request["error"]:
             self._failures[split] += 1
-            fault = Fault(self.settings.on_error, request["permanent"], self._failures[split])
+            fault = SplitFault(self.settings.on_error, request["permanent"], self._failures[split])
             given_up = policy.POLICIES[self.settings.policy](fault)
             self.log.decision(CAPABILITY, self.settings.policy, fault, given_up, split=split)
-            if isinstance(given_up, GiveUp):
+            if isinstance(given_up, GiveUpSplit):
                 return self._give_up(split, request["error"], given_up.skip)
         decision = self._decide_for(name, member, split, request["worker"])
         return self._response(name, decision)
@@ -424,12 +429,12 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         """The decision on a client that asks; ``split``: for another worker for that one, not for a new."""
         state, load = self.ledger.state, Counter(self._serves.values())
         if state.failed:
-            return Wait("the session has failed")
+            return WaitForSplit("the session has failed")
         if state.last >= 0 and split is None:
-            return Wait("the epoch is over")
+            return WaitForSplit("the epoch is over")
         owned = Counter(state.owners.values())
         peers = tuple(
-            Peer(it.steps, it.ready, owned[each], it.dry, each in state.ended)
+            PeerClient(it.steps, it.ready, owned[each], it.dry, each in state.ended)
             for each, it in sorted(self._clients.items()) if each != name
         )  # fmt: skip
         if not self._todo and split is None:
@@ -442,29 +447,31 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         after = next((member for member in self._coming if (coming, member) not in self._ahead), -1)
         ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
         workers = tuple(
-            policy.Worker(each, load[each]) for each, it in sorted(self.crew.there.items()) if not it.drain
+            policy.SplitWorker(each, load[each])
+            for each, it in sorted(self.crew.there.items())
+            if not it.drain
         )
-        ask = Ask(
+        ask = SplitRequest(
             self.settings.ends, member.world, len(state.came), member.reading if split is None else 0,
             member.steps, member.dry, first, left, self._open(), workers, peers, last=last,
             kept=kept if client == name else "", after=after, ahead=ahead,
             own=own,
         )  # fmt: skip
         decision = policy.POLICIES[self.settings.policy](ask)
-        if not (isinstance(decision, Wait) and member.waits):
-            epoch = state.epoch + isinstance(decision, Ahead)
+        if not (isinstance(decision, WaitForSplit) and member.waits):
+            epoch = state.epoch + isinstance(decision, ReadAhead)
             self.log.decision(CAPABILITY, self.settings.policy, ask, decision, client=name, epoch=epoch)
-        member.waits = isinstance(decision, Wait)
-        if isinstance(decision, Grant):
+        member.waits = isinstance(decision, WaitForSplit)
+        if isinstance(decision, SplitGrant):
             if split is None:
                 self.ledger.write("grant", split=decision.split, client=name)
                 self._todo.remove(self._place[split := decision.split])
                 self._ahead.pop((state.epoch, split), None)
                 member.settled = False
             self._serves[decision.split] = decision.worker
-        elif isinstance(decision, Ahead):
+        elif isinstance(decision, ReadAhead):
             self._ahead[coming, decision.split] = name, decision.worker
-        elif isinstance(decision, End):
+        elif isinstance(decision, EpochEnd):
             self.ledger.write("end", client=name)
             self._turn.notify_all()
         return decision
@@ -472,16 +479,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     def _response(self, name: str, decision: policy.Decision) -> dict[str, Any]:
         state = self.ledger.state
         match decision:
-            case Grant(split, worker) | Ahead(split, worker):
-                now = isinstance(decision, Grant)
+            case SplitGrant(split, worker) | ReadAhead(split, worker):
+                now = isinstance(decision, SplitGrant)
                 return {
                     "split": to_plain(self.splits[split]), "first": state.marks.get(split, 0) if now else 0,
                     "epoch": state.epoch + (not now), "worker": worker,
                     "address": self.crew.there[worker].address,
                 }  # fmt: skip
-            case Pad():
+            case RepeatBatch():
                 return {"pad": True}
-            case End():
+            case EpochEnd():
                 return {"end": True}
         missing = max(0, self._clients[name].world - len(state.came))
         return {"wait": True, "failed": state.failed, "missing": missing}

@@ -1,4 +1,4 @@
-"""Where a master's workers run: processes of this host, or actors of a Ray cluster; the same `Worker`."""
+"""Where a master's workers run: processes of this host, or actors of a Ray cluster; the same `WorkerServer`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from windtunnel.linux.hosts import Actor, ActorCall, RayCluster, host_of_actor
 MODULE = "windtunnel.data.ingest.live.worker"
 
 
-class Pool(Protocol):
+class WorkerLauncher(Protocol):
     """Workers by their names."""
 
     def start(self, name: str, master: str) -> None: ...
@@ -29,7 +29,7 @@ class Pool(Protocol):
 
 
 @dataclass
-class Local:
+class ProcessLauncher:
     """Processes of this host. ``owner``: the process with which they end, as text; none: they outlive the
     master by ``patience`` seconds."""
 
@@ -73,7 +73,7 @@ class Local:
             told.close()
 
 
-class OnRay:
+class RayLauncher:
     """Actors of a Ray cluster (`RayCluster`). They go with the master.
 
     Raises:
@@ -106,8 +106,8 @@ class _Actor:
     """A worker as an actor: it serves at its host's address in the cluster."""
 
     def run(self, name: str, master: str, secret: bytes, tls: tuple[str, ...]) -> str:
-        from windtunnel.data.ingest.live.worker import Worker
+        from windtunnel.data.ingest.live.worker import WorkerServer
 
         keys = Keys(secret.strip(), Certificates.load(tls) if tls else None)
-        Worker(name, master, keys, host_of_actor()[0]).run()
+        WorkerServer(name, master, keys, host_of_actor()[0]).run()
         return "let go"

@@ -25,17 +25,17 @@ from windtunnel.base.keys import of_run
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.processes import Identity
 from windtunnel.base.tls import Certificates
-from windtunnel.data.ingest.live.calls import Settings
+from windtunnel.data.ingest.live.calls import MasterSettings
 from windtunnel.data.ingest.live.master import Master
-from windtunnel.data.ingest.live.pool import Local, OnRay, Pool
+from windtunnel.data.ingest.live.pool import ProcessLauncher, RayLauncher, WorkerLauncher
 from windtunnel.data.ingest.live.worker import leave_with, without_pandas
-from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.model import IngestSession
 
 ADDRESS = "address"
 
 
 def serve(
-    session: Session, folder: Path, settings: Settings, *, secret: Path | None = None,
+    session: IngestSession, folder: Path, settings: MasterSettings, *, secret: Path | None = None,
     tls: tuple[str, ...] = (), on: str = "", owner: str = "", ready: Callable[[str], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Be the master until SIGTERM or SIGINT. ``secret``: a file, default the folder's own, made where there
@@ -57,9 +57,9 @@ def serve(
     folder.mkdir(parents=True, exist_ok=True)
     keys = of_run(folder, secret)
     keys = replace(keys, tls=Certificates.load(tls) if tls else None)
-    pool: Pool | None = None
+    pool: WorkerLauncher | None = None
     if settings.workers != 0:
-        pool = OnRay(on, folder / SECRET, keys) if on else Local(folder / SECRET, keys, owner)
+        pool = RayLauncher(on, folder / SECRET, keys) if on else ProcessLauncher(folder / SECRET, keys, owner)
     kept = folder / ADDRESS
     if settings.port == 0 and kept.exists():
         settings = replace(settings, port=int(kept.read_text().rpartition(":")[2]))
@@ -74,7 +74,7 @@ def serve(
 
 
 def started(
-    session: Session, folder: Path, settings: Settings, *, on: str = ""
+    session: IngestSession, folder: Path, settings: MasterSettings, *, on: str = ""
 ) -> tuple[subprocess.Popen[bytes], str]:
     """A master in a process of its own, which ends with this one, and its address.
 
@@ -110,8 +110,8 @@ def main() -> None:
     leave_with(Identity.parse(given["owner"]))
     try:
         serve(
-            from_plain(Session, given["session"]), Path(given["folder"]),
-            from_plain(Settings, given["settings"]), on=given["on"], owner=given["owner"],
+            from_plain(IngestSession, given["session"]), Path(given["folder"]),
+            from_plain(MasterSettings, given["settings"]), on=given["on"], owner=given["owner"],
             ready=lambda address: print(address, flush=True),
         )  # fmt: skip
     except WindtunnelError as error:

@@ -32,8 +32,8 @@ from windtunnel.base.plain import from_plain
 from windtunnel.base.processes import Identity
 from windtunnel.data.ingest import reader
 from windtunnel.data.ingest.live import protocol
-from windtunnel.data.ingest.live.protocol import Link, Lost, Refused
-from windtunnel.data.ingest.model import Session, Split
+from windtunnel.data.ingest.live.protocol import CallRefused, FlightLink, ServerLost
+from windtunnel.data.ingest.model import IngestSession, TableSplit
 
 T = TypeVar("T")
 STAMP = struct.Struct("!IIIB")
@@ -42,11 +42,11 @@ EMPTY = pa.record_batch([], names=[])
 """In the place of the batches of a split in which no row meets the filter."""
 
 
-class Worker(fl.FlightServerBase):  # type: ignore[misc]
+class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
     """The server of a worker called ``name`` at ``host``, of the master at ``master``.
 
     Raises:
-        Lost: no master answers there.
+        ServerLost: no master answers there.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         super().__init__(protocol.location(keys, host, 0), **protocol.settings(keys))
         self.name = name
         self.address = protocol.location(keys, host, self.port)
-        self._link, self._patience = Link(master, keys), patience
+        self._link, self._patience = FlightLink(master, keys), patience
         self._stop = threading.Event()
         self._turn = threading.Lock()
         self._open = self._making = self._made = 0
         self._busy = self._since = 0.0
         self._asked: list[tuple[str, int, int, int]] = []
         """Client, epoch, split and first batch of what was asked for since it was told."""
-        self._session: Session | None = None
+        self._session: IngestSession | None = None
         self._every = 0.25
         self._register()
 
@@ -70,7 +70,7 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         """Serve until the master lets it go, or is gone.
 
         Raises:
-            Lost: the master is gone.
+            ServerLost: the master is gone.
         """
         try:
             while not self._stop.wait(self._every):
@@ -91,7 +91,7 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
             "register", self._patience, self._stop, role="worker", name=self.name, address=self.address,
             process=str(Identity.own()),
         )  # fmt: skip
-        self._session = from_plain(Session, response["session"])
+        self._session = from_plain(IngestSession, response["session"])
         self._every = response["every"]
 
     def _tell(self) -> dict[str, Any]:
@@ -104,14 +104,14 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
                 "heartbeat", self._patience, self._stop, role="worker", name=self.name, made=rows, busy=busy,
                 cpu=time.process_time(), open=self._open, asked=splits,
             )  # fmt: skip
-        except Refused:
+        except CallRefused:
             return {}
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Batches of a split, from number ``first`` on, each with its `STAMP`."""
         request = protocol.parsed(ticket.ticket)
         try:
-            split = from_plain(Split, request["split"])
+            split = from_plain(TableSplit, request["split"])
             epoch, first = int(request["epoch"]), int(request["first"])
             with self._turn:
                 self._asked.append((str(request["client"]), epoch, split.number, first))
@@ -129,7 +129,7 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
 
         return fl.GeneratorStream(begun[0].schema, stream())
 
-    def _batches(self, split: Split, epoch: int, first: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _batches(self, split: TableSplit, epoch: int, first: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         assert self._session is not None
         with self._turn:
             self._open += 1
@@ -252,8 +252,8 @@ def main() -> None:
         leave_with(Identity.parse(given["owner"]))
     try:
         keys = Keys.of_job(given["secret"], given["tls"])
-        Worker(given["name"], given["master"], keys, given["host"], given["patience"]).run()
-    except Lost:
+        WorkerServer(given["name"], given["master"], keys, given["host"], given["patience"]).run()
+    except ServerLost:
         sys.exit(0)  # there is nobody left to work for
     except WindtunnelError as error:
         sys.exit(str(error))

@@ -54,7 +54,7 @@ MOST_STALLED = 0.9
 
 
 @dataclass(frozen=True)
-class Scaling:
+class ScalingBounds:
     """Bounds, and when to go down: buffers fuller than ``high`` and workers busy for less than ``idle``.
     ``start``: seconds until a new worker gives its first batch; ``cooldown``: seconds from one change to the
     next way down."""
@@ -68,7 +68,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Memory:
+class LoadHistory:
     """Sums over periods, of which older ones count less: seconds, batches taken, seconds that trainers were
     stalled, batches made, seconds that workers were busy."""
 
@@ -95,7 +95,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Load:
+class PoolLoad:
     """What was seen in a period, and what was known before.
 
     ``period``: seconds. ``consumed``: batches taken by all clients. ``stalled``: share of the clients' time
@@ -104,7 +104,7 @@ class Load:
     those that serve. ``up``, ``down``: seconds since the last change of either kind. ``memory``: of the
     periods before, as decided last."""
 
-    settings: Scaling
+    settings: ScalingBounds
     period: float
     consumed: int
     stalled: float
@@ -115,11 +115,11 @@ class Load:
     ready: int
     up: float
     down: float
-    memory: Memory = Memory()
+    memory: LoadHistory = LoadHistory()
 
 
 @dataclass(frozen=True)
-class Worker:
+class SplitWorker:
     """``splits``: that it serves now."""
 
     name: str
@@ -127,7 +127,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerClient:
     """Another client of the epoch. ``steps``: batches it was given to train with; ``ready``: those it has
     beside these. ``dry``: it has none, nor a split, and wants one. ``ended``: its epoch is over."""
 
@@ -139,7 +139,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Ask:
+class SplitRequest:
     """A client wants a split (``held``: those it is sent now), or to know whether it may go on.
 
     ``clients``: how many have come, of the ``world`` that must. ``split``: the first that is left; ``own``:
@@ -158,8 +158,8 @@ class Ask:
     split: int
     left: int
     open: int
-    workers: tuple[Worker, ...]
-    peers: tuple[Peer, ...] = ()
+    workers: tuple[SplitWorker, ...]
+    peers: tuple[PeerClient, ...] = ()
     slots: int = 2
     last: str = ""
     kept: str = ""
@@ -169,7 +169,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RankProgress:
     """Of ranks that end together (``drop``), of which ``world`` must be here. ``batches``: that each has been
     given, handed out or ready; ``settled``: whether it has all of its splits, to their last batch. ``left``:
     splits that are not given out."""
@@ -181,7 +181,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Fault:
+class SplitFault:
     """A worker could not read a split, or start, the ``failures``-th time; ``permanent``: any would fail."""
 
     on_error: str
@@ -190,27 +190,27 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Surplus:
+class WorkerSurplus:
     """There are more ``workers`` than are ``wanted``."""
 
-    workers: tuple[Worker, ...]
+    workers: tuple[SplitWorker, ...]
     wanted: int
 
 
-Observation = Load | Ask | Pace | Fault | Surplus
+Observation = PoolLoad | SplitRequest | RankProgress | SplitFault | WorkerSurplus
 
 
 @dataclass(frozen=True)
-class Scale:
+class PoolSize:
     """How many workers to have; ``memory`` is for the next observation."""
 
     workers: int
-    memory: Memory
+    memory: LoadHistory
     reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
-class Grant:
+class SplitGrant:
     """This split, from this worker."""
 
     split: int
@@ -218,7 +218,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class ReadAhead:
     """This split, which is the next epoch's, from this worker: to have its first batches then."""
 
     split: int
@@ -226,22 +226,22 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitForSplit:
     reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
-class Pad:
+class RepeatBatch:
     """Take the last batch again."""
 
 
 @dataclass(frozen=True)
-class End:
+class EpochEnd:
     """The epoch is over for this client."""
 
 
 @dataclass(frozen=True)
-class Until:
+class StepLimit:
     """Each rank may take ``steps``; ``last``: and then its epoch is over."""
 
     steps: int
@@ -249,40 +249,51 @@ class Until:
 
 
 @dataclass(frozen=True)
-class Retry:
+class RetrySplit:
     """By another worker."""
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class GiveUpSplit:
     """``skip``: the split is left out; else the session fails."""
 
     skip: bool
 
 
 @dataclass(frozen=True)
-class Leave:
+class DrainWorkers:
     """These workers end when they send nothing any more."""
 
     workers: tuple[str, ...]
 
 
-Decision = Scale | Until | Grant | Ahead | Wait | Pad | End | Retry | GiveUp | Leave
+Decision = (
+    PoolSize
+    | StepLimit
+    | SplitGrant
+    | ReadAhead
+    | WaitForSplit
+    | RepeatBatch
+    | EpochEnd
+    | RetrySplit
+    | GiveUpSplit
+    | DrainWorkers
+)
 
 
 def decide(observation: Observation) -> Decision:
     """All rules of the master."""
     match observation:
-        case Pace():
+        case RankProgress():
             return together(observation)
-        case Load():
+        case PoolLoad():
             return scaled(observation)
-        case Ask():
+        case SplitRequest():
             return answered(observation)
-        case Fault(on_error, permanent, failures):
-            return GiveUp(on_error == "skip") if permanent or failures >= TRIES else Retry()
-        case Surplus(workers, wanted):
-            return Leave(tuple(leaving(workers, wanted)))
+        case SplitFault(on_error, permanent, failures):
+            return GiveUpSplit(on_error == "skip") if permanent or failures >= TRIES else RetrySplit()
+        case WorkerSurplus(workers, wanted):
+            return DrainWorkers(tuple(leaving(workers, wanted)))
 
 
 def share(workers: int, slots: int, clients: int) -> int:
@@ -290,28 +301,28 @@ def share(workers: int, slots: int, clients: int) -> int:
     return max(1, math.ceil(workers * slots / max(clients, 1)))
 
 
-def answered(ask: Ask) -> Decision:
+def answered(ask: SplitRequest) -> Decision:
     """What a client that asks gets."""
     if ask.clients < ask.world:
-        return Wait(f"{ask.clients} of {ask.world} clients are here")
+        return WaitForSplit(f"{ask.clients} of {ask.world} clients are here")
     others = [peer for peer in ask.peers if not peer.ended]
     most = share(len(ask.workers), ask.slots, len(others) + 1)
     worker = _worker(ask)
     if not ask.left:
-        late = _late(ask) if ask.dry else Wait("none is left")
-        if isinstance(late, Wait) and ask.after >= 0 and ask.ahead < most and worker:
-            return Ahead(ask.after, worker)
+        late = _late(ask) if ask.dry else WaitForSplit("none is left")
+        if isinstance(late, WaitForSplit) and ask.after >= 0 and ask.ahead < most and worker:
+            return ReadAhead(ask.after, worker)
         return late
     empty = sum(not client.splits for client in others)
     if ask.held and (ask.held >= most or ask.left <= empty):
-        return Wait("others have fewer")
+        return WaitForSplit("others have fewer")
     if not worker and not ask.held:
         worker = _worker(ask, full=True)
     split = ask.own if ask.own >= 0 else ask.split
-    return Grant(split, worker) if worker else Wait("no worker is free")
+    return SplitGrant(split, worker) if worker else WaitForSplit("no worker is free")
 
 
-def _worker(ask: Ask, *, full: bool = False) -> str:
+def _worker(ask: SplitRequest, *, full: bool = False) -> str:
     """The one that has sent it already, or has the fewest splits; empty where there is none with room.
     ``full``: without room, too."""
     if any(worker.name == ask.kept for worker in ask.workers):
@@ -321,29 +332,29 @@ def _worker(ask: Ask, *, full: bool = False) -> str:
     return min(able, key=lambda worker: (worker.splits, len(worker.name), worker.name)).name if able else ""
 
 
-def _late(ask: Ask) -> Decision:
+def _late(ask: SplitRequest) -> Decision:
     """For a client that has run dry, with nothing left to begin."""
     if ask.ends == "drop":
-        return Wait("ranks end together")
+        return WaitForSplit("ranks end together")
     if ask.ends == "uneven":
-        return Wait("others may leave theirs") if ask.open else End()
+        return WaitForSplit("others may leave theirs") if ask.open else EpochEnd()
     ahead = any(peer.steps > ask.steps for peer in ask.peers)
     if ahead:
-        return Pad()
+        return RepeatBatch()
     settled = all(peer.dry or peer.ended for peer in ask.peers)
-    return End() if settled and not ask.open else Wait("others may have more")
+    return EpochEnd() if settled and not ask.open else WaitForSplit("others may have more")
 
 
-def together(pace: Pace) -> Until:
+def together(pace: RankProgress) -> StepLimit:
     """No rank begins a step that another one cannot take."""
     if len(pace.batches) < pace.world or not pace.batches:
-        return Until(0)
+        return StepLimit(0)
     least = min(pace.batches)
     over = any(batch == least and all_ for batch, all_ in zip(pace.batches, pace.settled, strict=True))
-    return Until(least, over and not pace.left)
+    return StepLimit(least, over and not pace.left)
 
 
-def scaled(load: Load) -> Scale:
+def scaled(load: PoolLoad) -> PoolSize:
     """How many workers there should be."""
     known, now = load.settings, _remembered(load)
     wanted, why = load.workers, "enough"
@@ -356,29 +367,29 @@ def scaled(load: Load) -> Scale:
             wanted, why = min(needed, 2 * load.workers), f"trainers want {now.demand:.3g} batches/s"
         elif needed < load.workers and _idle(load, now):
             wanted, why = load.workers - 1, "buffers are full and workers idle"
-    return Scale(min(max(wanted, known.least), known.most), now, why)
+    return PoolSize(min(max(wanted, known.least), known.most), now, why)
 
 
-def _remembered(load: Load) -> Memory:
+def _remembered(load: PoolLoad) -> LoadHistory:
     """Workers decode many rows at once, and give them as batches later: only sums over a while say a rate."""
     new = (load.period, load.consumed, load.stalled * load.period, load.made, load.busy)
     old = load.memory
     before = (old.seconds, old.consumed, old.stalled, old.made, old.busy)
-    return Memory(*(KEPT * previous + more for previous, more in zip(before, new, strict=True)))
+    return LoadHistory(*(KEPT * previous + more for previous, more in zip(before, new, strict=True)))
 
 
-def _saturated(load: Load) -> bool:
+def _saturated(load: PoolLoad) -> bool:
     """Those that were asked for are there, and were busy all the time."""
     return load.ready >= load.workers and load.busy >= SATURATED * load.period * load.ready
 
 
-def _idle(load: Load, now: Memory) -> bool:
+def _idle(load: PoolLoad, now: LoadHistory) -> bool:
     known = load.settings
     rested = min(load.up, load.down) >= known.cooldown and now.starved <= STALLED
     return rested and load.buffered > known.high and now.busy < known.idle * now.seconds * max(load.ready, 1)
 
 
-def leaving(workers: Sequence[Worker], wanted: int) -> list[str]:
+def leaving(workers: Sequence[SplitWorker], wanted: int) -> list[str]:
     """Who goes where fewer are wanted: those with the fewest splits, of these the youngest."""
     age = sorted(
         workers, key=lambda worker: (worker.splits, -len(worker.name), tuple(-ord(x) for x in worker.name))
@@ -388,8 +399,8 @@ def leaving(workers: Sequence[Worker], wanted: int) -> list[str]:
 
 def held(observation: Observation) -> Decision:
     """The policy of a static pool: workers stay as many as they are."""
-    if isinstance(observation, Load):
-        return Scale(observation.workers, Memory(), "as many as there are")
+    if isinstance(observation, PoolLoad):
+        return PoolSize(observation.workers, LoadHistory(), "as many as there are")
     return decide(observation)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from windtunnel.data.ingest.policy import Decision, Load, Memory, Observation, Scale, Scaling
+from windtunnel.data.ingest.policy import (
+    Decision,
+    LoadHistory,
+    Observation,
+    PoolLoad,
+    PoolSize,
+    ScalingBounds,
+)
 
 
 class Autoscaler:
@@ -12,10 +19,10 @@ class Autoscaler:
     of the caller's clock. ``log`` gets each decision of a period."""
 
     def __init__(
-        self, settings: Scaling, target: int, now: float, decide: Callable[[Observation], Decision],
-        log: Callable[[float, Load, Scale], None] = lambda now, load, scale: None,
+        self, settings: ScalingBounds, target: int, now: float, decide: Callable[[Observation], Decision],
+        log: Callable[[float, PoolLoad, PoolSize], None] = lambda now, load, scale: None,
     ) -> None:  # fmt: skip
-        self.settings, self.target, self.memory = settings, target, Memory()
+        self.settings, self.target, self.memory = settings, target, LoadHistory()
         self.up = self.down = now
         self._decide, self._log = decide, log
 
@@ -23,13 +30,13 @@ class Autoscaler:
         self, now: float, seconds: float, *, consumed: int, stalled: float, buffered: float, produced: int,
         busy: float, ready: int,
     ) -> None:  # fmt: skip
-        """A period is over, in which this was seen, as of `Load`."""
-        load = Load(
+        """A period is over, in which this was seen, as of `PoolLoad`."""
+        load = PoolLoad(
             self.settings, seconds, consumed, stalled, buffered, produced, busy, self.target, ready,
             now - self.up, now - self.down, self.memory,
         )  # fmt: skip
         scale = self._decide(load)
-        assert isinstance(scale, Scale)
+        assert isinstance(scale, PoolSize)
         self._log(now, load, scale)
         self.memory = scale.memory
         if scale.workers > self.target:
