@@ -22,7 +22,7 @@ FILES = (
     ("Cluster file", "cluster.md", "windtunnel.cluster.schema",
      ("ClusterSpec", "HostSpec", "DeviceSpec", "LinkSpec", "TopologySpec", "MulticastSpec")),
     ("Sweep file", "sweep.md", "windtunnel.training.emulate.sweep.spec", ("SweepSpec",)),
-    ("Session of ingestion", "ingest.md", "windtunnel.data.ingest.model", ("Session", "Transform")),
+    ("Session of ingestion", "ingest.md", "windtunnel.data.ingest.model", ("IngestSession", "Transform")),
     ("Bandwidth shares", "sharing.md", "windtunnel.network.sharing.spec", ("Spec", "Owner", "Others")),
     ("Senders of a host", "hostrate.md", "windtunnel.network.hostrate.spec", ("Spec", "Owner")),
     ("Jobs of tasks", "dag.md", "windtunnel.network.dag.spec", ("Spec", "JobSpec", "TaskSpec", "Resource")),

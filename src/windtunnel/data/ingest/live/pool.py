@@ -1,4 +1,4 @@
-"""Where a master's workers run: processes of this host, or actors of a Ray cluster; the same `WorkerServer`."""
+"""Where a master's workers run: processes of this host, or actors of Ray; the same `WorkerServer`."""
 
 from __future__ import annotations
 
