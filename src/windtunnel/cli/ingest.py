@@ -196,7 +196,7 @@ def worker(
     import signal
 
     from windtunnel.base.tls import certificate_files
-    from windtunnel.data.ingest.live.protocol import Lost
+    from windtunnel.data.ingest.live.protocol import ServerLost
     from windtunnel.data.ingest.live.worker import Worker
 
     keys = _keys(secret_file, certificate_files(tls_cert, tls_key, tls_ca))
@@ -206,7 +206,7 @@ def worker(
     typer.echo(f"Worker   {process.address}")
     try:
         process.run()
-    except Lost as error:
+    except ServerLost as error:
         typer.echo(f"Ended    {error}")
 
 
@@ -225,14 +225,14 @@ def status(
     Example: windtunnel ingest status --folder ingest
     """
     from windtunnel.base.tls import certificate_files
-    from windtunnel.data.ingest.live.protocol import Link
+    from windtunnel.data.ingest.live.protocol import FlightLink
 
     address, secret = folder / "address", folder / "secret"
     if not master and not address.exists():
         raise UserError(f"ingest status: no master runs in --folder {folder}; give its folder, or --master")
     tls = certificate_files(tls_cert, tls_key, tls_ca)
     keys = _keys(secret_file or (secret if secret.exists() else None), tls)
-    link = Link(master or address.read_text(), keys)
+    link = FlightLink(master or address.read_text(), keys)
     state = {**link.call("snapshot"), "served_by": link.call("workers")["workers"]}
     emit(as_json, state, _status_lines(state))
 

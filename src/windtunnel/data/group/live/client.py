@@ -7,7 +7,7 @@ operations go to the head, and the tail's word completes them, in their order.
 
 On each failure:
 - a member is gone, silent or fails: the group halts. What was under way has failed (`GroupHalted`), and may
-  be in the regions or not; `Group.repair` goes on with who is left, in the next epoch.
+  be in the regions or not; `ReplicationGroup.repair` goes on with who is left, in the next epoch.
 - a newer epoch has begun: `StaleEpoch`, and nothing that is done here counts any more.
 - the coordinator ends: its successor forms the next epoch; a transaction that was in the journal is done to
   its end, or never began (`transactions`).
@@ -113,7 +113,7 @@ def start_engine(
 class _Control:
     """The coordinator's connection to one engine, read by a thread of its own."""
 
-    def __init__(self, group: Group, member: Member) -> None:
+    def __init__(self, group: ReplicationGroup, member: Member) -> None:
         self.name, self._group = member.name, group
         self._link = connect(member.address, group.secret, group.patience)
         self._link.sock.settimeout(None)
@@ -169,7 +169,7 @@ class _Control:
                     future.set_exception(error)
 
 
-class Group:
+class ReplicationGroup:
     """Members with equal regions, in an order of the policy's choice (`members`, head first).
 
     ``epoch``: above that of any group of these members before. ``secret``: that of the engines. ``window``:
@@ -285,7 +285,7 @@ class Group:
         for _ in range(decision.window):
             self._room.release()
 
-    def repair(self, survivors: Sequence[Member] | None = None) -> Group:
+    def repair(self, survivors: Sequence[Member] | None = None) -> ReplicationGroup:
         """The group in the next epoch, of those of ``survivors`` that answer; if None, of all members but
         those of which it is known that they are gone. This one is closed. Raises as the group itself; may be
         called again."""
@@ -296,7 +296,7 @@ class Group:
         if survivors is None:
             survivors = [member for member in self.members if member.name not in self._lost]
         try:
-            return Group(
+            return ReplicationGroup(
                 survivors, epoch=self._newest, secret=self.secret, log=self._log, patience=self.patience,
                 journal=self.journal, least=1, **self._given,
             )  # fmt: skip
@@ -452,7 +452,7 @@ class Group:
         self._over.set()
         self._halt(GroupHalted("the group is closed"))
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> ReplicationGroup:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -55,12 +55,12 @@ PRIORITY, ROOM, STRANGERS, PATIENCE = 50, 64 << 20, 64, 2.0
 """Of real time; bytes of a ring at most; connections without proof; seconds for a successor to answer."""
 
 
-class Failed(Exception):
+class EngineFault(Exception):
     """What was asked cannot be done here; the words go to who asked."""
 
 
-class Engine:
-    """Raises OSError: the region cannot be had. Failed: it is another engine's, or of another size."""
+class RegionEngine:
+    """Raises OSError: the region cannot be had. EngineFault: it is another engine's, or of another size."""
 
     def __init__(self, region: Path, size: int, secret: bytes) -> None:
         self.size, self._secret = size, secret
@@ -68,9 +68,9 @@ class Engine:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Failed("another engine has the region") from error
+            raise EngineFault("another engine has the region") from error
         if (held := os.fstat(self._file).st_size) not in (0, size + PAGE):
-            raise Failed(f"the region has {held - PAGE} bytes, not {size}")
+            raise EngineFault(f"the region has {held - PAGE} bytes, not {size}")
         os.posix_fallocate(self._file, 0, size + PAGE)
         os.fsync(self._file)
         self._memory = mmap.mmap(self._file, size + PAGE)
@@ -201,7 +201,7 @@ class Engine:
                     self._say(link, answer._replace(kind=Kind.STALE, a=self.fenced))
                 else:
                     self._say(link, answer._replace(payload=self._answer(link, frame)))
-            except (Failed, OSError, ValueError) as error:
+            except (EngineFault, OSError, ValueError) as error:
                 self._say(link, answer._replace(kind=Kind.FAILED, payload=words_of(error).encode()))
 
     def _answer(self, link: Link, frame: Frame) -> bytes:
@@ -264,7 +264,7 @@ class Engine:
     def _operate(self, frame: Frame) -> None:
         try:
             if frame.sequence != self.sequence + 1 or not self.steady:
-                raise Failed(f"operation {frame.sequence} came after {self.sequence}")
+                raise EngineFault(f"operation {frame.sequence} came after {self.sequence}")
             if frame.kind == Kind.FLUSH:
                 self._hand_on(frame)
                 self._sync()
@@ -272,7 +272,7 @@ class Engine:
                     self._done(frame._replace(kind=Kind.FLUSHED))
                 return
             self._done(frame._replace(results=frame.results + self._apply(frame)))
-        except (Failed, OSError) as error:
+        except (EngineFault, OSError) as error:
             self.steady = False
             self._tell(Kind.BROKEN, words=words_of(error))
             self._drop(self._before)
@@ -315,7 +315,7 @@ class Engine:
 
     def _within(self, offset: int, length: int) -> None:
         if offset + length > self.size:
-            raise Failed(f"bytes {offset} to {offset + length} are not within the region's {self.size}")
+            raise EngineFault(f"bytes {offset} to {offset + length} are not within the region's {self.size}")
 
     def _sync(self) -> None:
         os.fdatasync(self._file)
@@ -349,11 +349,11 @@ def main(words: list[str]) -> None:
     region, size, listen, cores, realtime = words
     response = {"refused": ""}
     try:
-        engine = Engine(Path(region), int(size), bytes.fromhex(sys.stdin.readline()))
+        engine = RegionEngine(Path(region), int(size), bytes.fromhex(sys.stdin.readline()))
         listener, response["address"] = listening(listen)
         if cores:
             os.sched_setaffinity(0, map(int, cores.split(",")))
-    except (OSError, Failed) as error:
+    except (OSError, EngineFault) as error:
         print(json.dumps({"failed": words_of(error)}), flush=True)
         sys.exit(1)
     try:

@@ -42,15 +42,15 @@ PERMANENT = "permanent: "
 """An error of a stream begins so where another worker would meet it, too."""
 
 
-class Lost(HostError):
+class ServerLost(HostError):
     """Nobody answers there."""
 
 
-class Refused(HostError):
+class CallRefused(HostError):
     """The server does not take this call."""
 
 
-class Door(fl.ServerAuthHandler):  # type: ignore[misc]  # pyarrow has no types
+class SecretServerAuth(fl.ServerAuthHandler):  # type: ignore[misc]  # pyarrow has no types
     """Lets in who knows the secret."""
 
     def __init__(self, keys: Keys) -> None:
@@ -83,7 +83,7 @@ class Door(fl.ServerAuthHandler):  # type: ignore[misc]  # pyarrow has no types
         return b"peer"
 
 
-class _Visitor(fl.ClientAuthHandler):  # type: ignore[misc]
+class _SecretClientAuth(fl.ClientAuthHandler):  # type: ignore[misc]
     def __init__(self, keys: Keys) -> None:
         super().__init__()
         self._keys, self._token = keys, b""
@@ -104,10 +104,10 @@ class _Visitor(fl.ClientAuthHandler):  # type: ignore[misc]
 def settings(keys: Keys) -> dict[str, Any]:
     """What a Flight server is made with: who may come in, and its certificate."""
     if keys.tls is None:
-        return {"auth_handler": Door(keys)}
+        return {"auth_handler": SecretServerAuth(keys)}
     cert, key, ca = (Path(path).read_bytes() for path in keys.tls.paths)
     tls = {"tls_certificates": [(cert, key)], "root_certificates": ca, "verify_client": True}
-    return {"auth_handler": Door(keys), **tls}
+    return {"auth_handler": SecretServerAuth(keys), **tls}
 
 
 def location(keys: Keys, host: str, port: int) -> str:
@@ -139,7 +139,7 @@ def result(answer: dict[str, Any]) -> list[Any]:
     return [fl.Result(json.dumps(answer).encode())]
 
 
-class Link:
+class FlightLink:
     """A connection to the server at ``address``, made when it is first used and again whenever it is gone.
     Threads may share one. Raises UserError where it is no address."""
 
@@ -157,8 +157,8 @@ class Link:
         """The server's answer.
 
         Raises:
-            Lost: nobody answers.
-            Refused: the server does not take it.
+            ServerLost: nobody answers.
+            CallRefused: the server does not take it.
         """
         with self.errors():
             options = fl.FlightCallOptions(timeout=TIMEOUT)
@@ -171,15 +171,15 @@ class Link:
         """`call`, tried again for ``patience`` seconds while nobody answers, or until ``stop``.
 
         Raises:
-            Lost, Refused: as `call`.
+            ServerLost, CallRefused: as `call`.
         """
         last = time.monotonic() + patience
         while True:
             try:
                 return self.call(action, **fields)
-            except Lost as error:
+            except ServerLost as error:
                 if time.monotonic() > last:
-                    raise Lost(f"{error}, for {patience:g} s") from error
+                    raise ServerLost(f"{error}, for {patience:g} s") from error
                 if stop.wait(0.1):
                     raise
 
@@ -200,15 +200,15 @@ class Link:
                 raise UserError(f"{self.address}: no TLS with it: {text.rpartition('::')[2]}") from error
             if "Socket closed" in text and self._keys.tls is None and _asks_for_tls(self._place):
                 raise UserError(f"{self.address} asks for TLS, accepted are {', '.join(OPTIONS)}") from error
-            raise Lost(f"{self.address} does not answer: {text}") from error
+            raise ServerLost(f"{self.address} does not answer: {text}") from error
         except fl.FlightUnauthenticatedError as error:
             self.close()
-            raise Lost(f"{self.address} does not know us any more") from error
+            raise ServerLost(f"{self.address} does not know us any more") from error
         except handshake.HandshakeRefused as error:
             self.close()
             raise UserError(f"{self.address}: whoever listens there does not know the secret") from error
         except (fl.FlightError, OSError, ValueError) as error:
-            raise Refused(_sentence(error)) from error
+            raise CallRefused(_sentence(error)) from error
 
     def close(self) -> None:
         """The connection ends with its last call: Flight's own close pulls it from under other threads."""
@@ -226,7 +226,7 @@ class Link:
                     given = {"cert_chain": cert, "private_key": key, "tls_root_certs": ca}
                 client = fl.connect(self.address, **given)
                 try:
-                    client.authenticate(_Visitor(self._keys), fl.FlightCallOptions(timeout=TIMEOUT))
+                    client.authenticate(_SecretClientAuth(self._keys), fl.FlightCallOptions(timeout=TIMEOUT))
                 except fl.FlightUnauthenticatedError as error:
                     raise UserError(f"{self.address}: it does not take our secret") from error
                 self._client = client
