@@ -27,7 +27,7 @@ from windtunnel.cli.common import (
 
 if TYPE_CHECKING:
     from windtunnel.base.keys import Keys
-    from windtunnel.data.ingest.live.calls import Settings
+    from windtunnel.data.ingest.live.calls import MasterSettings
 
 HERE = Path("ingest")
 Workers = Annotated[str, typer.Option(metavar="auto|N", help="auto: as many as trainers need.")]
@@ -197,10 +197,10 @@ def worker(
 
     from windtunnel.base.tls import certificate_files
     from windtunnel.data.ingest.live.protocol import ServerLost
-    from windtunnel.data.ingest.live.worker import Worker
+    from windtunnel.data.ingest.live.worker import WorkerServer
 
     keys = _keys(secret_file, certificate_files(tls_cert, tls_key, tls_ca))
-    process = Worker(name or f"{host}-{os.getpid()}", master, keys, host, patience)
+    process = WorkerServer(name or f"{host}-{os.getpid()}", master, keys, host, patience)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.stop())
     typer.echo(f"Worker   {process.address}")
@@ -255,9 +255,9 @@ def _status_lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"Failed   {state['failed']}"
 
 
-def _settings(workers: str, least: int, most: int, **more: Any) -> Settings:
-    from windtunnel.data.ingest.live.calls import Settings
-    from windtunnel.data.ingest.policy import Scaling
+def _settings(workers: str, least: int, most: int, **more: Any) -> MasterSettings:
+    from windtunnel.data.ingest.live.calls import MasterSettings
+    from windtunnel.data.ingest.policy import ScalingBounds
 
     for option, accepted in (("ends", ("uneven", "pad", "drop")), ("on_error", ("fail", "skip"))):
         choice(option, more.get(option, accepted[0]), accepted)
@@ -268,7 +268,9 @@ def _settings(workers: str, least: int, most: int, **more: Any) -> Settings:
     most = most or max(least, os.cpu_count() or 1)
     if most < least:
         raise UserError(f"--max {most}: accepted is a number from --min, {least}, up")
-    return Settings(workers=None if workers == "auto" else int(workers), scaling=Scaling(least, most), **more)
+    return MasterSettings(
+        workers=None if workers == "auto" else int(workers), scaling=ScalingBounds(least, most), **more
+    )
 
 
 def _keys(secret: Path | None, tls: tuple[str, ...]) -> Keys:

@@ -35,8 +35,17 @@ from typing_extensions import Buffer
 from windtunnel.base import handshake
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.group.live import transactions
-from windtunnel.data.group.live.link import CHUNK, DIGEST, STANDING, WORD, Frame, Kind, Link, connect
-from windtunnel.data.group.policy import POLICIES, SLOT, Decision, Member, Observation, Standing
+from windtunnel.data.group.live.link import (
+    CHUNK,
+    DIGEST,
+    STANDING,
+    WORD,
+    EngineLink,
+    Frame,
+    FrameKind,
+    connect,
+)
+from windtunnel.data.group.policy import POLICIES, SLOT, Decision, Member, MemberState, Observation
 from windtunnel.store.eventlog import EventLog, LogFailed
 
 COMMAND = ("-m", "windtunnel.data.group.live.engine")
@@ -123,7 +132,7 @@ class _Control:
         threading.Thread(target=self._read, name=f"group-{self.name}", daemon=True).start()
 
     def ask(
-        self, kind: Kind, a: int = 0, b: int = 0, payload: bytes = b"", patience: float | None = None
+        self, kind: FrameKind, a: int = 0, b: int = 0, payload: bytes = b"", patience: float | None = None
     ) -> bytes:
         """What the engine answers. Raises GroupHalted, StaleEpoch."""
         future = Future[Frame]()
@@ -140,9 +149,9 @@ class _Control:
             raise GroupHalted(f"{self.name} does not answer", [self.name]) from error
         finally:
             self._asked.pop(number, None)
-        if answer.kind == Kind.STALE:
+        if answer.kind == FrameKind.STALE:
             raise StaleEpoch(self._group.epoch, answer.a)
-        if answer.kind == Kind.FAILED:
+        if answer.kind == FrameKind.FAILED:
             raise GroupHalted(f"{self.name} fails: {answer.payload.decode()}", [self.name])
         return answer.payload
 
@@ -150,7 +159,7 @@ class _Control:
         try:
             while True:
                 frame = self._link.receive()
-                if frame.sequence not in self._asked or frame.kind < Kind.STALE:
+                if frame.sequence not in self._asked or frame.kind < FrameKind.STALE:
                     self._group._receive(self.name, frame)
                 else:
                     with contextlib.suppress(InvalidStateError, KeyError):  # nobody waits any more
@@ -200,7 +209,7 @@ class ReplicationGroup:
         self.patience, self.journal, self._log, self._newest = patience, journal, log, epoch
         self._given: dict[str, Any] = {"window": window, "coordinator": coordinator, "policy": policy}
         self._controls: dict[str, _Control] = {}
-        self._data: Link | None = None
+        self._data: EngineLink | None = None
         self._fault: Exception | None = None
         self._lost: set[str] = set()
         self._lock, self._sending = threading.Lock(), threading.Lock()
@@ -235,36 +244,38 @@ class ReplicationGroup:
         copied = {name: self._copy(decision.source, name) for name in decision.compare}
         self._connect(decision)
         if self._log is not None:
-            held = [STANDING.unpack(self._controls[name].ask(Kind.STATUS)) for name in decision.chain]
+            held = [STANDING.unpack(self._controls[name].ask(FrameKind.STATUS)) for name in decision.chain]
             self._log.append(
                 "effect", epoch=[status[1] for status in held], sequence=[status[2] for status in held],
                 chain=[member.name for member in self.members], source=decision.source, copied=copied,
             )  # fmt: skip
 
-    def _fence(self, member: Member) -> Standing:
+    def _fence(self, member: Member) -> MemberState:
         try:
             control = self._controls[member.name] = _Control(self, member)
-            answer = control.ask(Kind.FENCE)
+            answer = control.ask(FrameKind.FENCE)
         except handshake.HandshakeRefused as error:
             raise UserError(f"`secret` is not that of {member.name} at {member.address}") from error
         except (OSError, GroupHalted) as error:
             if member.name in self._controls:
                 self._controls.pop(member.name).close(error)
-            return Standing(member.name, member.domain, answers=False)
-        return Standing(member.name, member.domain, True, *STANDING.unpack(answer))
+            return MemberState(member.name, member.domain, answers=False)
+        return MemberState(member.name, member.domain, True, *STANDING.unpack(answer))
 
     def _copy(self, source: str, name: str) -> int:
         """Let the region of ``name`` be the source's: how many chunks differed."""
         copied, (here, there) = 0, (self._controls[member] for member in (source, name))
         for at in range(0, self.size, ASKED):
             length = min(ASKED, self.size - at)
-            ours, theirs = (control.ask(Kind.HASH, at, length, patience=LONG) for control in (here, there))
+            ours, theirs = (
+                control.ask(FrameKind.HASH, at, length, patience=LONG) for control in (here, there)
+            )
             for place in range(0, len(ours), DIGEST):
                 if ours[place : place + DIGEST] != theirs[place : place + DIGEST]:
                     copied, first = copied + 1, at + place // DIGEST * CHUNK
                     for offset in range(first, min(first + CHUNK, self.size), SLOT):
-                        part = here.ask(Kind.READ, offset, min(SLOT, self.size - offset), patience=LONG)
-                        there.ask(Kind.PATCH, offset, payload=part, patience=LONG)
+                        part = here.ask(FrameKind.READ, offset, min(SLOT, self.size - offset), patience=LONG)
+                        there.ask(FrameKind.PATCH, offset, payload=part, patience=LONG)
         return copied
 
     def _connect(self, decision: Decision) -> None:
@@ -272,7 +283,7 @@ class ReplicationGroup:
         after = ""
         for index, member in reversed(list(enumerate(self.members))):
             spec = json.dumps({"index": index, "next": after, "window": decision.window}).encode()
-            self._controls[member.name].ask(Kind.CHAIN, decision.sequence, payload=spec, patience=LONG)
+            self._controls[member.name].ask(FrameKind.CHAIN, decision.sequence, payload=spec, patience=LONG)
             after = member.address
         try:
             self._data = connect(after, self.secret, self.patience)
@@ -312,18 +323,18 @@ class ReplicationGroup:
         view, future = memoryview(data).cast("B"), Future[None]()
         self.check(offset, len(view))
         if packed is not None:
-            return self._submit(Kind.WRITE, offset, c=len(view), payload=packed)
+            return self._submit(FrameKind.WRITE, offset, c=len(view), payload=packed)
         if not len(view):
             future.set_result(None)
         for at in range(0, len(view), SLOT):
-            future = self._submit(Kind.WRITE, offset + at, payload=bytes(view[at : at + SLOT]))
+            future = self._submit(FrameKind.WRITE, offset + at, payload=bytes(view[at : at + SLOT]))
         return future
 
     def memcpy(self, source: int, target: int, length: int) -> Future[None]:
         """gMEMCPY: every member copies within its region, also where both places overlap."""
         self.check(source, length)
         self.check(target, length)
-        return self._submit(Kind.MEMCPY, source, target, length)
+        return self._submit(FrameKind.MEMCPY, source, target, length)
 
     def cas(
         self, offset: int, expected: int, new: int, execute: Collection[str] | None = None
@@ -336,11 +347,11 @@ class ReplicationGroup:
         mask = sum(
             (execute is None or member.name in execute) << bit for bit, member in enumerate(self.members)
         )
-        return self._submit(Kind.CAS, offset, expected, new, mask)
+        return self._submit(FrameKind.CAS, offset, expected, new, mask)
 
     def flush(self) -> Future[None]:
         """gFLUSH: all operations before it are on the disk of every member."""
-        return self._submit(Kind.FLUSH)
+        return self._submit(FrameKind.FLUSH)
 
     def read(self, member: Member | str, offset: int, length: int) -> bytes:
         """The bytes in one member's region. Of the tail (`members[-1]`) they are what was acknowledged, and
@@ -355,7 +366,7 @@ class ReplicationGroup:
             raise UserError(f"`member` is {name!r}; accepted are {', '.join(names)}")
         each = range(offset, offset + length, SLOT)
         ask = self._controls[name].ask
-        return b"".join(ask(Kind.READ, at, min(SLOT, offset + length - at)) for at in each)
+        return b"".join(ask(FrameKind.READ, at, min(SLOT, offset + length - at)) for at in each)
 
     def transaction(self, writes: Sequence[tuple[int, Buffer]], patience: float = 10.0) -> None:
         """All of ``writes`` (offset and bytes) or none, on the disks of all members, whoever dies meanwhile.
@@ -370,7 +381,7 @@ class ReplicationGroup:
             raise UserError(f"`offset` is {offset}, for {length} bytes; accepted is within {self.size}")
 
     def _submit(
-        self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, mask: int = 0, payload: bytes = b""
+        self, kind: FrameKind, a: int = 0, b: int = 0, c: int = 0, mask: int = 0, payload: bytes = b""
     ) -> Future[Any]:
         future = Future[Any]()
         future.set_running_or_notify_cancel()  # what is under way cannot be taken back
@@ -394,7 +405,7 @@ class ReplicationGroup:
 
     def _receive(self, name: str, frame: Frame) -> None:
         match frame.kind:
-            case Kind.ACK if name == self.members[-1].name:
+            case FrameKind.ACK if name == self.members[-1].name:
                 with self._lock:
                     sequence, future, _ = self._pending.popleft() if self._pending else (0, Future(), 0)
                 if sequence == frame.sequence:
@@ -402,11 +413,11 @@ class ReplicationGroup:
                     future.set_result(tuple(word for (word,) in WORD.iter_unpack(frame.results)) or None)
                 else:
                     self._halt(GroupHalted(f"operation {frame.sequence} came out of its turn"))
-            case Kind.STALE:
+            case FrameKind.STALE:
                 self._halt(StaleEpoch(self.epoch, frame.a))
-            case Kind.BROKEN:
+            case FrameKind.BROKEN:
                 self._halt(GroupHalted(f"{name} fails: {frame.payload.decode()}", [name]))
-            case Kind.LOST:
+            case FrameKind.LOST:
                 # nothing is done any more; the lost one says itself why, if it still can
                 if not self._over.wait(LAST_WORD):
                     self._halt(GroupHalted(f"{name} lost the member behind it"))
@@ -439,7 +450,7 @@ class ReplicationGroup:
             silent = []
             for member in self.members:
                 try:
-                    self._controls[member.name].ask(Kind.STATUS, patience=self.patience / 2)
+                    self._controls[member.name].ask(FrameKind.STATUS, patience=self.patience / 2)
                 except (GroupHalted, StaleEpoch):
                     silent.append(member.name)
             if silent:

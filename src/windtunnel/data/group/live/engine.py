@@ -45,7 +45,16 @@ import zstandard
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
 from windtunnel.base.wire import WireError
-from windtunnel.data.group.live.link import CHUNK, SERVICE, STANDING, WORD, Frame, Kind, Link, connect
+from windtunnel.data.group.live.link import (
+    CHUNK,
+    SERVICE,
+    STANDING,
+    WORD,
+    EngineLink,
+    Frame,
+    FrameKind,
+    connect,
+)
 from windtunnel.data.group.policy import SLOT
 
 PAGE = mmap.PAGESIZE
@@ -79,11 +88,11 @@ class RegionEngine:
             known if known[0] == MARK else (0, 0, 0, 0, False)
         )
         self.steady, self._index = False, 0
-        self._links: dict[int, Link] = {}
-        self._strangers: dict[Link, handshake.ServerHandshake] = {}
-        self._coordinator: Link | None = None
-        self._before: Link | None = None
-        self._next: Link | None = None
+        self._links: dict[int, EngineLink] = {}
+        self._strangers: dict[EngineLink, handshake.ServerHandshake] = {}
+        self._coordinator: EngineLink | None = None
+        self._before: EngineLink | None = None
+        self._next: EngineLink | None = None
         self._poll = select.poll()
 
     # --- connections
@@ -107,19 +116,19 @@ class RegionEngine:
             sock, _ = listener.accept()
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._strangers[self._hold(Link(sock))] = handshake.ServerHandshake(
+            self._strangers[self._hold(EngineLink(sock))] = handshake.ServerHandshake(
                 Keys(self._secret), (SERVICE,)
             )
             if len(self._strangers) > STRANGERS:
                 self._drop(next(iter(self._strangers)))
 
-    def _hold(self, link: Link) -> Link:
+    def _hold(self, link: EngineLink) -> EngineLink:
         link.sock.setblocking(False)
         self._links[link.sock.fileno()] = link
         self._poll.register(link.sock, select.POLLIN)
         return link
 
-    def _drop(self, link: Link | None) -> None:
+    def _drop(self, link: EngineLink | None) -> None:
         if link is None or self._links.pop(link.sock.fileno(), None) is None:
             return
         self._poll.unregister(link.sock)
@@ -131,9 +140,9 @@ class RegionEngine:
             self._before = None
         if link is self._next:
             self._next = None
-            self._tell(Kind.LOST)
+            self._tell(FrameKind.LOST)
 
-    def _turn(self, link: Link, event: int) -> None:
+    def _turn(self, link: EngineLink, event: int) -> None:
         try:
             if event & select.POLLOUT:
                 self._send(link, b"")
@@ -154,7 +163,7 @@ class RegionEngine:
         except OSError:
             self._drop(link)
 
-    def _send(self, link: Link, data: bytes) -> None:
+    def _send(self, link: EngineLink, data: bytes) -> None:
         """As much as the socket takes; the rest when it takes more. Raises OSError: the peer is gone."""
         waited, link.outbox = bool(link.outbox), link.outbox + data
         with contextlib.suppress(BlockingIOError):
@@ -162,75 +171,77 @@ class RegionEngine:
         if waited or link.outbox:
             self._poll.modify(link.sock, select.POLLIN | bool(link.outbox) * select.POLLOUT)
 
-    def _say(self, link: Link | None, frame: Frame) -> None:
+    def _say(self, link: EngineLink | None, frame: Frame) -> None:
         try:
             if link is not None:
                 self._send(link, link.pack(frame))
         except OSError:
             self._drop(link)
 
-    def _tell(self, kind: Kind, sequence: int = 0, a: int = 0, results: bytes = b"", words: str = "") -> None:
+    def _tell(
+        self, kind: FrameKind, sequence: int = 0, a: int = 0, results: bytes = b"", words: str = ""
+    ) -> None:
         """Something to the coordinator."""
         frame = Frame(kind, self.fenced, sequence, a, results=results, payload=words.encode())
         self._say(self._coordinator, frame)
 
-    def _refuse(self, link: Link) -> None:
-        self._say(link, Frame(Kind.STALE, self.fenced, 0, self.fenced))
+    def _refuse(self, link: EngineLink) -> None:
+        self._say(link, Frame(FrameKind.STALE, self.fenced, 0, self.fenced))
         self._drop(link)
 
     # --- what is asked of this engine alone
 
-    def _take(self, link: Link, frame: Frame) -> None:
+    def _take(self, link: EngineLink, frame: Frame) -> None:
         if link is self._next:  # a newer epoch has begun there: a successor says nothing else
             self._next = None
-            self._tell(Kind.STALE, a=frame.a)
+            self._tell(FrameKind.STALE, a=frame.a)
             self._drop(link)
-        elif frame.kind <= Kind.FLUSHED:
+        elif frame.kind <= FrameKind.FLUSHED:
             if frame.epoch == self.fenced and link is self._before:
                 self._operate(frame)
             else:
                 self._refuse(link)
-        elif frame.kind not in (Kind.STATUS, Kind.FENCE) and frame.epoch != self.fenced:
+        elif frame.kind not in (FrameKind.STATUS, FrameKind.FENCE) and frame.epoch != self.fenced:
             self._refuse(link)
         else:
-            answer = Frame(Kind.ANSWER, self.fenced, frame.sequence)
+            answer = Frame(FrameKind.ANSWER, self.fenced, frame.sequence)
             try:
-                if frame.kind == Kind.JOIN and link.local:
+                if frame.kind == FrameKind.JOIN and link.local:
                     self._ring(link, frame.a, answer)
-                elif frame.kind == Kind.FENCE and frame.epoch <= self.fenced:
-                    self._say(link, answer._replace(kind=Kind.STALE, a=self.fenced))
+                elif frame.kind == FrameKind.FENCE and frame.epoch <= self.fenced:
+                    self._say(link, answer._replace(kind=FrameKind.STALE, a=self.fenced))
                 else:
                     self._say(link, answer._replace(payload=self._answer(link, frame)))
             except (EngineFault, OSError, ValueError) as error:
-                self._say(link, answer._replace(kind=Kind.FAILED, payload=words_of(error).encode()))
+                self._say(link, answer._replace(kind=FrameKind.FAILED, payload=words_of(error).encode()))
 
-    def _answer(self, link: Link, frame: Frame) -> bytes:
+    def _answer(self, link: EngineLink, frame: Frame) -> bytes:
         known = (self.fenced, self.epoch, self.sequence, self.steady, self.torn, self.size, link.local * ROOM)
         match frame.kind:
-            case Kind.STATUS:
+            case FrameKind.STATUS:
                 return STANDING.pack(*known)
-            case Kind.FENCE:
+            case FrameKind.FENCE:
                 self._fence(link, frame.epoch)
                 return STANDING.pack(*known)
-            case Kind.JOIN:
+            case FrameKind.JOIN:
                 self._drop(self._before)
                 self._before = link
-            case Kind.CHAIN:
+            case FrameKind.CHAIN:
                 self._chain(frame)
-            case Kind.READ:
+            case FrameKind.READ:
                 return self._get(frame.a, min(frame.b, SLOT))
-            case Kind.HASH:
+            case FrameKind.HASH:
                 each, end = range(frame.a, frame.a + frame.b, CHUNK), frame.a + frame.b
                 parts = (self._get(at, min(CHUNK, end - at)) for at in each)
                 return b"".join(hashlib.sha256(part).digest() for part in parts)
-            case Kind.PATCH:
+            case FrameKind.PATCH:
                 if not self.torn:
                     self.steady, self.torn = False, True
                     self._note(durable=True)
                 self._put(frame.a, frame.payload)
         return b""
 
-    def _ring(self, link: Link, window: int, answer: Frame) -> None:
+    def _ring(self, link: EngineLink, window: int, answer: Frame) -> None:
         self._drop(self._before)
         self._before, link.window = link, window
         with open(os.memfd_create("group-ring"), "r+b") as file:
@@ -238,7 +249,7 @@ class RegionEngine:
             link.slots = mmap.mmap(file.fileno(), window * SLOT)
             socket.send_fds(link.sock, [link.pack(answer)], [file.fileno()])
 
-    def _fence(self, link: Link, epoch: int) -> None:
+    def _fence(self, link: EngineLink, epoch: int) -> None:
         self.fenced = epoch
         self._note(durable=True)
         after, self._next = self._next, None  # nobody is to hear that it is lost
@@ -265,26 +276,26 @@ class RegionEngine:
         try:
             if frame.sequence != self.sequence + 1 or not self.steady:
                 raise EngineFault(f"operation {frame.sequence} came after {self.sequence}")
-            if frame.kind == Kind.FLUSH:
+            if frame.kind == FrameKind.FLUSH:
                 self._hand_on(frame)
                 self._sync()
                 if self._index == 0:
-                    self._done(frame._replace(kind=Kind.FLUSHED))
+                    self._done(frame._replace(kind=FrameKind.FLUSHED))
                 return
             self._done(frame._replace(results=frame.results + self._apply(frame)))
         except (EngineFault, OSError) as error:
             self.steady = False
-            self._tell(Kind.BROKEN, words=words_of(error))
+            self._tell(FrameKind.BROKEN, words=words_of(error))
             self._drop(self._before)
 
     def _apply(self, frame: Frame) -> bytes:
         match frame.kind:
-            case Kind.WRITE:
+            case FrameKind.WRITE:
                 packed = frame.c and zstandard.ZstdDecompressor().decompress(frame.payload, frame.c)
                 self._put(frame.a, packed or frame.payload)
-            case Kind.MEMCPY:
+            case FrameKind.MEMCPY:
                 self._put(frame.b, self._get(frame.a, frame.c))
-            case Kind.CAS:
+            case FrameKind.CAS:
                 old = self._get(frame.a, WORD.size)
                 if frame.mask >> self._index & 1 and WORD.unpack(old)[0] == frame.b:
                     self._put(frame.a, WORD.pack(frame.c))
@@ -295,7 +306,7 @@ class RegionEngine:
         self.sequence = frame.sequence
         self._note()
         if self._next is None:  # the coordinator takes it from the tail alone
-            self._tell(Kind.ACK, frame.sequence, results=frame.results)
+            self._tell(FrameKind.ACK, frame.sequence, results=frame.results)
         self._hand_on(frame)
 
     def _hand_on(self, frame: Frame) -> None:

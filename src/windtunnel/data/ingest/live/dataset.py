@@ -62,8 +62,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
 
     def __init__(
         self, address: str | Path | IngestSession, secret: str | Path | None = None, *,
-        workers: int | None = None, keyed: str = "", rank: int | None = None, world: int | None = None, buffer: int = 4,
-        ordered: bool = False, patience: float = 60.0, tls: Sequence[str] = (),
+        workers: int | None = None, keyed: str = "", rank: int | None = None, world: int | None = None,
+        buffer: int = 4, ordered: bool = False, patience: float = 60.0, tls: Sequence[str] = (),
     ) -> None:  # fmt: skip
         super().__init__()
         if workers not in (None, 0):
