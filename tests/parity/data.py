@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,8 +186,7 @@ def _embeddings(folder: Path) -> Sequence[Path]:
     from windtunnel.data.embeddings.live.build import build
 
     log = EventLog(spread(folder))
-    for seen in embeddings_questions():
-        policy = random.Random(repr(seen)).choice(list(embeddings.POLICIES))
+    for seen, policy in product(embeddings_questions(), embeddings.POLICIES):
         try:
             made = embeddings.POLICIES[policy](seen)
         except UserError:  # there is no room
