@@ -20,7 +20,7 @@ SOURCE = ROOT / "src"
 
 FILES = (
     ("Cluster file", "cluster.md", "windtunnel.cluster.schema",
-     ("ClusterSpec", "HostSpec", "DeviceSpec", "LinkSpec", "TopologySpec", "MulticastSpec")),
+     ("ClusterSpec", "HostSchema", "DeviceSpec", "LinkSpec", "TopologySpec", "MulticastSpec")),
     ("Sweep file", "sweep.md", "windtunnel.training.emulate.sweep.spec", ("SweepSpec",)),
     ("Session of ingestion", "ingest.md", "windtunnel.data.ingest.model", ("IngestSession", "Transform")),
     ("Bandwidth shares", "sharing.md", "windtunnel.network.sharing.spec", ("Spec", "Owner", "Others")),
@@ -31,7 +31,7 @@ FILES = (
     ("Parts of a splitter network", "multicast.md", "windtunnel.network.multicast.planning",
      ("Parts", "Part", "Splitter")),
     ("Accelerator and layers", "mapper.md", "windtunnel.silicon.mapper.spec",
-     ("AcceleratorSpec", "LevelSpec", "NetworkSpec", "LayerSpec")),
+     ("AcceleratorSpec", "LevelSpec", "NetworkSpec", "LayerSchema")),
     ("Settings in vLLM", "vllm.md", "windtunnel.serving.vllm.settings", ("Settings",)),
 )  # fmt: skip
 """Files that users write: title, guide, module, and records, the whole file first."""
