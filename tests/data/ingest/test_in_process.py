@@ -114,7 +114,7 @@ def test_splits_that_the_filter_empties(session: IngestSession) -> None:
 def test_what_is_refused(session: IngestSession, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="workers is 3, accepted are 0"):
         IngestDataset(session, workers=3)
-    with pytest.raises(UserError, match="address is a IngestSession, accepted is a master's HOST:PORT"):
+    with pytest.raises(UserError, match="address is of type IngestSession, accepted is a master's HOST:PORT"):
         IngestDataset(session)
     with pytest.raises(UserError, match=r"none\.yaml"):
         next(iter(IngestDataset(tmp_path / "none.yaml", workers=0)))

@@ -73,8 +73,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
             )
         if workers is None and not isinstance(address, str):
             raise UserError(
-                f"IngestDataset: address is of type {type(address).__name__}, accepted is a master's HOST:PORT; a"
-                " session is read in this process with workers=0"
+                f"IngestDataset: address is of type {type(address).__name__}, accepted is a master's"
+                " HOST:PORT; a session is read in this process with workers=0"
             )
         self.address, self.workers, self.keyed, self.tls = address, workers, keyed, tuple(tls)
         self.secret = None if secret is None else Path(secret)
