@@ -21,11 +21,11 @@ from windtunnel.linux.processes import in_vfork
 pytestmark = pytest.mark.root
 
 
-def test_a_pool_that_is_full_in_the_middle_of_a_checkpoint(new_home: Path, small_root: Path) -> None:
+def test_a_pool_that_is_full_in_the_middle_of_a_checkpoint(new_home: Path) -> None:
     from windtunnel.agents.sandbox.host import Host
 
-    with Host(new_home, pool_size=192 << 20) as host:
-        box = host.create(SandboxSpec("a", image=str(small_root)))
+    with Host(new_home, pool_size=384 << 20) as host:
+        box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
         assert box.run(COUNT).stdout == b"1\n"
