@@ -15,21 +15,21 @@ from windtunnel.base.plain import from_plain
 from windtunnel.capabilities import CAPABILITIES
 from windtunnel.network.aggregation.policy import (
     RULES,
-    Arrived,
-    Asked,
-    Merged,
-    Offered,
-    Rules,
-    Waiting,
+    FragmentOffer,
+    OverdueFragment,
+    PartialSum,
+    ResendDecision,
+    SumDecision,
+    SwitchRules,
 )
 from windtunnel.network.dag import generate, twin
-from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Pending
+from windtunnel.network.dag.policy import SCHEDULES, Decision, GraphJob, Observation, PendingTask
 from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.hostrate import policy as hostrate
 from windtunnel.network.mobilerate.policy import POLICIES as RATES
-from windtunnel.network.mobilerate.policy import Settings as Rates
+from windtunnel.network.mobilerate.policy import RateSettings as Rates
 from windtunnel.network.multicast import policy as multicast
-from windtunnel.network.multicast.policy.repair import MOST, TRIES, Lacking, Repair
+from windtunnel.network.multicast.policy.repair import MOST, TRIES, MissingPackets, RepairDecision
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.sharing import policy as sharing
 from windtunnel.network.sharing.policy.units import rate_units
@@ -71,7 +71,7 @@ def share(folder: Path) -> list[Path]:
 def _shares(draw: Draw) -> Iterator[tuple[str, Any]]:
     for number in range(150):
         entities = tuple(
-            sharing.Entity(
+            sharing.SharingTenant(
                 f"e{place}", float(draw.integers(1, 4)), _of(draw, None, None, 5e6),
                 float(_of(draw, 0, 1e3, 4e6, 2e7, 6e7)), _of(draw, None, 0.0, 0.1, 0.2, 0.3),
             )
@@ -100,9 +100,11 @@ def hold(folder: Path) -> list[Path]:
 def _queues(draw: Draw) -> Iterator[tuple[str, Any]]:
     for number in range(300):
         upper = _of(draw, 8, 25)
-        settings = hostrate.Settings(1.25e7, float(_of(draw, 2e-4, 5e-3)), upper=upper, lower=upper // 2)
+        settings = hostrate.WindowSettings(
+            1.25e7, float(_of(draw, 2e-4, 5e-3)), upper=upper, lower=upper // 2
+        )
         entities = tuple(
-            hostrate.Entity(
+            hostrate.WindowTenant(
                 f"e{place}", float(draw.integers(1, 4)), float(_of(draw, 0, 0, 100, 2000, 8000)),
                 int(draw.integers(0, 20)), int(draw.integers(0, 4)),
             )
@@ -139,18 +141,18 @@ def add(folder: Path) -> list[Path]:
 
 def _packets(draw: Draw) -> Iterator[tuple[str, Any]]:
     for _ in range(700):
-        rules = _of(draw, *RULES.values(), Rules(preempt=True), Rules(hold=True, ageing=True))
+        rules = _of(draw, *RULES.values(), SwitchRules(preempt=True), SwitchRules(hold=True, ageing=True))
         level, there = int(draw.integers(0, 6)), int(draw.integers(0, 8))
         mine, whole, late, resent = (bool(draw.random() < chance) for chance in (0.4, 0.2, 0.1, 0.15))
-        offered = Offered(
+        offered = FragmentOffer(
             rules, int(draw.integers(1, 8)), 7, int(draw.integers(0, 6)), resent, late,
             bool(draw.random() < 0.8), mine, int(_of(draw, 0, 0, 1, 2)), whole, 7 if whole else there, level,
         )  # fmt: skip
         yield "decide", offered
-    yield from (("decide", Arrived(bits, have, 7)) for bits in range(8) for have in range(8))
+    yield from (("decide", PartialSum(bits, have, 7)) for bits in range(8) for have in range(8))
     for _ in range(100):
         waited, asked, later = int(draw.integers(0, 60)), int(draw.integers(0, 5)), int(draw.integers(0, 5))
-        yield "decide", Waiting(waited, 10, asked, later, 3)
+        yield "decide", OverdueFragment(waited, 10, asked, later, 3)
 
 
 SENT = {"complete": 1, "raw": 1, "swap": 1, "flush": 2}
@@ -161,12 +163,12 @@ def added(events: Sequence[Event]) -> list[str]:
     faults, asked, reminders = [], 0, 0
     for seen, made, after in _done(events):
         match made:
-            case Asked():  # all that came at once are followed by how often it has asked by then
+            case ResendDecision():  # all that came at once are followed by how often it has asked by then
                 asked += 1
                 reminders = after.get("reminders", reminders)
-            case Merged(action="answer", have=have):  # to whom asks again, and to nobody else
+            case SumDecision(action="answer", have=have):  # to whom asks again, and to nobody else
                 faults += _told(made, {"have": have}, after)
-            case Merged(action, have):
+            case SumDecision(action, have):
                 faults += _told(made, {"have": have, "sent": int(action in ("take", "complete"))}, after)
             case _ if made.action == "flush" and not seen.whole:
                 faults += _told(made, {"held": 0, "sent": 2}, after)
@@ -197,7 +199,7 @@ def _instants(draw: Draw) -> Iterator[tuple[str, Observation]]:
     yield "mxdag", next(seen for seen in _looks(jobs, "mxdag") if any(one.ready for one in seen.pending))
 
 
-def _looks(jobs: list[Job], schedule: str) -> Iterator[Observation]:
+def _looks(jobs: list[GraphJob], schedule: str) -> Iterator[Observation]:
     seen: list[Observation] = []
     twin.emulate(jobs, generate.hosts(2), schedule, decided=lambda one, _: seen.append(one))
     return iter(seen)
@@ -220,12 +222,14 @@ def ordered(events: Sequence[Event]) -> list[str]:
 
 def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     """Jobs that come when they came live: who begins, and who goes before whom, as often as that changes."""
-    jobs: dict[str, tuple[float, list[Pending]]] = {}
+    jobs: dict[str, tuple[float, list[PendingTask]]] = {}
     live: list[tuple[Observation, Decision]] = [(seen, made) for seen, made, _ in _done(events)]
     for seen, _ in live:
         for job in {one.job for one in seen.pending} - jobs.keys():
             jobs[job] = seen.now, [one for one in seen.pending if one.job == job]
-    coming = [Job(name, tuple(one.task for one in tasks), begins) for name, (begins, tasks) in jobs.items()]
+    coming = [
+        GraphJob(name, tuple(one.task for one in tasks), begins) for name, (begins, tasks) in jobs.items()
+    ]
     there: list[Decision] = []
     first = live[0][0]
     twin.emulate(coming, first.resources, first.schedule, decided=lambda _, made: there.append(made))
@@ -257,14 +261,14 @@ def _fabrics(draw: Draw) -> Iterator[tuple[str, Any]]:
         racks = list(range(shuffle.racks))
         sources = draw.choice(racks, int(draw.integers(1, 4))).tolist()
         requests = tuple(
-            multicast.Request(
+            multicast.MulticastRequest(
                 one, tuple(to for to in racks if to != one and draw.random() < _of(draw, 0.2, 1))
             )
             for one in sources
         )
         dead = tuple(one for one in racks if one not in sources and draw.random() < _of(draw, 0, 0.1))
         cut = tuple((one, to) for one in racks for to in shuffle.fed_by(one) if draw.random() < 0.1)
-        seen = multicast.Fabric(shuffle.p, shuffle.k, requests, dead, _of(draw, (), cut))
+        seen = multicast.SplitterFabric(shuffle.p, shuffle.k, requests, dead, _of(draw, (), cut))
         try:
             multicast.decide(seen)
         except UserError:
@@ -275,7 +279,10 @@ def _fabrics(draw: Draw) -> Iterator[tuple[str, Any]]:
         hop, asked = int(draw.integers(1, 5)), int(_of(draw, 0, 1, 2, 3, 4, TRIES - 1, TRIES))
         lost, gone = bool(draw.random() < 0.5), _of(draw, (), (), (1,), (0,), (0, 1))
         quiet = float(draw.integers(1, 41)) / 100
-        yield _of(draw, "packed", "serial"), Lacking(0, 1, hop, missing, lost, quiet, asked, 0.01, gone)
+        yield (
+            _of(draw, "packed", "serial"),
+            MissingPackets(0, 1, hop, missing, lost, quiet, asked, 0.01, gone),
+        )
 
 
 def relayed(events: Sequence[Event]) -> list[str]:
@@ -286,7 +293,7 @@ def relayed(events: Sequence[Event]) -> list[str]:
     for event in events:
         if event["kind"] == "decision" and "drawn" not in event:
             made: Any = from_plain(multicast.Decision, event["decision"])
-            if isinstance(made, Repair):
+            if isinstance(made, RepairDecision):
                 if event["rack"] in asked:
                     faults.append(f"rack {event['rack']} did not do {asked[event['rack']]}")
                 asked[event["rack"]] = made

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from windtunnel.network.aggregation.live.server import Server
+from windtunnel.network.aggregation.live.server import ParameterServer
 from windtunnel.network.aggregation.live.switch import Switch
 from windtunnel.network.aggregation.live.worker import Aggregator, connect
 
@@ -33,7 +33,7 @@ def udp() -> socket.socket:
 @dataclass
 class Place:
     switch: Switch
-    server: Server
+    server: ParameterServer
     address: tuple[str, int]
 
 
@@ -44,7 +44,7 @@ def standing(folder: Path | None = None, **options: Any) -> Iterator[Place]:
     with udp() as one, udp() as other:
         stop = threading.Event()
         switch = Switch(one, other.getsockname(), log=logs[0], **options)
-        server = Server(other, one.getsockname(), logs[1])
+        server = ParameterServer(other, one.getsockname(), logs[1])
         threads = [threading.Thread(target=it.serve, args=(stop.is_set,)) for it in (switch, server)]
         for thread in threads:
             thread.start()

@@ -11,7 +11,14 @@ import pytest
 
 from windtunnel.network.mobilerate import live
 from windtunnel.network.mobilerate.live.place import missing
-from windtunnel.network.mobilerate.policy import POLICIES, Ack, Decision, Memory, Observation, Settings
+from windtunnel.network.mobilerate.policy import (
+    POLICIES,
+    Ack,
+    Decision,
+    Observation,
+    RateHistory,
+    RateSettings,
+)
 from windtunnel.store import eventlog
 from windtunnel.traces.bandwidth import GENERATORS
 
@@ -22,10 +29,10 @@ def driven(
     policy: str,
     draw: np.random.Generator,
     intervals: int,
-    settings: Settings = Settings(),  # noqa: B008
+    settings: RateSettings = RateSettings(),  # noqa: B008
 ) -> Iterator[tuple[Observation, Decision]]:
     """Each interval's observation and decision, over a link whose rate walks, and stops at times."""
-    memory, last, credit, received, rate = Memory(), -1, 0.0, 0, 400.0
+    memory, last, credit, received, rate = RateHistory(), -1, 0.0, 0, 400.0
     queue, back = deque[tuple[int, float]](), deque[Ack]()
     for turn in range(intervals):
         now, acks = turn * settings.delta, list[Ack]()

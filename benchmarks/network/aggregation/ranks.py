@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from windtunnel.linux import namespaces
-from windtunnel.network.aggregation.live.server import Server
+from windtunnel.network.aggregation.live.server import ParameterServer
 from windtunnel.network.aggregation.live.switch import Switch
 from windtunnel.network.aggregation.live.worker import connect
 
@@ -43,7 +43,7 @@ def switch(spec: dict[str, Any]) -> None:
 
 
 def server(spec: dict[str, Any]) -> None:
-    Server(bound("server"), (spec["addresses"]["switch"], PORTS["switch"])).serve()
+    ParameterServer(bound("server"), (spec["addresses"]["switch"], PORTS["switch"])).serve()
 
 
 def worker(spec: dict[str, Any], rank: int) -> None:

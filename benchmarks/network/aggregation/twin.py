@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from benchmarks.harness.measure import Spread, spread
 from benchmarks.harness.rows import Row, figure
-from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, Rules
-from windtunnel.network.aggregation.twin import Job, World, emulate
+from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, SwitchRules
+from windtunnel.network.aggregation.twin import AggregationWorld, Job, emulate
 
 HEAVY, LIGHT = Job(compute=20e-6), Job(compute=200e-6)
 """A worker sends for 45 us an iteration: the first communicates for longer than it computes."""
 MIXES = {"4 heavy, 4 light": [HEAVY] * 4 + [LIGHT] * 4, "8 heavy": [HEAVY] * 8, "8 light": [LIGHT] * 8}
-ARMS: dict[str, Rules] = {"atp": ATP, "switchml": SWITCHML, "esa": ESA}
+ARMS: dict[str, SwitchRules] = {"atp": ATP, "switchml": SWITCHML, "esa": ESA}
 PARTS = {
     "esa without priority (a newcomer always wins)": replace(ESA, priority=False),
     "esa without ageing": replace(ESA, ageing=False),
@@ -29,31 +29,41 @@ class Point:
 
     name: str
     jobs: Sequence[Job]
-    world: World
+    world: AggregationWorld
 
 
 def points(quick: bool) -> list[Point]:
     """The map."""
     found = [
-        Point(f"{mix}, {slots} slots, jitter {jitter * 1e6:.0f} us", jobs, World(slots=slots, jitter=jitter))
+        Point(
+            f"{mix}, {slots} slots, jitter {jitter * 1e6:.0f} us",
+            jobs,
+            AggregationWorld(slots=slots, jitter=jitter),
+        )
         for mix, jobs in list(MIXES.items())[: 1 if quick else None]
         for slots in ((128, 1024) if quick else SLOTS)
         for jitter in ((100e-6,) if quick else (20e-6, 100e-6))
     ]
     mix, jobs = next(iter(MIXES.items()))
-    big, far = World(jitter=300e-6), World(delay=5e-6, window=300)
-    racks = World(jitter=100e-6, racks=2)
+    big, far = AggregationWorld(jitter=300e-6), AggregationWorld(delay=5e-6, window=300)
+    racks = AggregationWorld(jitter=100e-6, racks=2)
     return [
         *found,
         Point(f"{mix}, 256 slots, jitter 300 us", jobs, big),
         Point(f"{mix}, 256 slots, round trip 20 us, window 300", jobs, far),
         Point(f"{mix}, 256 slots, jitter 100 us, two racks", jobs, racks),
-        Point(f"{mix}, 256 slots, jitter 100 us, results direct", jobs, World(jitter=100e-6, direct=True)),
-        Point(f"{mix}, 256 slots, jitter 100 us, 0.1 % lost", jobs, World(jitter=100e-6, loss=1e-3)),
+        Point(
+            f"{mix}, 256 slots, jitter 100 us, results direct",
+            jobs,
+            AggregationWorld(jitter=100e-6, direct=True),
+        ),
+        Point(
+            f"{mix}, 256 slots, jitter 100 us, 0.1 % lost", jobs, AggregationWorld(jitter=100e-6, loss=1e-3)
+        ),
     ]
 
 
-def means(point: Point, arms: Mapping[str, Rules], seeds: Sequence[int]) -> dict[str, list[float]]:
+def means(point: Point, arms: Mapping[str, SwitchRules], seeds: Sequence[int]) -> dict[str, list[float]]:
     """Mean JCT of each seed under each rule.
 
     Raises:
@@ -97,11 +107,11 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         note=f"{best[1]}; at its worst {worst[0]:.2f}x: {worst[1]}",
     )  # fmt: skip
     mix, jobs = next(iter(MIXES.items()))
-    scarce = Point(f"{mix}, 128 slots, jitter 100 us", jobs, World(slots=128, jitter=100e-6))
+    scarce = Point(f"{mix}, 128 slots, jitter 100 us", jobs, AggregationWorld(slots=128, jitter=100e-6))
     found = means(scarce, ARMS | PARTS, seeds)
     for name in PARTS:
         gain = ratio(found["atp"], found[name])
         yield figure(f"{scarce.name}: {name}, over atp", "x", emulated=gain.median)
-    alone = means(Point("alone", [HEAVY], World()), {"atp": ATP, "esa": ESA}, seeds)
+    alone = means(Point("alone", [HEAVY], AggregationWorld()), {"atp": ATP, "esa": ESA}, seeds)
     same, gain = alone["atp"] == alone["esa"], ratio(alone["atp"], alone["esa"])
     yield figure("a job alone: esa over atp", "x", goal="equal", emulated=gain.median, met=same)

@@ -9,17 +9,17 @@ import numpy as np
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, figure
 from windtunnel.network.dag.generate import hosts, mapreduce, random_graph, training
-from windtunnel.network.dag.policy import SCHEDULES, Job, Task
-from windtunnel.network.dag.twin import Result, emulate
+from windtunnel.network.dag.policy import SCHEDULES, GraphJob, GraphTask
+from windtunnel.network.dag.twin import GraphResult, emulate
 
-EXAMPLE = Job(
+EXAMPLE = GraphJob(
     "example",
     (
-        Task("A", "compute", 1.0, (("a", 1.0),)),
-        Task("f1", "network", 1e9, (("a.out", 1.0), ("b.in", 1.0)), ("A",), coflow="f"),
-        Task("f2", "network", 1e9, (("a.out", 1.0), ("c.in", 1.0)), ("A",), coflow="f"),
-        Task("B", "compute", 5.0, (("b", 1.0),), ("f1",)),
-        Task("C", "compute", 1.0, (("c", 1.0),), ("f2",)),
+        GraphTask("A", "compute", 1.0, (("a", 1.0),)),
+        GraphTask("f1", "network", 1e9, (("a.out", 1.0), ("b.in", 1.0)), ("A",), coflow="f"),
+        GraphTask("f2", "network", 1e9, (("a.out", 1.0), ("c.in", 1.0)), ("A",), coflow="f"),
+        GraphTask("B", "compute", 5.0, (("b", 1.0),), ("f1",)),
+        GraphTask("C", "compute", 1.0, (("c", 1.0),), ("f2",)),
     ),
 )
 """A task sends two flows over one NIC; behind the first are 5 s of computing, behind the second 1 s."""
@@ -28,7 +28,7 @@ EXAMPLE_RESOURCES = {"a": 1.0, "b": 1.0, "c": 1.0, "a.out": 1e9, "b.in": 1e9, "c
 BASELINES = SCHEDULES[:-1]
 TIE = 1e-3
 """Means this near to each other, relatively, are one."""
-Case = tuple[list[Job], dict[str, float]]
+Case = tuple[list[GraphJob], dict[str, float]]
 
 
 def _factor(rng: np.random.Generator, powers: float = 1.0) -> float:
@@ -123,7 +123,9 @@ def _range(values: Sequence[float], unit: str = "") -> str:
     return f"{low:.3g} to {high:.3g} {unit}".rstrip() + f" in {len(values)} seeds"
 
 
-def _over(what: str, done: Sequence[Result], base: str, others: Sequence[Result], most: float = 0) -> Row:
+def _over(
+    what: str, done: Sequence[GraphResult], base: str, others: Sequence[GraphResult], most: float = 0
+) -> Row:
     pairs = list(zip(done, others, strict=True))
     ratios = [one.mean / other.mean for one, other in pairs]
     ties = sum(abs(one - 1) <= TIE for one in ratios)

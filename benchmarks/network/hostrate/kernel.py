@@ -27,7 +27,7 @@ from benchmarks.network import traffic
 from benchmarks.network.traffic import BULK, begin, line, told
 from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
-from windtunnel.network.hostrate.policy import POLICIES, Settings
+from windtunnel.network.hostrate.policy import POLICIES, WindowSettings
 from windtunnel.network.hostrate.spec import Spec, check
 
 LINE = 25e6
@@ -57,7 +57,7 @@ def measured(arm: str, flows: int, span: float = 3.0, warm: float = 1.0) -> Roun
         for place, _ in (bulk, answers):
             network.ask(_uncut, Path(place))
         port = net.port("receiver")
-        burst, limit = 10 * WIRE, WIRE * (Settings.upper if arm == "cut" else PACKETS)
+        burst, limit = 10 * WIRE, WIRE * (WindowSettings.upper if arm == "cut" else PACKETS)
         queues.try_queue(port, "tbf", rate=f"{int(LINE * 8)}bit", burst=burst, limit=limit)
         entities = {"bulk": {"match": bulk[1]}, "answers": {"match": answers[1]}}
         if arm in POLICIES:

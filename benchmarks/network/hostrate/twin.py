@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, figure
-from windtunnel.network.hostrate.twin import ARMS, Outcome, Tenant, emulate
+from windtunnel.network.hostrate.twin import ARMS, BulkTenant, WindowResult, emulate
 
 FLOWS = (1, 8, 24, 64)
 
@@ -16,7 +16,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     seeds, seconds = (range(2), 0.5) if quick else (range(5), 2.0)
     for flows in FLOWS[:2] if quick else FLOWS:
         found = {
-            arm: [emulate([Tenant("bulk", flows)], arm, seconds, seed) for seed in seeds]
+            arm: [emulate([BulkTenant("bulk", flows)], arm, seconds, seed) for seed in seeds]
             for arm in ARMS
             if arm != "free"
         }
@@ -32,9 +32,9 @@ def twin_rows(quick: bool) -> Iterator[Row]:
             )  # fmt: skip
 
 
-def _latency(outcomes: list[Outcome]) -> float:
+def _latency(outcomes: list[WindowResult]) -> float:
     return spread(one.latency for one in outcomes).median
 
 
-def _goodput(outcomes: list[Outcome]) -> float:
+def _goodput(outcomes: list[WindowResult]) -> float:
     return spread(sum(one.goodput) for one in outcomes).median

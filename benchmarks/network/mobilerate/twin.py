@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, figure
-from windtunnel.network.mobilerate.outcome import Outcome
+from windtunnel.network.mobilerate.outcome import MobileResult
 from windtunnel.network.mobilerate.twin import ARMS, emulate
 from windtunnel.traces.bandwidth import GENERATORS, BandwidthTrace
 
@@ -47,7 +47,7 @@ def lossy_rows(quick: bool) -> Iterator[Row]:
     yield from _rows(_drawn("lossy", quick))
 
 
-def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
+def _drawn(name: str, quick: bool) -> dict[str, list[MobileResult]]:
     seeds, seconds = (range(2), 20.0) if quick else (range(5), 60.0)
     links: list[BandwidthTrace] = [GENERATORS[name](seconds, np.random.default_rng(seed)) for seed in seeds]
     return {
@@ -57,7 +57,7 @@ def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
 
 
 def _rows(
-    results: dict[str, list[Outcome]], goal: str = "", met: bool | None = None,
+    results: dict[str, list[MobileResult]], goal: str = "", met: bool | None = None,
     published: Mapping[str, tuple[float | None, float]] = MappingProxyType({}),
 ) -> Iterator[Row]:  # fmt: skip
     for arm, outcomes in results.items():
@@ -76,9 +76,9 @@ def _rows(
         )  # fmt: skip
 
 
-def _use(outcomes: Sequence[Outcome]) -> float:
+def _use(outcomes: Sequence[MobileResult]) -> float:
     return spread(outcome.use for outcome in outcomes).median
 
 
-def _p95(outcomes: Sequence[Outcome]) -> float:
+def _p95(outcomes: Sequence[MobileResult]) -> float:
     return spread(outcome.p95 for outcome in outcomes).median

@@ -29,7 +29,7 @@ from windtunnel.network.multicast.live.send import send
 from windtunnel.network.multicast.planning import fabric_of
 from windtunnel.network.multicast.policy import decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
-from windtunnel.network.multicast.twin import World, splitters
+from windtunnel.network.multicast.twin import MulticastWorld, splitters
 
 SHUFFLE, RATE, PORT, PART = Shuffle(2, 2), 12.5e6, 7200, 1 << 16
 SIZES, LOSSES, SHORT = {"256 KiB": 1 << 18, "4 MiB": 4 << 20}, (0.01, 0.05, 0.2), 0.95
@@ -83,7 +83,7 @@ def _compared(racks: Racks, folder: Path, name: str, size: int, repeats: int) ->
     short = f"; SHORT OF CPU ({busy:.0%} busy): not counted" if busy > SHORT else f"; CPUs {busy:.0%} busy"
     seen = fabric_of(SHUFFLE, [0], size)
     own = spread(seconds for seconds, _ in found["splitters"])
-    emulated = splitters(seen, decide(seen), World(RATE, 0.0, PAYLOAD)).seconds
+    emulated = splitters(seen, decide(seen), MulticastWorld(RATE, 0.0, PAYLOAD)).seconds
     yield figure(
         f"8 racks, {name} at 100 Mb/s: splitters", "ms", own.median * 1e3, emulated=emulated * 1e3,
         note=f"worst {own.p95 * 1e3:.0f} ms; {_bytes(found['splitters'])}{short}",

@@ -11,9 +11,16 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.network.multicast.planning import fabric_of
 from windtunnel.network.multicast.policy import Rounds, decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
-from windtunnel.network.multicast.twin import BASELINES, World, electrical, packets, pipelined, splitters
+from windtunnel.network.multicast.twin import (
+    BASELINES,
+    MulticastWorld,
+    electrical,
+    packets,
+    pipelined,
+    splitters,
+)
 
-WORLD, SIZE, SEEDS = World(), 1e9, 5
+WORLD, SIZE, SEEDS = MulticastWorld(), 1e9, 5
 SIZES = ((2, 2), (2, 3), (4, 2), (3, 3), (8, 2))
 
 
@@ -36,7 +43,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         )  # fmt: skip
     yield from _sources(Shuffle(2, 3), 1 if quick else SEEDS)
     for loss in (0.0, 0.01, 0.05, 0.2):
-        world, size = World(loss=loss), 20e6
+        world, size = MulticastWorld(loss=loss), 20e6
         seen = fabric_of(Shuffle(2, 2), [0], size)
         (tree,) = decide(seen).rounds[0]
         runs = [packets(seen, tree, world, seed) for seed in range(SEEDS)]

@@ -7,30 +7,31 @@ from collections.abc import Iterator, Sequence
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, figure
 from windtunnel.network.sharing.policy import decide, fixed
-from windtunnel.network.sharing.twin import Outcome, Tenant, World, emulate
+from windtunnel.network.sharing.twin import SharedLink, SharingResult, TenantTraffic, emulate
 
 ARMS = ("aq", "fifo", "policer", "drr", "csfq")
-SCENARIOS: dict[str, tuple[Tenant, ...]] = {
-    "1 reno against 32": (Tenant("one"), Tenant("many", 32)),
-    "UDP of 8 Gb/s against 8 reno": (Tenant("udp", 1, "udp", sends=1e9), Tenant("reno", 8)),
+SCENARIOS: dict[str, tuple[TenantTraffic, ...]] = {
+    "1 reno against 32": (TenantTraffic("one"), TenantTraffic("many", 32)),
+    "UDP of 8 Gb/s against 8 reno": (TenantTraffic("udp", 1, "udp", sends=1e9), TenantTraffic("reno", 8)),
     "4 each of reno, CUBIC, DCTCP, Vegas": (
-        Tenant("reno", 4), Tenant("cubic", 4, "cubic"), Tenant("dctcp", 4, "dctcp", feedback="ecn"),
-        Tenant("vegas", 4, "vegas", feedback="delay"),
+        TenantTraffic("reno", 4), TenantTraffic("cubic", 4, "cubic"),
+        TenantTraffic("dctcp", 4, "dctcp", feedback="ecn"),
+        TenantTraffic("vegas", 4, "vegas", feedback="delay"),
     ),
-    "weights 3 to 1": (Tenant("three", 4, weight=3.0), Tenant("one", 16)),
-    "caps of 6, 2 and 1 Gb/s": tuple(Tenant(f"{cap}", 4, rate=cap * 1.25e8) for cap in (6, 2, 1)),
+    "weights 3 to 1": (TenantTraffic("three", 4, weight=3.0), TenantTraffic("one", 16)),
+    "caps of 6, 2 and 1 Gb/s": tuple(TenantTraffic(f"{cap}", 4, rate=cap * 1.25e8) for cap in (6, 2, 1)),
 }  # fmt: skip
-MARKED = (Tenant("marked reno", 2, feedback="ecn"), Tenant("cubic", 8, "cubic"))
-IDLE = (Tenant("busy", 4), Tenant("idle", stops=True))
-WORLDS = {"20 us": World(), "100 us": World(rtt=100e-6)}
+MARKED = (TenantTraffic("marked reno", 2, feedback="ecn"), TenantTraffic("cubic", 8, "cubic"))
+IDLE = (TenantTraffic("busy", 4), TenantTraffic("idle", stops=True))
+WORLDS = {"20 us": SharedLink(), "100 us": SharedLink(rtt=100e-6)}
 
 
-def error(found: Outcome) -> float:
+def error(found: SharingResult) -> float:
     """The largest part by which a tenant is off its own rate."""
     return max(abs(got - own) / own for got, own in zip(found.goodput, found.promised, strict=True))
 
 
-def told(found: Sequence[Outcome]) -> str:
+def told(found: Sequence[SharingResult]) -> str:
     """Median goodputs in Gb/s, and what the physical queue and drops were."""
     places = range(len(found[0].goodput))
     goods = " / ".join(f"{spread(one.goodput[k] for one in found).median * 8e-9:.2f}" for k in places)
@@ -52,7 +53,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
                 yield figure(words, "", goal=goal, emulated=off, note=told(found))
     for name, policy in (("not lent", fixed), ("lent", decide)):
         found = [emulate(IDLE, "aq", seconds, seed, policy=policy) for seed in seeds]
-        used, goal = spread(one.goodput[0] / World().line for one in found).median, ">= 97%"
+        used, goal = spread(one.goodput[0] / SharedLink().line for one in found).median, ">= 97%"
         words = f"idle neighbour, {name}: of the line"
         yield figure(words, "", goal=goal * (name == "lent"), emulated=used, note=told(found))
     found = [emulate(MARKED, "aq", seconds, seed) for seed in seeds]

@@ -22,13 +22,13 @@ from windtunnel.network.aggregation.policy import (
     POLICIES,
     RULES,
     SWITCHML,
-    Arrived,
-    Asked,
-    Merged,
-    Offered,
-    Placed,
-    Rules,
-    Waiting,
+    FragmentOffer,
+    OverdueFragment,
+    PartialSum,
+    ResendDecision,
+    SlotDecision,
+    SumDecision,
+    SwitchRules,
     decide,
     fixed,
     priority,
@@ -58,7 +58,7 @@ class Entry:
 class Chaos:
     """Two jobs of three workers, a switch, and their servers."""
 
-    def __init__(self, rules: Rules, slots: int, seed: int, *, direct: bool) -> None:
+    def __init__(self, rules: SwitchRules, slots: int, seed: int, *, direct: bool) -> None:
         self.rules, self.direct, self.random = rules, direct, random.Random(seed)
         self.slots: list[Slot | None] = [None] * slots
         self.newest = [-1, -1]
@@ -132,14 +132,14 @@ class Chaos:
                 self.tell(job, sequence, sum_, bits)
             return
         self.newest[job] = max(self.newest[job], sequence)
-        seen = Offered(
+        seen = FragmentOffer(
             self.rules, bits, FULL, level, kind == "resent", sequence <= self.newest[job] - WINDOW,
             slot is not None, mine,
             (self.newest[slot.job] - slot.sequence) // WINDOW if slot is not None else 0,
             slot is not None and slot.bits == FULL, slot.bits if slot else 0, slot.level if slot else 0,
         )  # fmt: skip
         made = decide(seen)
-        assert isinstance(made, Placed)
+        assert isinstance(made, SlotDecision)
         if made.action == "raw":
             if slot is not None:
                 assert made.level <= slot.level
@@ -166,8 +166,8 @@ class Chaos:
             return
         if sequence > entry.sequence:
             entry.sequence, entry.have, entry.sum = sequence, 0, Counter()
-        made = decide(Arrived(bits, entry.have, FULL))
-        assert isinstance(made, Merged)
+        made = decide(PartialSum(bits, entry.have, FULL))
+        assert isinstance(made, SumDecision)
         if made.action in ("add", "complete", "take"):
             before = Counter() if made.action == "take" else entry.sum
             entry.have, entry.sum = made.have, before + sum_
@@ -202,7 +202,7 @@ CHOICES = [
     st.booleans(),
 )  # fmt: skip
 def test_every_worker_is_in_every_sum_once(
-    rules: Rules, slots: int, seed: int, loss: float, double: float, direct: bool
+    rules: SwitchRules, slots: int, seed: int, loss: float, double: float, direct: bool
 ) -> None:
     if rules.static:
         slots = max(slots, 4 * WINDOW)  # a job's window is no larger than its pool, or half of it
@@ -228,16 +228,16 @@ def test_every_worker_is_in_every_sum_once(
 
 
 def test_a_slot_is_taken_from_whom_it_is_less_urgent_to_and_nobody_holds_it_for_ever() -> None:
-    refused = Offered(ESA, 1, FULL, priority=7, held=True, there=2, level=200)
+    refused = FragmentOffer(ESA, 1, FULL, priority=7, held=True, there=2, level=200)
     tries = 0
     while (made := decide(refused)).action == "raw":  # type: ignore[union-attr]
         refused = replace(refused, level=made.level)  # type: ignore[union-attr]
         tries += 1
-    assert made == Placed("swap", 1, 7) and tries == 5
-    assert POLICIES["atp"](refused) == Placed("raw", 2, refused.level)
+    assert made == SlotDecision("swap", 1, 7) and tries == 5
+    assert POLICIES["atp"](refused) == SlotDecision("raw", 2, refused.level)
     whole = replace(refused, there=FULL, whole=True)
     assert decide(whole).action == "raw"  # type: ignore[union-attr]
-    assert decide(replace(refused, behind=1)) == Placed("take", 1, 7)
+    assert decide(replace(refused, behind=1)) == SlotDecision("take", 1, 7)
     assert decide(replace(whole, behind=1)).action == "raw"  # type: ignore[union-attr]
     assert decide(replace(whole, behind=2)).action == "take"  # type: ignore[union-attr]
     assert decide(replace(refused, late=True)).action == "drop"  # type: ignore[union-attr]
@@ -255,13 +255,13 @@ def test_fragments_of_a_window_do_not_meet_each_other(name: str, job: int, first
 
 def test_one_asks_at_once_when_later_ones_came_and_then_ever_less_often() -> None:
     waits = [
-        next(n for n in range(10_000) if decide(Waiting(n, 100, asked, 0, 3)) == Asked(True))
+        next(n for n in range(10_000) if decide(OverdueFragment(n, 100, asked, 0, 3)) == ResendDecision(True))
         for asked in range(5)
     ]
     assert waits == [100, 200, 400, 400, 400]
-    assert decide(Waiting(0, 100, 0, 3, 3)) == Asked(True) and decide(Waiting(0, 100, 1, 3, 3)) == Asked(
-        False
-    )
+    assert decide(OverdueFragment(0, 100, 0, 3, 3)) == ResendDecision(True) and decide(
+        OverdueFragment(0, 100, 1, 3, 3)
+    ) == ResendDecision(False)
 
 
 def test_the_reconstructed_priority_orders_as_the_abstract_says() -> None:
@@ -315,6 +315,6 @@ def test_what_does_not_fit_is_marked_and_held_at_the_ends() -> None:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_policy_by_name_goes_by_its_own_rules(name: str) -> None:
-    seen = Offered(Rules(), 1, FULL, priority=9, held=True, there=2, level=1)
+    seen = FragmentOffer(SwitchRules(), 1, FULL, priority=9, held=True, there=2, level=1)
     assert POLICIES[name](seen) == decide(replace(seen, rules=RULES[name]))
-    assert POLICIES[name](Arrived(1, 6, FULL)) == Merged("complete", FULL)
+    assert POLICIES[name](PartialSum(1, 6, FULL)) == SumDecision("complete", FULL)

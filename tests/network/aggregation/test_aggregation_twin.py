@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, Rules
-from windtunnel.network.aggregation.twin import Job, World, emulate
+from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, SwitchRules
+from windtunnel.network.aggregation.twin import AggregationWorld, Job, emulate
 
 SMALL = Job(fragments=128, iterations=2)
 PAIR = [SMALL, replace(SMALL, workers=3, compute=200e-6, start=20e-6)]
@@ -19,9 +19,9 @@ RULES = {
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_sums_are_plain_sums_whatever_gets_lost_and_slots_are_free_at_the_end(rules: Rules) -> None:
+def test_sums_are_plain_sums_whatever_gets_lost_and_slots_are_free_at_the_end(rules: SwitchRules) -> None:
     for loss, racks, direct in ((0.0, 1, False), (0.05, 1, True), (0.05, 2, False), (0.2, 3, True)):
-        world = World(slots=24, window=16, loss=loss, racks=racks, direct=direct)
+        world = AggregationWorld(slots=24, window=16, loss=loss, racks=racks, direct=direct)
         found = emulate(PAIR, world, rules, seed=3)
         assert found.wrong == 0
         if not loss or not (direct or rules.hold):
@@ -32,20 +32,20 @@ def test_sums_are_plain_sums_whatever_gets_lost_and_slots_are_free_at_the_end(ru
 
 def test_alone_esa_is_atp_to_the_byte() -> None:
     for racks in (1, 2):
-        one, other = (emulate([SMALL], World(racks=racks), rules, seed=1) for rules in (ATP, ESA))
+        one, other = (emulate([SMALL], AggregationWorld(racks=racks), rules, seed=1) for rules in (ATP, ESA))
         assert one == other and one.actions["raw"] == one.actions["swap"] == one.resent == 0
 
 
 def test_with_memory_for_all_every_rule_adds_all_in_the_switch() -> None:
     wanted = sum(one.fragments * one.iterations for one in PAIR)
     for rules in (SWITCHML, ATP, ESA):
-        found = emulate(PAIR, World(slots=4096, jitter=0.0, window=16), rules, seed=0)
+        found = emulate(PAIR, AggregationWorld(slots=4096, jitter=0.0, window=16), rules, seed=0)
         assert found.actions["complete"] == found.server_packets == wanted or rules is not SWITCHML
         assert found.actions["complete"] >= 0.95 * wanted
 
 
 def test_memory_that_is_scarce_goes_to_who_comes_first_or_to_whom_it_is_taken_for() -> None:
-    jobs, world = [replace(SMALL, compute=20e-6)] * 6, World(slots=64, window=64, jitter=100e-6)
+    jobs, world = [replace(SMALL, compute=20e-6)] * 6, AggregationWorld(slots=64, window=64, jitter=100e-6)
     atp, esa, static = (emulate(jobs, world, rules, seed=2) for rules in (ATP, ESA, SWITCHML))
     assert atp.actions["swap"] == 0 < esa.actions["swap"]
     assert sum(esa.jct) < sum(atp.jct)
@@ -53,7 +53,7 @@ def test_memory_that_is_scarce_goes_to_who_comes_first_or_to_whom_it_is_taken_fo
 
 
 def test_what_a_network_can_do_at_best_bounds_what_is_emulated() -> None:
-    job, world = replace(SMALL, compute=0.0, iterations=1), World(jitter=0.0)
+    job, world = replace(SMALL, compute=0.0, iterations=1), AggregationWorld(jitter=0.0)
     found = emulate([job], world, ESA, seed=0)
     serial = job.fragments * world.packet / world.rate
     hops = 4 * (world.delay + world.packet / world.rate)
@@ -65,13 +65,13 @@ def test_what_a_network_can_do_at_best_bounds_what_is_emulated() -> None:
 @pytest.mark.parametrize(
     ("job", "world", "words"),
     [
-        (Job(workers=33), World(), "job 0: workers is 33; accepted is 1 to 32"),
-        (Job(fragments=130), World(), "fragments is 130; accepted is a multiple of its layers"),
-        (Job(), World(slots=0), "slots is 0; accepted is 1 to"),
-        (Job(), World(window=513), "window is 513"),
-        (Job(), World(loss=1.5), "loss is 1.5; accepted is 0 to 1"),
+        (Job(workers=33), AggregationWorld(), "job 0: workers is 33; accepted is 1 to 32"),
+        (Job(fragments=130), AggregationWorld(), "fragments is 130; accepted is a multiple of its layers"),
+        (Job(), AggregationWorld(slots=0), "slots is 0; accepted is 1 to"),
+        (Job(), AggregationWorld(window=513), "window is 513"),
+        (Job(), AggregationWorld(loss=1.5), "loss is 1.5; accepted is 0 to 1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(job: Job, world: World, words: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(job: Job, world: AggregationWorld, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         emulate([job], world, ATP, 0)

@@ -13,12 +13,12 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from windtunnel.network.dag.policy import Job
+from windtunnel.network.dag.policy import GraphJob
 from windtunnel.network.dag.policy.paths import alone
 
 
 def least_mean(
-    jobs: Sequence[Job], resources: Mapping[str, float], slot: float, slots: int, limit: float = 30.0
+    jobs: Sequence[GraphJob], resources: Mapping[str, float], slot: float, slots: int, limit: float = 30.0
 ) -> float | None:
     """Seconds, with ``slots`` of ``slot`` seconds each; None where it is not proven in ``limit`` seconds.
 

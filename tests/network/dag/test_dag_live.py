@@ -23,8 +23,8 @@ from windtunnel.base.errors import HostError, ScriptError, UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
 from windtunnel.linux import LinuxError, namespaces, network, processes
-from windtunnel.network.dag.live import Outcome, run
-from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Task, decide
+from windtunnel.network.dag.live import GraphRun, run
+from windtunnel.network.dag.policy import SCHEDULES, Decision, GraphJob, GraphTask, Observation, decide
 from windtunnel.store import eventlog
 from windtunnel.store.eventlog import EventLog, LogFailed
 
@@ -33,18 +33,18 @@ RESOURCES = {host + end: value for host in "abc" for end, value in (("", 1.0), (
 real = pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
 
 
-def compute(name: str, host: str, seconds: float, *after: str, **more: Any) -> Task:
-    return Task(name, "compute", seconds, ((host, 1.0),), after, **more)
+def compute(name: str, host: str, seconds: float, *after: str, **more: Any) -> GraphTask:
+    return GraphTask(name, "compute", seconds, ((host, 1.0),), after, **more)
 
 
-def send(name: str, source: str, destination: str, seconds: float, *after: str, **more: Any) -> Task:
+def send(name: str, source: str, destination: str, seconds: float, *after: str, **more: Any) -> GraphTask:
     loads = ((f"{source}.out", 1.0), (f"{destination}.in", 1.0))
-    return Task(name, "network", seconds * LINE, loads, after, **more)
+    return GraphTask(name, "network", seconds * LINE, loads, after, **more)
 
 
-def example(scale: float) -> Job:
+def example(scale: float) -> GraphJob:
     """8 s by other schedules, 7 s by mxdag, times ``scale``."""
-    return Job(
+    return GraphJob(
         "example",
         (
             compute("A", "a", scale),
@@ -56,7 +56,7 @@ def example(scale: float) -> Job:
     )
 
 
-def sleeps(job: Job) -> Job:
+def sleeps(job: GraphJob) -> GraphJob:
     """What takes as long, and no CPU."""
     tasks = [
         replace(task, command=("sleep", str(task.size))) if task.kind == "compute" else task
@@ -65,7 +65,7 @@ def sleeps(job: Job) -> Job:
     return replace(job, tasks=tuple(tasks))
 
 
-def tried(*words: Any, **more: Any) -> Outcome:
+def tried(*words: Any, **more: Any) -> GraphRun:
     """`run`, or a skip by name where there are no links or queues."""
     try:
         return run(*words, **more)
@@ -99,15 +99,15 @@ def test_the_worked_example_runs_in_its_order_and_its_log_decides_the_same(tmp_p
 def test_every_schedule_ends_what_there_is(schedule: str) -> None:
     """Two jobs that share processors and lines: a ring, pieces of a pipeline."""
     ring = tuple((f"{host}.{way}", 4 / 3) for host in "abc" for way in ("out", "in"))
-    one = Job(
+    one = GraphJob(
         "one",
         (
             compute("x", "a", 0.02, unit=0.01),
-            Task("f", "network", 0.02 * LINE, send("", "a", "b", 1).loads, (), ("x",), unit=0.01 * LINE),
-            Task("sum", "network", 0.02 * LINE, ring, ("f",)),
+            GraphTask("f", "network", 0.02 * LINE, send("", "a", "b", 1).loads, (), ("x",), unit=0.01 * LINE),
+            GraphTask("sum", "network", 0.02 * LINE, ring, ("f",)),
         ),
     )
-    other = Job("other", (compute("x", "a", 0.02), send("f", "a", "c", 0.02, "x")), begins=0.01)
+    other = GraphJob("other", (compute("x", "a", 0.02), send("f", "a", "c", 0.02, "x")), begins=0.01)
     made = tried([one, other], RESOURCES, schedule)
     assert set(made.jobs) == {"one", "other"} and len(made.tasks) == 5
     assert made.tasks["other", "x"][0] >= 0.01
@@ -125,7 +125,7 @@ def test_a_command_that_fails_ends_all_in_an_error_that_names_it(capfd: pytest.C
         (["no-such-program"], "status 127"),
     ):
         bad = compute("bad", "a", 1, command=tuple(words))
-        job = Job("job", (good, bad, send("f", "b", "c", 600)))
+        job = GraphJob("job", (good, bad, send("f", "b", "c", 600)))
         with pytest.raises(ScriptError, match=f"job: task bad on a: .*{words[0]}.*{said}"):
             tried([job], RESOURCES, "fair")
         assert agents() == []
@@ -138,7 +138,7 @@ def agents(parent: int | None = None) -> list[int]:
     return [pid for pid in found if "agent.py" in processes.command_line(pid)]
 
 
-LONG = Job(
+LONG = GraphJob(
     "long",
     (
         compute("x", "a", 600, command=("sh", "-c", "setsid sleep 600 & wait")),
@@ -280,18 +280,18 @@ def test_the_verb_runs_a_file_and_says_what_was_emulated(tmp_path: Path) -> None
 
 
 def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*tasks: Task) -> str:
+    def refused(*tasks: GraphTask) -> str:
         with pytest.raises(UserError) as found:
-            run([Job("j", tasks)], {**RESOURCES, "core": 1e9}, "fair")
+            run([GraphJob("j", tasks)], {**RESOURCES, "core": 1e9}, "fair")
         return str(found.value)
 
     monkeypatch.setattr(network, "missing", lambda: None)
-    one = Task("f", "network", 1.0, (("a.out", 1.0), ("core", 1.0), ("b.in", 1.0)))
+    one = GraphTask("f", "network", 1.0, (("a.out", 1.0), ("core", 1.0), ("b.in", 1.0)))
     assert "task f loads a.out, core, b.in; accepted are one HOST.out" in refused(one)
-    uneven = Task("f", "network", 1.0, (("a.out", 1.0), ("b.in", 2.0)))
+    uneven = GraphTask("f", "network", 1.0, (("a.out", 1.0), ("b.in", 2.0)))
     assert "each as many times" in refused(uneven)
     pieces = compute("x", "a", 2.0, unit=1.0, command=("true",))
-    fed = Task("f", "network", 2.0, send("", "a", "b", 1).loads, (), ("x",), unit=1.0)
+    fed = GraphTask("f", "network", 2.0, send("", "a", "b", 1).loads, (), ("x",), unit=1.0)
     assert "x#1 is a piece of a command" in refused(pieces, fed)
     many = [compute(f"x{number}", "a", 1.0) for number in range(4097)]
     assert "4097 flows and processes, accepted are at most 4096" in refused(*many)

@@ -14,7 +14,16 @@ from benchmarks.network.dag.twin import uneven
 from windtunnel.base.errors import UserError
 from windtunnel.engines.flows import World
 from windtunnel.network.dag.generate import hosts, random_graph, training
-from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Share, Task, decide, split
+from windtunnel.network.dag.policy import (
+    SCHEDULES,
+    Decision,
+    GraphJob,
+    GraphTask,
+    Observation,
+    TaskShare,
+    decide,
+    split,
+)
 from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.dag.policy.paths import MOST_PIECES, alone, checked, paths
 from windtunnel.network.dag.twin import emulate
@@ -22,7 +31,7 @@ from windtunnel.network.dag.twin import emulate
 RESOURCES = hosts(3)
 
 
-def drawn(seed: int, jobs: int = 2, tasks: int = 6, *, pipelined: bool = False) -> list[Job]:
+def drawn(seed: int, jobs: int = 2, tasks: int = 6, *, pipelined: bool = False) -> list[GraphJob]:
     rng = np.random.default_rng(seed)
     made = [
         random_graph(f"j{k}", rng, hosts=3, tasks=tasks, begins=float(rng.uniform(0, 2))) for k in range(jobs)
@@ -30,7 +39,7 @@ def drawn(seed: int, jobs: int = 2, tasks: int = 6, *, pipelined: bool = False) 
     if not pipelined:
         return made
 
-    def piped(task: Task) -> Task:
+    def piped(task: GraphTask) -> GraphTask:
         feeds = tuple(name for name in task.after if rng.random() < 0.7)
         after = tuple(name for name in task.after if name not in feeds)
         return replace(task, after=after, pipelined=feeds, unit=task.size / int(rng.integers(1, 5)))
@@ -104,10 +113,10 @@ def test_the_critical_path_is_the_longest_of_all_and_slack_is_what_it_spares(see
 @settings(max_examples=30, deadline=None)
 def test_a_pipelined_chain_takes_its_units_and_its_slowest_rest(units: list[float], pieces: int) -> None:
     chain = [
-        Task(f"t{k}", "compute", unit * pieces, ((f"h{k}", 1.0),), (), (f"t{k - 1}",) if k else (), unit)
+        GraphTask(f"t{k}", "compute", unit * pieces, ((f"h{k}", 1.0),), (), (f"t{k - 1}",) if k else (), unit)
         for k, unit in enumerate(units)
     ]
-    job, resources = Job("chain", tuple(chain)), hosts(4)
+    job, resources = GraphJob("chain", tuple(chain)), hosts(4)
     expected = sum(units) + max(unit * (pieces - 1) for unit in units)
     assert emulate([job], resources, "mxdag").mean == pytest.approx(expected)
     assert paths(job, resources).length == pytest.approx(expected)
@@ -138,7 +147,7 @@ def test_tasks_without_slack_go_before_those_of_their_job_that_have_some(seed: i
         for job in {one.job for one in seen.pending}:
             mine = [one for one in seen.pending if one.job == job]
             here = {one.task.name for one in mine}
-            rest = Job(job, tuple(
+            rest = GraphJob(job, tuple(
                 replace(one.task, size=one.left, after=tuple(name for name in one.task.after if name in here))
                 for one in mine
             ))  # fmt: skip
@@ -159,7 +168,7 @@ def test_names_make_no_difference_and_the_same_is_the_same_again(seed: int, sche
     every = {name for job in jobs for name in (job.name, *(task.name for task in job.tasks))}
     names = {name: f"{rng.integers(10**9)}" for name in sorted(every)}
 
-    def other(task: Task) -> Task:
+    def other(task: GraphTask) -> GraphTask:
         return replace(task, name=names[task.name], after=tuple(names[one] for one in task.after))
 
     renamed = [replace(job, name=names[job.name], tasks=tuple(map(other, job.tasks))) for job in jobs]
@@ -201,10 +210,12 @@ def test_a_wrong_size_is_put_right_as_it_is_seen() -> None:
 
 
 def test_madd_ends_a_coflow_together_and_gives_the_rest_again() -> None:
-    small = Task("s", "network", 1.0, (("x", 1.0), ("y", 1.0)), coflow="c")
+    small = GraphTask("s", "network", 1.0, (("x", 1.0), ("y", 1.0)), coflow="c")
     flows = (small, replace(small, name="b", size=3.0, loads=(("x", 1.0), ("z", 1.0)), coflow="c"))
-    other = Task("o", "network", 9.0, (("y", 1.0),))
-    ends = emulate([Job("j", flows), Job("k", (other,))], {"x": 1.0, "y": 1.0, "z": 1.0}, "sebf").tasks
+    other = GraphTask("o", "network", 9.0, (("y", 1.0),))
+    ends = emulate(
+        [GraphJob("j", flows), GraphJob("k", (other,))], {"x": 1.0, "y": 1.0, "z": 1.0}, "sebf"
+    ).tasks
     assert ends["j", "s"][1] == pytest.approx(4.0) and ends["j", "b"][1] == pytest.approx(4.0)
     assert ends["k", "o"][1] == pytest.approx(10.0)  # it has had 3/4 of its link until then
 
@@ -216,7 +227,7 @@ def test_a_training_job_waits_at_each_layer_for_that_layer() -> None:
     assert done["t", "forward1.0@1"][0] == done["t", "reduce0.0"][1]
 
 
-GOOD = Task("a", "compute", 1.0, (("h0", 1.0),))
+GOOD = GraphTask("a", "compute", 1.0, (("h0", 1.0),))
 
 
 @pytest.mark.parametrize(
@@ -236,17 +247,17 @@ GOOD = Task("a", "compute", 1.0, (("h0", 1.0),))
         ((), "has no tasks"),
     ],
 )
-def test_jobs_that_are_none_are_refused(tasks: tuple[Task, ...], told: str) -> None:
+def test_jobs_that_are_none_are_refused(tasks: tuple[GraphTask, ...], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        checked([Job("j", tasks)], RESOURCES)
+        checked([GraphJob("j", tasks)], RESOURCES)
 
 
 def test_more_pieces_than_can_be_had_are_refused_and_order_is_put_right() -> None:
     fine = replace(GOOD, unit=0.9 / MOST_PIECES)
     with pytest.raises(UserError, match=f"more than {MOST_PIECES} pieces"):
-        split(Job("j", (fine, replace(GOOD, name="b", pipelined=("a",)))))
-    assert len(split(Job("j", (fine,))).tasks) == 1  # nobody takes its units
-    (job,) = checked([Job("j", (replace(GOOD, name="b", after=("a",)), GOOD))], RESOURCES)
+        split(GraphJob("j", (fine, replace(GOOD, name="b", pipelined=("a",)))))
+    assert len(split(GraphJob("j", (fine,))).tasks) == 1  # nobody takes its units
+    (job,) = checked([GraphJob("j", (replace(GOOD, name="b", after=("a",)), GOOD))], RESOURCES)
     assert [task.name for task in job.tasks] == ["a", "b"]
     with pytest.raises(KeyError):
         decide(Observation(0.0, RESOURCES, (), "best"))
@@ -254,35 +265,35 @@ def test_more_pieces_than_can_be_had_are_refused_and_order_is_put_right() -> Non
 
 def test_slots_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1\.0 s are not of whole slots"):
-        least_mean([Job("j", (GOOD,))], RESOURCES, 0.3, 10)
-    assert least_mean([Job("j", (GOOD,))], RESOURCES, 0.5, 4) == pytest.approx(1.0)
-    assert least_mean([Job("j", (GOOD,))], RESOURCES, 0.5, 1) is None
+        least_mean([GraphJob("j", (GOOD,))], RESOURCES, 0.3, 10)
+    assert least_mean([GraphJob("j", (GOOD,))], RESOURCES, 0.5, 4) == pytest.approx(1.0)
+    assert least_mean([GraphJob("j", (GOOD,))], RESOURCES, 0.5, 1) is None
 
 
 def test_a_job_that_nobody_serves_is_not_looked_at_all_the_time() -> None:
     """Its slack is not used up while what it waits for makes no way, and sizes may be wrong by a lot."""
-    flow = Task("f", "network", 1e6 * RESOURCES["h0.out"], (("h0.out", 1.0),))
-    long = Job("long", (replace(GOOD, size=1e6), flow))
-    short = Job("short", (replace(GOOD, size=1e-3), replace(flow, size=flow.size * 1e-10)), begins=1.0)
+    flow = GraphTask("f", "network", 1e6 * RESOURCES["h0.out"], (("h0.out", 1.0),))
+    long = GraphJob("long", (replace(GOOD, size=1e6), flow))
+    short = GraphJob("short", (replace(GOOD, size=1e-3), replace(flow, size=flow.size * 1e-10)), begins=1.0)
     done = emulate([long, short], RESOURCES, "mxdag", believed={("long", "a"): 1e-3, ("long", "f"): 1e-2})
     assert done.decisions < 300 and done.jobs["short"] >= 999_999
 
 
 def test_a_policy_that_leaves_tasks_standing_is_told_of() -> None:
     with pytest.raises(ValueError, match="1 tasks have not ended, and none of them is under way"):
-        emulate([Job("j", (GOOD,))], RESOURCES, "fair", decide=lambda seen: Decision((), ()))
+        emulate([GraphJob("j", (GOOD,))], RESOURCES, "fair", decide=lambda seen: Decision((), ()))
 
 
 @pytest.mark.parametrize(("size", "first"), [(30.0, "short"), (0.4, "long")])
 def test_slack_yields_a_processor_only_for_less_than_there_is_of_it(size: float, first: str) -> None:
-    short = Job("short", (replace(GOOD, size=0.5), replace(GOOD, name="b", loads=(("h1", 1.0),))))
-    long, made = Job("long", (replace(GOOD, size=size),)), list[Decision]()
+    short = GraphJob("short", (replace(GOOD, size=0.5), replace(GOOD, name="b", loads=(("h1", 1.0),))))
+    long, made = GraphJob("long", (replace(GOOD, size=size),)), list[Decision]()
     emulate([long, short], RESOURCES, "mxdag", decided=lambda _, one: made.append(one))
     assert (first, "a") in made[0].begin
 
 
 share = st.builds(
-    Share, st.just("j"), st.text("abcdef", min_size=1, max_size=2), st.integers(0, 2),
+    TaskShare, st.just("j"), st.text("abcdef", min_size=1, max_size=2), st.integers(0, 2),
     st.floats(0.1, 10), st.floats(0.05, 2) | st.just(float("inf")),
 )  # fmt: skip
 loads = st.dictionaries(st.sampled_from(["p", "q", "r"]), st.floats(0.5, 2), min_size=1)
@@ -290,7 +301,7 @@ loads = st.dictionaries(st.sampled_from(["p", "q", "r"]), st.floats(0.5, 2), min
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(share, loads), max_size=8, unique_by=lambda one: one[0].task))
-def test_lines_are_filled_in_order_of_priority(given_: list[tuple[Share, dict[str, float]]]) -> None:
+def test_lines_are_filled_in_order_of_priority(given_: list[tuple[TaskShare, dict[str, float]]]) -> None:
     """No line is over its bytes/s, no flow over its cap; one that is below has a full line on which none of
     its priority has more for its weight, and none of a later one has anything."""
     lines = {"p": 1.0, "q": 1.5, "r": 0.5}

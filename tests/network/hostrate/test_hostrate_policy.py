@@ -16,20 +16,20 @@ from windtunnel.network.hostrate.policy import (
     PACED,
     POLICIES,
     Decision,
-    Entity,
     Observation,
-    Settings,
-    Share,
+    WindowSettings,
+    WindowShare,
+    WindowTenant,
     decide,
     published,
 )
-from windtunnel.network.hostrate.policy.meter import Meter
+from windtunnel.network.hostrate.policy.meter import WindowMeter
 from windtunnel.network.hostrate.spec import check, read_spec
-from windtunnel.network.hostrate.twin import Tenant, cost, emulate
+from windtunnel.network.hostrate.twin import BulkTenant, cost, emulate
 
-KNOWN = Settings(25e6, 2e-3, upper=25, lower=12)  # 33 packets on the line
+KNOWN = WindowSettings(25e6, 2e-3, upper=25, lower=12)  # 33 packets on the line
 entities = st.builds(
-    Entity, st.just("e"), st.floats(0.1, 10), st.just(0.0) | st.floats(1, 3e4), st.integers(0, 100),
+    WindowTenant, st.just("e"), st.floats(0.1, 10), st.just(0.0) | st.floats(1, 3e4), st.integers(0, 100),
     st.integers(0, 200),
 )  # fmt: skip
 observations = st.builds(
@@ -60,7 +60,11 @@ def test_windows_sum_to_no_more_than_the_whole_and_are_given_out_to_the_packet(
 
 def test_the_published_window_by_hand() -> None:
     """W = 2 ms · 25 MB/s / 1500 B + 12 = 33 + 12; parts by weight times what was sent."""
-    two = (Entity("a", 2.0, 1000.0, 4), Entity("b", 1.0, 3000.0, 4), Entity("c", 1.0, 0.0, 0))
+    two = (
+        WindowTenant("a", 2.0, 1000.0, 4),
+        WindowTenant("b", 1.0, 3000.0, 4),
+        WindowTenant("c", 1.0, 0.0, 0),
+    )
     made = published(Observation(KNOWN, 26.0, 0, two))
     assert (made.total, [one.window for one in made.shares]) == (45, [18, 27, 0])
     assert published(Observation(KNOWN, 25.0, 45, two)).total == 0
@@ -68,7 +72,7 @@ def test_the_published_window_by_hand() -> None:
 
 def test_a_window_follows_the_queue_that_it_leaves_and_ends_when_nobody_sends() -> None:
     def total(backlog: float, before: int, sent: float = 1e4) -> int:
-        return decide(Observation(KNOWN, backlog, before, (Entity("a", 1.0, sent, 2),))).total
+        return decide(Observation(KNOWN, backlog, before, (WindowTenant("a", 1.0, sent, 2),))).total
 
     assert total(20.0, 0) == 0 and total(26.0, 0) == 45
     assert total(40.0, 100) == 72  # of 100 packets 60 are on the line
@@ -79,7 +83,11 @@ def test_a_window_follows_the_queue_that_it_leaves_and_ends_when_nobody_sends() 
 
 
 def test_who_takes_less_than_half_of_his_share_is_free_and_the_rest_goes_by_weights() -> None:
-    three = (Entity("a", 3.0, 1e4, 2), Entity("b", 1.0, 6e3, 2), Entity("little", 1.0, 100.0, 4))
+    three = (
+        WindowTenant("a", 3.0, 1e4, 2),
+        WindowTenant("b", 1.0, 6e3, 2),
+        WindowTenant("little", 1.0, 100.0, 4),
+    )
     one, two, little = decide(Observation(KNOWN, 30.0, 45, three)).shares
     assert little.free
     assert one.window == pytest.approx(3 * two.window, abs=3) and one.window + two.window >= 42
@@ -87,19 +95,19 @@ def test_who_takes_less_than_half_of_his_share_is_free_and_the_rest_goes_by_weig
 
 def test_what_is_left_over_goes_round() -> None:
     """Over as many turns as there are flows everyone has had the same, also after some came and went."""
-    meter = Meter(KNOWN, [("a", 1.0)])
+    meter = WindowMeter(KNOWN, [("a", 1.0)])
     for flows in (7, 5):
         had = np.zeros(flows)
         for _ in range(flows):
             turn = meter.look(0.0, 0.0, np.array([0]), np.array([0])).entities[0].turn
-            made = Decision(45, (Share(45, flows, turn % flows),))
+            made = Decision(45, (WindowShare(45, flows, turn % flows),))
             meter.took(made)
             had += [made.shares[0].of_flow(number) for number in range(flows)]
         assert set(had) == {45}
 
 
 def test_flows_are_counted_once_in_every_round_and_what_was_sent_over_ten_turns() -> None:
-    meter, seen = Meter(KNOWN, [("a", 1.0)]), 0
+    meter, seen = WindowMeter(KNOWN, [("a", 1.0)]), 0
     for turn in range(120):
         if turn % 25 == 5:
             seen += 6  # each flow once
@@ -109,20 +117,20 @@ def test_flows_are_counted_once_in_every_round_and_what_was_sent_over_ten_turns(
 
 def test_in_the_twin_the_queue_is_short_the_line_full_and_weights_hold() -> None:
     """CUBIC fills the queue; windows keep the queue at its marks, and weights hold."""
-    cubic, held = (emulate([Tenant("bulk", 8)], arm, 0.5, 1) for arm in ("cubic", "weights"))
+    cubic, held = (emulate([BulkTenant("bulk", 8)], arm, 0.5, 1) for arm in ("cubic", "weights"))
     assert held.latency < cubic.latency / 15 and held.goodput[0] > 0.95 * cubic.goodput[0]
-    both = [Tenant("three", 4, 3.0), Tenant("one", 8)]
+    both = [BulkTenant("three", 4, 3.0), BulkTenant("one", 8)]
     three, one = emulate(both, "weights", 1.0, 1).goodput
     assert three / one == pytest.approx(3.0, rel=0.1)
-    assert held == emulate([Tenant("bulk", 8)], "weights", 0.5, 1)
-    short = emulate([Tenant("bulk", 24)], "weights", 0.5, 1)
+    assert held == emulate([BulkTenant("bulk", 8)], "weights", 0.5, 1)
+    short = emulate([BulkTenant("bulk", 24)], "weights", 0.5, 1)
     assert short.latency < 0.8e-3 and short.goodput[0] > 0.93 * 25e6  # paced, and never empty for long
     with pytest.raises(ValueError, match="arm 'red'; accepted are cubic"):
         emulate(both, "red", 1.0, 1)
 
 
 def test_a_decision_has_a_price() -> None:
-    seen = Observation(KNOWN, 100.0, 0, (Entity("a", 1.0, 1e4, 2),))
+    seen = Observation(KNOWN, 100.0, 0, (WindowTenant("a", 1.0, 1e4, 2),))
     assert cost(seen, decide(seen))["seconds in the queue"] == pytest.approx((45 - 100 / 3) * 1500 / 25e6)
     assert cost(seen, POLICIES["free"](seen))["seconds in the queue"] == pytest.approx(0.006)
 

@@ -22,7 +22,7 @@ from windtunnel.linux import network, processes
 from windtunnel.network.mobilerate import live
 from windtunnel.network.mobilerate.live import place, transport
 from windtunnel.network.mobilerate.live.relay import Relay
-from windtunnel.network.mobilerate.outcome import World, outcome
+from windtunnel.network.mobilerate.outcome import MobileWorld, outcome
 from windtunnel.network.mobilerate.policy import POLICIES
 from windtunnel.traces.bandwidth import GENERATORS, BandwidthTrace
 
@@ -176,8 +176,8 @@ def test_tries_that_came_late_are_thrown_away_and_counted(monkeypatch: pytest.Mo
     lates = iter([(0.1, 0.0), (0.0, 0.1), (0.001, 0.001), *[(1.0, 0.0)] * 3])
     good = outcome([0.01], 1500, 2, 1.0, 0)
     monkeypatch.setattr(live, "_once", lambda *_: (good, next(lates)))
-    assert live.measure(still(1.0), "sira-h", 1.0) == live.Measured(good, (0.001, 0.001), 2)
-    assert live.measure(still(1.0), "sira-h", 1.0) == live.Measured(None, (1.0, 0.0), 3)
+    assert live.measure(still(1.0), "sira-h", 1.0) == live.RelayMeasurement(good, (0.001, 0.001), 2)
+    assert live.measure(still(1.0), "sira-h", 1.0) == live.RelayMeasurement(None, (1.0, 0.0), 3)
 
 
 def test_without_tun_it_is_said_and_an_unknown_policy_is_refused(
@@ -205,7 +205,7 @@ def test_without_tun_it_is_said_and_an_unknown_policy_is_refused(
 def test_ours_and_the_kernels_cross_the_link() -> None:
     trace = still(1.5)
     for arm in ("sira-h", "cubic"):
-        found, _ = live._once(trace, arm, 1.5, World(0.02, 100), 0, None)
+        found, _ = live._once(trace, arm, 1.5, MobileWorld(0.02, 100), 0, None)
         assert 0.3 < found.use <= 1.01 and found.mean > 0
 
 

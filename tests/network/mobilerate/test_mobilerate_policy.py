@@ -15,9 +15,9 @@ from windtunnel.network.mobilerate.policy import (
     ALIVE,
     POLICIES,
     Ack,
-    Memory,
     Observation,
-    Settings,
+    RateHistory,
+    RateSettings,
     decide,
     guarded,
     literal,
@@ -25,12 +25,12 @@ from windtunnel.network.mobilerate.policy import (
 )
 from windtunnel.network.mobilerate.twin import cost
 
-SMALL = Settings(delta=0.01, intervals=4, start=600_000)
+SMALL = RateSettings(delta=0.01, intervals=4, start=600_000)
 
 
 def acked(
-    memory: Memory, now: float, trip: float, *numbers: int, policy: str = "sira"
-) -> tuple[float, Memory]:
+    memory: RateHistory, now: float, trip: float, *numbers: int, policy: str = "sira"
+) -> tuple[float, RateHistory]:
     """A decision on acknowledgements of these packets, each of which took ``trip``."""
     acks = tuple(Ack(number, now - trip, now, number + 1) for number in numbers)
     made = POLICIES[policy](Observation(SMALL, acks, 100, memory))
@@ -39,7 +39,7 @@ def acked(
 
 def test_the_published_rate_by_hand() -> None:
     """R_i = (X (M - i + 1) + what was acknowledged before i) / M up to M, then the mean of the last M."""
-    rate, memory = acked(Memory(), 0.0, 0.05)
+    rate, memory = acked(RateHistory(), 0.0, 0.05)
     assert rate == 600_000 and memory.window == ()
     expected, numbers = [], [(0, 1), (2,), (), (3, 4, 5), (6,), (7, 8)]
     counts = [1500 * len(one) / 0.01 for one in numbers]
@@ -58,7 +58,7 @@ def test_the_published_rate_by_hand() -> None:
 
 def test_packets_that_wait_are_answered_by_less_and_what_is_held_back_is_noted() -> None:
     """With D = 50 ms and T = 10 ms a round trip of 120 ms halves the rate."""
-    _, memory = acked(Memory(), 0.0, 0.05, 0)
+    _, memory = acked(RateHistory(), 0.0, 0.05, 0)
     rate, memory = acked(replace(memory, trip=0.12), 0.01, 0.12, 1, policy="sira-h-literal")
     full = (600_000 * 2 + 150_000 + 150_000) / 4
     assert rate == pytest.approx(full / 2) and memory.held == pytest.approx(full / 2 * 0.01)
@@ -68,7 +68,7 @@ def test_packets_that_wait_are_answered_by_less_and_what_is_held_back_is_noted()
 
 def test_an_empty_queue_gives_back_what_was_held_back_and_a_busy_one_does_not() -> None:
     times = tuple(0.9 + 0.01 * k for k in range(5))
-    memory = Memory((0.0,) * 4, 9, 0.05, 0.05, times, ((10, 6000.0), (11, 3000.0)), unsent=9000.0)
+    memory = RateHistory((0.0,) * 4, 9, 0.05, 0.05, times, ((10, 6000.0), (11, 3000.0)), unsent=9000.0)
     for trip, added in ((0.055, 6000.0), (0.15, 0.0)):
         seen = Observation(SMALL, (Ack(10, 0.951 - trip, 0.951, 10),), 100, replace(memory, trip=0.05))
         for policy in (literal, guarded):
@@ -81,7 +81,7 @@ def test_an_empty_queue_gives_back_what_was_held_back_and_a_busy_one_does_not() 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_held_back_is_made_up_for_or_still_noted(seed: int) -> None:
     """H1 and H2 take from one account, to the byte."""
-    before = Memory()
+    before = RateHistory()
     for seen, made in driven("sira-h-literal", np.random.default_rng(seed), 2000):
         now = made.memory
         new = (max((ack.received for ack in seen.acks), default=before.received) - before.received) * 1500
@@ -96,7 +96,7 @@ def test_what_is_held_back_is_made_up_for_or_still_noted(seed: int) -> None:
 def test_no_rate_is_above_the_start_and_no_sender_falls_silent(policy: str) -> None:
     for seed in range(3):
         for _, made in driven(policy, np.random.default_rng(seed), 2000):
-            most = Settings().start + made.memory.bonus + 1e-6
+            most = RateSettings().start + made.memory.bonus + 1e-6
             assert 0 < made.rate <= most if policy != "sira-h" else 1500 / ALIVE <= made.rate <= most
 
 
@@ -111,17 +111,17 @@ def test_doubled_reordered_and_lost_acknowledgements_count_once(
     comes of it."""
     log = [Ack(number, number * 1e-3, 0.1 + number * 1e-3, number + 1) for number in order]
     shuffle.shuffle(log)
-    memory, most = Memory(), 0
+    memory, most = RateHistory(), 0
     for part in (log[:10], log[10:], log):
-        made = POLICIES[policy](Observation(Settings(), tuple(part), 60, memory))
+        made = POLICIES[policy](Observation(RateSettings(), tuple(part), 60, memory))
         most = max([most, *(ack.received for ack in part)])
         assert made.memory.received == most and made.rate > 0
         memory = made.memory
 
 
 def test_the_last_round_trip_and_what_is_on_its_way_bound_the_guarded_rate() -> None:
-    memory = Memory((3000.0,) * 250, 100, 0.04, 0.04, highest=99)
-    seen = Observation(Settings(), (Ack(100, 0.0, 0.1, 101),), 101, memory)
+    memory = RateHistory((3000.0,) * 250, 100, 0.04, 0.04, highest=99)
+    seen = Observation(RateSettings(), (Ack(100, 0.0, 0.1, 101),), 101, memory)
     assert decide(seen).rate == pytest.approx(1.5e6 * 0.05 / 0.1, rel=0.01)
     full = decide(replace(seen, last=160))
     assert full.rate == 1500 / ALIVE and full.reason == "as much is on its way as may be"
@@ -132,13 +132,13 @@ def test_the_last_round_trip_and_what_is_on_its_way_bound_the_guarded_rate() -> 
 def test_a_long_outage_is_not_remembered_interval_by_interval(policy: str) -> None:
     *_, (_, made) = driven(policy, np.random.default_rng(0), 300)
     for _ in range(3000):
-        made = POLICIES[policy](Observation(Settings(), (), 150, made.memory))
+        made = POLICIES[policy](Observation(RateSettings(), (), 150, made.memory))
     assert made.rate == 1500 / ALIVE and len(made.memory.owed) <= 150 - made.memory.highest
 
 
 def test_a_decision_has_a_price() -> None:
-    memory = Memory((2000.0,) * 250, 100, 0.09, 0.04, highest=99)
-    seen = Observation(Settings(), (), 100, memory)
+    memory = RateHistory((2000.0,) * 250, 100, 0.09, 0.04, highest=99)
+    seen = Observation(RateSettings(), (), 100, memory)
     sent = cost(seen, sira(seen))
     assert sent["seconds in the queue"] == pytest.approx(0.05) and sent["unused bytes/s"] == 0
     assert cost(seen, literal(seen))["unused bytes/s"] > 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from windtunnel.network.mobilerate.outcome import World
+from windtunnel.network.mobilerate.outcome import MobileWorld
 from windtunnel.network.mobilerate.policy import POLICIES
 from windtunnel.network.mobilerate.twin import ARMS, emulate
 from windtunnel.traces.bandwidth import GENERATORS, BandwidthTrace
@@ -20,12 +20,12 @@ def link(name: str, seconds: float, seed: int = 0) -> BandwidthTrace:
 def test_a_packet_leaves_at_an_opportunity_and_at_no_other_time() -> None:
     """Ten opportunities a second: of who sends too much ten packets a second pass, the rest is dropped."""
     slow = BandwidthTrace("slow", np.arange(1, 11) / 10, 1.0)
-    found = emulate(slow, "sira", 5.0, world=World(0.0, 3))
+    found = emulate(slow, "sira", 5.0, world=MobileWorld(0.0, 3))
     assert found.capacity == pytest.approx(10 * 1500, rel=0.03) and found.rate == pytest.approx(
         found.capacity, rel=0.03
     )
     assert found.dropped > 100 and found.p95 <= 0.3 + 1e-6
-    assert emulate(slow, "oracle", 5.0, world=World(0.0, 3)).p95 <= 2e-3 + 1e-6
+    assert emulate(slow, "oracle", 5.0, world=MobileWorld(0.0, 3)).p95 <= 2e-3 + 1e-6
 
 
 def test_on_the_papers_links_the_rate_is_used_and_the_queue_short() -> None:

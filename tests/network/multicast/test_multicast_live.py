@@ -21,7 +21,7 @@ from windtunnel.cli.main import main
 from windtunnel.linux import mounts, namespaces, network, processes
 from windtunnel.network.multicast.live.rack import DATA, HEAD, MAGIC, PAYLOAD, PORT
 from windtunnel.network.multicast.live.racks import Racks, address
-from windtunnel.network.multicast.live.send import Sent, send
+from windtunnel.network.multicast.live.send import MulticastReport, send
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 
 MAIN = "from windtunnel.cli.main import main; main()"
@@ -101,7 +101,7 @@ def test_killed_relays_are_replaced_and_a_killed_source_is_told(tmp_path: Path) 
     """Of each relay group one may go; who it fed gets the rest by the other."""
     file = file_of(tmp_path, 200 * PAYLOAD)
     with standing(rate=5e6) as racks:
-        found: list[Sent] = []
+        found: list[MulticastReport] = []
         sending = threading.Thread(target=lambda: found.append(send(racks, file, deadline=60.0)))
         sending.start()
         until(lambda: began(racks, 4, "tx", 20 * PAYLOAD))  # a relay of the second hop, in mid-send

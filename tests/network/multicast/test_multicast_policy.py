@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.network.multicast.policy import (
-    Fabric,
-    Request,
+    MulticastRequest,
     Rounds,
+    SplitterFabric,
     decide,
     disjoint,
     one_at_a_time,
@@ -27,15 +27,15 @@ from windtunnel.network.multicast.policy.shuffle import Shuffle, shuffle_of
 SIZES = [(2, 1), (2, 2), (2, 3), (3, 2), (4, 2)]
 
 
-def everyone(source: int, shuffle: Shuffle) -> Request:
-    return Request(source, tuple(rack for rack in range(shuffle.racks) if rack != source))
+def everyone(source: int, shuffle: Shuffle) -> MulticastRequest:
+    return MulticastRequest(source, tuple(rack for rack in range(shuffle.racks) if rack != source))
 
 
 @pytest.mark.parametrize(("p", "k"), [*SIZES, (2, 4), (3, 3), (8, 2)])
 def test_all_racks_hear_every_source_within_2k_less_1_hops_by_one_relay_a_group(p: int, k: int) -> None:
     shuffle = Shuffle(p, k)
     trees = static_trees(p, k)
-    assert faults(Fabric(p, k, tuple(tree.request for tree in trees)),
+    assert faults(SplitterFabric(p, k, tuple(tree.request for tree in trees)),
                   Rounds(tuple((tree,) for tree in trees))) == []  # fmt: skip
     for tree in trees:
         assert tree.hops == 2 * k - 1
@@ -61,7 +61,7 @@ def test_a_tree_beside_another_takes_a_hop_more_where_both_need_one_relay_first(
         return found
 
     for pair in combinations(range(shuffle.racks), 2):
-        made = decide(Fabric(p, k, tuple(everyone(source, shuffle) for source in pair)))
+        made = decide(SplitterFabric(p, k, tuple(everyone(source, shuffle) for source in pair)))
         for trees in made.rounds:
             shared = len(trees) == 2 and needed(pair[0]) & needed(pair[1])
             assert max(tree.hops for tree in trees) == (2 * k if shared else 2 * k - 1)
@@ -88,7 +88,7 @@ def test_members_take_it_once_and_what_is_packed_is_disjoint(
     racks = st.integers(0, shuffle.racks - 1)
     drawn = data.draw(st.lists(st.tuples(racks, st.sets(racks, min_size=1)), min_size=1, max_size=6))
     asked = tuple(
-        Request(source, tuple(sorted(members - {source})), float(number))
+        MulticastRequest(source, tuple(sorted(members - {source})), float(number))
         for number, (source, members) in enumerate(drawn)
         if members - {source}
     )
@@ -96,7 +96,9 @@ def test_members_take_it_once_and_what_is_packed_is_disjoint(
     fibre = st.tuples(racks, st.integers(0, shuffle.p - 1)).map(
         lambda one: (one[0], shuffle.fed_by(one[0])[one[1]])
     )
-    seen = Fabric(*size, asked, tuple(sorted(dead)), tuple(sorted(data.draw(st.sets(fibre, max_size=2)))))
+    seen = SplitterFabric(
+        *size, asked, tuple(sorted(dead)), tuple(sorted(data.draw(st.sets(fibre, max_size=2))))
+    )
     try:
         made = decide(seen)
     except UserError as error:
@@ -120,7 +122,7 @@ def test_all_but_one_of_a_group_may_fail(size: tuple[int, int], data: st.DataObj
     left = data.draw(st.sampled_from(list(members)))
     dead = tuple(rack for rack in members if rack != left)
     source = data.draw(st.sampled_from([rack for rack in range(shuffle.racks) if rack not in dead]))
-    seen = Fabric(*size, (everyone(source, shuffle),), dead)
+    seen = SplitterFabric(*size, (everyone(source, shuffle),), dead)
     made = decide(seen)
     assert faults(seen, made) == []
     with pytest.raises(UserError, match=r"cannot send|is cut off"):
@@ -132,7 +134,7 @@ def test_broken_fibres_are_gone_around_by_two_relays_and_each_rack_listens_to_on
     group = shuffle.group(2)  # of racks 0 and 2 of the first column
     first, second = shuffle.members(group)
     cut = ((first, shuffle.fed_by(first)[0]), (second, shuffle.fed_by(second)[1]))
-    seen = Fabric(2, 2, (everyone(1, shuffle),), (), cut)
+    seen = SplitterFabric(2, 2, (everyone(1, shuffle),), (), cut)
     made = decide(seen)
     assert faults(seen, made) == []
     assert {first, second} <= set(made.rounds[0][0].transmitters)
@@ -142,18 +144,18 @@ def test_p_broadcasts_at_once_are_a_bound_and_no_promise() -> None:
     shuffle = Shuffle(2, 2)
     rounds = Counter()
     for pair in combinations(range(8), 2):
-        seen = Fabric(2, 2, tuple(everyone(source, shuffle) for source in pair))
+        seen = SplitterFabric(2, 2, tuple(everyone(source, shuffle) for source in pair))
         made = decide(seen)
         assert faults(seen, made) == []
         rounds[len(made.rounds)] += 1
     assert rounds == {1: 20, 2: 8}
-    three = Fabric(2, 2, tuple(everyone(source, shuffle) for source in (0, 3, 5)))
+    three = SplitterFabric(2, 2, tuple(everyone(source, shuffle) for source in (0, 3, 5)))
     assert len(decide(three).rounds) >= 2
 
 
 def test_the_checker_names_what_is_wrong() -> None:
     shuffle = Shuffle(2, 2)
-    seen = Fabric(2, 2, (everyone(0, shuffle), everyone(1, shuffle)))
+    seen = SplitterFabric(2, 2, (everyone(0, shuffle), everyone(1, shuffle)))
     made = one_at_a_time(seen)
     (first,), (second,) = made.rounds
     assert any("a transmitter is in two trees" in one for one in faults(seen, Rounds(((first, second),))))
@@ -191,11 +193,11 @@ def test_other_numbers_of_racks_are_refused_with_the_nearest(racks: int, splitte
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        (Request(0, (8,)), "rack 8 is not one of 0 to 7"),
-        (Request(1, (1, 2)), "rack 1 is the source and among the members"),
-        (Request(3, (1,)), "rack 3 cannot send, its transmitter has failed"),
+        (MulticastRequest(0, (8,)), "rack 8 is not one of 0 to 7"),
+        (MulticastRequest(1, (1, 2)), "rack 1 is the source and among the members"),
+        (MulticastRequest(3, (1,)), "rack 3 cannot send, its transmitter has failed"),
     ],
 )
-def test_requests_that_cannot_be_are_named(request_: Request, told: str) -> None:
+def test_requests_that_cannot_be_are_named(request_: MulticastRequest, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        decide(Fabric(2, 2, (request_,), (3,)))
+        decide(SplitterFabric(2, 2, (request_,), (3,)))

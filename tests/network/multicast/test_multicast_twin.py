@@ -11,12 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cli.main import main
-from windtunnel.network.multicast.planning import Parts, fabric_of, plan, totals
+from windtunnel.network.multicast.planning import OpticalParts, fabric_of, plan, totals
 from windtunnel.network.multicast.policy import decide
-from windtunnel.network.multicast.policy.repair import GIVE_UP, MOST, TRIES, WAIT, Lacking, Repair, repair
+from windtunnel.network.multicast.policy.repair import (
+    GIVE_UP,
+    MOST,
+    TRIES,
+    WAIT,
+    MissingPackets,
+    RepairDecision,
+    repair,
+)
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.multicast.twin import (
-    World,
+    MulticastWorld,
     cost,
     electrical,
     packets,
@@ -25,7 +33,7 @@ from windtunnel.network.multicast.twin import (
     splitters,
 )
 
-WORLD, SIZE = World(1e9, 2e-6, 1000), 1e6
+WORLD, SIZE = MulticastWorld(1e9, 2e-6, 1000), 1e6
 PARTS = """
 transmitter: {watts: 2, price: 30}
 receiver: {watts: 1, price: 10}
@@ -85,7 +93,7 @@ def test_packed_sources_go_at_once_and_others_share_time() -> None:
 def test_losses_are_repaired_and_only_told_once(size: tuple[int, int], loss: float, seed: int) -> None:
     seen = fabric_of(Shuffle(*size), [0], 1e5)
     (tree,) = decide(seen).rounds[0]
-    world = World(1e9, 2e-6, 1000, loss)
+    world = MulticastWorld(1e9, 2e-6, 1000, loss)
     found, clean = packets(seen, tree, world, seed), packets(seen, tree, WORLD)
     assert found.seconds >= clean.seconds and found.sent >= clean.sent * (1 - loss) ** 4 * 0.5
     assert packets(seen, tree, world, seed) == found  # the same seed, the same run
@@ -99,11 +107,11 @@ GONE = st.sets(st.integers(0, 7)).map(tuple)
 @settings(max_examples=60, deadline=None)
 @given(
     st.builds(
-        Lacking, st.just(0), st.integers(1, 7), st.integers(1, 5),
+        MissingPackets, st.just(0), st.integers(1, 7), st.integers(1, 5),
         LACKED, st.booleans(), st.floats(0, 100), st.integers(0, TRIES + 1), st.floats(1e-3, 1), GONE,
     )
 )  # fmt: skip
-def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(seen: Lacking) -> None:
+def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(seen: MissingPackets) -> None:
     made = repair(seen)
     assert decide(seen) == made
     assert made.ask not in seen.gone and made.ask in (seen.feeder, seen.source, WAIT, GIVE_UP)
@@ -115,7 +123,7 @@ def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(seen
         assert made.packets == ()
     if seen.quiet >= 50 * seen.patience:
         alone = {seen.feeder, seen.source} <= set(seen.gone) or seen.asked >= TRIES
-        assert (made == Repair(GIVE_UP)) == alone and made.ask != WAIT
+        assert (made == RepairDecision(GIVE_UP)) == alone and made.ask != WAIT
 
 
 def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
@@ -129,7 +137,7 @@ def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
         "watts": 8 * 2 + 16 * 1, "price": 8 * 30 + 16 * 10 + 8 * 5, "split_loss_db": split_loss(2, 1)
     }  # fmt: skip
     assert told["electrical"] == {"watts": 64, "price": 800}
-    made = plan(8, 2, [0], SIZE, WORLD, ["2", "1-6"], Parts.model_validate(parts.model_dump()))
+    made = plan(8, 2, [0], SIZE, WORLD, ["2", "1-6"], OpticalParts.model_validate(parts.model_dump()))
     assert made["hops"] == 3 and 2 not in made["trees"][0]["transmitters"]
     assert len(made["rules"]) == 8 and made["parts"] == told
 

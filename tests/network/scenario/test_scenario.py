@@ -17,9 +17,9 @@ from windtunnel.cluster.fabric import Fabric, placements
 from windtunnel.cluster.load import load_cluster
 from windtunnel.network.aggregation.policy.fixed import VALUES
 from windtunnel.network.aggregation.twin.fabric import PACKET
-from windtunnel.network.dag.sources import Step, data_parallel, lower, mapreduce, of_chakra
+from windtunnel.network.dag.sources import TrainingStep, data_parallel, lower, mapreduce, of_chakra
 from windtunnel.network.scenario import Prices, run
-from windtunnel.network.scenario.together import Tenant, together
+from windtunnel.network.scenario.together import ScenarioTenant, together
 from windtunnel.report.chakra import COMM_COLL, COMM_RECV, COMM_SEND, COMP, GraphNodes, write_graph
 from windtunnel.store.runs import Store
 
@@ -40,18 +40,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def tenants(
-    *steps: Step, weights: tuple[float, ...] = (1, 1), flows: tuple[float, ...] = (1, 1)
-) -> list[Tenant]:
+    *steps: TrainingStep, weights: tuple[float, ...] = (1, 1), flows: tuple[float, ...] = (1, 1)
+) -> list[ScenarioTenant]:
     """Jobs of two ranks, one a host, that share the hosts' NICs."""
     places = placements(CLUSTER, [2] * len(steps), "shared")
     names = "abc"
     return [
-        Tenant(lower(names[k], step, FABRIC, ranks), weights[k], flows[k])
+        ScenarioTenant(lower(names[k], step, FABRIC, ranks), weights[k], flows[k])
         for k, (step, ranks) in enumerate(zip(steps, places, strict=True))
     ]
 
 
-def medians(jobs: list[Tenant], iterations: int = 12, **options: Any) -> list[float]:
+def medians(jobs: list[ScenarioTenant], iterations: int = 12, **options: Any) -> list[float]:
     return [float(np.median(one.seconds)) for one in together(jobs, RATES, iterations, **options)[0]]
 
 

@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield found
 
 
-def rows(found: attachment.Attachment) -> dict[str, attachment.Shown]:
+def rows(found: attachment.Attachment) -> dict[str, attachment.TenantStatus]:
     return {row.name: row for row in attachment.shown(found)}
 
 

@@ -6,14 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.network.sharing.policy import HEADROOM, IDLE, SHARE, Entity, Observation, decide, fill, fixed
+from windtunnel.network.sharing.policy import (
+    HEADROOM,
+    IDLE,
+    SHARE,
+    Observation,
+    SharingTenant,
+    decide,
+    fill,
+    fixed,
+)
 from windtunnel.network.sharing.policy.gap import DROP, MARK, PASS, step, virtual_delay
 from windtunnel.network.sharing.policy.units import NEVER, SHIFT, rate_units
 
 LINE = 1e9
 entities = st.lists(
     st.builds(
-        Entity,
+        SharingTenant,
         name=st.just("a"),
         weight=st.floats(0.1, 100),
         rate=st.none() | st.floats(1e6, 0.05 * LINE),
@@ -26,7 +35,9 @@ entities = st.lists(
 
 
 @given(entities)
-def test_rates_sum_to_no_more_than_the_line_and_nobody_gets_less_than_his_own(given: list[Entity]) -> None:
+def test_rates_sum_to_no_more_than_the_line_and_nobody_gets_less_than_his_own(
+    given: list[SharingTenant],
+) -> None:
     seen = Observation(LINE, tuple(given))
     made = decide(seen)
     assert sum(made.own) <= SHARE * LINE * (1 + 1e-9)
@@ -40,27 +51,31 @@ def test_rates_sum_to_no_more_than_the_line_and_nobody_gets_less_than_his_own(gi
 
 
 def test_an_idle_neighbours_half_is_lent_whole() -> None:
-    seen = Observation(LINE, (Entity("a", offered=0.4 * LINE, held=0.0), Entity("b")))
+    seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE, held=0.0), SharingTenant("b")))
     assert decide(seen).lent == pytest.approx((SHARE * LINE, SHARE * LINE / 2))
     # a sender that has just halved its window is lent the rest, too: there is nobody else
-    seen = Observation(LINE, (Entity("a", offered=0.4 * LINE), Entity("b")))
+    seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE), SharingTenant("b")))
     assert decide(seen).lent[0] == pytest.approx(SHARE * LINE)
 
 
 def test_what_a_neighbour_uses_is_not_lent() -> None:
-    seen = Observation(LINE, (Entity("a", offered=0.6 * LINE, held=0.0), Entity("b", offered=0.1 * LINE)))
+    seen = Observation(
+        LINE, (SharingTenant("a", offered=0.6 * LINE, held=0.0), SharingTenant("b", offered=0.1 * LINE))
+    )
     assert decide(seen).lent[0] == pytest.approx((SHARE - HEADROOM * 0.1) * LINE)
 
 
 def test_promised_rates_come_first_and_weights_share_the_rest() -> None:
-    seen = Observation(LINE, (Entity("a", rate=0.4 * LINE), Entity("b", 3.0), Entity("c", 1.0)))
+    seen = Observation(
+        LINE, (SharingTenant("a", rate=0.4 * LINE), SharingTenant("b", 3.0), SharingTenant("c", 1.0))
+    )
     rest = (SHARE - 0.4) * LINE
     assert decide(seen).own == pytest.approx((0.4 * LINE, 0.75 * rest, 0.25 * rest))
 
 
-@pytest.mark.parametrize("others", [(), (Entity("w"),)])
-def test_more_than_the_line_is_refused(others: tuple[Entity, ...]) -> None:
-    seen = Observation(LINE, (Entity("a", rate=SHARE * LINE + (not others) * 1e6), *others))
+@pytest.mark.parametrize("others", [(), (SharingTenant("w"),)])
+def test_more_than_the_line_is_refused(others: tuple[SharingTenant, ...]) -> None:
+    seen = Observation(LINE, (SharingTenant("a", rate=SHARE * LINE + (not others) * 1e6), *others))
     with pytest.raises(ValueError, match=r"accepted is at most 9\.85e\+08"):
         decide(seen)
 

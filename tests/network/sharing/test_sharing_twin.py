@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.network.sharing.policy import SHARE, Decision, Entity, Observation, decide, fixed
-from windtunnel.network.sharing.twin import Tenant, World, cost, emulate
+from windtunnel.network.sharing.policy import SHARE, Decision, Observation, SharingTenant, decide, fixed
+from windtunnel.network.sharing.twin import SharedLink, TenantTraffic, cost, emulate
 
-SMALL = World(line=1.25e8, rtt=200e-6, packets=400, limit=200)
-UDP = (Tenant("udp", 1, "udp", sends=1e8), Tenant("reno", 8))
+SMALL = SharedLink(line=1.25e8, rtt=200e-6, packets=400, limit=200)
+UDP = (TenantTraffic("udp", 1, "udp", sends=1e8), TenantTraffic("reno", 8))
 
 
 def test_the_gap_keeps_udp_from_taking_what_is_not_its_own() -> None:
@@ -27,7 +27,7 @@ def test_the_baselines_hold_udp_back_too(arm: str) -> None:
 
 
 def test_what_an_idle_neighbour_leaves_is_lent() -> None:
-    tenants = (Tenant("busy", 1, "udp", sends=1e8), Tenant("idle", stops=True))
+    tenants = (TenantTraffic("busy", 1, "udp", sends=1e8), TenantTraffic("idle", stops=True))
     worlds = [emulate(tenants, "aq", 0.2, 1, SMALL, policy=policy) for policy in (fixed, decide)]
     kept, lent = (world.goodput[0] for world in worlds)
     assert kept == pytest.approx(SHARE * SMALL.line / 2, rel=0.02)
@@ -40,6 +40,6 @@ def test_an_unknown_arm_is_refused() -> None:
 
 
 def test_a_decision_that_lends_misses_less() -> None:
-    seen = Observation(1e9, (Entity("a", offered=5e8, held=0.0), Entity("b")))
+    seen = Observation(1e9, (SharingTenant("a", offered=5e8, held=0.0), SharingTenant("b")))
     assert cost(seen, decide(seen))["missed bytes"] < cost(seen, fixed(seen))["missed bytes"]
     assert cost(seen, Decision((0.0, 0.0), (0.0, 0.0))) == {"missed bytes": 1e9, "unused bytes": 1e9}

@@ -58,11 +58,11 @@ def serve_sums(
 
     Example: windtunnel network aggregation server --bind 10.0.0.8:7001 --switch 10.0.0.9:7000
     """
-    from windtunnel.network.aggregation.live.server import Server
+    from windtunnel.network.aggregation.live.server import ParameterServer
 
     address, stop = _address(switch, "--switch"), stop_event()
     with _bind(bind) as sock:
-        server = Server(sock, address, log)
+        server = ParameterServer(sock, address, log)
         typer.echo(f"Server  {':'.join(map(str, sock.getsockname()))}")
         server.serve(stop.is_set)
         typer.echo(f"Stopped  {server.report()}")

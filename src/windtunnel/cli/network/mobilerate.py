@@ -10,7 +10,7 @@ from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, LogFile, choice, print_json, print_table, quantity
 
 if TYPE_CHECKING:
-    from windtunnel.network.mobilerate.outcome import World
+    from windtunnel.network.mobilerate.outcome import MobileWorld
 
 TRACE = "near-stationary, driving, lossy, a file of Mahimahi's format or CSV, or a folder of files."
 group = new_group("Send over mobile links: full rate, and a short queue (SIRA-H).")
@@ -85,13 +85,13 @@ def link(
     _show("measured", rows, as_json, seconds, world)
 
 
-def _world(delay: str, packets: int) -> World:
-    from windtunnel.network.mobilerate.outcome import World
+def _world(delay: str, packets: int) -> MobileWorld:
+    from windtunnel.network.mobilerate.outcome import MobileWorld
 
-    return World(quantity("delay", delay, "seconds", zero=True), packets)
+    return MobileWorld(quantity("delay", delay, "seconds", zero=True), packets)
 
 
-def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, duration: float, world: World) -> None:
+def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, duration: float, world: MobileWorld) -> None:
     from windtunnel.base.units import NONE, seconds
 
     if as_json:

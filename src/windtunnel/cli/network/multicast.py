@@ -46,10 +46,10 @@ def plan(
     Example: windtunnel network multicast plan --racks 24 --split 2 --from 0,5 --size 10GB
     """
     from windtunnel.network.multicast import planning
-    from windtunnel.network.multicast.twin import World
+    from windtunnel.network.multicast.twin import MulticastWorld
 
     _check_loss(loss)
-    world = World(
+    world = MulticastWorld(
         quantity("rate", rate, "bytes/s"), quantity("hop", hop, "seconds"),
         int(quantity("packet", packet, "bytes")), loss,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-from .live.server import Server as Server
+from .live.server import ParameterServer as ParameterServer
 from .live.switch import Switch as Switch
 from .live.worker import AggregationLost as AggregationLost
 from .live.worker import Aggregator as Aggregator
@@ -8,6 +8,6 @@ from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
+from .twin import AggregationWorld as AggregationWorld
 from .twin import Job as Job
-from .twin import World as World
 from .twin import emulate as emulate

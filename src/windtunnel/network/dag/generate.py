@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.network.dag.policy import Job, Task
+from windtunnel.network.dag.policy import GraphJob, GraphTask
 
 NIC = 1.25e9
 """Bytes/s: 10 Gb/s."""
@@ -20,23 +20,23 @@ def hosts(count: int, processors: int = 1, nic: float = NIC) -> dict[str, float]
     return resources | {f"h{k}.{way}": nic for k in range(count) for way in ("out", "in")}
 
 
-def compute(name: str, host: int, seconds: float, after: tuple[str, ...] = ()) -> Task:
+def compute(name: str, host: int, seconds: float, after: tuple[str, ...] = ()) -> GraphTask:
     """A computing task on a host."""
-    return Task(name, "compute", seconds, ((f"h{host}", 1.0),), after)
+    return GraphTask(name, "compute", seconds, ((f"h{host}", 1.0),), after)
 
 
 def send(
     name: str, source: int, destination: int, nbytes: float, after: tuple[str, ...], coflow: str = ""
-) -> Task:
+) -> GraphTask:
     """A transfer from host to host."""
     loads = ((f"h{source}.out", 1.0), (f"h{destination}.in", 1.0))
-    return Task(name, "network", nbytes, loads, after, coflow=coflow)
+    return GraphTask(name, "network", nbytes, loads, after, coflow=coflow)
 
 
 def mapreduce(
     name: str, rng: np.random.Generator, *, hosts: int, maps: int = 4, reduces: int = 3,
     seconds: float = 4.0, nbytes: float = 1e9, begins: float = 0.0,
-) -> Job:  # fmt: skip
+) -> GraphJob:  # fmt: skip
     """Maps on random hosts, a shuffle from each to each reduce (one coflow), and reduces; sizes vary by
     a factor of up to two either way, and reducers are skewed."""
     where, to = rng.integers(hosts, size=maps), rng.integers(hosts, size=reduces)
@@ -56,20 +56,20 @@ def mapreduce(
         compute(f"reduce{r}", int(to[r]), seconds * reduces * parts[r] * _about(rng), tuple(gates[r]))
         for r in range(reduces)
     ]
-    return Job(name, tuple(tasks), begins)
+    return GraphJob(name, tuple(tasks), begins)
 
 
 def training(
     name: str, workers: tuple[int, ...], layers: int = 6, iterations: int = 2, *, forward: float = 0.05,
     nbytes: float = 25e6, first: float = 1.0, begins: float = 0.0,
-) -> Job:  # fmt: skip
+) -> GraphJob:  # fmt: skip
     """Data-parallel training, layer by layer: backward from the last layer, an all-reduce of a layer's
     gradients (one task that loads all workers' NICs as a ring does) as soon as all have them, and the next
     forward pass waits at each layer for that layer's. ``nbytes`` a layer, the last one's times ``first`` as
     many as the first one's, in even steps. Backward takes twice ``forward``, seconds of a layer."""
     ring = 2.0 * (len(workers) - 1) / len(workers)
     loads = tuple((f"h{host}.{way}", ring) for host in workers for way in ("out", "in"))
-    tasks: list[Task] = []
+    tasks: list[GraphTask] = []
     before: dict[int, tuple[str, ...]] = dict.fromkeys(workers, ())
     for k in range(iterations + 1):
         for layer in range(layers):
@@ -85,18 +85,18 @@ def training(
                 before[host] = (tasks[-1].name,)
             size = nbytes * (1.0 + (first - 1.0) * layer / max(1, layers - 1))
             gates = tuple(f"backward{k}.{layer}@{host}" for host in workers)
-            tasks.append(Task(f"reduce{k}.{layer}", "network", size, loads, gates))
-    return Job(name, tuple(tasks), begins)
+            tasks.append(GraphTask(f"reduce{k}.{layer}", "network", size, loads, gates))
+    return GraphJob(name, tuple(tasks), begins)
 
 
 def random_graph(
     name: str, rng: np.random.Generator, *, hosts: int, tasks: int = 8, degree: float = 1.5,
     seconds: float = 1.0, begins: float = 0.0, whole: bool = False,
-) -> Job:  # fmt: skip
+) -> GraphJob:  # fmt: skip
     """Computing tasks on random hosts, each after some ``degree`` earlier ones, what lies on another host
     sent first; about ``seconds`` each on average, of sending at a full NIC too. ``whole``: whole seconds."""
     where = rng.integers(hosts, size=tasks)
-    found: list[Task] = []
+    found: list[GraphTask] = []
 
     def size() -> float:
         drawn = seconds * rng.exponential()
@@ -113,7 +113,7 @@ def random_graph(
                     send(gates[-1], int(where[j]), int(where[k]), NIC * size(), (f"t{j}",), f"to{k}")
                 )
         found.append(compute(f"t{k}", int(where[k]), size(), tuple(gates)))
-    return Job(name, tuple(found), begins)
+    return GraphJob(name, tuple(found), begins)
 
 
 def _about(rng: np.random.Generator) -> float:

@@ -50,12 +50,12 @@ def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool 
         if log is not None:
             log.decision("network.dag", schedule, observation, decision)
 
-    def did(what: live.Did) -> None:
+    def did(what: live.AppliedDecision) -> None:
         if log is not None:
             log.append("effect", **to_plain(what))
 
     more: dict[str, float] = {}
-    done: twin.Result | live.Outcome
+    done: twin.GraphResult | live.GraphRun
     if real:
         done = live.run(*given, schedule, decided=told, did=did)
         emulated = twin.emulate(*given, schedule).mean

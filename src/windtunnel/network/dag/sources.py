@@ -1,9 +1,9 @@
 """Where jobs come from, and what they are on a cluster: emulated runs, Chakra traces, generated ones.
 
-A `Step` is an iteration without a place: marks, delays between them (`engines.replay.skeleton`), and of
-each collective the groups that do it at once. `lower` puts it on ranks of a cluster: a delay is a computing
-task on devices of the job's own, a collective one sending task that loads every link that it crosses, behind
-a computing task for what sending does not take: NCCL's kernels, protocol, latencies.
+A `TrainingStep` is an iteration without a place: marks, delays between them (`engines.replay.skeleton`),
+and of each collective the groups that do it at once. `lower` puts it on ranks of a cluster: a delay is a
+computing task on devices of the job's own, a collective one sending task that loads every link that it
+crosses, behind a computing task for what sending does not take: NCCL's kernels, protocol, latencies.
 
 A Chakra trace is a folder with one file a rank (``NAME.RANK.et``, as ASTRA-sim has them) and, for groups of
 part of the world, ``comm_group.json`` ({group: [ranks]}). Collectives of a group are done one after another,
@@ -30,14 +30,14 @@ from windtunnel.cluster.fabric import ALGORITHMS, Fabric
 from windtunnel.cluster.model import Device
 from windtunnel.engines.replay import Program, ReplayJob
 from windtunnel.engines.replay.skeleton import Mark, Skeleton, skeleton
-from windtunnel.network.dag.policy.graph import Job, Task
+from windtunnel.network.dag.policy.graph import GraphJob, GraphTask
 from windtunnel.report.chakra import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, GraphNodes, read_graph
 
 MESSAGES = {COMM_SEND: "send", COMM_RECV: "recv"}
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """A collective of ``nbytes`` (as nccl-tests counts them) by all ``groups`` at once, the root first in
     each; a ``send`` from the first to the second."""
 
@@ -49,19 +49,19 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """``skeleton``: its joins are places in ``calls``. ``seconds``: what it was emulated to take, on
     ``cluster``, where it was."""
 
     name: str
     ranks: int
     skeleton: Skeleton
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveCall, ...]
     seconds: float | None = None
     cluster: str = ""
 
 
-def of_file(path: Path) -> Step:
+def of_file(path: Path) -> TrainingStep:
     """The step that ``windtunnel emulate`` has written.
 
     Raises:
@@ -71,12 +71,14 @@ def of_file(path: Path) -> Step:
         content = json.loads(path.read_text())
         groups = [tuple(map(tuple, entry)) for entry in content["groups"]]
         calls = tuple(
-            Call(entry["kind"], entry["bytes"], groups[entry["groups"]], entry["dtype"], entry["backend"])
+            CollectiveCall(
+                entry["kind"], entry["bytes"], groups[entry["groups"]], entry["dtype"], entry["backend"]
+            )
             for entry in content["calls"]
         )
         marks = tuple(Mark(call, tuple(map(tuple, after))) for call, after in content["marks"])
         version = content["version"]
-        step = Step(
+        step = TrainingStep(
             Path(str(content["program"])).name, content["world_size"],
             Skeleton(marks, tuple(content["ends"])), calls,
             content["iteration_time_s"], content["cluster"],
@@ -90,7 +92,7 @@ def of_file(path: Path) -> Step:
     return step
 
 
-def of_chakra(folder: Path, device: Device) -> Step:
+def of_chakra(folder: Path, device: Device) -> TrainingStep:
     """The step in a folder of Chakra files; ``device`` prices nodes that have operations but no duration.
 
     Raises:
@@ -134,7 +136,7 @@ class _Trace:
         self.groups, self.device = groups, device
         self.programs: list[Program] = []
         self.joins: list[list[tuple[Any, ...]]] = []  # of each rank, by ordinal
-        self.calls: dict[tuple[Any, ...], tuple[Call, Path]] = {}
+        self.calls: dict[tuple[Any, ...], tuple[CollectiveCall, Path]] = {}
         self.met: dict[tuple[Any, ...], int] = defaultdict(int)
         self.receives: set[tuple[int, int]] = set()
 
@@ -224,7 +226,11 @@ class _Trace:
                     f"{path}: node {node} is a {MESSAGES[kind]} from {ends[0]} to {ends[1]} in the file of"
                     f" rank {rank}"
                 )
-            return Call("send", size, (ends,)), ("message", *ends, int(known.get("comm_tag") or 0)), None
+            return (
+                CollectiveCall("send", size, (ends,)),
+                ("message", *ends, int(known.get("comm_tag") or 0)),
+                None,
+            )
         number = known.get("comm_type", 0)
         if not isinstance(number, int) or not 0 <= number < len(COMM_TYPES):
             raise UserError(f"{path}: node {node} has comm_type {number!r}, accepted are 0 to 9")
@@ -235,10 +241,10 @@ class _Trace:
         if ranks and rank not in ranks:
             raise UserError(f"{path}: node {node} is of group {name}, of which rank {rank} is no member")
         word = COMM_TYPES[number].replace("reduce_scatter_block", "reduce_scatter")
-        call = Call(word, size, (ranks,) if ranks else ())
+        call = CollectiveCall(word, size, (ranks,) if ranks else ())
         return (call if len(ranks) != 1 else None), ("group", ranks), ("group", ranks)
 
-    def step(self, folder: Path) -> Step:
+    def step(self, folder: Path) -> TrainingStep:
         world = tuple(range(len(self.programs)))
         for key, (call, path) in self.calls.items():
             wanted = 2 if call.kind == "send" else len((call.groups or (world,))[0])
@@ -250,7 +256,7 @@ class _Trace:
         number = {key: place for place, key in enumerate(self.calls)}
         flat = [number[key] for join in self.joins for key in join]
         calls = tuple(
-            Call(call.kind, call.nbytes, call.groups or (world,)) for call, _ in self.calls.values()
+            CollectiveCall(call.kind, call.nbytes, call.groups or (world,)) for call, _ in self.calls.values()
         )
         job = ReplayJob(
             self.programs, np.arange(len(world), dtype=np.int32), np.ones(len(world)), np.ones(len(world)),
@@ -258,33 +264,33 @@ class _Trace:
             np.zeros(len(calls), np.int32), np.zeros(len(calls)),
         )  # fmt: skip
         try:
-            return Step(
+            return TrainingStep(
                 folder.name, len(world), skeleton(job, 1, barrier=True, receives=self.receives), calls
             )
         except ValueError:
             raise UserError(f"{folder}: its calls wait for each other in a circle, as if it hung") from None
 
 
-def data_parallel(ranks: int, layers: int, nbytes: float, seconds: float) -> Step:
+def data_parallel(ranks: int, layers: int, nbytes: float, seconds: float) -> TrainingStep:
     """Training with an all_reduce for each of ``layers``, whose gradients have ``nbytes`` in all: backward
     (two thirds of ``seconds``) gives them from the last layer on, and the next step's forward waits at each
     layer for its own."""
     forward, backward = seconds / 3 / layers, 2 * seconds / 3 / layers
-    call = Call("all_reduce", nbytes / layers, (tuple(range(ranks)),))
+    call = CollectiveCall("all_reduce", nbytes / layers, (tuple(range(ranks)),))
     marks = [Mark(-1, ((layers - 1, 1, forward + layers * backward), (2 * layers - 1, 1, 0.0)))]
     for layer in range(1, layers):
         marks.append(Mark(-1, ((layer - 1, 0, forward), (2 * layers - 1 - layer, 1, 0.0))))
     for turn in range(layers):
         before = ((layers + turn - 1, 0, 0.0),) if turn else ()
         marks.append(Mark(0, ((layers - 1, 0, forward + (turn + 1) * backward), *before)))
-    return Step("data-parallel", ranks, Skeleton(tuple(marks), (2 * layers - 1,)), (call,))
+    return TrainingStep("data-parallel", ranks, Skeleton(tuple(marks), (2 * layers - 1,)), (call,))
 
 
-def mapreduce(ranks: int, nbytes: float, seconds: float) -> Step:
+def mapreduce(ranks: int, nbytes: float, seconds: float) -> TrainingStep:
     """A map (half of ``seconds``), a shuffle of ``nbytes`` a rank from all to all, and a reduce, in turn."""
-    call = Call("all_to_all", nbytes, (tuple(range(ranks)),))
+    call = CollectiveCall("all_to_all", nbytes, (tuple(range(ranks)),))
     marks = (Mark(0, ((1, 1, seconds / 2),)), Mark(-1, ((0, 0, seconds / 2),)))
-    return Step("mapreduce", ranks, Skeleton(marks, (1,)), (call,))
+    return TrainingStep("mapreduce", ranks, Skeleton(marks, (1,)), (call,))
 
 
 @dataclass(frozen=True)
@@ -293,17 +299,17 @@ class Lowered:
     iterations that must have ended too. ``ends``: tasks at whose ends a rank's iteration is over. ``flows``:
     of a sending task, how many messages share its fullest link. ``calls``: of a sending task, its call."""
 
-    job: Job
+    job: GraphJob
     carry: dict[str, tuple[tuple[str, int], ...]]
     ends: tuple[str, ...]
     flows: dict[str, float]
-    calls: dict[str, Call]
+    calls: dict[str, CollectiveCall]
 
 
 def lower(
-    name: str, step: Step, fabric: Fabric, ranks: Sequence[int],
-    seconds: Callable[[Call], float] | None = None,
-    loads: Callable[[Call, dict[int, float]], dict[int, float]] = lambda call, link_loads: link_loads,
+    name: str, step: TrainingStep, fabric: Fabric, ranks: Sequence[int],
+    seconds: Callable[[CollectiveCall], float] | None = None,
+    loads: Callable[[CollectiveCall, dict[int, float]], dict[int, float]] = lambda call, by_link: by_link,
 ) -> Lowered:  # fmt: skip
     """``step`` on ``ranks`` of the fabric's cluster. Resources are the names of links, and ``NAME devices``.
 
@@ -311,13 +317,13 @@ def lower(
     than that is a computing task before it. ``loads``: may change what a call of one byte puts on links.
     """
     own = f"{name} devices"
-    tasks: list[Task] = []
+    tasks: list[GraphTask] = []
     carry: dict[str, tuple[tuple[str, int], ...]] = {}
     flows, calls = {}, {}
-    priced: dict[int, tuple[Call, tuple[tuple[str, float], ...], float, float]] = {}
+    priced: dict[int, tuple[CollectiveCall, tuple[tuple[str, float], ...], float, float]] = {}
     for number, issued in enumerate(step.calls):
         groups = tuple(tuple(ranks[rank] for rank in group) for group in issued.groups)
-        call = Call(issued.kind, issued.nbytes, groups, issued.dtype, issued.backend)
+        call = CollectiveCall(issued.kind, issued.nbytes, groups, issued.dtype, issued.backend)
         link_loads: dict[int, float] = defaultdict(float)
         for group in groups:
             for link, times in _one_byte(fabric, call.kind, group).items():
@@ -332,7 +338,7 @@ def lower(
         priced[number] = call, named, latency, parallel
     ends = tuple(dict.fromkeys(f"m{mark}" for mark in step.skeleton.ends))
 
-    def add(task: Task, before: list[tuple[str, int]]) -> None:
+    def add(task: GraphTask, before: list[tuple[str, int]]) -> None:
         """A task that waits for nothing begins with the iteration."""
         tasks.append(task)
         if before or not task.after:
@@ -343,20 +349,20 @@ def lower(
         for place, (one_, back, delay) in enumerate(mark.after):
             now, then = ([], [(f"m{one_}", back)]) if back else ([f"m{one_}"], [])
             if delay > 0:
-                add(Task(f"c{number}.{place}", "compute", delay, ((own, 1.0),), tuple(now)), then)
+                add(GraphTask(f"c{number}.{place}", "compute", delay, ((own, 1.0),), tuple(now)), then)
                 now, then = [f"c{number}.{place}"], []
             after += now
             before += then
         call_, named, latency, parallel = priced.get(mark.join, (None, (), 0.0, 1.0))
         if latency > 0 and named:
-            add(Task(f"l{number}", "compute", latency, ((own, 1.0),), tuple(after)), before)
+            add(GraphTask(f"l{number}", "compute", latency, ((own, 1.0),), tuple(after)), before)
             after, before = [f"l{number}"], []
         if call_ is None or not named:
-            add(Task(f"m{number}", "compute", latency, ((own, 1.0),), tuple(after)), before)
+            add(GraphTask(f"m{number}", "compute", latency, ((own, 1.0),), tuple(after)), before)
             continue
-        add(Task(f"m{number}", "network", call_.nbytes, named, tuple(after)), before)
+        add(GraphTask(f"m{number}", "network", call_.nbytes, named, tuple(after)), before)
         flows[f"m{number}"], calls[f"m{number}"] = parallel, call_
-    return Lowered(Job(name, tuple(tasks)), carry, ends, flows, calls)
+    return Lowered(GraphJob(name, tuple(tasks)), carry, ends, flows, calls)
 
 
 def _one_byte(fabric: Fabric, kind: str, group: tuple[int, ...]) -> dict[int, float]:

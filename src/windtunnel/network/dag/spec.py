@@ -32,7 +32,7 @@ from windtunnel.base.fields import fitted
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.schema import Bytes, Count, Rate, Seconds
-from windtunnel.network.dag.policy import Job, Task
+from windtunnel.network.dag.policy import GraphJob, GraphTask
 from windtunnel.network.dag.policy.paths import checked, some
 
 MOST_TASKS = 10_000
@@ -114,23 +114,23 @@ class TaskSpec(BaseModel, extra="forbid"):
     """with `--live`: the program that the task runs"""
 
 
-class JobSpec(BaseModel, extra="forbid"):
+class GraphJobSpec(BaseModel, extra="forbid"):
     begins: Seconds = 0.0
     """seconds until the job is there"""
     tasks: Annotated[dict[Name, TaskSpec], Field(min_length=1, max_length=MOST_TASKS)]
     """its tasks by name"""
 
 
-class Spec(BaseModel, extra="forbid"):
+class GraphSpec(BaseModel, extra="forbid"):
     version: Literal[1]
     """of this form"""
     resources: Annotated[dict[Name, Annotated[Resource, BeforeValidator(_rate)]], Field(min_length=1)]
     """hosts and links by name"""
-    jobs: Annotated[dict[Name, JobSpec], Field(min_length=1)]
+    jobs: Annotated[dict[Name, GraphJobSpec], Field(min_length=1)]
     """jobs by name"""
 
 
-Read = tuple[tuple[Job, ...], dict[str, float]]
+Read = tuple[tuple[GraphJob, ...], dict[str, float]]
 
 
 def read(path: Path) -> Read:
@@ -144,7 +144,7 @@ def check(document: Mapping[Any, Any], where: str) -> Read:
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    spec = fitted(Spec, document, where, ACCEPTED)
+    spec = fitted(GraphSpec, document, where, ACCEPTED)
     resources: dict[str, float] = {}
     for name, resource in spec.resources.items():
         if (resource.rate is None) == (resource.processors is None):
@@ -161,11 +161,11 @@ def check(document: Mapping[Any, Any], where: str) -> Read:
     for name, job in spec.jobs.items():
         at = f"{where}: jobs.{name}.tasks"
         tasks = [_task(f"{at}.{own}", own, task, hosts) for own, task in job.tasks.items()]
-        jobs.append(Job(name, tuple(tasks), job.begins))
+        jobs.append(GraphJob(name, tuple(tasks), job.begins))
     return checked(jobs, resources, where), resources
 
 
-def _task(at: str, name: str, spec: TaskSpec, hosts: list[str]) -> Task:
+def _task(at: str, name: str, spec: TaskSpec, hosts: list[str]) -> GraphTask:
     if (spec.compute is None) == (spec.send is None):
         raise UserError(f"{at} has {'both' if spec.send else 'neither'} of compute and send, accepted is one")
     for field, host in (("host", spec.host), ("from", spec.source), ("to", spec.to)):
@@ -193,7 +193,7 @@ def _task(at: str, name: str, spec: TaskSpec, hosts: list[str]) -> Task:
             unit = parse_quantity(spec.unit, kind)
         except ValueError as error:
             raise UserError(f"{at}.unit is {spec.unit!r}, {error}") from None
-    return Task(
+    return GraphTask(
         name, "compute" if kind == "seconds" else "network", size, tuple(loads.items()), spec.after,
         spec.pipelined, unit, spec.coflow, spec.command or (),
     )  # fmt: skip

@@ -11,14 +11,22 @@ from dataclasses import dataclass, replace
 from math import inf, nextafter
 
 from windtunnel.engines.flows import World
-from windtunnel.network.dag.policy import Decision, Job, Observation, Pending, Task, decide, split
+from windtunnel.network.dag.policy import (
+    Decision,
+    GraphJob,
+    GraphTask,
+    Observation,
+    PendingTask,
+    decide,
+    split,
+)
 from windtunnel.network.dag.policy.paths import checked, whole
 
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Result:
+class GraphResult:
     """``jobs``: seconds from each job's begin to its end. ``tasks``: begin and end of each task, by job and
     name, in seconds. ``decisions``: how many."""
 
@@ -32,20 +40,22 @@ class Result:
         return sum(self.jobs.values()) / len(self.jobs)
 
 
-class _Task:
+class _TwinTask:
     """A task that has not ended, of a job that has come."""
 
-    def __init__(self, job: str, task: Task, factor: float) -> None:
+    def __init__(self, job: str, task: GraphTask, factor: float) -> None:
         self.true, self.begin = task.size, 0.0
         self.flow: int | None = None
-        self.shown = Pending(job, replace(task, size=task.size * factor), task.size * factor, not task.after)
+        self.shown = PendingTask(
+            job, replace(task, size=task.size * factor), task.size * factor, not task.after
+        )
 
     def start(self, world: World, loads: Mapping[int, float], cap: float = inf) -> int:
         self.begin = world.now
         self.flow = world.start(self.true, loads, cap=cap)
         return self.flow
 
-    def pending(self, world: World, under_way: Mapping[Key, _Task]) -> Pending:
+    def pending(self, world: World, under_way: Mapping[Key, _TwinTask]) -> PendingTask:
         """What is seen of it."""
         shown = self.shown
         if self.flow is not None:
@@ -56,11 +66,11 @@ class _Task:
 
 
 def emulate(
-    jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
+    jobs: Iterable[GraphJob], resources: Mapping[str, float], schedule: str, *,
     believed: Mapping[Key, float] | None = None,
     decide: Callable[[Observation], Decision] = decide,
     decided: Callable[[Observation, Decision], None] | None = None,
-) -> Result:  # fmt: skip
+) -> GraphResult:  # fmt: skip
     """Let all jobs end.
 
     ``believed``: by job and task, how many times its true size a task is thought to have (1). ``decided``:
@@ -76,7 +86,7 @@ def emulate(
     wrong = believed or {}
     links = {name: place for place, name in enumerate(known)}
     world = World(known.values())
-    here: dict[Key, _Task] = {}
+    here: dict[Key, _TwinTask] = {}
     flows: dict[int, Key] = {}
     ends: dict[str, float] = {}
     tasks: dict[Key, tuple[float, float]] = {}
@@ -86,7 +96,7 @@ def emulate(
             job = coming.pop(0)
             for task in job.tasks:
                 factor = wrong.get((job.name, whole(task.name)), 1.0)
-                here[job.name, task.name] = _Task(job.name, task, factor)
+                here[job.name, task.name] = _TwinTask(job.name, task, factor)
         until = coming[0].begins if coming else inf
         if here:
             pending = tuple(task.pending(world, here) for task in here.values())
@@ -115,7 +125,7 @@ def emulate(
             tasks[own] = first, world.now
             ends[job_name] = world.now
             del here[key]
-    return Result({job.name: ends[job.name] - job.begins for job in given}, tasks, count)
+    return GraphResult({job.name: ends[job.name] - job.begins for job in given}, tasks, count)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:

@@ -6,5 +6,5 @@ from .policy import Observation as Observation
 from .policy import decide as decide
 from .spec import Spec as Spec
 from .spec import read_spec as read_spec
-from .twin import Tenant as Tenant
+from .twin import BulkTenant as BulkTenant
 from .twin import emulate as emulate

@@ -24,7 +24,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.fields import fitted
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import Rate, Seconds
-from windtunnel.network.hostrate.policy import Settings
+from windtunnel.network.hostrate.policy import WindowSettings
 from windtunnel.network.hostrate.policy.meter import PERIOD
 from windtunnel.network.sharing.spec import FASTEST, SLOWEST, check_matches
 
@@ -42,7 +42,7 @@ ACCEPTED = {
 }
 
 
-class Owner(BaseModel, extra="forbid"):
+class TenantWeight(BaseModel, extra="forbid"):
     match: str | list[str]
     """a prefix, or the folder of a cgroup, or a list of them"""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -54,23 +54,23 @@ class Spec(BaseModel, extra="forbid"):
     """rate of the interface, or of what lies behind it"""
     by: Literal["source", "cgroup"]
     """the field that names the tenant of a flow"""
-    entities: Annotated[dict[str, Owner], Field(min_length=1)]
+    entities: Annotated[dict[str, TenantWeight], Field(min_length=1)]
     """tenants by name"""
     trip: Annotated[Seconds, Field(le=10)] = 200e-6
     """seconds of a round trip when the queue is empty"""
-    upper: Annotated[int, Field(gt=1, lt=2**20)] = Settings.upper
+    upper: Annotated[int, Field(gt=1, lt=2**20)] = WindowSettings.upper
     """packets of the queue above which windows are cut"""
-    lower: Annotated[int, Field(ge=1)] = Settings.lower
+    lower: Annotated[int, Field(ge=1)] = WindowSettings.lower
     """packets of the queue that windows leave"""
-    packet: Annotated[int, Field(ge=576, le=9000)] = Settings.packet
+    packet: Annotated[int, Field(ge=576, le=9000)] = WindowSettings.packet
     """bytes of a packet"""
     period: Annotated[Seconds, Field(ge=5e-4, le=1)] = PERIOD
     """seconds between two looks at the queue"""
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> WindowSettings:
         """What the policy goes by."""
-        return Settings(self.line, self.trip, self.packet, self.upper, self.lower)
+        return WindowSettings(self.line, self.trip, self.packet, self.upper, self.lower)
 
     @property
     def weights(self) -> list[tuple[str, float]]:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.packets import Flow, Link, Queue, Simulation
-from windtunnel.network.hostrate.policy import POLICIES, Decision, Observation, Settings
-from windtunnel.network.hostrate.policy.meter import PERIOD, Meter
+from windtunnel.network.hostrate.policy import POLICIES, Decision, Observation, WindowSettings
+from windtunnel.network.hostrate.policy.meter import PERIOD, WindowMeter
 
 QUEUES = {
     "cut": lambda known, _: Queue(packets=known.upper),
@@ -30,11 +30,11 @@ QUEUES = {
 SENDERS = ("cubic", "reno", "bbr")
 ARMS = (*SENDERS, *QUEUES, *POLICIES)
 REQUEST = 1000
-KNOWN = Settings(25e6, 200e-6)
+KNOWN = WindowSettings(25e6, 200e-6)
 
 
 @dataclass(frozen=True)
-class Tenant:
+class BulkTenant:
     """An entity with so many bulk ``flows``."""
 
     name: str
@@ -43,7 +43,7 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WindowResult:
     """``goodput``: bytes/s of each tenant; ``latency``: seconds of a request, mean; ``wait``: packets in the
     queue, mean over turns; ``window``: the last decision's."""
 
@@ -54,10 +54,10 @@ class Outcome:
 
 
 def emulate(
-    tenants: Sequence[Tenant], arm: str, seconds: float, seed: int, *,
-    settings: Settings = KNOWN, trip: float = KNOWN.trip, packets: int = 1000, requests: float = 400.0,
+    tenants: Sequence[BulkTenant], arm: str, seconds: float, seed: int, *,
+    settings: WindowSettings = KNOWN, trip: float = KNOWN.trip, packets: int = 1000, requests: float = 400.0,
     warm: float = 0.3,
-) -> Outcome:  # fmt: skip
+) -> WindowResult:  # fmt: skip
     """All tenants for ``seconds``, of which the first part ``warm`` is not counted. ``trip``: what a round
     trip really takes; ``packets``: of the queue; ``requests``: a second.
 
@@ -77,7 +77,7 @@ def emulate(
             flows.append(Flow([0], [1], kind, start=start, ecn=kind == "dctcp", packet=settings.packet))
             owner.append(place)
     simulation, whose = Simulation(links, flows, seed=seed), np.array(owner, np.int64)
-    meter = Meter(settings, [(entity.name, entity.weight) for entity in tenants])
+    meter = WindowMeter(settings, [(entity.name, entity.weight) for entity in tenants])
     policy, first, decision = POLICIES.get(arm), None, None
     waits: list[float] = []
     marked, seen_flows = np.zeros(len(flows), np.int64), np.zeros(len(tenants), np.int64)
@@ -107,7 +107,7 @@ def emulate(
     got, span = simulation.flows, simulation.now - first[0]
     rates = (got["received"] - first[1]["received"]) * settings.packet / span
     delay = (got["delay"][0] - first[1]["delay"][0]) / (got["delivered"][0] - first[1]["delivered"][0])
-    return Outcome(
+    return WindowResult(
         tuple(float(rates[whose == place].sum()) for place in range(len(tenants))),
         float(delay) / 1e12 + trip / 2, float(np.mean(waits)), decision.total if decision is not None else 0,
     )  # fmt: skip

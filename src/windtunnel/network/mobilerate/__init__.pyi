@@ -3,8 +3,8 @@ from .live import measure as measure
 from .live import through as through
 from .live.transport import receive as receive
 from .live.transport import send as send
-from .outcome import Outcome as Outcome
-from .outcome import World as World
+from .outcome import MobileResult as MobileResult
+from .outcome import MobileWorld as MobileWorld
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation

@@ -13,7 +13,7 @@ from windtunnel.traces.bandwidth import MTU
 
 
 @dataclass(frozen=True)
-class World:
+class MobileWorld:
     """``delay``: seconds of a round trip when nothing waits; ``packets``: that the link's queue holds."""
 
     delay: float = 0.04
@@ -21,7 +21,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MobileResult:
     """``rate``: bytes/s that passed, ``capacity``: that could have. ``mean``, ``p95``: seconds that packets
     spent in the link's queue, nan where none has passed. ``dropped``: packets that found it full."""
 
@@ -51,8 +51,8 @@ def outcome(
     opportunities: int,
     seconds: float,
     dropped: int,
-) -> Outcome:
+) -> MobileResult:
     """From how long packets waited, the bytes that passed, and the opportunities that there were."""
     known = np.asarray(waits, np.float64)
     mean, p95 = (float(known.mean()), float(np.quantile(known, 0.95))) if len(known) else (np.nan, np.nan)
-    return Outcome(sent / seconds, opportunities * MTU / seconds, mean, p95, dropped)
+    return MobileResult(sent / seconds, opportunities * MTU / seconds, mean, p95, dropped)

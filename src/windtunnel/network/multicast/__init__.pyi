@@ -6,4 +6,4 @@ from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
 from .policy.shuffle import shuffle_of as shuffle_of
-from .twin import World as World
+from .twin import MulticastWorld as MulticastWorld

@@ -24,13 +24,20 @@ from windtunnel.base.fields import fitted
 from windtunnel.base.plain import to_plain
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import Watts
-from windtunnel.network.multicast.policy import Fabric, Request, Rounds, decide, rules, static_trees
+from windtunnel.network.multicast.policy import (
+    MulticastRequest,
+    Rounds,
+    SplitterFabric,
+    decide,
+    rules,
+    static_trees,
+)
 from windtunnel.network.multicast.policy.check import faults
 from windtunnel.network.multicast.policy.shuffle import Shuffle, shuffle_of
 from windtunnel.network.multicast.twin import (
     BASELINES,
-    Outcome,
-    World,
+    MulticastResult,
+    MulticastWorld,
     electrical,
     packets,
     split_loss,
@@ -50,37 +57,39 @@ ACCEPTED = {
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Part(BaseModel, extra="forbid"):
+class OpticalPart(BaseModel, extra="forbid"):
     watts: Watts = 0.0
     """power"""
     price: Amount = 0.0
     """in any currency"""
 
 
-class Splitter(Part):
+class Splitter(OpticalPart):
     excess_db: Amount
     """loss beyond 10 log10 p dB"""
 
 
-class Parts(BaseModel, extra="forbid"):
-    transmitter: Part
+class OpticalParts(BaseModel, extra="forbid"):
+    transmitter: OpticalPart
     """of a rack"""
-    receiver: Part
+    receiver: OpticalPart
     """of a rack"""
     splitter: Splitter
     """passive, of p outputs"""
-    port: Part
+    port: OpticalPart
     """one end of an electrical link, transceiver included"""
     budget_db: Amount | None = None
     """a splitter that loses more is refused"""
 
 
-def read_parts(file: Path) -> Parts:
+def read_parts(file: Path) -> OpticalParts:
     """Raises UserError: the first thing in ``file`` that is wrong."""
-    return fitted(Parts, read_mapping(file, "table of parts"), str(file), ACCEPTED)
+    return fitted(OpticalParts, read_mapping(file, "table of parts"), str(file), ACCEPTED)
 
 
-def fabric_of(shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: Sequence[str] = ()) -> Fabric:
+def fabric_of(
+    shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: Sequence[str] = ()
+) -> SplitterFabric:
     """``nbytes`` from each of ``sources`` to all other racks whose transmitters have not failed. ``failed``:
     transmitters (``3``) and fibres (``3-6``). Raises UserError: it is none."""
     dead: list[int] = []
@@ -98,13 +107,15 @@ def fabric_of(shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: S
                 f" {shuffle.racks - 1}) or a fibre, such as 0-{shuffle.fed_by(0)[0]}"
             )
     every = range(shuffle.racks)
-    requests = tuple(Request(source, tuple(to for to in every if to != source), nbytes) for source in sources)
-    return Fabric(shuffle.p, shuffle.k, requests, tuple(dead), tuple(cut))
+    requests = tuple(
+        MulticastRequest(source, tuple(to for to in every if to != source), nbytes) for source in sources
+    )
+    return SplitterFabric(shuffle.p, shuffle.k, requests, tuple(dead), tuple(cut))
 
 
 def plan(
-    racks: int, splitter: int, sources: Sequence[int], nbytes: float, world: World,
-    failed: Sequence[str] = (), parts: Parts | None = None,
+    racks: int, splitter: int, sources: Sequence[int], nbytes: float, world: MulticastWorld,
+    failed: Sequence[str] = (), parts: OpticalParts | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Trees, rules of every rack, and emulated times beside an electrical network, as values of JSON.
 
@@ -124,7 +135,7 @@ def plan(
     rounds = decide(request)
     if wrong := faults(request, rounds):
         raise RuntimeError(f"a mistake of windtunnel's: {wrong[0]}")
-    arms: dict[str, Outcome] = {"splitters": splitters(request, rounds, world)}
+    arms: dict[str, MulticastResult] = {"splitters": splitters(request, rounds, world)}
     if len(sources) > 1:
         alone = Rounds(tuple((tree,) for trees in rounds.rounds for tree in trees))
         arms["splitters, a round each"] = splitters(request, alone, world)
@@ -148,7 +159,7 @@ def plan(
     }  # fmt: skip
 
 
-def totals(shuffle: Shuffle, parts: Parts) -> dict[str, dict[str, float]]:
+def totals(shuffle: Shuffle, parts: OpticalParts) -> dict[str, dict[str, float]]:
     """Watts and prices of a fabric of splitters, and of an electrical network without a bottleneck: a link
     from every rack to one switch."""
     count, p = shuffle.racks, shuffle.p

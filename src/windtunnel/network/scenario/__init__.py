@@ -20,10 +20,17 @@ from windtunnel.network.aggregation.policy import RULES
 from windtunnel.network.aggregation.policy.fixed import VALUES
 from windtunnel.network.aggregation.twin.fabric import PACKET, alternatives
 from windtunnel.network.dag import sources
-from windtunnel.network.dag.sources import Call, Step, lower
+from windtunnel.network.dag.sources import CollectiveCall, TrainingStep, lower
 from windtunnel.network.scenario.page import write_page
-from windtunnel.network.scenario.spec import JobSpec, read_spec
-from windtunnel.network.scenario.together import SCHEDULES, SHARINGS, Ran, Tenant, Use, together
+from windtunnel.network.scenario.spec import ScenarioJobSpec, read_spec
+from windtunnel.network.scenario.together import (
+    SCHEDULES,
+    SHARINGS,
+    JobTimes,
+    LinkUse,
+    ScenarioTenant,
+    together,
+)
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.emulation import CAPABILITY as EMULATE
 from windtunnel.training.emulate.emulation import Progress, no_progress
@@ -43,12 +50,12 @@ Plain = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedJob:
     """A job of the file: its ``step`` on ``ranks``; ``run``: the run that it is of."""
 
     name: str
-    spec: JobSpec
-    step: Step
+    spec: ScenarioJobSpec
+    step: TrainingStep
     ranks: tuple[int, ...]
     run: str = ""
 
@@ -86,12 +93,12 @@ def run(
             places = placements(cluster, sizes, spec.placement)
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
-        jobs: list[_Placed] = []
+        jobs: list[_PlacedJob] = []
         for (name, job), (step, of), ranks in zip(spec.jobs.items(), steps.values(), places, strict=True):
             if step is None:
                 progress(f"emulate {name}", len(jobs) / len(steps))
                 step, of = _emulated(job, f"{file}: jobs.{name}", file.parent, cluster, ranks)
-            jobs.append(_Placed(name, job, step, ranks, of))
+            jobs.append(_PlacedJob(name, job, step, ranks, of))
         progress("lower", 0.0)
         fabric = Fabric(cluster, spec.seed)
         rates = {fabric.name(link): rate for link, rate in enumerate(fabric.rates)}
@@ -123,7 +130,9 @@ def run(
     return result
 
 
-def _step(job: JobSpec, field: str, folder: Path, cluster: Cluster) -> tuple[Step | None, str]:
+def _step(
+    job: ScenarioJobSpec, field: str, folder: Path, cluster: Cluster
+) -> tuple[TrainingStep | None, str]:
     """The step of a job of the file, and the run that it is of; None where it is yet to be emulated."""
     of = ""
     if job.script is not None:
@@ -150,8 +159,8 @@ def _step(job: JobSpec, field: str, folder: Path, cluster: Cluster) -> tuple[Ste
 
 
 def _emulated(
-    job: JobSpec, field: str, folder: Path, cluster: Cluster, ranks: Sequence[int]
-) -> tuple[Step, str]:
+    job: ScenarioJobSpec, field: str, folder: Path, cluster: Cluster, ranks: Sequence[int]
+) -> tuple[TrainingStep, str]:
     """The step of a script, emulated now on what it has of the cluster."""
     part = _part(cluster, ranks)
     if job.script is None or part is None:
@@ -191,17 +200,17 @@ class Prices:
         self.cluster, self.ranks = (part, range(len(ranks))) if part else (cluster, ranks)
         self.profile = find_profile(cluster.host.device.name)
         self.ways = alternatives(self.cluster, *switches)
-        self.added: set[Call] = set()
+        self.added: set[CollectiveCall] = set()
         """Those that switches add up."""
 
-    def seconds(self, call: Call) -> float:
+    def seconds(self, call: CollectiveCall) -> float:
         """Of its slowest group."""
         shapes: dict[GroupPlacement, tuple[int, ...]] = {}
         for group in (tuple(self.ranks[rank] for rank in group) for group in call.groups):
             shapes.setdefault(self.cluster.placement(group), group)
         return max(self._group(call, group, self.ways) for group in shapes.values())
 
-    def _group(self, call: Call, group: tuple[int, ...], ways: Sequence[Alternative]) -> float:
+    def _group(self, call: CollectiveCall, group: tuple[int, ...], ways: Sequence[Alternative]) -> float:
         sent, got = call.nbytes, call.nbytes
         if call.kind == "gather":
             sent /= len(group)
@@ -214,7 +223,7 @@ class Prices:
             own, members, self.cluster, self.profile, rank=group[0], alternatives=ways
         )  # fmt: skip
 
-    def loads(self, call: Call, link_loads: dict[int, float]) -> dict[int, float]:
+    def loads(self, call: CollectiveCall, link_loads: dict[int, float]) -> dict[int, float]:
         """What ``call`` puts on links for each of its bytes, where a ring puts ``link_loads``."""
         group = tuple(self.ranks[rank] for rank in call.groups[0])
         if not self.ways or self._group(call, group, self.ways) >= self._group(call, group, ()):
@@ -228,7 +237,9 @@ class Prices:
         }
 
 
-def _check_size(file: Path, tenants: Sequence[Tenant], alone: Sequence[Ran], iterations: int) -> None:
+def _check_size(
+    file: Path, tenants: Sequence[ScenarioTenant], alone: Sequence[JobTimes], iterations: int
+) -> None:
     slowest = max(float(np.median(ran.seconds)) for ran in alone)
     tasks = [
         len(tenant.lowered.job.tasks) * iterations * slowest / max(float(np.median(ran.seconds)), 1e-9)
@@ -242,12 +253,12 @@ def _check_size(file: Path, tenants: Sequence[Tenant], alone: Sequence[Ran], ite
         )
 
 
-def _lowered(job: _Placed, prices: Prices) -> Tenant:
+def _lowered(job: _PlacedJob, prices: Prices) -> ScenarioTenant:
     low = lower(job.name, job.step, prices.fabric, job.ranks, prices.seconds, prices.loads)
-    return Tenant(low, job.spec.weight, job.spec.flows)
+    return ScenarioTenant(low, job.spec.weight, job.spec.flows)
 
 
-def _sums(job: _Placed, cluster: Cluster) -> bool:
+def _sums(job: _PlacedJob, cluster: Cluster) -> bool:
     """Whether a job has sums between hosts, for which it wants slots of switches."""
     return any(
         call.kind == "all_reduce" and len({cluster.host_of(job.ranks[rank]) for rank in call.groups[0]}) > 1
@@ -256,7 +267,7 @@ def _sums(job: _Placed, cluster: Cluster) -> bool:
 
 
 def _summary_of(
-    job: _Placed, prices: Prices, tenant: Tenant, alone: Ran, ran: Ran, cluster: Cluster
+    job: _PlacedJob, prices: Prices, tenant: ScenarioTenant, alone: JobTimes, ran: JobTimes, cluster: Cluster
 ) -> Plain:
     own, step = float(np.median(alone.seconds)), job.step
     beside = np.array(ran.seconds)
@@ -275,9 +286,9 @@ def _summary_of(
     return plain
 
 
-def _links(uses: Sequence[Use]) -> list[Plain]:
+def _links(uses: Sequence[LinkUse]) -> list[Plain]:
     """The busiest links of each kind that more than one call is on, or the busiest of all."""
-    best: dict[str, tuple[Use, int]] = {}
+    best: dict[str, tuple[LinkUse, int]] = {}
     for entry in uses:
         kind = entry.name.rpartition(" ")[0]
         old = best.get(kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic, units
-from windtunnel.network.scenario.together import PARTS, Ran
+from windtunnel.network.scenario.together import PARTS, JobTimes
 from windtunnel.report.page import figure, heading, page, plot
 
 WORDS = {
@@ -19,7 +19,7 @@ WINDOW = 3.0
 """Iterations of the slowest job that the picture of who sends shows."""
 
 
-def write_page(path: Path, result: dict[str, Any], ran: Sequence[Ran], cluster: str) -> None:
+def write_page(path: Path, result: dict[str, Any], ran: Sequence[JobTimes], cluster: str) -> None:
     """``cluster``: its picture as text."""
     jobs = result["jobs"]
     worst = max(jobs, key=lambda job: job["slowdown"])
@@ -76,7 +76,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _sending(jobs: Sequence[dict[str, Any]], ran: Sequence[Ran]) -> Any:
+def _sending(jobs: Sequence[dict[str, Any]], ran: Sequence[JobTimes]) -> Any:
     """A row a job, a bar a collective, over the last iterations."""
     chart = figure("milliseconds", "", barmode="overlay", height=120 + 50 * len(jobs))
     last = min(max((end for _, end, _ in outcome.spans), default=0.0) for outcome in ran)

@@ -42,7 +42,7 @@ ACCEPTED = {
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Training(BaseModel, extra="forbid"):
+class TrainingSpec(BaseModel, extra="forbid"):
     layers: Annotated[Count, Field(le=1000)] = 16
     """layers, each with an all_reduce during backward"""
     bytes: Bytes
@@ -58,7 +58,7 @@ class MapReduce(BaseModel, extra="forbid"):
     """of computing, half before and half after the shuffle"""
 
 
-class JobSpec(BaseModel, extra="forbid"):
+class ScenarioJobSpec(BaseModel, extra="forbid"):
     """One of `KINDS`."""
 
     script: str | None = None
@@ -69,7 +69,7 @@ class JobSpec(BaseModel, extra="forbid"):
     """a run of `windtunnel emulate`, by its id or `last`; its `graph/job.json` is read"""
     chakra: str | None = None
     """a folder with one MLCommons Chakra trace for each rank (`NAME.RANK.et`), groups in `comm_group.json`"""
-    training: Training | None = None
+    training: TrainingSpec | None = None
     """a generated data-parallel training job"""
     mapreduce: MapReduce | None = None
     """a generated MapReduce"""
@@ -85,7 +85,7 @@ class JobSpec(BaseModel, extra="forbid"):
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
 
-class Spec(BaseModel, extra="forbid"):
+class ScenarioSpec(BaseModel, extra="forbid"):
     cluster: str
     """a name or a YAML file"""
     placement: Literal["packed", "spread", "shared"] = "packed"
@@ -94,17 +94,17 @@ class Spec(BaseModel, extra="forbid"):
     """of the slowest job; the others repeat theirs meanwhile"""
     seed: Annotated[int, Field(ge=0)] = 0
     """of what is drawn"""
-    jobs: Annotated[dict[str, JobSpec], Field(min_length=1)]
+    jobs: Annotated[dict[str, ScenarioJobSpec], Field(min_length=1)]
     """jobs by name"""
 
 
-def read_spec(path: Path) -> Spec:
+def read_spec(path: Path) -> ScenarioSpec:
     """The scenario at ``path``.
 
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    spec = fitted(Spec, read_mapping(path, "scenario"), str(path), ACCEPTED)
+    spec = fitted(ScenarioSpec, read_mapping(path, "scenario"), str(path), ACCEPTED)
     for name, job in spec.jobs.items():
         given = [kind for kind in KINDS if getattr(job, kind) is not None]
         field = f"{path}: jobs.{name}"

@@ -27,11 +27,11 @@ import numpy as np
 
 from windtunnel.engines.flows import World
 from windtunnel.network.dag.policy import decide
-from windtunnel.network.dag.policy.graph import Observation, Pending, Task
+from windtunnel.network.dag.policy.graph import GraphTask, Observation, PendingTask
 from windtunnel.network.dag.sources import Lowered
-from windtunnel.network.sharing.policy import Entity
+from windtunnel.network.sharing.policy import SharingTenant
 from windtunnel.network.sharing.policy import decide as lend
-from windtunnel.network.sharing.policy.meter import PERIOD, Meter
+from windtunnel.network.sharing.policy.meter import PERIOD, RateMeter
 
 SHARINGS = ("fifo", "fair", "aq")
 SCHEDULES = ("fair", "fifo", "sebf", "mxdag")
@@ -41,7 +41,7 @@ job's own other collectives."""
 
 
 @dataclass(frozen=True)
-class Tenant:
+class ScenarioTenant:
     """A job with its ``weight``, and how many ``flows`` carry each of its messages (for ``fifo``)."""
 
     lowered: Lowered
@@ -50,7 +50,7 @@ class Tenant:
 
 
 @dataclass
-class Ran:
+class JobTimes:
     """Of one job: ``seconds`` of each iteration after the first; ``path``: seconds of `PARTS`, the mean of
     those iterations; ``lost``: seconds of sending an iteration, by the kind of link that was full; ``spans``:
     (begin, end, call) of its last collectives."""
@@ -62,7 +62,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Use:
+class LinkUse:
     """Links that are used alike: ``name`` is one of ``count``; bytes of each job over what they carry."""
 
     name: str
@@ -83,10 +83,10 @@ class _Iteration:
     held: list[tuple[int, int]]
 
 
-class _Job:
+class _TenantJob:
     """A tenant as numbers: tasks by place, who waits for whom, loads on classes of links."""
 
-    def __init__(self, tenant: Tenant, number: int) -> None:
+    def __init__(self, tenant: ScenarioTenant, number: int) -> None:
         self.tenant, self.number, low = tenant, number, tenant.lowered
         self.name, self.tasks = low.job.name, low.job.tasks
         place = {task.name: i for i, task in enumerate(self.tasks)}
@@ -126,9 +126,9 @@ class _Shared:
     """All jobs on all links, and the time."""
 
     def __init__(
-        self, tenants: Sequence[Tenant], rates: Mapping[str, float], sharing: str, schedule: str
+        self, tenants: Sequence[ScenarioTenant], rates: Mapping[str, float], sharing: str, schedule: str
     ) -> None:
-        self.jobs = [_Job(tenant, number) for number, tenant in enumerate(tenants)]
+        self.jobs = [_TenantJob(tenant, number) for number, tenant in enumerate(tenants)]
         self.sharing, self.schedule = sharing, schedule
         self._classes(rates)
         self.world = World(self.rates)
@@ -139,7 +139,7 @@ class _Shared:
         self.known |= {f"{job.name} devices": float(len(job.tasks)) for job in self.jobs}
         self.changed = False
         self.virtual: dict[int, list[tuple[int, int]]] = {}  # class: (job, link)
-        self.meters: dict[int, tuple[Meter, list[Entity], np.ndarray]] = {}
+        self.meters: dict[int, tuple[RateMeter, list[SharingTenant], np.ndarray]] = {}
         self.looks = inf
         if sharing == "aq":
             self._rates_of_their_own()
@@ -188,8 +188,8 @@ class _Shared:
             if len(users) < 2:
                 continue
             who = sorted(users)
-            entities = [Entity(self.jobs[j].name, self.jobs[j].tenant.weight) for j in who]
-            meter = Meter()
+            entities = [SharingTenant(self.jobs[j].name, self.jobs[j].tenant.weight) for j in who]
+            meter = RateMeter()
             nothing = np.zeros(len(who))
             own = lend(meter.look(0.0, self.rates[physical], entities, nothing, nothing)).own
             links = self.world.add_links(own)
@@ -200,13 +200,13 @@ class _Shared:
                     if physical in loads:
                         loads[link] = loads[physical]
 
-    def begin(self, job: _Job, at: float) -> None:
+    def begin(self, job: _TenantJob, at: float) -> None:
         first = job.iteration(0)
         for i, waits in enumerate(first.waits):
             if not waits:
                 self._timer(at, job, 0, i, first, at)
 
-    def _timer(self, at: float, job: _Job, k: int, i: int, iteration: _Iteration, ready: float) -> None:
+    def _timer(self, at: float, job: _TenantJob, k: int, i: int, iteration: _Iteration, ready: float) -> None:
         iteration.ready[i] = ready
         if job.tasks[i].kind == "compute":
             self.turn += 1
@@ -220,7 +220,7 @@ class _Shared:
         job.active[flow] = k, i
         self.changed = True
 
-    def _ended(self, job: _Job, k: int, i: int) -> None:
+    def _ended(self, job: _TenantJob, k: int, i: int) -> None:
         now = self.world.now
         iteration = job.iterations[k]
         iteration.end[i] = now
@@ -241,7 +241,7 @@ class _Shared:
                     if old is not None and not old.left:
                         del job.iterations[k - 3]
 
-    def _path(self, job: _Job, k: int, i: int) -> dict[str, float]:
+    def _path(self, job: _TenantJob, k: int, i: int) -> dict[str, float]:
         """What the time between the ends of the last two iterations went to, back along what was last."""
         parts = dict.fromkeys(PARTS, 0.0)
         since = job.over[-2]
@@ -294,12 +294,12 @@ class _Shared:
             for flow, (_, i) in job.active.items():
                 self._carried(job, i, job.tasks[i].size - self.world.left(flow))
 
-    def _carried(self, job: _Job, i: int, size: float) -> None:
+    def _carried(self, job: _TenantJob, i: int, size: float) -> None:
         for link, times in job.loads[i].items():
             if link < len(self.rates):
                 self.carried[job.number, link] += size * times
 
-    def _losing(self) -> list[tuple[_Job, str, float]]:
+    def _losing(self) -> list[tuple[_TenantJob, str, float]]:
         """Of flows that are slower than alone: job, the kind of link that is full, and the part lost."""
         rates = self.world.rates()
         losing = []
@@ -348,7 +348,7 @@ class _Shared:
                 used |= links
         return False
 
-    def _pending(self) -> tuple[Pending, ...]:
+    def _pending(self) -> tuple[PendingTask, ...]:
         """What has not ended of every job's iterations under way."""
         pending = []
         for job in self.jobs:
@@ -368,10 +368,10 @@ class _Shared:
                     elif ready:
                         left = max(0.0, iteration.ready[i] + task.size - self.world.now)
                     begun, shown = ready and task.kind == "compute", self._shown(job, k, i, live)
-                    pending.append(Pending(job.name, shown, left, ready, begun))
+                    pending.append(PendingTask(job.name, shown, left, ready, begun))
         return tuple(pending)
 
-    def _shown(self, job: _Job, k: int, i: int, live: Sequence[int]) -> Task:
+    def _shown(self, job: _TenantJob, k: int, i: int, live: Sequence[int]) -> GraphTask:
         task = job.tasks[i]
         after = [f"{k}:{name}" for name in task.after]
         after += [
@@ -400,9 +400,9 @@ class _Shared:
 
 
 def together(
-    tenants: Sequence[Tenant], rates: Mapping[str, float], iterations: int, *, sharing: str = "fair",
+    tenants: Sequence[ScenarioTenant], rates: Mapping[str, float], iterations: int, *, sharing: str = "fair",
     schedule: str = "fair", begins: Sequence[float] = (),
-) -> tuple[list[Ran], list[Use]]:  # fmt: skip
+) -> tuple[list[JobTimes], list[LinkUse]]:  # fmt: skip
     """All ``tenants`` on links of ``rates`` (bytes/s) until each has ended ``iterations`` and the first."""
     shared = _Shared(tenants, rates, sharing, schedule)
     for job, at in zip(shared.jobs, begins or [0.0] * len(tenants), strict=True):
@@ -414,9 +414,9 @@ def together(
         count = max(1, len(job.paths))
         path = {name: sum(path[name] for path in job.paths) / count for name in PARTS}
         lost = {kind: seconds / max(1, len(job.over)) for kind, seconds in sorted(job.lost.items())}
-        ran.append(Ran(np.diff(job.over).tolist(), path, lost, job.spans))
+        ran.append(JobTimes(np.diff(job.over).tolist(), path, lost, job.spans))
     uses = []
     for link, (name, rate, count) in enumerate(zip(shared.names, shared.rates, shared.counts, strict=True)):
         by = {job.name: float(shared.carried[job.number, link] / (rate * now)) for job in shared.jobs}
-        uses.append(Use(name, count, by))
+        uses.append(LinkUse(name, count, by))
     return ran, uses

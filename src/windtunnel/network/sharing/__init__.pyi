@@ -11,6 +11,6 @@ from .policy import Observation as Observation
 from .policy import decide as decide
 from .spec import Spec as Spec
 from .spec import read_spec as read_spec
-from .twin import Tenant as Tenant
-from .twin import World as World
+from .twin import SharedLink as SharedLink
+from .twin import TenantTraffic as TenantTraffic
 from .twin import emulate as emulate

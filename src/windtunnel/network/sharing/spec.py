@@ -24,7 +24,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.fields import fitted
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import Bytes, Rate
-from windtunnel.network.sharing.policy import Entity, Observation, promised
+from windtunnel.network.sharing.policy import Observation, SharingTenant, promised
 
 SLOWEST, FASTEST = 125e3, 125e9
 """Bytes/s: below, a rate in whole bytes per 2^20 ns is off by more than a thousandth; above, a product
@@ -53,7 +53,7 @@ ACCEPTED = {
 }
 
 
-class Others(BaseModel, extra="forbid"):
+class TrafficShare(BaseModel, extra="forbid"):
     """The share of a tenant, or of all other traffic."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -68,7 +68,7 @@ class Others(BaseModel, extra="forbid"):
     """bytes ahead from which packets are marked, with `feedback: ecn`"""
 
 
-class Owner(Others):
+class TenantShare(TrafficShare):
     match: str | int | list[str | int]
     """a prefix, a mark or the folder of a cgroup, or a list of them"""
 
@@ -80,12 +80,12 @@ class Spec(BaseModel, extra="forbid"):
     """the field that names the tenant of a packet"""
     hook: Literal["egress", "ingress"] = "egress"
     """`egress`: what the interface sends; `ingress`: what it receives"""
-    entities: Annotated[dict[str, Owner], Field(min_length=1)]
+    entities: Annotated[dict[str, TenantShare], Field(min_length=1)]
     """tenants by name"""
-    others: Others | None = None
+    others: TrafficShare | None = None
     """all other traffic; without this field it is not held back, and must fit beside"""
 
-    def parts(self) -> Iterator[tuple[str, Others | None]]:
+    def parts(self) -> Iterator[tuple[str, TrafficShare | None]]:
         """Name and settings by place: first those of all others."""
         yield OTHERS, self.others
         yield from self.entities.items()
@@ -97,7 +97,8 @@ class Spec(BaseModel, extra="forbid"):
         return Observation(
             self.line,
             tuple(
-                Entity(name, 1.0 if part.weight is None else part.weight, part.rate) for name, part in held
+                SharingTenant(name, 1.0 if part.weight is None else part.weight, part.rate)
+                for name, part in held
             ),
         )
 
@@ -181,13 +182,13 @@ def normal(by: str, match: str) -> str:
     return str(ipaddress.ip_network(match))
 
 
-def limit_of(part: Others, rate: float) -> float:
+def limit_of(part: TrafficShare, rate: float) -> float:
     """Bytes that an entity of ``rate`` may be ahead."""
     usual = min(max(LIMIT, LIMIT_TIME * rate), LONGEST_LIMIT * rate)
     return usual if part.limit is None else part.limit
 
 
-def mark_of(part: Others, rate: float) -> float | None:
+def mark_of(part: TrafficShare, rate: float) -> float | None:
     """From where it is marked; None: never."""
     if part.feedback == "drop":
         return None

@@ -23,13 +23,13 @@ from windtunnel.network.sharing.policy import (
     HEADROOM,
     SHARE,
     Decision,
-    Entity,
     Observation,
+    SharingTenant,
     fixed,
     promised,
 )  # fmt: skip
 from windtunnel.network.sharing.policy import gap as gaps
-from windtunnel.network.sharing.policy.meter import PERIOD, WINDOW, Meter
+from windtunnel.network.sharing.policy.meter import PERIOD, WINDOW, RateMeter
 from windtunnel.network.sharing.policy.units import NEVER, rate_units
 
 MOST = 64
@@ -50,7 +50,7 @@ AVERAGE = 1e9
 
 
 @dataclass(frozen=True)
-class Tenant:
+class TenantTraffic:
     """An entity with its ``flows``: so many senders of ``kind`` (see `engines.packets`), or UDP of
     ``sends`` bytes/s in all. ``feedback``: drop, ecn, or delay."""
 
@@ -66,7 +66,7 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class World:
+class SharedLink:
     """A link of ``line`` bytes/s, round trips of ``rtt`` seconds, a FIFO of ``packets``; the gap's ``limit``
     and ``mark`` are packets."""
 
@@ -79,7 +79,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SharingResult:
     """Bytes/s that each tenant's receivers got, in the order of tenants; ``promised``: its own rate;
     ``wait``: seconds in the physical queue, mean; ``dropped``: of all packets offered."""
 
@@ -138,9 +138,9 @@ def fair_gate(now, packet, state):  # type: ignore[no-untyped-def]
 
 
 def emulate(
-    tenants: Sequence[Tenant], arm: str, seconds: float, seed: int, world: World = World(), *,
-    policy: Callable[[Observation], Decision] = fixed, warm: float = 0.2,
-) -> Outcome:  # fmt: skip
+    tenants: Sequence[TenantTraffic], arm: str, seconds: float, seed: int,
+    world: SharedLink = SharedLink(), *, policy: Callable[[Observation], Decision] = fixed, warm: float = 0.2,
+) -> SharingResult:  # fmt: skip
     """All tenants for ``seconds``, of which the first part ``warm`` is not counted. ``arm``: aq, fifo,
     policer, drr or csfq; of aq rates are given anew by ``policy`` every 5 ms.
 
@@ -151,7 +151,7 @@ def emulate(
         raise ValueError(
             f"arm {arm!r} with {len(tenants)} tenants; at most {MOST} on aq, fifo, policer, drr, csfq"
         )
-    entities = [Entity(tenant.name, tenant.weight, tenant.rate) for tenant in tenants]
+    entities = [SharingTenant(tenant.name, tenant.weight, tenant.rate) for tenant in tenants]
     own = promised(Observation(world.line, tuple(entities)))
     queue = Queue(packets=world.packets, mark_at=world.mark if arm == "fifo" else 0)
     if arm == "drr":
@@ -172,7 +172,7 @@ def emulate(
         fair["weight"][: len(own)] = np.array(own) / max(own)
         fair["line"], fair["random"] = SHARE * world.line / 1e12, seed + 1
         simulation.set_gate(0, fair_gate, fair)
-    meter, start = Meter(), None
+    meter, start = RateMeter(), None
     for turn in range(1, round(seconds / PERIOD) + 1):
         now = turn * PERIOD
         simulation.run(now)
@@ -189,7 +189,7 @@ def emulate(
     wait, passed, offered, lost = (
         after - before for after, before in zip(_queue(simulation), start[2:], strict=True)
     )
-    return Outcome(
+    return SharingResult(
         tuple(float(got[owner == place].sum()) for place in range(len(tenants))), own,
         wait / 1e12 / max(passed, 1.0), lost / max(offered, 1.0),
     )  # fmt: skip
@@ -202,7 +202,7 @@ def _queue(simulation: Simulation) -> tuple[float, float, float, float]:
 
 
 def _flows(
-    tenants: Sequence[Tenant], world: World, rng: np.random.Generator
+    tenants: Sequence[TenantTraffic], world: SharedLink, rng: np.random.Generator
 ) -> tuple[list[Flow], NDArray[np.int64]]:
     """Every tenant's flows, begun within the first 5 ms, and whose each is."""
     flows, owner = [], []
@@ -222,7 +222,12 @@ def _flows(
 
 
 def _fill(
-    meters: NDArray[Any], tenants: Sequence[Tenant], own: Sequence[float], world: World, *, policer: bool
+    meters: NDArray[Any],
+    tenants: Sequence[TenantTraffic],
+    own: Sequence[float],
+    world: SharedLink,
+    *,
+    policer: bool,
 ) -> None:
     for place, (tenant, rate) in enumerate(zip(tenants, own, strict=True)):
         row = meters[place]

@@ -29,10 +29,10 @@ from windtunnel.network.aggregation.policy import (
     COMPLETE,
     LATER,
     TAKE,
-    Arrived,
-    Asked,
-    Merged,
-    Waiting,
+    OverdueFragment,
+    PartialSum,
+    ResendDecision,
+    SumDecision,
     is_due,
     merge,
 )
@@ -55,7 +55,7 @@ LOG = np.dtype([(name, "i8") for name in (
 WAITS = np.dtype([(name, "i8") for name in ("waited", "patience", "asked", "later", "enough")])
 
 
-class Memory(NamedTuple):
+class ServerMemory(NamedTuple):
     """All that the loop has; of entries and values one ring a job."""
 
     jobs: Array
@@ -73,7 +73,7 @@ class Memory(NamedTuple):
 
 
 @jit
-def handle(m: Memory, k: int, time_: int, count: int) -> int:
+def handle(m: ServerMemory, k: int, time_: int, count: int) -> int:
     """Packet ``k`` of the batch: how many datagrams there are to send then, or -1: it is refused."""
     packet, size, counts = m.packets[k], m.came.messages[k].size, m.counts[0]
     if size < SHORT or packet.magic != wire.MAGIC or packet.job >= len(m.jobs):
@@ -160,7 +160,7 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
 
 
 @jit
-def remind(m: Memory, number: int, time_: int, patience: int, count: int) -> int:
+def remind(m: ServerMemory, number: int, time_: int, patience: int, count: int) -> int:
     """Ask for what sums of a job lack: first the switch, then the workers, too. How many datagrams then."""
     job = m.jobs[number]
     for sequence in range(job.floor, max(job.newest, job.last) + 1):
@@ -191,7 +191,7 @@ def remind(m: Memory, number: int, time_: int, patience: int, count: int) -> int
 
 
 @jit
-def loop(m: Memory, fd: int, patience: int, until: int) -> None:
+def loop(m: ServerMemory, fd: int, patience: int, until: int) -> None:
     """Serve ``until`` then (ns)."""
     looked = 0
     while True:
@@ -220,7 +220,7 @@ def loop(m: Memory, fd: int, patience: int, until: int) -> None:
             datagrams.wait(m.came, fd, False, max(patience // 8_000_000, 1))
 
 
-class Server:
+class ParameterServer:
     """A parameter server on ``sock``, of the switch at ``switch``; ``log``: decisions, for replay."""
 
     def __init__(self, sock: socket.socket, switch: tuple[str, int], log: Path | None = None) -> None:
@@ -228,7 +228,7 @@ class Server:
         self.sock = sock
         self._log = EventLog(log) if log is not None else None
         packets, ring = np.zeros(BATCH, PACKET), (wire.MOST_JOBS, 2 * MOST_WINDOW)
-        self.memory = Memory(
+        self.memory = ServerMemory(
             np.zeros(wire.MOST_JOBS, JOB), np.zeros(ring, ENTRY), np.zeros((*ring, VALUES), np.int32),
             np.zeros((*ring, VALUES)), np.zeros(1, COUNTS), np.zeros(TOLD if log is not None else 0, LOG),
             np.zeros(TOLD if log is not None else 0, WAITS),
@@ -255,13 +255,13 @@ class Server:
     def _tell(self, log: EventLog) -> None:
         counts = self.memory.counts[0]
         for row in self.memory.log[: int(counts["logged"])]:
-            arrived = Arrived(int(row["bits"]), int(row["have"]), int(row["full"]))
-            merged = Merged(ACTIONS[row["action"]], int(row["after"]))
+            arrived = PartialSum(int(row["bits"]), int(row["have"]), int(row["full"]))
+            merged = SumDecision(ACTIONS[row["action"]], int(row["after"]))
             log.decision("network.aggregation", "decide", arrived, merged)
             log.append("effect", have=int(row["did_have"]), sent=int(row["sent"]))
         for row in self.memory.waits[: int(counts["waits"])]:
-            waiting = Waiting(*(int(row[name]) for name in WAITS.names or ()))
-            log.decision("network.aggregation", "decide", waiting, Asked(True))
+            waiting = OverdueFragment(*(int(row[name]) for name in WAITS.names or ()))
+            log.decision("network.aggregation", "decide", waiting, ResendDecision(True))
         if counts["waits"]:
             log.append("effect", reminders=int(counts["reminders"]))
         counts["logged"] = counts["waits"] = 0

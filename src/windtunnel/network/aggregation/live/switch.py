@@ -36,8 +36,8 @@ from windtunnel.network.aggregation.policy import (
     RULES,
     SWAP,
     TAKE,
-    Offered,
-    Placed,
+    FragmentOffer,
+    SlotDecision,
     place,
     where,
 )
@@ -69,7 +69,7 @@ LOG = np.dtype([(name, "i8") for name in (
 _JOB, _WORKERS = JOB.itemsize, int(JOB.fields["workers"][1])  # type: ignore[index]
 
 
-class Memory(NamedTuple):
+class SwitchMemory(NamedTuple):
     """All that the loop has: of the job table, the slots and their values, and batches with their packets.
     ``server``: its address."""
 
@@ -99,7 +99,7 @@ def thrown(counts: Any) -> bool:
 
 
 @jit
-def multicast(m: Memory, packet: int, size: int, job: int, to: int, count: int) -> int:
+def multicast(m: SwitchMemory, packet: int, size: int, job: int, to: int, count: int) -> int:
     """A packet at an address, to the workers in ``to``; how many datagrams there are then."""
     for worker in range(MOST_WORKERS):
         if to >> worker & 1:
@@ -110,7 +110,7 @@ def multicast(m: Memory, packet: int, size: int, job: int, to: int, count: int) 
 
 
 @jit
-def flush(m: Memory, slot: Any, number: int, spare: int, full: int, count: int) -> int:
+def flush(m: SwitchMemory, slot: Any, number: int, spare: int, full: int, count: int) -> int:
     """A slot's sum goes to the server in the ``spare`` packet, and the slot is free unless it is whole."""
     out, token = m.spare[spare], m.jobs[slot.job].token
     wire.head(out, wire.FLUSHED, slot.op, slot.flags, 0, token, slot.sequence, slot.bits, 0, slot.job)
@@ -122,7 +122,7 @@ def flush(m: Memory, slot: Any, number: int, spare: int, full: int, count: int) 
 
 
 @jit
-def handle(m: Memory, k: int, rules: int, share: int, direct: bool, count: int) -> int:
+def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count: int) -> int:
     """Packet ``k`` of the batch: how many datagrams there are to send then, or -1: it is refused."""
     packet, size, counts = m.packets[k], m.came.messages[k].size, m.counts[0]
     if size < SHORT or packet.magic != wire.MAGIC:
@@ -221,7 +221,7 @@ def handle(m: Memory, k: int, rules: int, share: int, direct: bool, count: int) 
 
 
 @jit
-def loop(m: Memory, fd: int, rules: int, share: int, direct: bool, until: int) -> None:
+def loop(m: SwitchMemory, fd: int, rules: int, share: int, direct: bool, until: int) -> None:
     """Serve ``until`` then (ns), or until there is something for Python to do."""
     counts = m.counts[0]
     while True:
@@ -288,7 +288,7 @@ class Switch:
         self.share, self.direct = slots // jobs, direct
         self._log = EventLog(log) if log is not None else None
         packets = np.zeros(BATCH, PACKET)
-        self.memory = Memory(
+        self.memory = SwitchMemory(
             np.zeros(jobs, JOB), np.zeros(slots, SLOT), np.zeros((slots, VALUES), np.int32),
             np.zeros(1, COUNTS), np.zeros(TOLD if log is not None else 0, LOG),
             datagrams.batch(BATCH, packets), packets, datagrams.batch(BATCH * (MOST_WORKERS + 2)),
@@ -331,8 +331,10 @@ class Switch:
                 given: dict[str, Any] = {name: int(row[name]) for name in _ASKED}
                 truths = ("resent", "late", "held", "mine", "whole")
                 given |= {name: bool(given[name]) for name in truths}
-                placed = Placed(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
-                self._log.decision("network.aggregation", self.policy, Offered(self.rules, **given), placed)
+                placed = SlotDecision(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
+                self._log.decision(
+                    "network.aggregation", self.policy, FragmentOffer(self.rules, **given), placed
+                )
                 self._log.append("effect", **{name: int(row["did_" + name]) for name in _DID})
             counts["logged"] = 0
 

@@ -50,7 +50,7 @@ class AggregationLost(HostError):
     """A sum did not come by its deadline: a worker, the switch or the server is gone or cannot be reached."""
 
 
-class Memory(NamedTuple):
+class WorkerMemory(NamedTuple):
     """All that the loop has. ``codes``: blocks' exponents, this worker's, then everybody's; ``agreed``: of
     which fragments of them that is so; ``again``: blocks that go as floats."""
 
@@ -67,7 +67,7 @@ class Memory(NamedTuple):
 
 
 @jit
-def fill(m: Memory, values: NDArray[np.float32], sequence: int, k: int, repeat: bool) -> None:
+def fill(m: WorkerMemory, values: NDArray[np.float32], sequence: int, k: int, repeat: bool) -> None:
     """Packet ``k`` to send becomes a fragment."""
     own, packet = m.state[0], m.out[k]
     index, op = sequence - own.base, wire.SUMS
@@ -93,7 +93,7 @@ def fill(m: Memory, values: NDArray[np.float32], sequence: int, k: int, repeat: 
 
 
 @jit
-def take(m: Memory, packet: Any, out: NDArray[np.float32]) -> None:
+def take(m: WorkerMemory, packet: Any, out: NDArray[np.float32]) -> None:
     """A result that was lacking."""
     own = m.state[0]
     index = packet.sequence - own.base
@@ -114,7 +114,7 @@ def take(m: Memory, packet: Any, out: NDArray[np.float32]) -> None:
 
 
 @jit
-def hear(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float32]) -> int:
+def hear(m: WorkerMemory, fd: int, values: NDArray[np.float32], out: NDArray[np.float32]) -> int:
     """All that has come: how many datagrams there were."""
     own, count = m.state[0], 0
     received = datagrams.receive(m.came, fd)
@@ -149,7 +149,7 @@ def hear(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float3
 
 
 @jit
-def loop(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float32], until: int) -> bool:
+def loop(m: WorkerMemory, fd: int, values: NDArray[np.float32], out: NDArray[np.float32], until: int) -> bool:
     """Whether all ``total`` sums are there by ``until`` (ns)."""
     own = m.state[0]
     while own.floor < own.total:
@@ -206,7 +206,7 @@ class Aggregator:
         self._pool: ThreadPoolExecutor | None = None
         self._buckets = 1
         packets = np.zeros(2 * BATCH, PACKET)
-        self._memory = Memory(
+        self._memory = WorkerMemory(
             np.zeros(1, STATE), np.zeros(wire.MOST_WINDOW, SENT), np.zeros(0, np.int32),
             np.zeros(0, np.bool_), np.zeros(0, np.bool_), np.zeros(0, np.int64),
             datagrams.batch(len(packets), packets), packets, datagrams.batch(2 * BATCH),
@@ -298,7 +298,12 @@ class Aggregator:
             self._run(m, values, out, last, deadline)
 
     def _run(
-        self, m: Memory, values: NDArray[np.float32], out: NDArray[np.float32], last: float, deadline: float
+        self,
+        m: WorkerMemory,
+        values: NDArray[np.float32],
+        out: NDArray[np.float32],
+        last: float,
+        deadline: float,
     ) -> None:
         fd = self._sock.fileno()
         while not loop(m, fd, values, out, int(1e9 * min(last, time.monotonic() + TURN))):

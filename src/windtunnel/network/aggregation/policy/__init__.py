@@ -46,7 +46,7 @@ _PRIMES = (1048583, 1048589, 1048601, 1048609, 1048613, 1048627, 1048633, 104866
 
 
 @dataclass(frozen=True)
-class Rules:
+class SwitchRules:
     """The parts, each of which may be left out. ``static``: slots in pools, one a job. ``preempt``: a slot
     may be taken from another; by ``priority`` only from a lower one, with ``ageing`` of what is met there.
     ``hold``: a slot is free again only when the result has passed. ``remind``: servers do not only wait."""
@@ -64,13 +64,13 @@ class Rules:
         return sum(getattr(self, field.name) << bit for bit, field in enumerate(fields(self)))
 
 
-SWITCHML, ATP = Rules(static=True), Rules()
-ESA = Rules(preempt=True, priority=True, ageing=True)
+SWITCHML, ATP = SwitchRules(static=True), SwitchRules()
+ESA = SwitchRules(preempt=True, priority=True, ageing=True)
 RULES = {"switchml": SWITCHML, "atp": ATP, "esa": ESA}
 
 
 @dataclass(frozen=True)
-class Offered:
+class FragmentOffer:
     """A fragment at the switch, and the slot that it falls on.
 
     ``bits``: the workers in it; ``full``: all that the switch waits for; ``resent``: its worker has waited
@@ -80,7 +80,7 @@ class Offered:
     ``level``: its priority as it is now.
     """
 
-    rules: Rules
+    rules: SwitchRules
     bits: int
     full: int
     priority: int = 0
@@ -95,7 +95,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Placed:
+class SlotDecision:
     """What the switch does (`ACTIONS`), and the workers and the priority of the slot from then on."""
 
     action: str
@@ -104,7 +104,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class PartialSum:
     """A sum at the server: its workers ``bits``, those it has (``have``) and waits for (``full``)."""
 
     bits: int
@@ -113,7 +113,7 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Merged:
+class SumDecision:
     """What the server does with it (`ACTIONS`), and the workers that it has from then on."""
 
     action: str
@@ -121,7 +121,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class OverdueFragment:
     """Something that did not come. ``waited``: since it was last asked for; ``patience``: how long one waits
     the first time, in the same unit; ``asked``: how often it was asked for; ``later``: by how many the newest
     that came is later, of which ``enough`` are a sign that it is lost."""
@@ -134,14 +134,14 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResendDecision:
     """Whether to ask for it now: a worker sends its fragment again, a server reminds the switch."""
 
     now: bool
 
 
-Observation = Offered | Arrived | Waiting
-Decision = Placed | Merged | Asked
+Observation = FragmentOffer | PartialSum | OverdueFragment
+Decision = SlotDecision | SumDecision | ResendDecision
 
 
 @jit
@@ -149,7 +149,7 @@ def place(
     rules: int, bits: int, full: int, priority: int, resent: bool, late: bool, held: bool, mine: bool,
     behind: int, whole: bool, there: int, level: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """`Offered` -> (action, workers, priority) of the slot; ``rules`` as `Rules.code`."""
+    """`FragmentOffer` -> (action, workers, priority) of the slot; ``rules`` as `SwitchRules.code`."""
     if resent:
         if held and mine:
             return (FLUSH, there, level) if whole else (FLUSH, 0, 0)
@@ -171,7 +171,7 @@ def place(
 
 @jit
 def merge(bits: int, have: int, full: int) -> tuple[int, int]:
-    """`Arrived` -> (action, workers that the server has). A sum that is whole answers single workers: they
+    """`PartialSum` -> (action, workers that the server has). A sum that is whole answers single workers: they
     ask since its result did not reach them."""
     if have == full:
         return (ANSWER if bits & (bits - 1) == 0 else DROP), have
@@ -184,7 +184,8 @@ def merge(bits: int, have: int, full: int) -> tuple[int, int]:
 
 @jit
 def is_due(waited: int, patience: int, resends: int, later: int, enough: int) -> bool:
-    """`Waiting` -> whether to ask now: each time after twice as long, or at once when later ones came."""
+    """`OverdueFragment` -> whether to ask now: each time after twice as long, or at once when later ones
+    came."""
     return waited >= patience << min(resends, DOUBLINGS) or (resends == 0 and later >= enough)
 
 
@@ -212,18 +213,18 @@ def priority(layer: int, layers: int, ratio: float, remaining: float) -> int:
 
 
 def decide(observation: Observation) -> Decision:
-    """All rules, by the `Rules` that the observation names."""
+    """All rules, by the `SwitchRules` that the observation names."""
     match observation:
-        case Offered():
+        case FragmentOffer():
             given = [
                 getattr(observation, field.name) for field in fields(observation) if field.name != "rules"
             ]
             action, there, level = place(observation.rules.code, *given)
-            return Placed(ACTIONS[action], there, level)
-        case Arrived():
+            return SlotDecision(ACTIONS[action], there, level)
+        case PartialSum():
             action, have = merge(observation.bits, observation.have, observation.full)
-            return Merged(ACTIONS[action], have)
-    return Asked(
+            return SumDecision(ACTIONS[action], have)
+    return ResendDecision(
         bool(
             is_due(
                 observation.waited,
@@ -236,9 +237,9 @@ def decide(observation: Observation) -> Decision:
     )
 
 
-def _by(rules: Rules) -> Callable[[Observation], Decision]:
+def _by(rules: SwitchRules) -> Callable[[Observation], Decision]:
     return lambda observation: decide(
-        replace(observation, rules=rules) if isinstance(observation, Offered) else observation
+        replace(observation, rules=rules) if isinstance(observation, FragmentOffer) else observation
     )
 
 

@@ -22,11 +22,11 @@ from windtunnel.engines.packets import At, Flow, Link, Queue, Simulation
 from windtunnel.network.aggregation.policy import (
     ACTIONS,
     MOST_WORKERS,
-    Asked,
     Decision,
     Observation,
-    Placed,
-    Rules,
+    ResendDecision,
+    SlotDecision,
+    SwitchRules,
     priority,
 )
 from windtunnel.network.aggregation.twin import nodes
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class World:
+class AggregationWorld:
     """``rate``: bytes/s of every link; ``delay``: seconds of each, between switches ``core``; ``packet``:
     bytes on the wire. ``window``: fragments that a worker has under way at most. ``timeout``, ``reminder``:
     seconds that workers and servers wait the first time. ``loss``: of packets on every link. ``uplink``: of a
@@ -73,7 +73,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AggregationResult:
     """Of one run. ``jct``: seconds of each job from its start. ``bytes``: on each link, in their order.
     ``actions``: what the switches did, by `ACTIONS`. ``used``: slots held at a time, mean. ``wrong``: sums
     that were not the plain sum, ``held``: slots held at the end; both must be 0."""
@@ -89,7 +89,9 @@ class Outcome:
     held: int
 
 
-def emulate(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: int | None = None) -> Outcome:
+def emulate(
+    jobs: Sequence[Job], world: AggregationWorld, rules: SwitchRules, seed: int, first: int | None = None
+) -> AggregationResult:
     """All jobs to their ends, and until nothing is under way any more. With ``first`` that many of the jobs
     are of interest: it ends when they have, and tells their times.
 
@@ -145,7 +147,7 @@ def emulate(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: i
 class _Wires:
     """All links, and which are whose: (up, down) of racks, of servers, and of each job's workers."""
 
-    def __init__(self, jobs: Sequence[Job], world: World) -> None:
+    def __init__(self, jobs: Sequence[Job], world: AggregationWorld) -> None:
         self.links: list[Link] = []
         most = -(-sum(job.workers for job in jobs) // world.racks)
         self.racks = [
@@ -155,7 +157,7 @@ class _Wires:
         self.servers = [self._pair(world, 1.0, world.delay) for _ in jobs]
         self.workers = [[self._pair(world, 1.0, world.delay) for _ in range(job.workers)] for job in jobs]
 
-    def _pair(self, world: World, times: float, delay: float) -> tuple[int, int]:
+    def _pair(self, world: AggregationWorld, times: float, delay: float) -> tuple[int, int]:
         queue = Queue(packets=1 << 20)
         self.links += [Link(world.rate * times, delay, queue, world.loss) for _ in range(2)]
         return len(self.links) - 2, len(self.links) - 1
@@ -166,7 +168,9 @@ def _branch(member: Any, route: int) -> None:
     member["branches"] += 1
 
 
-def _fill(state: Any, job: Job, world: World, who: tuple[int, int, int], rng: np.random.Generator) -> None:
+def _fill(
+    state: Any, job: Job, world: AggregationWorld, who: tuple[int, int, int], rng: np.random.Generator
+) -> None:
     """A worker's record."""
     state["job"], state["number"], state["window"] = who
     state["size"], state["patience"] = world.packet, round(world.timeout * PICO)
@@ -188,7 +192,7 @@ def _fill(state: Any, job: Job, world: World, who: tuple[int, int, int], rng: np
 
 def _ran(
     engine: Simulation, jobs: Sequence[Job], states: Sequence[Any], count: int, first: int | None
-) -> Outcome:
+) -> AggregationResult:
     """Run until all have ended and nothing is under way, or the ``first`` have ended."""
     switches, (servers, workers) = states[:count], (states[count:][: len(jobs)], states[count + len(jobs) :])
     owner = np.repeat(np.arange(len(jobs)), [job.workers for job in jobs])
@@ -206,7 +210,7 @@ def _ran(
     if first is None:
         engine.run(engine.now + 1.0)  # what is still under way
     did = sum(switch["did"] for switch in switches)
-    return Outcome(
+    return AggregationResult(
         jct=tuple(float(ends[owner == number].max()) - job.start for number, job in enumerate(jobs)),
         bytes=tuple(int(record) for record in engine.links["passed_bytes"]),
         actions={name: int(times) for name, times in zip(ACTIONS, did, strict=True)},
@@ -219,7 +223,7 @@ def _ran(
     )
 
 
-def _check(jobs: Sequence[Job], world: World) -> None:
+def _check(jobs: Sequence[Job], world: AggregationWorld) -> None:
     """Raises ValueError for what cannot be."""
     for number, job in enumerate(jobs):
         bounds = {"workers": MOST_WORKERS, "layers": nodes.MOST_LAYERS, "iterations": nodes.MOST_ITERATIONS}
@@ -242,10 +246,10 @@ def _check(jobs: Sequence[Job], world: World) -> None:
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision sends on: packets with values towards the server, and packets that ask."""
-    if isinstance(decision, Placed):
+    if isinstance(decision, SlotDecision):
         towards = {"complete": 1.0, "raw": 1.0, "swap": 1.0, "flush": 2.0}.get(decision.action, 0.0)
         return {"packets to the server": towards, "packets that ask": 0.0}
     return {
         "packets to the server": 0.0,
-        "packets that ask": float(isinstance(decision, Asked) and decision.now),
+        "packets that ask": float(isinstance(decision, ResendDecision) and decision.now),
     }

@@ -23,7 +23,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import TORI, Cluster, GroupPlacement
 from windtunnel.network.aggregation.policy import MOST_WORKERS, RULES
 from windtunnel.network.aggregation.policy.fixed import VALUES
-from windtunnel.network.aggregation.twin import Job, World, emulate, nodes
+from windtunnel.network.aggregation.twin import AggregationWorld, Job, emulate, nodes
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Alternative, Collective, Group
 
 Floats = NDArray[np.float64]
@@ -44,8 +44,8 @@ MOST_NEIGHBOURS = nodes.MOST_JOBS - 1
 @dataclass(frozen=True)
 class Rack:
     """``workers`` (hosts) of a job, in ``racks``, whose NICs send at ``rate`` (bytes/s). ``delay``: seconds
-    of a link, between switches ``core``; ``uplink``: as in `World`; ``slots``: for this NIC and its
-    neighbours'."""
+    of a link, between switches ``core``; ``uplink``: as in `AggregationWorld`; ``slots``: for this NIC and
+    its neighbours'."""
 
     workers: int
     racks: int
@@ -55,12 +55,12 @@ class Rack:
     uplink: float
     slots: int
 
-    def world(self) -> World:
+    def world(self) -> AggregationWorld:
         """Windows of twice what is under way, and patience for a whole queue of them."""
         trip = 4 * (self.delay + (self.core if self.racks > 1 else 0.0))
         packet = PACKET / self.rate
         window = min(nodes.RING // 2, self.slots, 32 + math.ceil(2 * trip / packet))
-        return World(
+        return AggregationWorld(
             slots=self.slots, rate=self.rate, delay=self.delay, core=self.core, packet=PACKET, window=window,
             timeout=2 * trip + 4 * window * self.workers * packet, reminder=2 * trip + window * packet,
             jitter=0.1 * BURST * packet, racks=self.racks, uplink=self.uplink,

@@ -9,7 +9,7 @@ lines are filled up, and what a flow gets there is what its classes have. What o
 HTB's own priorities will not do: the kernel does not take a new one while packets wait.
 
 A host has as many processors as it is said to have; how many this machine has is another matter. A spin that
-takes longer than its seconds of CPU lacked one, and `Outcome.short` says by how much.
+takes longer than its seconds of CPU lacked one, and `GraphRun.short` says by how much.
 """
 
 from __future__ import annotations
@@ -24,8 +24,17 @@ from math import inf
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.linux import network
-from windtunnel.network.dag.live.hosts import Flow, Hosts
-from windtunnel.network.dag.policy import Decision, Job, Key, Observation, Pending, Task, decide, split
+from windtunnel.network.dag.live.hosts import NamespaceHosts, TaskFlow
+from windtunnel.network.dag.policy import (
+    Decision,
+    GraphJob,
+    GraphTask,
+    Key,
+    Observation,
+    PendingTask,
+    decide,
+    split,
+)
 from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.dag.policy.paths import checked, whole
 
@@ -35,7 +44,7 @@ MOST_HOSTS, MOST_TASKS = 64, 4096
 
 
 @dataclass
-class Outcome:
+class GraphRun:
     """``jobs``: seconds from each job's begin to its end. ``tasks``: begin and end of each task, by job and
     name, in seconds. ``decisions``: how many; ``deciding``: seconds of the longest, from what ended to the
     last rate set. ``spun``, ``span``: seconds of CPU that spins used, and seconds that they took."""
@@ -59,7 +68,7 @@ class Outcome:
 
 
 @dataclass
-class Did:
+class AppliedDecision:
     """What became of a decision, in order: (job, task, bytes/s) of every flow that is shaped, (job, task) of
     those that were begun, and of computing tasks that were."""
 
@@ -69,22 +78,22 @@ class Did:
 
 
 @dataclass
-class _Task:
+class _LiveTask:
     """One that has not ended, of a job that has come. ``open``: numbers of its flows that have not ended, or
     its own."""
 
-    true: Task
-    shown: Pending
-    flows: dict[int, Flow]
+    true: GraphTask
+    shown: PendingTask
+    flows: dict[int, TaskFlow]
     open: set[int]
     began: float | None = None
 
 
 def run(
-    jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
+    jobs: Iterable[GraphJob], resources: Mapping[str, float], schedule: str, *,
     decided: Callable[[Observation, Decision], None] | None = None,
-    did: Callable[[Did], object] = lambda _: None,
-) -> Outcome:  # fmt: skip
+    did: Callable[[AppliedDecision], object] = lambda _: None,
+) -> GraphRun:  # fmt: skip
     """Let all jobs end. ``resources``: of host H the processors (``H``) and the bytes/s of its link
     (``H.out``, ``H.in``). A computing task without a command spins for its seconds of CPU.
 
@@ -107,7 +116,7 @@ def run(
         raise UserError(f"network dag run `real`: {len(names)} hosts, accepted are at most {MOST_HOSTS}")
     lines = {name: known[name] for name in used if name.endswith((".out", ".in"))}
     try:
-        hosts = Hosts(lines, names, flows, sum(map(len, numbers.values())))
+        hosts = NamespaceHosts(lines, names, flows, sum(map(len, numbers.values())))
     except OSError as error:
         raise UserError(
             f"network dag run `real`: namespaces, links or HTB cannot be had here ({error.strerror});"
@@ -117,9 +126,9 @@ def run(
         return _Session(hosts, known, flows, numbers).run(coming, schedule, decided, did)
 
 
-def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
+def _numbered(jobs: Iterable[GraphJob]) -> tuple[list[TaskFlow], dict[Key, list[int]]]:
     """All flows, and of each task the numbers of its flows, or its own, which come behind those."""
-    flows: list[Flow] = []
+    flows: list[TaskFlow] = []
     numbers: dict[Key, list[int]] = {}
     computing = []
     for job in jobs:
@@ -143,7 +152,7 @@ def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
     return flows, numbers
 
 
-def _flows(task: Task, where: str) -> list[Flow]:
+def _flows(task: GraphTask, where: str) -> list[TaskFlow]:
     """From one host to another, or round a ring of hosts that all send and receive as much."""
     ends = [name.rpartition(".")[2] for name, _ in task.loads]
     times = {times for _, times in task.loads}
@@ -152,9 +161,9 @@ def _flows(task: Task, where: str) -> list[Flow]:
     )
     if len(out) + len(into) == len(ends) and len(times) == 1:
         if len(out) == len(into) == 1 and out != into:
-            return [Flow(out[0], into[0], times.pop())]
+            return [TaskFlow(out[0], into[0], times.pop())]
         if len(out) > 1 and sorted(out) == sorted(into):
-            return [Flow(*pair, max(times)) for pair in zip(out, [*out[1:], out[0]], strict=True)]
+            return [TaskFlow(*pair, max(times)) for pair in zip(out, [*out[1:], out[0]], strict=True)]
     raise UserError(
         f"{where} loads {', '.join(name for name, _ in task.loads)}; accepted are one HOST.out and another's"
         " HOST.in, or both of some hosts (a ring), each as many times"
@@ -165,21 +174,21 @@ def _flows(task: Task, where: str) -> list[Flow]:
 class _Session:
     """One run: what is under way on which host."""
 
-    hosts: Hosts
+    hosts: NamespaceHosts
     rates: dict[str, float]
-    flows: Sequence[Flow]
+    flows: Sequence[TaskFlow]
     numbers: Mapping[Key, Sequence[int]]
-    here: dict[Key, _Task] = field(default_factory=dict)
-    outcome: Outcome = field(default_factory=Outcome)
+    here: dict[Key, _LiveTask] = field(default_factory=dict)
+    outcome: GraphRun = field(default_factory=GraphRun)
     origin: float = field(default_factory=time.monotonic)
 
     def now(self) -> float:
         return time.monotonic() - self.origin
 
     def run(
-        self, coming: list[Job], schedule: str, decided: Callable[[Observation, Decision], None] | None,
-        did: Callable[[Did], object],
-    ) -> Outcome:  # fmt: skip
+        self, coming: list[GraphJob], schedule: str, decided: Callable[[Observation, Decision], None] | None,
+        did: Callable[[AppliedDecision], object],
+    ) -> GraphRun:  # fmt: skip
         """Until all jobs have ended."""
         keys = {number: key for key, own in self.numbers.items() for number in own}
         began, woken = {job.name: job.begins for job in coming}, self.now()
@@ -209,15 +218,15 @@ class _Session:
             self.outcome.jobs[job] = max(self.outcome.jobs.get(job, 0.0), end - began[job])
         return self.outcome
 
-    def _come(self, job: Job) -> None:
+    def _come(self, job: GraphJob) -> None:
         for task in job.tasks:
             key = job.name, task.name
-            shown = Pending(job.name, task, task.size, ready=not task.after)
+            shown = PendingTask(job.name, task, task.size, ready=not task.after)
             open_ = set(self.numbers[key])
             flows = {number: self.flows[number] for number in open_} if task.kind == "network" else {}
-            self.here[key] = _Task(task, shown, flows, open_)
+            self.here[key] = _LiveTask(task, shown, flows, open_)
 
-    def _pending(self, key: Key, task: _Task) -> Pending:
+    def _pending(self, key: Key, task: _LiveTask) -> PendingTask:
         """What is seen of a task."""
         shown = task.shown
         if task.began is None:
@@ -232,9 +241,9 @@ class _Session:
             done = self.hosts.counts[min(task.open)] * 1e-9
         return shown.under_way(done)
 
-    def _apply(self, decision: Decision) -> Did:
+    def _apply(self, decision: Decision) -> AppliedDecision:
         """Flows first: they can be late by less."""
-        did = Did()
+        did = AppliedDecision()
         loads = {key: task.true.loads for key, task in self.here.items()}
         rates, shapes, begin = filled(decision.shares, loads, self.rates), {}, []
         for share in decision.shares:
@@ -291,5 +300,5 @@ class _Session:
         self.outcome.tasks[job, own] = self.outcome.tasks.get((job, own), (began,))[0], self.now()
 
 
-def _bytes(task: Task, flow: Flow) -> int:
+def _bytes(task: GraphTask, flow: TaskFlow) -> int:
     return max(1, round(task.size * flow.times))

@@ -30,7 +30,7 @@ _AHEAD = -10
 _PIECE = 1 << 18
 
 
-class Agent:
+class TaskAgent:
     """``counts``: of 8 bytes each. ``window``: bytes that a flow may have under way."""
 
     def __init__(self, control: socket.socket, counts: memoryview, window: int) -> None:
@@ -155,7 +155,7 @@ def main(memory: str, window: str) -> None:
     with suppress(OSError), open("/proc/self/autogroup", "w") as session:
         session.write(str(_AHEAD))
     counts = memoryview(mmap.mmap(int(memory), 0)).cast("Q")
-    Agent(socket.socket(fileno=0), counts, int(window)).serve()
+    TaskAgent(socket.socket(fileno=0), counts, int(window)).serve()
 
 
 if __name__ == "__main__":

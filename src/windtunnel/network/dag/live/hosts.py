@@ -35,7 +35,7 @@ AHEAD = 0.008
 
 
 @dataclass(frozen=True)
-class Flow:
+class TaskFlow:
     """From one host to another, and how many bytes for each of its task's."""
 
     source: str
@@ -43,7 +43,7 @@ class Flow:
     times: float
 
 
-class Hosts:
+class NamespaceHosts:
     """``lines``: bytes/s by ``HOST.out`` and ``HOST.in`` of every host. ``flows``: all that there will be, by
     number; ``memory``: how many numbers hosts count under.
 
@@ -52,7 +52,9 @@ class Hosts:
         HostError: an agent did not start.
     """
 
-    def __init__(self, lines: Mapping[str, float], names: Sequence[str], flows: Sequence[Flow], memory: int):
+    def __init__(
+        self, lines: Mapping[str, float], names: Sequence[str], flows: Sequence[TaskFlow], memory: int
+    ):
         self._lines, self._flows = lines, flows
         self._places = {name: place for place, name in enumerate(names)}
         self._classes: dict[str, queues.HtbClasses] = {}

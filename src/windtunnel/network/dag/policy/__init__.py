@@ -37,11 +37,28 @@ from math import inf
 from typing import Any
 
 from windtunnel.network.dag.policy.forecast import forecast
-from windtunnel.network.dag.policy.graph import SCHEDULES, Decision, Job, Observation, Pending, Share, Task
+from windtunnel.network.dag.policy.graph import (
+    SCHEDULES,
+    Decision,
+    GraphJob,
+    GraphTask,
+    Observation,
+    PendingTask,
+    TaskShare,
+)
 from windtunnel.network.dag.policy.paths import alone, split
 
 __all__ = [
-    "POLICIES", "SCHEDULES", "Decision", "Job", "Observation", "Pending", "Share", "Task", "decide", "split",
+    "POLICIES",
+    "SCHEDULES",
+    "Decision",
+    "GraphJob",
+    "GraphTask",
+    "Observation",
+    "PendingTask",
+    "TaskShare",
+    "decide",
+    "split",
 ]  # fmt: skip
 
 NO_SLACK = 0.05
@@ -50,7 +67,7 @@ slack do not take turns."""
 AHEAD = 32
 """Tasks: with more of them nobody looks ahead, since that takes as the square of their number."""
 Key = tuple[str, str]
-Rank = Callable[[Pending], tuple[Any, ...]]
+Rank = Callable[[PendingTask], tuple[Any, ...]]
 
 
 def decide(observation: Observation) -> Decision:
@@ -70,7 +87,7 @@ def _fifo(observation: Observation) -> Decision:
         for place, name in enumerate(dict.fromkeys(pending.job for pending in observation.pending))
     }
 
-    def rank(pending: Pending) -> tuple[Any, ...]:
+    def rank(pending: PendingTask) -> tuple[Any, ...]:
         return (came[pending.job],)
 
     return Decision(_begin(observation, rank), _shares(observation, rank))
@@ -85,7 +102,7 @@ def _cpath(observation: Observation) -> Decision:
 
 
 def _sebf(observation: Observation) -> Decision:
-    coflows: dict[tuple[str, str, str], list[Pending]] = {}
+    coflows: dict[tuple[str, str, str], list[PendingTask]] = {}
     for one in _sending(observation):
         own = one.task.coflow
         coflows.setdefault((one.job, own, "" if own else one.task.name), []).append(one)
@@ -103,7 +120,7 @@ def _sebf(observation: Observation) -> Decision:
                 for name, times in flow.task.loads:
                     free[name] = max(0.0, free[name] - more * times)
     shares = [
-        Share(
+        TaskShare(
             *_key(flow), place, flow.left, rates[_key(flow)] or inf
         )  # without a rate: of what is left, none
         for place, flows in enumerate(order)
@@ -112,7 +129,7 @@ def _sebf(observation: Observation) -> Decision:
     return Decision(_begin(observation, lambda pending: (), even=True), tuple(shares))
 
 
-def _bottleneck(flows: Iterable[Pending], free: dict[str, float]) -> float:
+def _bottleneck(flows: Iterable[PendingTask], free: dict[str, float]) -> float:
     """Seconds of a coflow on its fullest link, with what is free there."""
     loads: dict[str, float] = {}
     for flow in flows:
@@ -133,7 +150,7 @@ def _slack(observation: Observation) -> Decision:
     behind, ends, wanted = _behind(observation, sending=True), dict[str, float](), dict[str, float]()
     path: dict[Key, float] = {}
     loads: dict[Key, float] = {}  # seconds of a job's work on each resource
-    waiting: dict[str, list[tuple[Pending, float]]] = {}  # for processors, which nobody gives back early
+    waiting: dict[str, list[tuple[PendingTask, float]]] = {}  # for processors, which nobody gives back early
     for pending in observation.pending:
         if pending.ready:
             path[_key(pending)] = (
@@ -150,11 +167,11 @@ def _slack(observation: Observation) -> Decision:
     for (job, _), load in loads.items():
         rest[job] = max(rest[job], load)
 
-    def slack(flow: Pending) -> float:
+    def slack(flow: PendingTask) -> float:
         left = ends[flow.job] - path[_key(flow)]
         return left if left > NO_SLACK * ends[flow.job] else 0.0
 
-    def rank(flow: Pending) -> tuple[Any, ...]:
+    def rank(flow: PendingTask) -> tuple[Any, ...]:
         own = slack(flow)
         crowded = max((name for name, _ in flow.task.loads), key=wanted.__getitem__)
         over = max((left for other, left in waiting.get(crowded, ()) if other is not flow), default=0.0)
@@ -203,19 +220,21 @@ def _begin(observation: Observation, rank: Rank, *, even: bool = False) -> tuple
     return tuple(begun)
 
 
-def _shares(observation: Observation, rank: Rank) -> tuple[Share, ...]:
+def _shares(observation: Observation, rank: Rank) -> tuple[TaskShare, ...]:
     """Every sending task that is ready, at the place of its rank; those of equal rank share alike."""
     sending = _sending(observation)
     ranks = [rank(pending) for pending in sending]
     places = {rank: place for place, rank in enumerate(sorted(set(ranks)))}
-    return tuple(Share(*_key(pending), places[rank]) for pending, rank in zip(sending, ranks, strict=True))
+    return tuple(
+        TaskShare(*_key(pending), places[rank]) for pending, rank in zip(sending, ranks, strict=True)
+    )
 
 
-def _sending(observation: Observation) -> list[Pending]:
+def _sending(observation: Observation) -> list[PendingTask]:
     return [pending for pending in observation.pending if pending.ready and pending.task.kind == "network"]
 
 
-def _key(pending: Pending) -> Key:
+def _key(pending: PendingTask) -> Key:
     return pending.job, pending.task.name
 
 

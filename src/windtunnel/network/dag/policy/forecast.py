@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
-from windtunnel.network.dag.policy.graph import Decision, Observation, Share
+from windtunnel.network.dag.policy.graph import Decision, Observation, TaskShare
 
 Key = tuple[str, str]
 FULL = 1e-9
@@ -62,12 +62,12 @@ def forecast(observation: Observation, rule: Callable[[Observation], Decision], 
 
 
 def filled(
-    shares: Iterable[Share], loads: Mapping[Key, Iterable[tuple[str, float]]], lines: Mapping[str, float]
+    shares: Iterable[TaskShare], loads: Mapping[Key, Iterable[tuple[str, float]]], lines: Mapping[str, float]
 ) -> dict[Key, float]:
     """Bytes/s of each task when smaller priorities are served first and equal ones rise together, each by
     its weight, until a link that it loads is full or its cap is reached: weighted max-min."""
     free, rates, load = dict(lines), dict[Key, float](), dict[str, float]()
-    by_priority: dict[int, dict[Key, Share]] = {}
+    by_priority: dict[int, dict[Key, TaskShare]] = {}
     for share in shares:
         rates[share.job, share.task] = 0.0
         by_priority.setdefault(share.priority, {})[share.job, share.task] = share

@@ -22,7 +22,7 @@ OVER = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GraphTask:
     """``size`` and ``unit``: seconds (compute) or bytes (network). ``loads``: (resource, times) of each
     resource it is on; a compute task has one, its processors, once. ``after``: names of tasks of the same job
     that must have ended; ``pipelined``: of those that must have given out a unit for each unit it takes in.
@@ -41,27 +41,27 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GraphJob:
     """Its tasks, in an order in which each stands behind those it comes after, of different names;
     ``begins``, seconds."""
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[GraphTask, ...]
     begins: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingTask:
     """A task that has not ended: what is ``left`` (seconds or bytes), whether it is ``ready`` (nothing that
     it comes after is under way) and, for computing, has ``begun``: it keeps its processor to its end."""
 
     job: str
-    task: Task
+    task: GraphTask
     left: float
     ready: bool
     begun: bool = False
 
-    def under_way(self, done: float) -> Pending:
+    def under_way(self, done: float) -> PendingTask:
         """What is seen of it once so much is done."""
         left = self.task.size - done if done < self.task.size else OVER * done
         return replace(self, left=left, begun=self.task.kind == "compute")
@@ -75,12 +75,12 @@ class Observation:
 
     now: float
     resources: dict[str, float]
-    pending: tuple[Pending, ...]
+    pending: tuple[PendingTask, ...]
     schedule: str
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TaskShare:
     """How a sending task is served: smaller ``priority`` first, strictly; equal ones by ``weight``; at most
     ``cap`` bytes/s."""
 
@@ -97,7 +97,7 @@ class Decision:
     task. ``until``: look again by then even if nothing ends, seconds; later than now."""
 
     begin: tuple[tuple[str, str], ...]
-    shares: tuple[Share, ...]
+    shares: tuple[TaskShare, ...]
     until: float = inf
 
 

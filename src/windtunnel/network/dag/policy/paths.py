@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import ceil, inf
 
 from windtunnel.base.errors import UserError
-from windtunnel.network.dag.policy.graph import Job, Task
+from windtunnel.network.dag.policy.graph import GraphJob, GraphTask
 
 MOST_PIECES = 4096
 """Of one job."""
@@ -22,7 +22,7 @@ SHORTEST, LONGEST = 1e-9, 1e9
 """Seconds that a task may take alone: floats tell such times apart."""
 
 
-def alone(task: Task, resources: Mapping[str, float], left: float | None = None) -> float:
+def alone(task: GraphTask, resources: Mapping[str, float], left: float | None = None) -> float:
     """Seconds of what is ``left`` of a task (all of it) when nobody is in its way."""
     size = task.size if left is None else left
     if task.kind == "compute":
@@ -30,14 +30,16 @@ def alone(task: Task, resources: Mapping[str, float], left: float | None = None)
     return size * max(times / resources[name] for name, times in task.loads)
 
 
-def checked(jobs: Iterable[Job], resources: Mapping[str, float], where: str = "jobs") -> tuple[Job, ...]:
+def checked(
+    jobs: Iterable[GraphJob], resources: Mapping[str, float], where: str = "jobs"
+) -> tuple[GraphJob, ...]:
     """The jobs, with tasks in an order in which each stands behind those it comes after.
 
     Raises:
         UserError: a name given twice, an unknown resource or task, a size that is none, or tasks that wait
             for each other (the cycle is named).
     """
-    by_name: dict[str, Job] = {}
+    by_name: dict[str, GraphJob] = {}
     for name, rate in resources.items():
         if not 0.0 < rate < inf:
             raise UserError(f"{where}: resources.{name} is {rate}, accepted is a positive number")
@@ -68,7 +70,7 @@ def checked(jobs: Iterable[Job], resources: Mapping[str, float], where: str = "j
     return tuple(by_name.values())
 
 
-def _check(task: Task, tasks: Mapping[str, Task], resources: Mapping[str, float], at: str) -> None:
+def _check(task: GraphTask, tasks: Mapping[str, GraphTask], resources: Mapping[str, float], at: str) -> None:
     for before in (*task.after, *task.pipelined):
         if before not in tasks:
             raise UserError(f"{at} comes after {before!r}, accepted are tasks of its job: {some(tasks)}")
@@ -96,7 +98,7 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-def split(job: Job) -> Job:
+def split(job: GraphJob) -> GraphJob:
     """The job with its pipelined tasks cut into pieces of a unit, called TASK#1, TASK#2 and so on.
 
     Raises:
@@ -164,7 +166,7 @@ class Paths:
         return self.latest[task] - self.earliest[task]
 
 
-def paths(job: Job, resources: Mapping[str, float]) -> Paths:
+def paths(job: GraphJob, resources: Mapping[str, float]) -> Paths:
     """When tasks may and must begin for the job to end as soon as it can: forward, then backward. A task is
     on the longest of the ways through it."""
     plain = split(job).tasks

@@ -15,8 +15,8 @@ from typing import Protocol
 from windtunnel.base.errors import UserError
 from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live import native
-from windtunnel.network.hostrate.policy import POLICIES, Decision, Share
-from windtunnel.network.hostrate.policy.meter import Meter
+from windtunnel.network.hostrate.policy import POLICIES, Decision, WindowShare
+from windtunnel.network.hostrate.policy.meter import WindowMeter
 from windtunnel.network.hostrate.spec import Spec
 from windtunnel.store.eventlog import EventLog
 
@@ -27,11 +27,11 @@ TOLD = 0.2
 """Decisions are logged when the window changed by more than this part of it."""
 
 
-class Holder(Protocol):
+class WindowEnforcer(Protocol):
     """Who counts what entities send, and holds them back."""
 
     def counts(self) -> tuple[native.Array, native.Array]: ...
-    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
+    def give(self, shares: tuple[WindowShare, ...], round_: int, holds: float) -> list[list[int]]:
         """Lets the shares hold for ``holds`` seconds; what is then in force for each entity, as it holds."""
         ...
 
@@ -61,11 +61,15 @@ def run(
 
 
 def control(
-    device: str, spec: Spec, holder: Holder, *, policy: str = "weights", log: Path | None = None,
+    device: str, spec: Spec, holder: WindowEnforcer, *, policy: str = "weights", log: Path | None = None,
     stop: threading.Event | None = None, ready: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """The loop over any ``holder``. Raises as `run` does."""
-    decide, meter, stop = POLICIES[policy], Meter(spec.settings, spec.weights), stop or threading.Event()
+    decide, meter, stop = (
+        POLICIES[policy],
+        WindowMeter(spec.settings, spec.weights),
+        stop or threading.Event(),
+    )
     queue = queues.Backlog(device)
     events = EventLog(log) if log is not None else None
     decision: Decision | None = None

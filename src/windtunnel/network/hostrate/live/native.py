@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.linux import bpf, libbpf
 from windtunnel.linux.cgroup import mounts, numbered
-from windtunnel.network.hostrate.policy import Share
+from windtunnel.network.hostrate.policy import WindowShare
 from windtunnel.network.hostrate.spec import Spec
 
 Array = NDArray[Any]
@@ -73,7 +73,7 @@ class Senders:
         rows = np.frombuffer(self._loaded.maps["counts"].all(), COUNTS)[1:]
         return rows["acked"].astype(np.int64), rows["seen"].astype(np.int64)
 
-    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
+    def give(self, shares: tuple[WindowShare, ...], round_: int, holds: float) -> list[list[int]]:
         """Let these shares hold for so many seconds; of each entity what `ALLOWED` names, as the kernel has
         it."""
         rows = np.zeros(len(shares) + 1, ALLOWED)

@@ -19,7 +19,7 @@ import numpy as np
 
 from windtunnel.network.hostrate.live.controller import control
 from windtunnel.network.hostrate.live.native import Array
-from windtunnel.network.hostrate.policy import LEAST, Share
+from windtunnel.network.hostrate.policy import LEAST, WindowShare
 from windtunnel.network.hostrate.spec import Spec
 
 _UNCLAMPED = 2**30
@@ -59,7 +59,7 @@ class OwnSockets:
             self._had[plug] = (received, round_)
         return self._acked.copy(), self._seen.copy()
 
-    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
+    def give(self, shares: tuple[WindowShare, ...], round_: int, holds: float) -> list[list[int]]:
         """Clamp what every socket tells its sender; of each entity the clamps of its sockets, bytes."""
         clamps: list[list[int]] = [[] for _ in shares]
         self._round, numbers = round_, [0] * len(shares)
@@ -77,7 +77,7 @@ class OwnSockets:
 
     def release(self) -> None:
         """Let all tell what they like."""
-        self.give((Share(),) * len(self._acked), self._round, 0.0)
+        self.give((WindowShare(),) * len(self._acked), self._round, 0.0)
 
     def _placed_sockets(self) -> list[tuple[socket.socket, int]]:
         plugs = []

@@ -41,7 +41,7 @@ by parts of ``lower`` a short queue would swing so hard that it is often empty."
 
 
 @dataclass(frozen=True)
-class Entity:
+class WindowTenant:
     """``sent``: packets a second, over the last turns. ``flows``: that sent lately. ``turn``: the flow at
     which the last round of what is left over ended."""
 
@@ -53,7 +53,7 @@ class Entity:
 
 
 @dataclass(frozen=True)
-class Settings:
+class WindowSettings:
     """``line``: bytes/s. ``trip``: seconds of a round trip when nothing waits. ``packet``: bytes. ``upper``,
     ``lower``: packets in the host's queue (the paper's T_u and T_l)."""
 
@@ -73,14 +73,14 @@ class Settings:
 class Observation:
     """``backlog``: packets in the queue now. ``total``: the window in force, 0 for none."""
 
-    settings: Settings
+    settings: WindowSettings
     backlog: float
     total: int
-    entities: tuple[Entity, ...]
+    entities: tuple[WindowTenant, ...]
 
 
 @dataclass(frozen=True)
-class Share:
+class WindowShare:
     """What the ``flows`` of an entity have: ``window`` packets in all; with a ``pace`` (bytes/s of each) they
     have `PACED` each. No flows: nobody is held back."""
 
@@ -109,7 +109,7 @@ class Decision:
     """``total``: packets, 0: nobody is held back. A share for each entity, in their order."""
 
     total: int
-    shares: tuple[Share, ...]
+    shares: tuple[WindowShare, ...]
 
 
 def decide(observation: Observation) -> Decision:
@@ -130,13 +130,13 @@ def published(observation: Observation) -> Decision:
     for entity in observation.entities:
         window = int(total * entity.weight * entity.sent / whole + 1e-9)
         flows = max(entity.flows, 1)
-        shares.append(Share(window, flows, entity.turn % flows, None) if entity.sent else Share())
+        shares.append(WindowShare(window, flows, entity.turn % flows, None) if entity.sent else WindowShare())
     return Decision(total, tuple(shares))
 
 
 def free(observation: Observation) -> Decision:
     """Nobody is held back."""
-    return Decision(0, (Share(),) * len(observation.entities))
+    return Decision(0, (WindowShare(),) * len(observation.entities))
 
 
 def _total(observation: Observation) -> int:
@@ -170,15 +170,15 @@ def _by_weight(observation: Observation) -> Sequence[float | None]:
     return [part / line if wants else None for wants, part in zip(busy, filled, strict=True)]
 
 
-def _share(observation: Observation, total: int, entity: Entity, part: float | None) -> Share:
+def _share(observation: Observation, total: int, entity: WindowTenant, part: float | None) -> WindowShare:
     if part is None:
-        return Share()
+        return WindowShare()
     known, flows = observation.settings, max(entity.flows, 1)
     window = int(total * part + 1e-9)
     if window >= LEAST * flows:
-        return Share(window, flows, entity.turn % flows)
+        return WindowShare(window, flows, entity.turn % flows)
     swing = 1.0 + (known.lower - observation.backlog) / SWING
-    return Share(window, flows, 0, known.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
+    return WindowShare(window, flows, 0, known.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

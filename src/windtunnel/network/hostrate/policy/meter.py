@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.network.hostrate.policy import Decision, Entity, Observation, Settings
+from windtunnel.network.hostrate.policy import Decision, Observation, WindowSettings, WindowTenant
 
 Counts = NDArray[Any]
 PERIOD = 0.002
@@ -20,13 +20,13 @@ ROUND = 0.05
 """Seconds in which a flow that sends is acknowledged at least once."""
 
 
-class Meter:
+class WindowMeter:
     """Remembers counts of a few turns, and what is in force. Arrays have a figure for each entity.
 
     ``round``: its number goes to whoever counts flows; each flow is counted once in every round.
     """
 
-    def __init__(self, settings: Settings, entities: Sequence[tuple[str, float]]) -> None:
+    def __init__(self, settings: WindowSettings, entities: Sequence[tuple[str, float]]) -> None:
         self.settings, self.round = settings, 1
         self._entities = entities
         self._past: deque[tuple[float, Counts]] = deque(maxlen=TURNS + 1)
@@ -50,7 +50,7 @@ class Meter:
         return Observation(
             self.settings, backlog, self._total,
             tuple(
-                Entity(name, weight, float(rate), int(count), turn)
+                WindowTenant(name, weight, float(rate), int(count), turn)
                 for (name, weight), rate, count, turn in zip(
                     self._entities, sent, flows, self._turns, strict=True
                 )

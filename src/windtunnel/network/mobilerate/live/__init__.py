@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.network.mobilerate.live import relay, transport
 from windtunnel.network.mobilerate.live.place import Side, sides
-from windtunnel.network.mobilerate.outcome import Outcome, World, outcome
+from windtunnel.network.mobilerate.outcome import MobileResult, MobileWorld, outcome
 from windtunnel.network.mobilerate.policy import POLICIES
 from windtunnel.traces.bandwidth import BandwidthTrace
 
@@ -25,15 +25,15 @@ LATE = 5e-3
 TRIES = 3
 CONTROLS = ("cubic", "reno", "bbr")
 ARMS = (*POLICIES, *CONTROLS)
-PATIENCE, USUAL = 20.0, World()
+PATIENCE, USUAL = 20.0, MobileWorld()
 
 
 @dataclass(frozen=True)
-class Measured:
+class RelayMeasurement:
     """``result``: None where every try was late. ``late``: of the last try, seconds at the 95th percentile of
     packets and of intervals (0: it has none). ``thrown_away``: tries that were late."""
 
-    result: Outcome | None
+    result: MobileResult | None
     late: tuple[float, float]
     thrown_away: int
 
@@ -55,10 +55,10 @@ def measure(
     arm: str,
     seconds: float,
     *,
-    world: World = USUAL,
+    world: MobileWorld = USUAL,
     seed: int = 0,
     log: Path | None = None,
-) -> Measured:
+) -> RelayMeasurement:
     """One sender for ``seconds``, again while tries are late.
 
     Raises:
@@ -71,13 +71,13 @@ def measure(
     for tries in range(TRIES):
         result, late = _once(trace, arm, seconds, world, seed, log)
         if max(late) <= LATE:
-            return Measured(result, late, tries)
-    return Measured(None, late, TRIES)
+            return RelayMeasurement(result, late, tries)
+    return RelayMeasurement(None, late, TRIES)
 
 
 def _once(
-    trace: BandwidthTrace, arm: str, seconds: float, world: World, seed: int, log: Path | None
-) -> tuple[Outcome, tuple[float, float]]:
+    trace: BandwidthTrace, arm: str, seconds: float, world: MobileWorld, seed: int, log: Path | None
+) -> tuple[MobileResult, tuple[float, float]]:
     kind = "" if arm in POLICIES else "-tcp"
     with linked(trace, seconds, world, seed) as (here, there, between):
         program, pipe = _program(transport.__name__), subprocess.PIPE
@@ -97,7 +97,7 @@ def _once(
 
 @contextmanager
 def linked(
-    trace: BandwidthTrace, seconds: float, world: World = USUAL, seed: int = 0
+    trace: BandwidthTrace, seconds: float, world: MobileWorld = USUAL, seed: int = 0
 ) -> Iterator[tuple[Side, Side, subprocess.Popen[str]]]:
     """Two sides and the relay between them, which lets packets pass for ``seconds`` from the first one.
 
@@ -122,7 +122,7 @@ def through(
     program: Sequence[str],
     *,
     server: Sequence[str] = (),
-    world: World = USUAL,
+    world: MobileWorld = USUAL,
     seed: int = 0,
 ) -> int:
     """Run a program on the sending side, and ``server`` on the other one until it ends; its exit status.

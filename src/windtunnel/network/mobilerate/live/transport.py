@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from windtunnel.network.mobilerate.live.relay import hurry
-from windtunnel.network.mobilerate.policy import POLICIES, Ack, Memory, Observation, Settings
+from windtunnel.network.mobilerate.policy import POLICIES, Ack, Observation, RateHistory, RateSettings
 from windtunnel.store.eventlog import EventLog
 
 CAPABILITY = "network.mobilerate"
@@ -34,16 +34,16 @@ CATCHES_UP = 1e-3
 LOGGED = 0.1
 """Seconds between decisions that are logged: each holds its window."""
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-KNOWN = Settings()
+KNOWN = RateSettings()
 _CONGESTION, _PORT = 13, 7700
 
 
 def send(
-    plug: socket.socket, policy: str, seconds: float, *, settings: Settings = KNOWN,
+    plug: socket.socket, policy: str, seconds: float, *, settings: RateSettings = KNOWN,
     log: EventLog | None = None, source: Callable[[int], bytes] = bytes,
 ) -> list[float]:  # fmt: skip
     """Send what ``source`` gives, of so many bytes, over a connected socket; how late each interval was."""
-    decide, memory, late, waiting = POLICIES[policy], Memory(), list[float](), list[Ack]()
+    decide, memory, late, waiting = POLICIES[policy], RateHistory(), list[float](), list[Ack]()
     plug.setblocking(False)
     room = settings.packet - HEADERS - HEAD.size
     begin, last, sent_at, gap, logged = time.monotonic(), -1, -1.0, 0.0, -LOGGED

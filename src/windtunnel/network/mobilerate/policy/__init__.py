@@ -37,7 +37,7 @@ ALIVE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RateSettings:
     """``delta``: seconds of an interval; ``intervals``: of the window (the paper's M). ``start``: bytes/s,
     above the link's (X). ``target``: seconds that packets may wait (T). ``busy``: packets ahead (L_q).
     ``packet``: bytes."""
@@ -62,7 +62,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RateHistory:
     """What is kept of the log. ``window``: bytes acknowledged in each interval, () before the first.
     ``trip``, ``least``: round trip, smoothed and least, seconds. ``arrivals``: times of the last few
     acknowledgements, ``highest``: the newest packet of all. ``owed``: of intervals that were held back the
@@ -88,10 +88,10 @@ class Memory:
 class Observation:
     """One interval: the acknowledgements that came in it, and ``last``, the newest packet that was sent."""
 
-    settings: Settings
+    settings: RateSettings
     acks: tuple[Ack, ...]
     last: int
-    memory: Memory = Memory()
+    memory: RateHistory = RateHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class Decision:
     """``rate``: bytes/s until the next interval. ``memory``: for its observation."""
 
     rate: float
-    memory: Memory
+    memory: RateHistory
     reason: str = field(default="", compare=False)
 
 
-def hear(observation: Observation) -> tuple[Memory, float, list[tuple[int, bool]]]:
+def hear(observation: Observation) -> tuple[RateHistory, float, list[tuple[int, bool]]]:
     """Take in the acknowledgements of an interval: what is kept, the bytes that are new, and of each its
     packet and whether few were ahead of it."""
     known, before = observation.settings, observation.memory

@@ -11,10 +11,17 @@ import numpy as np
 
 from windtunnel.engines.packets import At, Flow, Link, Queue, Simulation
 from windtunnel.engines.packets.layout import SECOND
-from windtunnel.network.mobilerate.outcome import Outcome, World, outcome
-from windtunnel.network.mobilerate.policy import POLICIES, Ack, Decision, Memory, Observation, Settings
+from windtunnel.network.mobilerate.outcome import MobileResult, MobileWorld, outcome
+from windtunnel.network.mobilerate.policy import (
+    POLICIES,
+    Ack,
+    Decision,
+    Observation,
+    RateHistory,
+    RateSettings,
+)
 from windtunnel.network.mobilerate.twin import link
-from windtunnel.network.mobilerate.twin.sprout import Forecast
+from windtunnel.network.mobilerate.twin.sprout import SproutForecast
 from windtunnel.traces.bandwidth import MTU, BandwidthTrace
 
 SENDERS = ("reno", "cubic", "vegas", "bbr")
@@ -22,7 +29,7 @@ ARMS = (*POLICIES, *SENDERS, "sprout", "oracle")
 FAST = 1.25e9
 """Bytes/s of the links beside the trace's."""
 LEAST_RTO = 0.2
-KNOWN, USUAL = Settings(), World()
+KNOWN, USUAL = RateSettings(), MobileWorld()
 
 
 def emulate(
@@ -31,9 +38,9 @@ def emulate(
     seconds: float,
     seed: int = 0,
     *,
-    world: World = USUAL,
-    settings: Settings = KNOWN,
-) -> Outcome:
+    world: MobileWorld = USUAL,
+    settings: RateSettings = KNOWN,
+) -> MobileResult:
     """One sender for ``seconds``; ``seed``: of losses. Delays are those of the link's queue, of packets that
     have passed it.
 
@@ -60,13 +67,13 @@ def emulate(
 
 
 def _steer(
-    simulation: Simulation, own: link.Words, trace: BandwidthTrace, arm: str, seconds: float, world: World,
-    settings: Settings,
+    simulation: Simulation, own: link.Words, trace: BandwidthTrace, arm: str, seconds: float,
+    world: MobileWorld, settings: RateSettings,
 ) -> None:  # fmt: skip
     """Run it, and give the sender its pace, and how many packets may go in all, every interval."""
     delta, decide, before = settings.delta, POLICIES.get(arm), 0
     half = world.delay / 2 + 1e-5  # the last of several that go at once is there a little later
-    memory, forecast = Memory(), Forecast(world.delay) if arm == "sprout" else None
+    memory, forecast = RateHistory(), SproutForecast(world.delay) if arm == "sprout" else None
     ahead = trace.within(seconds + world.delay)
     ahead = ahead[np.searchsorted(ahead, half) :]  # whatever goes is there half a round trip later
     for turn in range(round(seconds / delta)):

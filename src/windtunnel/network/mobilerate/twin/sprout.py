@@ -21,7 +21,7 @@ BUSY = 0.005
 """Seconds that the last packet waited, from which the link was busy."""
 
 
-class Forecast:
+class SproutForecast:
     """``delay``: seconds of a round trip when nothing waits."""
 
     def __init__(self, delay: float) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from windtunnel.linux.network import INTERFACE
 from windtunnel.network.multicast.live.racks import LARGEST, Message, address
 from windtunnel.network.multicast.policy import decide
-from windtunnel.network.multicast.policy.repair import GIVE_UP, MOST, WAIT, Lacking
+from windtunnel.network.multicast.policy.repair import GIVE_UP, MOST, WAIT, MissingPackets
 from windtunnel.store.eventlog import EventLog
 
 HEAD = struct.Struct("!4sQBI")
@@ -65,13 +65,13 @@ def serve(rack: int, control: socket.socket, parts: Mapping[str, Callable[[Messa
                 if device not in sockets:
                     sockets[device] = port(device, message["rate"])
             try:
-                response = Take(rack, control, sockets, message).run()
+                response = RackTransfer(rack, control, sockets, message).run()
             except OSError as error:
                 response = {"op": "failed", "why": f"rack {rack}: {error}"}
             control.send(json.dumps(response).encode())
 
 
-class Take:
+class RackTransfer:
     """One multicast at one rack. Raises OSError: it has no room for the data (here, and `run`)."""
 
     def __init__(
@@ -215,7 +215,7 @@ class Take:
         """What the policy says about what is lacking, now."""
         rest = range(self._next, min(self._count, self._next + MOST))
         missing = tuple(sorted(self._missing)[:MOST] or rest)
-        lacking = Lacking(
+        lacking = MissingPackets(
             self._spec["source"], self._rules["feeder"], self._rules["hop"], missing, bool(self._missing),
             time.monotonic() - self._since, self._asked, PATIENCE, tuple(self._rules["gone"]),
         )  # fmt: skip

@@ -17,14 +17,14 @@ from typing import Any
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.network.multicast.live.racks import Message, Racks
-from windtunnel.network.multicast.policy import Fabric, Request, Rounds, decide, rules
+from windtunnel.network.multicast.policy import MulticastRequest, Rounds, SplitterFabric, decide, rules
 from windtunnel.store.eventlog import EventLog
 
 _ENDED = "rack {}: its process has ended"
 
 
 @dataclass
-class Sent:
+class MulticastReport:
     """``seconds``: until the last rack had all; ``racks``: what each that has it has counted; ``lost``: the
     others, and why."""
 
@@ -40,7 +40,7 @@ class Sent:
 def send(
     racks: Racks, file: Path, source: int = 0, *, out: Path | None = None, loss: float = 0.0, seed: int = 0,
     log: Path | None = None, deadline: float = 600.0,
-) -> Sent:  # fmt: skip
+) -> MulticastReport:  # fmt: skip
     """Send ``file`` from a rack to all others, into ``out``/rack-N where one is given, else into memory.
 
     Raises:
@@ -63,7 +63,7 @@ def send(
     }  # fmt: skip
     for rack, own in _rules(racks, rounds).items():
         racks.tell(rack, message | own)
-    sent, ready, began, last = Sent(size), set[int](), 0.0, time.monotonic() + deadline
+    sent, ready, began, last = MulticastReport(size), set[int](), 0.0, time.monotonic() + deadline
     waiting = select.poll()
     for rack, control in enumerate(racks.controls):
         if rack not in racks.lost:
@@ -114,7 +114,9 @@ def send(
 def _planned(racks: Racks, source: int, events: EventLog | None) -> Rounds:
     gone = sorted(racks.lost)
     members = tuple(rack for rack in range(racks.shuffle.racks) if rack not in (source, *gone))
-    fabric = Fabric(racks.shuffle.p, racks.shuffle.k, (Request(source, members),), tuple(gone))
+    fabric = SplitterFabric(
+        racks.shuffle.p, racks.shuffle.k, (MulticastRequest(source, members),), tuple(gone)
+    )
     try:
         rounds = decide(fabric)
     except UserError as error:

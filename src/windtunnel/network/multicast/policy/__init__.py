@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import overload
 
 from windtunnel.base.errors import UserError
-from windtunnel.network.multicast.policy.repair import Lacking, Repair, repair
+from windtunnel.network.multicast.policy.repair import MissingPackets, RepairDecision, repair
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 
 
 @dataclass(frozen=True)
-class Request:
+class MulticastRequest:
     """``nbytes`` from the rack ``source`` to the racks ``members``."""
 
     source: int
@@ -38,23 +38,23 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class SplitterFabric:
     """A fabric with splitters of ``p`` outputs and ``k`` columns, what is to be sent, and what has failed:
     transmitters (of a rack) and fibres (from one rack's splitter to another rack)."""
 
     p: int
     k: int
-    requests: tuple[Request, ...]
+    requests: tuple[MulticastRequest, ...]
     failed_transmitters: tuple[int, ...] = ()
     failed_fibres: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
-class Tree:
+class RelayTree:
     """``heard``: (rack, the rack that it listens to, hop) of all racks that take the data, in order of the
     hops, those that only relay included. ``transmitters``: the racks that send, the source first."""
 
-    request: Request
+    request: MulticastRequest
     transmitters: tuple[int, ...]
     heard: tuple[tuple[int, int, int], ...]
 
@@ -64,7 +64,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RelayRule:
     """What a rack does with the data of a source: listen to ``feeder`` (-1: it is the source), deliver it to
     its own hosts, send it on."""
 
@@ -78,17 +78,17 @@ class Rule:
 class Rounds:
     """Trees by rounds: those of a round go at once."""
 
-    rounds: tuple[tuple[Tree, ...], ...]
+    rounds: tuple[tuple[RelayTree, ...], ...]
 
 
-Observation = Fabric | Lacking
-Decision = Rounds | Repair
+Observation = SplitterFabric | MissingPackets
+Decision = Rounds | RepairDecision
 
 
 @overload
-def decide(observation: Fabric) -> Rounds: ...
+def decide(observation: SplitterFabric) -> Rounds: ...
 @overload
-def decide(observation: Lacking) -> Repair: ...
+def decide(observation: MissingPackets) -> RepairDecision: ...
 def decide(observation: Observation) -> Decision:
     """Trees for all requests, in as few rounds as taking each request as early as it fits gives; of a rack
     that lacks packets, whom it asks for them.
@@ -96,16 +96,16 @@ def decide(observation: Observation) -> Decision:
     Raises:
         UserError: a rack that there is not, a source whose transmitter has failed, or a rack that is cut off.
     """
-    if isinstance(observation, Lacking):
+    if isinstance(observation, MissingPackets):
         return repair(observation)
     shuffle, waiting = Shuffle(observation.p, observation.k), list(observation.requests)
     for request in waiting:
         _check(request, shuffle, observation)
-    rounds: list[tuple[Tree, ...]] = []
+    rounds: list[tuple[RelayTree, ...]] = []
     load: Counter[int] = Counter()
     while waiting:
         first = waiting.pop(0)
-        trees: tuple[Tree, ...] = (_tree(first, shuffle, observation, frozenset(), load),)
+        trees: tuple[RelayTree, ...] = (_tree(first, shuffle, observation, frozenset(), load),)
         for request in list(waiting):
             if len(trees) == observation.p:
                 break
@@ -121,11 +121,11 @@ def decide(observation: Observation) -> Decision:
 
 def one_at_a_time(observation: Observation) -> Decision:
     """The baseline: a round for each request."""
-    if isinstance(observation, Lacking):
+    if isinstance(observation, MissingPackets):
         return repair(observation)
     alone = (
         decide(
-            Fabric(
+            SplitterFabric(
                 observation.p,
                 observation.k,
                 (request,),
@@ -141,37 +141,37 @@ def one_at_a_time(observation: Observation) -> Decision:
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"packed": decide, "serial": one_at_a_time}
 
 
-def static_trees(p: int, k: int, failed_transmitters: tuple[int, ...] = ()) -> list[Tree]:
+def static_trees(p: int, k: int, failed_transmitters: tuple[int, ...] = ()) -> list[RelayTree]:
     """The tree of every source to all racks, with relays balanced over all of them: what racks are set up
     with once, whatever groups there will be. Sources whose transmitter has failed have none."""
     shuffle, load = Shuffle(p, k), Counter[int]()
     trees = []
     for source in sorted(set(range(shuffle.racks)) - set(failed_transmitters)):
         others = tuple(rack for rack in range(shuffle.racks) if rack != source)
-        fabric = Fabric(p, k, (), failed_transmitters)
-        trees.append(_tree(Request(source, others), shuffle, fabric, frozenset(), load))
+        fabric = SplitterFabric(p, k, (), failed_transmitters)
+        trees.append(_tree(MulticastRequest(source, others), shuffle, fabric, frozenset(), load))
         load.update(trees[-1].transmitters)
     return trees
 
 
-def rules(trees: Iterable[Tree]) -> dict[int, list[Rule]]:
+def rules(trees: Iterable[RelayTree]) -> dict[int, list[RelayRule]]:
     """What each rack is told, a rule for each source: no more than there are racks, however many groups."""
-    by_rack: dict[int, list[Rule]] = {}
+    by_rack: dict[int, list[RelayRule]] = {}
     for tree in trees:
         source, members, sends = tree.request.source, set(tree.request.members), set(tree.transmitters)
-        by_rack.setdefault(source, []).append(Rule(source, -1, False, True))
+        by_rack.setdefault(source, []).append(RelayRule(source, -1, False, True))
         for rack, feeder, _ in tree.heard:
-            by_rack.setdefault(rack, []).append(Rule(source, feeder, rack in members, rack in sends))
+            by_rack.setdefault(rack, []).append(RelayRule(source, feeder, rack in members, rack in sends))
     return by_rack
 
 
-def disjoint(trees: Sequence[Tree]) -> bool:
+def disjoint(trees: Sequence[RelayTree]) -> bool:
     """Whether no transmitter is in two trees; a rack has a receive port for each rack that feeds it, so that
     nothing else can meet."""
     return max(Counter(rack for tree in trees for rack in tree.transmitters).values(), default=0) <= 1
 
 
-def _check(request: Request, shuffle: Shuffle, fabric: Fabric) -> None:
+def _check(request: MulticastRequest, shuffle: Shuffle, fabric: SplitterFabric) -> None:
     for rack in (request.source, *request.members):
         if not 0 <= rack < shuffle.racks:
             raise UserError(f"requests: rack {rack} is not one of 0 to {shuffle.racks - 1}")
@@ -182,8 +182,8 @@ def _check(request: Request, shuffle: Shuffle, fabric: Fabric) -> None:
 
 
 def _together(
-    requests: list[Request], shuffle: Shuffle, fabric: Fabric, load: Counter[int]
-) -> tuple[Tree, ...] | None:
+    requests: list[MulticastRequest], shuffle: Shuffle, fabric: SplitterFabric, load: Counter[int]
+) -> tuple[RelayTree, ...] | None:
     """Trees of all requests that leave each other's transmitters alone, one after the other; None where the
     last of them finds no way left."""
     taken = frozenset(request.source for request in requests)
@@ -200,8 +200,12 @@ def _together(
 
 
 def _tree(
-    request: Request, shuffle: Shuffle, fabric: Fabric, taken: frozenset[int], load: Counter[int]
-) -> Tree:
+    request: MulticastRequest,
+    shuffle: Shuffle,
+    fabric: SplitterFabric,
+    taken: frozenset[int],
+    load: Counter[int],
+) -> RelayTree:
     """Hop by hop from the source, each group as soon as one of its racks has the data; then without what no
     member needs. Transmitters in ``taken`` are not used."""
     broken, cut = taken | set(fabric.failed_transmitters), set(fabric.failed_fibres)
@@ -237,4 +241,4 @@ def _tree(
             queue.append(feeders[rack][0])
     kept = sorted((feeders[rack][1], rack, feeders[rack][0]) for rack in needed)
     senders = dict.fromkeys([request.source, *(feeder for _, _, feeder in kept)])
-    return Tree(request, tuple(senders), tuple((rack, feeder, at) for at, rack, feeder in kept))
+    return RelayTree(request, tuple(senders), tuple((rack, feeder, at) for at, rack, feeder in kept))

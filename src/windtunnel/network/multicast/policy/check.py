@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from windtunnel.network.multicast.policy import Fabric, Rounds, Tree, disjoint
+from windtunnel.network.multicast.policy import RelayTree, Rounds, SplitterFabric, disjoint
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 
 
-def faults(fabric: Fabric, rounds: Rounds) -> list[str]:
+def faults(fabric: SplitterFabric, rounds: Rounds) -> list[str]:
     """What is wrong, a sentence each: every request has one tree, in which each member takes the data once
     from a rack that has it and feeds it; no transmitter is used twice at once."""
     shuffle, wrongs = Shuffle(fabric.p, fabric.k), []
@@ -23,7 +23,7 @@ def faults(fabric: Fabric, rounds: Rounds) -> list[str]:
     return wrongs
 
 
-def _sent(tree: Tree, shuffle: Shuffle, fabric: Fabric) -> list[str]:
+def _sent(tree: RelayTree, shuffle: Shuffle, fabric: SplitterFabric) -> list[str]:
     has, wrongs = {tree.request.source: 0}, []
     for rack, feeder, hop in tree.heard:
         if rack in has:

@@ -17,7 +17,7 @@ WAIT, GIVE_UP = -1, -2
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingPackets:
     """A rack that lacks ``missing`` (numbers, the lowest `MOST`; ``lost``: later ones have come) of what
     ``source`` sends, and listens to ``feeder`` at ``hop``. ``quiet``: seconds since it knows, or has
     asked; ``asked``: how often since something of it came; ``patience``: seconds that a hop may take;
@@ -35,21 +35,21 @@ class Lacking:
 
 
 @dataclass(frozen=True)
-class Repair:
+class RepairDecision:
     """The rack to ask for ``packets``, or `WAIT`, or `GIVE_UP`."""
 
     ask: int
     packets: tuple[int, ...] = ()
 
 
-def repair(lacking: Lacking) -> Repair:
+def repair(lacking: MissingPackets) -> RepairDecision:
     """Whom to ask for what, now."""
     times = (
         2 ** min(lacking.asked, 3) if lacking.asked else lacking.hop if lacking.lost else lacking.hop * LATE
     )
     if lacking.quiet < lacking.patience * times:
-        return Repair(WAIT)
+        return RepairDecision(WAIT)
     able = [rack for rack in (lacking.feeder, lacking.source) if rack not in lacking.gone]
     if lacking.asked >= TRIES or not able:
-        return Repair(GIVE_UP)
-    return Repair(able[lacking.asked % len(able)], lacking.missing[:MOST])
+        return RepairDecision(GIVE_UP)
+    return RepairDecision(able[lacking.asked % len(able)], lacking.missing[:MOST])

@@ -25,8 +25,8 @@ import numpy as np
 from windtunnel.base.errors import UserError
 from windtunnel.engines import flows
 from windtunnel.engines.packets import Flow, Fork, Link, Queue, Simulation, layout
-from windtunnel.network.multicast.policy import Fabric, Request, Rounds, Tree, decide
-from windtunnel.network.multicast.policy.repair import Lacking
+from windtunnel.network.multicast.policy import MulticastRequest, RelayTree, Rounds, SplitterFabric, decide
+from windtunnel.network.multicast.policy.repair import MissingPackets
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 
 BASELINES = ("unicast", "binomial", "chain", "ip")
@@ -35,7 +35,7 @@ FASTEST = 1e12
 
 
 @dataclass(frozen=True)
-class World:
+class MulticastWorld:
     """``rate``: bytes/s of every port; ``hop``: seconds to the next rack; ``packet``: bytes; ``loss``: of
     packets at each receive port, in `packets` only."""
 
@@ -46,7 +46,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MulticastResult:
     """``ends``: when all members of each request have it, in seconds; ``sent``: bytes that transmit ports
     sent together; ``repairs``: packets that were sent again, to one rack each."""
 
@@ -59,16 +59,16 @@ class Outcome:
         return max(self.ends, default=0.0)
 
 
-def pipelined(hops: int, world: World) -> float:
+def pipelined(hops: int, world: MulticastWorld) -> float:
     """Seconds by which the last of so many hops is behind the first's sending."""
     return hops * world.hop + max(hops - 1, 0) * world.packet / world.rate
 
 
-def splitters(fabric: Fabric, rounds: Rounds, world: World) -> Outcome:
+def splitters(fabric: SplitterFabric, rounds: Rounds, world: MulticastWorld) -> MulticastResult:
     """All requests over splitters, round after round."""
     racks, engine = Shuffle(fabric.p, fabric.k).racks, flows.World()
     engine.add_links([world.rate] * racks * (1 + racks))
-    ends: dict[Request, float] = {}
+    ends: dict[MulticastRequest, float] = {}
     for trees in rounds.rounds:
         under_way = {}
         for tree in trees:
@@ -79,10 +79,14 @@ def splitters(fabric: Fabric, rounds: Rounds, world: World) -> Outcome:
                 ends[under_way[flow].request] = engine.now + pipelined(under_way[flow].hops, world)
         # the next round's first packet may follow the last one of this
         engine.advance(until=engine.now + world.hop)
-    return Outcome(tuple(ends[request] for request in fabric.requests), float(engine.carried()[:racks].sum()))
+    return MulticastResult(
+        tuple(ends[request] for request in fabric.requests), float(engine.carried()[:racks].sum())
+    )
 
 
-def electrical(requests: Sequence[Request], racks: int, world: World, arm: str) -> Outcome:
+def electrical(
+    requests: Sequence[MulticastRequest], racks: int, world: MulticastWorld, arm: str
+) -> MulticastResult:
     """All requests at once over an electrical network, by one of `BASELINES`.
 
     Raises:
@@ -127,10 +131,10 @@ def electrical(requests: Sequence[Request], racks: int, world: World, arm: str) 
             ends[number] = engine.now + world.hop
             next_of(number, rack)
             next_of(number, to, world.hop)
-    return Outcome(tuple(ends), float(engine.carried()[:racks].sum()))
+    return MulticastResult(tuple(ends), float(engine.carried()[:racks].sum()))
 
 
-def packets(fabric: Fabric, tree: Tree, world: World, seed: int = 0) -> Outcome:
+def packets(fabric: SplitterFabric, tree: RelayTree, world: MulticastWorld, seed: int = 0) -> MulticastResult:
     """One tree, packet by packet.
 
     Raises:
@@ -173,7 +177,7 @@ def packets(fabric: Fabric, tree: Tree, world: World, seed: int = 0) -> Outcome:
             in_vain = turn > 0 and rack in before and tuple(before[rack][1]) == missing
             vain[rack] = vain.get(rack, 0) + 1 if in_vain else 0
             # all else is over: nothing is to be waited for
-            lacking = Lacking(
+            lacking = MissingPackets(
                 tree.request.source, *hop_of[rack], missing, True, np.inf, vain[rack], world.hop
             )
             to = decide(lacking).ask
@@ -185,7 +189,7 @@ def packets(fabric: Fabric, tree: Tree, world: World, seed: int = 0) -> Outcome:
             repairs += len(missing)
         turn += 1
         seconds += world.hop * bool(ways)  # what it takes to ask
-    return Outcome((seconds,), float(sent), repairs)
+    return MulticastResult((seconds,), float(sent), repairs)
 
 
 def split_loss(p: int, excess_db: float) -> float:
@@ -193,7 +197,7 @@ def split_loss(p: int, excess_db: float) -> float:
     return 10 * log10(p) + excess_db
 
 
-def cost(observation: Fabric | Lacking, decision: object) -> dict[str, float]:
+def cost(observation: SplitterFabric | MissingPackets, decision: object) -> dict[str, float]:
     """What a decision takes: rounds, transmissions of all trees, hops of the longest; packets asked for."""
     if isinstance(decision, Rounds):
         trees = [tree for trees in decision.rounds for tree in trees]

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.network.multicast.policy import Fabric, Request, Rounds, decide
+from windtunnel.network.multicast.policy import MulticastRequest, Rounds, SplitterFabric, decide
 from windtunnel.network.multicast.policy.shuffle import shuffle_of
-from windtunnel.network.multicast.twin import World, pipelined
+from windtunnel.network.multicast.twin import MulticastWorld, pipelined
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
 
 
@@ -33,12 +33,14 @@ def alternative(cluster: Cluster) -> Alternative:
     nic, nics, devices = host.nic_bandwidth * host.nic.efficiency, host.nics, host.devices
     nics, devices = nics * host.intra_hosts, devices * host.intra_hosts
     line = nic * min(plan.planes, nics)
-    world = World(rate=line, hop=cluster.topology.hop_latency)
+    world = MulticastWorld(rate=line, hop=cluster.topology.hop_latency)
 
     @lru_cache(maxsize=256)
     def trees(sources: tuple[int, ...], members: tuple[int, ...]) -> Rounds:
-        requests = (Request(source, tuple(rack for rack in members if rack != source)) for source in sources)
-        return decide(Fabric(shuffle.p, shuffle.k, tuple(requests)))
+        requests = (
+            MulticastRequest(source, tuple(rack for rack in members if rack != source)) for source in sources
+        )
+        return decide(SplitterFabric(shuffle.p, shuffle.k, tuple(requests)))
 
     def seconds(call: Collective, group: Group) -> float | None:
         if call.kind not in ("broadcast", "all_gather"):

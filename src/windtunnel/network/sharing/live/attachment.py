@@ -48,7 +48,7 @@ class Attachment:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TenantStatus:
     """An entity as it stands. Rates are bytes/s (``rate`` None: not held back), the rest is bytes since it
     was attached; ``gap``: how far it is ahead of its rate."""
 
@@ -157,7 +157,7 @@ def set_spec(device: str, spec: Spec) -> Attachment:
     return attached
 
 
-def shown(attachment: Attachment) -> list[Shown]:
+def shown(attachment: Attachment) -> list[TenantStatus]:
     """Every entity of an attachment, first the others."""
     allowed, states, names = (native.read(attachment.maps, name) for name in ("allowed", "states", "names"))
     until = int(native.read(attachment.maps, "common")["until"][0])
@@ -166,7 +166,7 @@ def shown(attachment: Attachment) -> list[Shown]:
     for may, state, row in zip(allowed, states, names, strict=True):
         free = not may["rate"]
         rows.append(
-            Shown(
+            TenantStatus(
                 row["name"].decode(), None if free else rate_of(int(may["rate"])),
                 rate_of(int(may["lent"])) if lends and not free else None, int(may["limit"]),
                 None if may["mark"] == NEVER else int(may["mark"]), int(state["gap"]) >> 20,

@@ -19,8 +19,8 @@ from windtunnel.linux import LinuxError
 from windtunnel.linux.system import locked
 from windtunnel.network.sharing.live import native
 from windtunnel.network.sharing.live.attachment import TURN, Attachment
-from windtunnel.network.sharing.policy import POLICIES, Decision, Entity, Observation
-from windtunnel.network.sharing.policy.meter import PERIOD, WINDOW, Meter
+from windtunnel.network.sharing.policy import POLICIES, Decision, Observation, SharingTenant
+from windtunnel.network.sharing.policy.meter import PERIOD, WINDOW, RateMeter
 from windtunnel.network.sharing.policy.units import rate_units
 from windtunnel.store.eventlog import EventLog
 
@@ -31,14 +31,14 @@ TOLD = 0.02
 CAPABILITY = "network.sharing"
 
 
-def looked(attachment: Attachment, meter: Meter, now: float) -> Observation:
+def looked(attachment: Attachment, meter: RateMeter, now: float) -> Observation:
     """What the kernel has counted by ``now``, without others where nothing holds them back."""
     states, names = native.read(attachment.maps, "states"), native.read(attachment.maps, "names")
     line = float(native.read(attachment.maps, "common")["line"][0])
     held = names["weight"] > 0
     rates = [None if math.isnan(rate) else float(rate) for rate in names["rate"][held]]
     entities = [
-        Entity(row["name"].decode(), float(row["weight"]), rate)
+        SharingTenant(row["name"].decode(), float(row["weight"]), rate)
         for row, rate in zip(names[held], rates, strict=True)
     ]
     states = states[held]
@@ -57,7 +57,7 @@ def lend(
         LinuxError: the interface is gone, or the kernel refused.
         LogFailed: the log cannot be written.
     """
-    decide, meter, stop = POLICIES[policy], Meter(), stop or threading.Event()
+    decide, meter, stop = POLICIES[policy], RateMeter(), stop or threading.Event()
     events = EventLog(log) if log is not None else None
     decision: Decision | None = None
     try:

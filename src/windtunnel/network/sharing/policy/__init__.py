@@ -27,7 +27,7 @@ IDLE = 0.01
 
 
 @dataclass(frozen=True)
-class Entity:
+class SharingTenant:
     """``rate``: bytes/s that it is promised, None: by ``weight``. ``offered``: bytes/s that it has sent since
     the last decision, dropped ones among them. ``held``: seconds since it was last dropped or marked; None:
     not in the time that was looked at."""
@@ -44,7 +44,7 @@ class Observation:
     """``line``: bytes/s."""
 
     line: float
-    entities: tuple[Entity, ...]
+    entities: tuple[SharingTenant, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def decide(observation: Observation) -> Decision:
     return Decision(own, tuple(max(pair) for pair in zip(own, given, strict=True)))
 
 
-def _demand(entity: Entity, own: float) -> float:
+def _demand(entity: SharingTenant, own: float) -> float:
     if entity.offered <= IDLE * own:
         return 0.0
     held = entity.held is not None and entity.held < HELD and entity.offered > own / 4

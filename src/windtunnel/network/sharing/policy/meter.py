@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.network.sharing.policy import HELD, Entity, Observation
+from windtunnel.network.sharing.policy import HELD, Observation, SharingTenant
 
 Counts = NDArray[Any]
 PERIOD = 0.005
@@ -18,7 +18,7 @@ WINDOW = 4
 """Turns over which what an entity sends is measured: at 5 ms, 20 ms."""
 
 
-class Meter:
+class RateMeter:
     """Remembers the counts of a few turns. All arrays have a figure for each entity, in one order."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Meter:
         self._held: dict[int, float] = {}
 
     def look(
-        self, now: float, line: float, entities: Sequence[Entity], offered: Counts, trouble: Counts
+        self, now: float, line: float, entities: Sequence[SharingTenant], offered: Counts, trouble: Counts
     ) -> Observation:
         """``now``: seconds of a clock that does not go back. ``entities``: names, weights and promised rates.
         ``offered``: bytes that ever came; ``trouble``: bytes of them that were dropped or marked."""
@@ -38,7 +38,7 @@ class Meter:
         return Observation(
             line,
             tuple(
-                Entity(entity.name, entity.weight, entity.rate, float(rate), self._since(place, now))
+                SharingTenant(entity.name, entity.weight, entity.rate, float(rate), self._since(place, now))
                 for place, (entity, rate) in enumerate(zip(entities, rates, strict=True))
             ),
         )

@@ -22,7 +22,7 @@ from windtunnel.network.torus.policy.reroute import SLACK, Flags, around, shorte
 from windtunnel.network.torus.policy.shape import (
     Ints,
     Links,
-    Routes,
+    PairRoutes,
     check_sides,
     dimension_order,
     failure_bound,
@@ -55,7 +55,7 @@ class Decision:
     that leaves the others alone; ``paper_backup_bound``: the paper's, None where it says nothing.
     """
 
-    routes: Routes
+    routes: PairRoutes
     wavelengths: Links
     method: str
     count: int
@@ -91,7 +91,7 @@ def first_fit(observation: Observation) -> Decision:
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"rwa": decide, "first-fit": first_fit}
 
 
-def _assigned(sides: tuple[int, ...], routes: Routes, method: str) -> tuple[Links, str]:
+def _assigned(sides: tuple[int, ...], routes: PairRoutes, method: str) -> tuple[Links, str]:
     alike = len(set(sides)) == 1
     fits = {
         "closed-form": alike and sides[0] <= 3, "recursion": alike and sides[0] == 3,
@@ -220,7 +220,7 @@ def _reached(begins: Ints, ends: Ints, root: int, nodes: int) -> Flags:
     return reached
 
 
-def _joined(routes: Routes, left: Ints, keep: Flags, which: Ints, ways: Links, hops: Ints) -> Routes:
+def _joined(routes: PairRoutes, left: Ints, keep: Flags, which: Ints, ways: Links, hops: Ints) -> PairRoutes:
     """``routes`` of the pairs ``left``: the old one of those to ``keep``, ``ways`` of those in ``which``."""
     pair = routes.pair_of_hop()
     stays = keep[pair]
@@ -228,7 +228,7 @@ def _joined(routes: Routes, left: Ints, keep: Flags, which: Ints, ways: Links, h
     links = np.concatenate((routes.links[stays], ways[np.arange(ways.shape[1]) < hops[:, None]]))
     lengths = np.bincount(owner, minlength=len(keep))[left]
     starts = np.concatenate(([0], np.cumsum(lengths)))
-    return Routes(
+    return PairRoutes(
         routes.sources[left], routes.destinations[left], starts, links[np.argsort(owner, kind="stable")]
     )
 

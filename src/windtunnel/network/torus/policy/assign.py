@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
-from windtunnel.network.torus.policy.shape import Ints, Links, Routes, lower_bound, nodes_of, places
+from windtunnel.network.torus.policy.shape import Ints, Links, PairRoutes, lower_bound, nodes_of, places
 
 Occupied = NDArray[np.uint64]
 """Wavelengths in use, a bit each; shape (links, words)."""
 
 
-def closed_form(sides: Sequence[int], routes: Routes) -> Links:
+def closed_form(sides: Sequence[int], routes: PairRoutes) -> Links:
     """Wavelengths on a torus all of whose sides are 3, or all 2."""
     (side,) = set(sides)
     x = (places(sides)[routes.sources] + places(sides)[routes.destinations]).astype(np.int32)
@@ -38,7 +38,7 @@ def closed_form(sides: Sequence[int], routes: Routes) -> Links:
     return wavelengths
 
 
-def recursion(sides: Sequence[int], routes: Routes) -> Links:
+def recursion(sides: Sequence[int], routes: PairRoutes) -> Links:
     """Wavelengths on 3^n by the paper's recursion."""
     table = np.zeros((3, 3), dtype=np.int32)  # of one dimension: a wavelength for all
     layer = np.arange(3)
@@ -57,7 +57,7 @@ def recursion(sides: Sequence[int], routes: Routes) -> Links:
     return table[routes.sources, routes.destinations].astype(np.int32)
 
 
-def gar_order(nodes: int, routes: Routes) -> Ints:
+def gar_order(nodes: int, routes: PairRoutes) -> Ints:
     """The pairs of a ring in the order of GAR: those that go up by node, those that go down from the last
     node, the longest of each node first."""
     down = routes.links[routes.starts[:-1]] % 2
@@ -65,11 +65,11 @@ def gar_order(nodes: int, routes: Routes) -> Ints:
     return np.lexsort((-routes.lengths, node, down))
 
 
-def longest_first(routes: Routes) -> Ints:
+def longest_first(routes: PairRoutes) -> Ints:
     return np.argsort(-routes.lengths, kind="stable")
 
 
-def first_fit(sides: Sequence[int], routes: Routes, order: Ints) -> Links:
+def first_fit(sides: Sequence[int], routes: PairRoutes, order: Ints) -> Links:
     """The lowest wavelength that is free on all links of its route, for each pair in ``order``."""
     words = -(-2 * lower_bound(sides) // 64)
     while True:
@@ -106,7 +106,7 @@ def fill(order: Ints, starts: Ints, links: Links, occupied: Occupied, wavelength
 
 
 def occupancy(
-    links: int, words: int, routes: Routes, wavelengths: Links, keep: NDArray[np.bool_]
+    links: int, words: int, routes: PairRoutes, wavelengths: Links, keep: NDArray[np.bool_]
 ) -> Occupied:
     """What the pairs in ``keep`` use."""
     occupied = np.zeros((links, words), dtype=np.uint64)

@@ -26,7 +26,7 @@ MOST_HOPS = 60_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Routes:
+class PairRoutes:
     """Ordered pairs and the directed links that each of them takes.
 
     ``sources``, ``destinations``: nodes; shape (pairs,). The links of pair i are ``links[starts[i] :
@@ -103,7 +103,7 @@ def link_between(sides: Sequence[int], tail: int, head: int) -> int | None:
     return int(tail * degree + matches[0]) if len(matches) else None
 
 
-def dimension_order(sides: Sequence[int]) -> Routes:
+def dimension_order(sides: Sequence[int]) -> PairRoutes:
     """The route of every ordered pair: one dimension after the other, each the shorter way round.
 
     Half of the way round an even side goes up or down by the parity of where the path enters the dimension
@@ -137,7 +137,7 @@ def dimension_order(sides: Sequence[int]) -> Routes:
             links[offset[walking] + step] = node * (2 * n) + 2 * axis + (sign[walking] < 0)
         at += (end[axis] - begin[axis]).astype(np.int64) * stride
         offset += hops[axis]
-    return Routes(sources.astype(np.int32), destinations.astype(np.int32), starts, links)
+    return PairRoutes(sources.astype(np.int32), destinations.astype(np.int32), starts, links)
 
 
 def lower_bound(sides: Sequence[int]) -> int:
