@@ -27,7 +27,7 @@ NOWHERE = Path("nowhere.csv")
             {"failed": "--fail"},
         ),
         (
-            lambda: multicast.plan(8, 2, [0], 1e9, multicast.World(), ["3-3"]),
+            lambda: multicast.plan(8, 2, [0], 1e9, multicast.MulticastWorld(), ["3-3"]),
             "network multicast plan --racks 8 --fail 3-3",
             {"failed": "--fail"},
         ),
