@@ -23,7 +23,8 @@ FILES = (
      ("ClusterSpec", "HostSchema", "DeviceSpec", "LinkSpec", "TopologySpec", "MulticastSpec")),
     ("Sweep file", "sweep.md", "windtunnel.training.emulate.sweep.spec", ("SweepSpec",)),
     ("Session of ingestion", "ingest.md", "windtunnel.data.ingest.model", ("IngestSession", "Transform")),
-    ("Bandwidth shares", "sharing.md", "windtunnel.network.sharing.spec", ("Spec", "TenantShare", "TrafficShare")),
+    ("Bandwidth shares", "sharing.md", "windtunnel.network.sharing.spec",
+     ("Spec", "TenantShare", "TrafficShare")),
     ("Senders of a host", "hostrate.md", "windtunnel.network.hostrate.spec", ("Spec", "TenantWeight")),
     ("Jobs of tasks", "dag.md", "windtunnel.network.dag.spec",
      ("GraphSpec", "GraphJobSpec", "TaskSpec", "Resource")),
@@ -40,7 +41,7 @@ SUMMARY = (
     ("windtunnel.training.emulate.summary",
      ("Summary", "Command", "ClusterFacts", "RankFacts", "CollectiveFacts", "OperatorFacts", "PeriodFacts",
       "StepFacts", "VerdictFacts", "BaselineFacts", "ReplayFacts", "ConfidentialFacts")),
-    ("windtunnel.training.emulate.twin.findings", ("Wait",)),
+    ("windtunnel.training.emulate.twin.findings", ("RankWait",)),
     ("windtunnel.training.emulate.twin.memory.profile", ("OutOfMemory", "ScopeBytes")),
     ("windtunnel.training.emulate.summary", ("HybridFacts", "LiveFacts")),
 )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.harness.measure import conditions, quantile
 from benchmarks.harness.rows import Row, figure
 from windtunnel.engines.flows import World
-from windtunnel.engines.packets import Flow, Link, Queue, Simulation
+from windtunnel.engines.packets import Flow, PacketLink, Queue, Simulation
 
 HOSTS, LEAVES, SPINES, RATE = 1024, 32, 16, 12.5e9
 Transfer = tuple[float, list[int]]
@@ -88,7 +88,7 @@ def packets_rows(quick: bool) -> Iterator[Row]:
                 alone.append(delay * len(way) + 1500 / rate * (len(way) - 1))
                 world.start(size, way, after=float(start))
                 sent.append(Flow(way, back, sender, size, start, ecn=sender == "dctcp"))
-            packets = Simulation([Link(one, delay, queue) for one in rates], sent)
+            packets = Simulation([PacketLink(one, delay, queue) for one in rates], sent)
             packets.run(float(starts[-1]) + 10.0)  # a first packet that is lost waits for a second, then two
             ended, ends = world.run()
             fluid = np.empty(len(sizes))

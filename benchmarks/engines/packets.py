@@ -12,14 +12,14 @@ from statistics import median
 
 from benchmarks.harness.measure import conditions
 from benchmarks.harness.rows import Row, figure
-from windtunnel.engines.packets.network import Flow, Link, Queue
+from windtunnel.engines.packets.network import Flow, PacketLink, Queue
 from windtunnel.engines.packets.simulation import Simulation
 
 SECONDS = 1.0
 
 
 def dumbbell(flows: int) -> Simulation:
-    links = [Link(1.25e9, 50e-6, Queue(packets=1000)), Link(1.25e9, 50e-6)]
+    links = [PacketLink(1.25e9, 50e-6, Queue(packets=1000)), PacketLink(1.25e9, 50e-6)]
     return Simulation(links, [Flow([0], [1], "reno", start=index * 1e-6) for index in range(flows)])
 
 

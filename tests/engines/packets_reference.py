@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from windtunnel.engines.packets import At, Flow, Fork, Link
+from windtunnel.engines.packets import At, Flow, Fork, PacketLink
 from windtunnel.engines.packets.layout import (
     ACKED,
     CONSUME,
@@ -70,7 +70,7 @@ class Band:
 class Wire:
     """A link with its queue."""
 
-    def __init__(self, world: World, index: int, link: Link, seed: int) -> None:
+    def __init__(self, world: World, index: int, link: PacketLink, seed: int) -> None:
         self.world, self.index, self.spec = world, index, link
         self.per_byte, self.delay = SECOND / link.rate, round(link.delay * SECOND)
         count = {"fifo": 1, "codel": 1}.get(link.queue.kind, link.queue.bands)
@@ -551,7 +551,7 @@ class World:
     (verdict, packets to send); they set ``wakes[their number]``."""
 
     def __init__(
-        self, links: Sequence[Link], flows: Sequence[Flow], seed: int = 0,
+        self, links: Sequence[PacketLink], flows: Sequence[Flow], seed: int = 0,
         gates: dict[int, Callable] | None = None, nodes: Sequence[Callable] = (),
     ) -> None:  # fmt: skip
         self.now = self.orders = self.numbers = 0

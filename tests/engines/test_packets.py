@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numba import carray
 
 from engines.packets_reference import Packet, World
-from windtunnel.engines.packets import At, Flow, Fork, Link, Queue, Simulation, gate, layout, node
+from windtunnel.engines.packets import At, Flow, Fork, PacketLink, Queue, Simulation, gate, layout, node
 
 FLOW_FIELDS = (
     "next", "una", "received", "cwnd", "sent", "resent", "copies", "delivered", "consumed", "dropped",
@@ -49,7 +49,7 @@ def conserved(engine: Simulation) -> None:
     assert np.all(links["offered"] >= gone)
 
 
-def scenario(seed: int) -> tuple[list[Link], list[Flow], np.random.Generator]:
+def scenario(seed: int) -> tuple[list[PacketLink], list[Flow], np.random.Generator]:
     """Some links with queues that overflow, and flows of all kinds on any way through them."""
     rng = np.random.default_rng(seed)
 
@@ -63,7 +63,7 @@ def scenario(seed: int) -> tuple[list[Link], list[Flow], np.random.Generator]:
             mark_at=one(0, 3, 8), bands=int(rng.integers(1, 5)), quantum=one(300, 1514),
             target=one(1e-4, 2e-3), interval=one(1e-3, 1e-2),
         )  # fmt: skip
-        links.append(Link(one(1e6, 3e6, 1.25e7), one(0.0, 1e-4, 2e-3), queue, one(0, 0, 0.02)))
+        links.append(PacketLink(one(1e6, 3e6, 1.25e7), one(0.0, 1e-4, 2e-3), queue, one(0, 0, 0.02)))
 
     def places() -> list[Any]:
         return rng.integers(0, len(links), rng.integers(1, 4)).tolist()
@@ -172,7 +172,7 @@ def test_meters_share_a_link_between_senders_that_do_not() -> None:
     """Eight Reno flows beside UDP at 80 % of the line: in a FIFO they get what it leaves."""
     shares = {}
     for gated in (False, True):
-        links = [Link(1.25e6, 1e-3, Queue(packets=100)), Link(1.25e6, 1e-3)]
+        links = [PacketLink(1.25e6, 1e-3, Queue(packets=100)), PacketLink(1.25e6, 1e-3)]
         flows = [Flow([0], (), "udp", rate=1e6), *[Flow([0], [1], "reno", tag=1) for _ in range(8)]]
         engine = Simulation(links, flows)
         if gated:
@@ -218,7 +218,7 @@ def switch(now, port, packet, state, outbox, reply):
 
 
 def test_a_node_consumes_forwards_sends_and_wakes() -> None:
-    links = [Link(1e7, 1e-4) for _ in range(WORKERS)] + [Link(1e7, 1e-5), Link(1e6, 1e-5)]
+    links = [PacketLink(1e7, 1e-4) for _ in range(WORKERS)] + [PacketLink(1e7, 1e-5), PacketLink(1e6, 1e-5)]
     out: Any = [3, Fork([[4], [4]])]
     flows = [
         Flow([port, At(0, port), 4], (), "udp", size=70 * 500, packet=500, rate=2e6, start=port * 1e-4)
@@ -263,14 +263,16 @@ def test_what_a_node_must_not_do_ends_the_run() -> None:
         carray(reply, 1)[0].count = layout.OUTBOX + 1
         return layout.CONSUME
 
-    engine = Simulation([Link(1e6)], [Flow([0, At(0)], (), "udp", rate=1e5)], nodes=[(flood, np.zeros(1))])
+    engine = Simulation(
+        [PacketLink(1e6)], [Flow([0, At(0)], (), "udp", rate=1e5)], nodes=[(flood, np.zeros(1))]
+    )
     with pytest.raises(RuntimeError, match="too many packets"):
         engine.run(0.1)
 
 
 def dumbbell(queue: Queue, flows: list[Flow], seconds: float, rate: float = 1.25e7) -> Simulation:
     """Flows over one link with ``queue`` (number 0) and one back, of a millisecond each."""
-    engine = Simulation([Link(rate, 1e-3, queue), Link(rate, 1e-3)], flows)
+    engine = Simulation([PacketLink(rate, 1e-3, queue), PacketLink(rate, 1e-3)], flows)
     engine.run(seconds)
     conserved(engine)
     return engine
@@ -317,7 +319,9 @@ def test_marks_keep_dctcp_short_where_reno_fills_the_queue() -> None:
 
 
 def test_caps_hold_and_are_lifted_between_runs() -> None:
-    engine = Simulation([Link(1.25e7, 1e-3), Link(1.25e7, 1e-3)], [Flow([0], [1], "cubic", window=4)])
+    engine = Simulation(
+        [PacketLink(1.25e7, 1e-3), PacketLink(1.25e7, 1e-3)], [Flow([0], [1], "cubic", window=4)]
+    )
     rates, before = [], 0
     for window, rate in ((4.0, None), (None, 1e6), (None, None)):
         engine.set_cap(0, window=window, rate=rate)
@@ -333,7 +337,7 @@ def test_caps_hold_and_are_lifted_between_runs() -> None:
 def test_what_is_foretold_comes() -> None:
     queue = Queue("drr", packets=100)
     flows = [Flow([0], [1], "reno") for _ in range(5)] + [Flow([0], (), "udp", rate=1e6, size=3e6)]
-    engine = Simulation([Link(1.25e7, 1e-3, queue), Link(1.25e7, 1e-3)], flows)
+    engine = Simulation([PacketLink(1.25e7, 1e-3, queue), PacketLink(1.25e7, 1e-3)], flows)
     foretold = engine.foretell(10.0)
     engine.run(10.0)
     assert foretold.packets == pytest.approx(engine.flows["sent"].sum(), rel=0.1)
@@ -341,7 +345,7 @@ def test_what_is_foretold_comes() -> None:
     assert "CPU-s" in str(foretold)
 
 
-GOOD = Link(1e6)
+GOOD = PacketLink(1e6)
 
 
 @pytest.mark.parametrize(
@@ -358,20 +362,24 @@ GOOD = Link(1e6)
         ([GOOD], Flow([0], [0], start=-1.0), "its start is -1.0 s; accepted is 0 up to 50 days"),
         ([GOOD], Flow([0], [0], window=float("nan")), "window is nan"),
         ([GOOD], Flow([0], [0], min_rto=61.0), "min_rto is 61.0; accepted is above 0 up to 60 s"),
-        ([Link(0.0)], Flow([0], [0]), "its rate is 0.0"),
-        ([Link(1e-3)], Flow([0], [0]), "lasts longer than a run can"),
-        ([Link(1e6, loss=1.5)], Flow([0], [0]), "loss is 1.5; accepted is 0 to 1"),
-        ([Link(1e6, queue=Queue("red"))], Flow([0], [0]), "'red' is unknown; accepted are fifo"),
-        ([Link(1e6, queue=Queue("drr", bands=0))], Flow([0], [0]), "bands and quanta must be at least 1"),
+        ([PacketLink(0.0)], Flow([0], [0]), "its rate is 0.0"),
+        ([PacketLink(1e-3)], Flow([0], [0]), "lasts longer than a run can"),
+        ([PacketLink(1e6, loss=1.5)], Flow([0], [0]), "loss is 1.5; accepted is 0 to 1"),
+        ([PacketLink(1e6, queue=Queue("red"))], Flow([0], [0]), "'red' is unknown; accepted are fifo"),
+        (
+            [PacketLink(1e6, queue=Queue("drr", bands=0))],
+            Flow([0], [0]),
+            "bands and quanta must be at least 1",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(links: list[Link], flow: Flow, words: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(links: list[PacketLink], flow: Flow, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         Simulation(links, [flow])
 
 
 def test_times_that_int64_does_not_hold_are_refused_in_mid_run() -> None:
-    engine = Simulation([Link(1e6), Link(1e6)], [Flow([0], [1])])
+    engine = Simulation([PacketLink(1e6), PacketLink(1e6)], [Flow([0], [1])])
     engine.run(1.0)
     with pytest.raises(ValueError, match="link 0: a full queue of it lasts longer than a run can"):
         engine.set_rate(0, 1e-3)

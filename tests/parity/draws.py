@@ -23,12 +23,12 @@ from windtunnel.training.gradsync import policy as gradsync
 from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
-    CollectiveCost,
-    Network,
+    CollectiveFit,
+    GradientTensor,
+    JobNetwork,
     Plan,
     Profile,
     SumTime,
-    Tensor,
 )
 from windtunnel.training.pipelines import policy as pipelines
 from windtunnel.training.pipelines.model import Reconfiguration, Stage, Template, TemplateSet
@@ -228,15 +228,16 @@ def gradsync_drawn() -> Iterator[tuple[str, gradsync.Observation]]:
 def _profile(rng: random.Random) -> Profile:
     hosts, each = rng.choice([(1, 4), (4, 1), (3, 2), (1, 1)])
     tensors = [
-        Tensor(f"p{n}", rng.choice([64, 1 << 16, 1 << 22]), 1e-4) for n in range(rng.choice([1, 3, 5]))
+        GradientTensor(f"p{n}", rng.choice([64, 1 << 16, 1 << 22]), 1e-4)
+        for n in range(rng.choice([1, 3, 5]))
     ]
     for n in range(rng.choice([0, 0, 1])):
         growth = rng.choice([(), (1.5,), (1.5, 2.0, 3.0)])
-        table = Tensor(f"t{n}", 1 << 20, 1e-4, 64, rng.choice([0.0, 0.01, 0.5]), growth)
+        table = GradientTensor(f"t{n}", 1 << 20, 1e-4, 64, rng.choice([0.0, 0.01, 0.5]), growth)
         tensors.insert(rng.randint(0, len(tensors)), table)
     rate, error = 10 ** rng.uniform(8, 11), rng.choice([0.0, 0.1, 0.5])
     calls = [
-        CollectiveCost(scope, kind, 1e-5, (2.0 if scope == "between" else 1.0) / rate, error)
+        CollectiveFit(scope, kind, 1e-5, (2.0 if scope == "between" else 1.0) / rate, error)
         for scope in ("flat", "inside", "between")
         for kind in ("allreduce", "reduce_scatter", "allgather", "alltoall")
     ]
@@ -252,7 +253,7 @@ def _profile(rng: random.Random) -> Profile:
     sums = tuple(
         SumTime(one.name, scheme, rng.random()) for one in tensors if one.width for scheme in ("zen", "dense")
     )
-    network = Network(hosts, each, tuple(calls), rng.choice([(), sums]))
+    network = JobNetwork(hosts, each, tuple(calls), rng.choice([(), sums]))
     return Profile(tuple(tensors), tuple(codecs), network, 1e-3, handing=rng.choice([0.0, 1e-5]))
 
 
@@ -308,7 +309,7 @@ def _asked(
     while True:
         yield policy, seen
         answer = emulate.POLICIES[policy](seen)
-        if isinstance(answer, emulate.Known):
+        if isinstance(answer, emulate.CheckedCells):
             return
         if isinstance(answer, emulate.Capture):
             for rank in answer.ranks:
@@ -318,7 +319,7 @@ def _asked(
                 for rank in (*seen.captured, *answer.ranks)
             }
             calls = tuple(number for number in range(len(classes)))
-            source = emulate.Source("x.py:1", {rank: rank for rank in captured})
+            source = emulate.RankSource("x.py:1", {rank: rank for rank in captured})
             seen = replace(seen, captured=captured, calls=calls, conditions=conditions, sources=(source,))
         else:
             outlines = {

@@ -16,9 +16,9 @@ from windtunnel.serving.branching.policy.predictor import BUCKETS, SPANS
 from windtunnel.serving.engine import policy as admission
 from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.serving.prefixcache.policy.rules import RULES
-from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
+from windtunnel.serving.variants.model import CPU, HostReplicas, Query, ReplicaHost, Variant, VariantCandidate
 from windtunnel.serving.variants.policy.scale import LEGAL, Fleet, Load, Measured, Running
-from windtunnel.serving.variants.policy.select import Asked, Waiting
+from windtunnel.serving.variants.policy.select import VariantQuery, Waiting
 from windtunnel.store.eventlog import EventLog
 
 
@@ -59,7 +59,9 @@ def questions(name: str) -> Iterator[Any]:
                     tuple(rng.choice([0.001, 0.004, 0.02]) for _ in numbers),
                     tuple(rng.randint(1, 90) for _ in numbers), tuple(rng.randint(0, 150) for _ in numbers),
                     tuple(
-                        branching.Candidate(rng.randint(0, 4), unit, rng.randint(1, 9000), rng.randint(1, 30))
+                        branching.BranchCandidate(
+                            rng.randint(0, 4), unit, rng.randint(1, 9000), rng.randint(1, 30)
+                        )
                         for unit in range(1, rng.randint(3, 7))
                     ),
                     rng.randint(-1, 6), TIME, rng.choice([0.8, 1.0, 1.3]),
@@ -95,14 +97,14 @@ def variants_questions() -> Iterator[Any]:
             for one in range(3)
         )  # fmt: skip
         hosts = tuple(
-            Host(
+            ReplicaHost(
                 f"h{one}", rng.choice([CPU, CPU, "gpu"]), 4, rng.choice([1 << 25, 3 << 30, 9 << 30]),
                 rng.choice([0.01, 0.2, 0.9]), rng.choice(["", "", "net"]),
             )
             for one in range(rng.randint(0, 3))
         )  # fmt: skip
         held = tuple(
-            Held(
+            HostReplicas(
                 f"h{one}", rng.choice(["active", "active", "overloaded"]), 1, rng.choice([0.0, 30.0]),
                 rng.choice([0.0, 0.0, 0.3]), 1.0, rng.randint(0, 2),
             )
@@ -112,8 +114,8 @@ def variants_questions() -> Iterator[Any]:
             at, "task", rng.choice([1, 1, 1, 9]), rng.choice([0.0, 0.65, 0.9]),
             rng.choice([0.001, 0.05, 0.3, 7.0, inf]), rng.choice([inf, inf, inf, 1e-6]), rng.random() < 0.2,
         )  # fmt: skip
-        candidates = tuple(Candidate(one, held[: rng.choice([0, 0, 1, 2])]) for one in some)
-        yield Asked(
+        candidates = tuple(VariantCandidate(one, held[: rng.choice([0, 0, 1, 2])]) for one in some)
+        yield VariantQuery(
             query, candidates, hosts, ("v1",) * (at % 2), rng.choice(["", "v2"]), at % 3 > 0,
             rng.choice([1, 2000]), rng.choice([0.0, 0.2]),
         )  # fmt: skip

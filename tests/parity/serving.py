@@ -20,13 +20,21 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
 from windtunnel.serving.engine.model import Request, StepTime
-from windtunnel.serving.engine.policy.step import Depths, Limits
+from windtunnel.serving.engine.policy.step import Depths, StepLimits
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.serving.variants import policy as variants
 from windtunnel.serving.variants.model import CPU, Query, Variant
-from windtunnel.serving.variants.policy.desk import Desk, Effect, Fail, Hosted, Run, Start, Stop
-from windtunnel.serving.variants.policy.desk import Request as Waits
+from windtunnel.serving.variants.policy.desk import (
+    BatchRun,
+    Desk,
+    Effect,
+    Hosted,
+    RequestFailure,
+    Start,
+    Stop,
+)
+from windtunnel.serving.variants.policy.desk import VariantRequest as Waits
 from windtunnel.store.eventlog import EventLog
 
 KEPT = {
@@ -194,7 +202,7 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         made: list[Any] = []
         served = serve(
             [from_plain(Request, event["request"]) for event in arrived],
-            from_plain(Limits, some[0]["limits"]), from_plain(StepTime, some[0]["time"]), jump=False,
+            from_plain(StepLimits, some[0]["limits"]), from_plain(StepTime, some[0]["time"]), jump=False,
             truth=took, prefixes=Looked(looked),  # type: ignore[arg-type]
             log=lambda name, policy, seen, decision: made.append(to_plain(decision, tag=True)),  # noqa: B023
         )  # fmt: skip
@@ -240,9 +248,9 @@ def desk(events: Sequence[Event]) -> tuple[list[Any], list[list[Any]]]:
     def effects(some: Iterable[Effect]) -> None:
         for one in some:
             match one:
-                case Run(group, batch):
+                case BatchRun(group, batch):
                     done.append(["runs", group.variant.name, [each.query.id for each in batch]])
-                case Fail(request, _, refused, after) if request.query.id not in left:
+                case RequestFailure(request, _, refused, after) if request.query.id not in left:
                     done.append(["fails", request.query.id, "Infeasible" if refused else "Unanswered", after])
                 case Start(group, due):
                     done.append(["loads", group.variant.name, due])

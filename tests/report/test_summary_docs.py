@@ -6,7 +6,7 @@ from report_examples import summary
 
 from windtunnel.base import ranges
 from windtunnel.training.emulate import summary as records
-from windtunnel.training.emulate.twin.findings import Wait
+from windtunnel.training.emulate.twin.findings import RankWait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory
 
 ONLY_THEN = {"confidential", "live"}
@@ -26,7 +26,7 @@ def test_the_example_has_every_field_and_no_other() -> None:
     ):
         assert set(example[name]) == names(record)
     for name, record in (
-        ("waits", Wait),
+        ("waits", RankWait),
         ("ranks", records.RankFacts),
         ("collectives", records.CollectiveFacts),
         ("operators", records.OperatorFacts),

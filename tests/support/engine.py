@@ -53,13 +53,13 @@ class Stopwatch:
 
 def jobs(clock: Stopwatch) -> Iterator[list[Any]]:
     """What comes before each step: prompts that begin alike, branches, promises, and a queue that is full."""
-    from windtunnel.serving.engine.live.loop import Branches, Job
+    from windtunnel.serving.engine.live.loop import Branches, EngineJob
 
     base, number = tuple(3 + 7 * at % 251 for at in range(60)), iter(range(100))
 
     def job(prompt: int, own: int, *stages: Any, **promised: float) -> Any:
         end = tuple(9 + (own + at) % 200 for at in range(own))
-        return Job(next(number), clock(), base[:prompt] + end, stages, objective=Objective(**promised))
+        return EngineJob(next(number), clock(), base[:prompt] + end, stages, objective=Objective(**promised))
 
     parts = Branches(((5, 6), (7,), ()), (9, 4, 12), (9, 9))
     for at in range(3):
@@ -78,7 +78,7 @@ def engines(folder: Path) -> Path:
     import torch
 
     from windtunnel.serving.engine.live.families import load
-    from windtunnel.serving.engine.live.loop import ROUNDED, Engine
+    from windtunnel.serving.engine.live.loop import ROUNDED, ServingEngine
     from windtunnel.serving.engine.live.prefixes import Prefixes
 
     threads = torch.get_num_threads()
@@ -93,7 +93,7 @@ def engines(folder: Path) -> Path:
         def made(kv: int, note: Any) -> Any:
             kept = Prefixes(executor, rules, 1 << 17, log.decision, note)  # noqa: B023
             policies: dict[str, Any] = {"admission": late, "branching": extend}  # noqa: B023
-            return Engine(
+            return ServingEngine(
                 executor, TIME, rows=5, kv=kv, chunk=24, queue=6, prefixes=kept, clock=clock,  # noqa: B023
                 log=log.decision, note=note, **policies,
             )  # fmt: skip

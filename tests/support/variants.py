@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.registry import Entry, add
-from windtunnel.serving.variants.live.service import Service, Unanswered
+from windtunnel.serving.variants.live.registry import VariantFile, add
+from windtunnel.serving.variants.live.service import Unanswered, VariantsService
 from windtunnel.store import eventlog
 from windtunnel.store.eventlog import EventLog
 
@@ -40,7 +40,7 @@ def submitted(folder: Path) -> tuple[Path, Path]:
     return folder / "linear.onnx", folder / "data.npz"
 
 
-def registered(folder: Path) -> list[Entry]:
+def registered(folder: Path) -> list[VariantFile]:
     model, data = submitted(folder)
     entries, _ = add(model, data, folder / "variants", task="sums", architecture="linear")
     return entries
@@ -57,7 +57,7 @@ def asked(folder: Path) -> Path:
 
     async def ask() -> None:
         log = EventLog(path)
-        async with Service(entries, log=log, second=0.01) as service:
+        async with VariantsService(entries, log=log, second=0.01) as service:
 
             def query(name: str = "sums", **bounds: Any) -> Coroutine[Any, Any, object]:
                 return service.infer(name, {"input": INPUTS[:1]}, **bounds)

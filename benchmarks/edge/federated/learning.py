@@ -7,14 +7,14 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.harness.rows import Row, figure
-from windtunnel.edge.federated import Outcome, plan, run
+from windtunnel.edge.federated import SchemeOutcome, plan, run
 
 DEVICES, GROUPS, SEEDS, QUICK_SEEDS, ROUNDS, QUICK_ROUNDS = 50, 5, 5, 2, 60, 20
 SERVER, DEVICE = 12.5e6, 2.5e6  # 100 and 20 Mb/s
 SOURCE = "Chou et al., ECML-PKDD 2021, abstract: about 10 times fewer bytes, about 8 % more accuracy"
 
 
-def learned(data: str, split: str, scheme: str, quick: bool, **more: Any) -> list[Outcome]:
+def learned(data: str, split: str, scheme: str, quick: bool, **more: Any) -> list[SchemeOutcome]:
     """One scheme with each seed."""
     _, outcomes = run(
         data=data, split=split, schemes=[scheme], devices=DEVICES, groups=GROUPS,

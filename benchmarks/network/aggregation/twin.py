@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from benchmarks.harness.measure import Spread, spread
 from benchmarks.harness.rows import Row, figure
 from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, SwitchRules
-from windtunnel.network.aggregation.twin import AggregationWorld, Job, emulate
+from windtunnel.network.aggregation.twin import AggregationJob, AggregationWorld, emulate
 
-HEAVY, LIGHT = Job(compute=20e-6), Job(compute=200e-6)
+HEAVY, LIGHT = AggregationJob(compute=20e-6), AggregationJob(compute=200e-6)
 """A worker sends for 45 us an iteration: the first communicates for longer than it computes."""
 MIXES = {"4 heavy, 4 light": [HEAVY] * 4 + [LIGHT] * 4, "8 heavy": [HEAVY] * 8, "8 light": [LIGHT] * 8}
 ARMS: dict[str, SwitchRules] = {"atp": ATP, "switchml": SWITCHML, "esa": ESA}
@@ -28,7 +28,7 @@ class Point:
     """A place on the map: jobs in a world."""
 
     name: str
-    jobs: Sequence[Job]
+    jobs: Sequence[AggregationJob]
     world: AggregationWorld
 
 

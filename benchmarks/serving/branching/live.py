@@ -33,7 +33,7 @@ from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.workload import ATTAINED, LIMITS, Workload, goodput, kept
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import Branches, Engine, Job
+from windtunnel.serving.engine.live.loop import Branches, EngineJob, ServingEngine
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.timing import measure
 from windtunnel.serving.engine.model import Request, Serial, StepTime
@@ -107,7 +107,7 @@ class Live:
         """The share of the requests that got what they were promised, of those after the first seconds; 0
         as soon as it is sure to be `ATTAINED` at most."""
         self.pause(LATELY)
-        engine = Engine(
+        engine = ServingEngine(
             self.executor, self.times, rows=ROWS, kv=1 << 30, chunk=CHUNK, prefixes=self.prefixes,
             clock=self.now, branching=policy, admission="wait",
         )  # fmt: skip
@@ -156,7 +156,7 @@ def loaded() -> tuple[Executor, StepTime]:
     return executor, fit(*measure(executor, WAVES, CHUNK, clock=time.thread_time))[0]
 
 
-def job(request: Request, token: Callable[[], int]) -> Job:
+def job(request: Request, token: Callable[[], int]) -> EngineJob:
     """``request`` for the live engine, each of its tokens drawn by ``token``."""
 
     def some(count: int) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ def job(request: Request, token: Callable[[], int]) -> Job:
         else Branches(tuple(map(some, stage.heads)), stage.tokens, some(stage.join))
         for stage in request.stages
     )
-    return Job(request.id, request.arrival, some(request.prompt), stages, objective=request.objective)
+    return EngineJob(request.id, request.arrival, some(request.prompt), stages, objective=request.objective)
 
 
 def ready() -> Live:
@@ -177,9 +177,9 @@ def ready() -> Live:
     random = np.random.default_rng(7)
     contexts = [tuple(map(int, random.integers(3, 250, WORK.cached + 1))) for _ in range(CONTEXTS)]
     live = Live(executor, times, contexts, Prefixes(executor, "density", 1 << 30))
-    engine = Engine(executor, times, rows=ROWS, kv=1 << 30, prefixes=live.prefixes)
+    engine = ServingEngine(executor, times, rows=ROWS, kv=1 << 30, prefixes=live.prefixes)
     for at, context in enumerate(contexts):
-        engine.add(Job(at, 0.0, context, (1,)))
+        engine.add(EngineJob(at, 0.0, context, (1,)))
     while engine.busy:
         engine.step()
     return live

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
-from windtunnel.serving.engine.policy.step import Finished, Limits
+from windtunnel.serving.engine.policy.step import Finished, StepLimits
 from windtunnel.serving.engine.twin.world import serve
 
 QWEN3_32B = StepTime(base=14e-3, row=0.075e-3, kv=4e-8, token=0.033e-3, pair=0.0)
 """Assumed for two large GPUs, not measured."""
-LIMITS = Limits(rows=1024, kv=340_000, chunk=1024, admission="wait")
+LIMITS = StepLimits(rows=1024, kv=340_000, chunk=1024, admission="wait")
 """340,000 tokens: what 64 layers of 8 heads of 128 leave of two devices of 80 GB."""
 NOISE = 0.05
 """Standard deviation of a step's duration, as a share of it."""
@@ -77,8 +77,8 @@ class Workload:
 
 
 def attainment(
-    work: Workload, policy: str, rate: float, seed: int, limits: Limits = LIMITS, time: StepTime = QWEN3_32B,
-    *, least: float = 0.0,
+    work: Workload, policy: str, rate: float, seed: int, limits: StepLimits = LIMITS,
+    time: StepTime = QWEN3_32B, *, least: float = 0.0,
 ) -> float:  # fmt: skip
     """The share of requests that got what they were promised, on the twin; 0 as soon as it is sure to be
     ``least`` at most."""
@@ -107,7 +107,7 @@ def kept(asked: Objective, arrival: float, first: float, end: float, paid: int) 
 
 
 def goodput(
-    work: Workload, policy: str, seed: int, limits: Limits = LIMITS, time: StepTime = QWEN3_32B,
+    work: Workload, policy: str, seed: int, limits: StepLimits = LIMITS, time: StepTime = QWEN3_32B,
     *, low: float = 2.0, high: float = 8.0, halvings: int = 5,
 ) -> float:  # fmt: skip
     """Requests a second that got what they were promised, at the highest rate found at which more than

@@ -19,10 +19,10 @@ from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.emulation import requests_of
 from windtunnel.serving.engine.live import families, timing
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.loop import Engine, Job
+from windtunnel.serving.engine.live.loop import EngineJob, ServingEngine
 from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.engine.policy import fill_time
-from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin import figures, models
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.traces.requests import Requests, load
@@ -56,7 +56,7 @@ def speed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     step, _ = models.step_time(model, cluster, 256, 512, kv)
     requests = requests_of(given.faster(0.5), Objective(ttft=1.0, tpot=0.05))
     began = time.process_time()
-    done = serve(requests, Limits(256, kv), step)
+    done = serve(requests, StepLimits(256, kv), step)
     spent = time.process_time() - began
     yield figure(
         f"{count:,} requests, {RATE / 2:g} a second", "s of one core", spent, "a million in 5 min",
@@ -105,10 +105,12 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
     each = fill_time(step, 0, int(np.mean(prompt)), CHUNK) + float(np.mean(output)) * step.of(4, 500) / 4
     arrival = np.cumsum(random.exponential(each / busy, count))
     trace = Requests(arrival - arrival[0], prompt, output, "")
-    engine = Engine(executor, step, rows=ROWS, kv=1 << 30, chunk=CHUNK, admission="wait", clock=clock)
+    engine = ServingEngine(executor, step, rows=ROWS, kv=1 << 30, chunk=CHUNK, admission="wait", clock=clock)
     begin = clock()
     coming = [
-        Job(one.id, begin + one.arrival, tuple([7] * one.prompt), (int(output[one.id]),), objective=PROMISED)
+        EngineJob(
+            one.id, begin + one.arrival, tuple([7] * one.prompt), (int(output[one.id]),), objective=PROMISED
+        )
         for one in requests_of(trace, PROMISED)
     ]
     first, end = np.full(count, np.nan), np.full(count, np.nan)

@@ -15,7 +15,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.catalogue import device
 from windtunnel.serving.prefixcache.policy.changes import Tier
 from windtunnel.serving.prefixcache.policy.rules import RULES
-from windtunnel.serving.prefixcache.policy.shapes import Shape, paper_hybrid
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape, paper_hybrid
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 from windtunnel.traces import requests as traces
 
@@ -76,7 +76,9 @@ def _shared(capacity: int, unit: int, policy: str) -> Outcome:
     return emulated(policy, _ASKED, capacity, unit)
 
 
-def emulated(policy: str, asked: Sequence[Asked], capacity: int, unit: int, shape: Shape = SHAPE) -> Outcome:
+def emulated(
+    policy: str, asked: Sequence[Asked], capacity: int, unit: int, shape: ModelShape = SHAPE
+) -> Outcome:
     if policy in (ORACLE, BLIND):
         oracle = Oracle(shape, capacity, RULES[OURS], asked, unit, when=policy == ORACLE)
         return through(oracle, asked, SPEED)

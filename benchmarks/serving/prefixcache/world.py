@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.harness.measure import quantile
 from benchmarks.serving.prefixcache.sessions import Asked, Symbols
 from windtunnel.serving.prefixcache.policy.rules import Rules
-from windtunnel.serving.prefixcache.policy.shapes import Shape
-from windtunnel.serving.prefixcache.policy.tree import Node, PrefixCache
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache, PrefixNode
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Future:
     """Which prompts begin with a prefix: all of them in one tree, each node with the times of its prompts."""
 
     def __init__(self, asked: Sequence[Asked]) -> None:
-        self._tree = PrefixCache(Shape(1, 0, 0.0), 1 << 62, Rules((), order="lru"))
+        self._tree = PrefixCache(ModelShape(1, 0, 0.0), 1 << 62, Rules((), order="lru"))
         for one in asked:
             self._tree.admit(one.prompt, (), 0.0)
         self._times: dict[int, list[float]] = {}
@@ -97,14 +97,20 @@ class Oracle(PrefixCache):
     ``when`` it knows only whether, and not when."""
 
     def __init__(
-        self, shape: Shape, capacity: int, rules: Rules, asked: Sequence[Asked], unit: int, when: bool = True
+        self,
+        shape: ModelShape,
+        capacity: int,
+        rules: Rules,
+        asked: Sequence[Asked],
+        unit: int,
+        when: bool = True,
     ) -> None:
         self._future, self._knows_when = Future(asked), when
         self._times: dict[int, list[float]] = {}
         self._expiring: list[tuple[float, int]] = []
         super().__init__(shape, capacity, replace(rules, order="flops", tuned=False), unit=unit)
 
-    def _when(self, node: Node) -> float:
+    def _when(self, node: PrefixNode) -> float:
         """When the node is used next, beyond what its child serves."""
         times = self._known(node)
         place = bisect_right(times, self._now)
@@ -118,7 +124,7 @@ class Oracle(PrefixCache):
                 place += 1
         return times[place] if place < len(times) else inf
 
-    def _known(self, node: Node) -> list[float]:
+    def _known(self, node: PrefixNode) -> list[float]:
         if node.id not in self._times:
             labels, above = [node.label], node.parent
             while above is not None:
@@ -129,7 +135,7 @@ class Oracle(PrefixCache):
         found: list[float] = self._times[node.id]
         return found
 
-    def _refresh(self, node: Node) -> None:
+    def _refresh(self, node: PrefixNode) -> None:
         """As for all, but with the time of the next use in place of the last."""
         super()._refresh(node)
         if node.id in self._index[0]:

@@ -20,8 +20,8 @@ from torch import nn
 from benchmarks.harness import digits
 from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row, figure
-from windtunnel.serving.variants.live.registry import Entry, add
-from windtunnel.serving.variants.live.service import Service, Unanswered
+from windtunnel.serving.variants.live.registry import VariantFile, add
+from windtunnel.serving.variants.live.service import Unanswered, VariantsService
 from windtunnel.traces.rates import arrivals
 
 NETWORKS = {"small": (24, 1, 0), "medium": (64, 1, 0), "large": (64, 4, 1)}
@@ -84,11 +84,11 @@ def network(name: str) -> nn.Module:
     return Together([trained(width, seed) for seed in range(number)], reach).eval()
 
 
-def submitted(folder: Path, *names: str) -> list[Entry]:
+def submitted(folder: Path, *names: str) -> list[VariantFile]:
     """All variants of these networks, as ONNX."""
     images, labels = drawn(400, 2)
     np.savez(folder / "digits.npz", inputs=images, labels=labels)
-    entries: list[Entry] = []
+    entries: list[VariantFile] = []
     for name in names:
         file = folder / f"{name}.onnx"
         torch.onnx.export(
@@ -173,7 +173,7 @@ class Sums(NamedTuple):
 
 
 async def _loaded(
-    entries: list[Entry], policy: str, pinned: dict[str, str], counts: NDArray[np.float64], seed: int,
+    entries: list[VariantFile], policy: str, pinned: dict[str, str], counts: NDArray[np.float64], seed: int,
     wanted: list[tuple[float, float]], named: list[str],
 ) -> Sums:  # fmt: skip
     """``counts``: requests of each second, on average; ``named``: whom each class of them asks."""
@@ -181,7 +181,7 @@ async def _loaded(
     rng = np.random.default_rng(seed)
     times = arrivals(counts, rng)
     loop = asyncio.get_running_loop()
-    async with Service(entries, policy=policy, pinned=pinned) as service:
+    async with VariantsService(entries, policy=policy, pinned=pinned) as service:
 
         async def one(number: int, which: int, at: float) -> str:
             await asyncio.sleep(began + at - loop.time())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.rows import Row, figure
 from windtunnel.serving.variants.policy import POLICIES
-from windtunnel.serving.variants.twin import Outcome, Setting, queries, simulate
+from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, queries, simulate
 from windtunnel.serving.variants.twin.catalogue import catalogue
 from windtunnel.serving.variants.twin.world import pin
 from windtunnel.traces.rates import read_counts
@@ -90,7 +90,7 @@ def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
 
 def _found(
     names: Sequence[str], cloud: str, rate: float, seconds: int, fixed: bool, trace: Path | None, quick: bool
-) -> dict[str, list[Outcome]]:
+) -> dict[str, list[VariantsOutcome]]:
     """Of each policy what became of each seed."""
     seeds = range(1 if quick else 5)
     trials = [Trial(name, cloud, rate, seed, seconds, fixed, trace) for name in names for seed in seeds]
@@ -99,7 +99,7 @@ def _found(
     return {name: made[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(names)}
 
 
-def _outcome(trial: Trial) -> Outcome:
+def _outcome(trial: Trial) -> VariantsOutcome:
     variants = tuple(one for one in catalogue() if one.hardware in CLOUDS[trial.cloud])
     rng = np.random.default_rng(trial.seed)
     load = _load(trial, rng)
@@ -110,7 +110,7 @@ def _outcome(trial: Trial) -> Outcome:
             peak[query.name] = peak.get(query.name, 0.0) + load.max() / load.sum()
     first = {"cpu": 4, "v100": 1} if trial.fixed else {"cpu": 1}
     own = trial.policy in ("individual", "static")
-    setting = Setting(
+    setting = VariantsSetting(
         variants, first, trial.fixed, pin(variants, BOUNDS[0]), own, peak, 25.0 if trial.fixed else 60.0
     )
     return simulate(asked, float(trial.seconds), setting, POLICIES[trial.policy])
@@ -128,8 +128,10 @@ def _load(trial: Trial, rng: np.random.Generator) -> NDArray[np.float64]:
     return np.asarray(made * (trial.rate / made.mean()))
 
 
-def _words(ratios: Sequence[float], ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
-    def one(found: Sequence[Outcome]) -> str:
+def _words(
+    ratios: Sequence[float], ours: Sequence[VariantsOutcome], theirs: Sequence[VariantsOutcome]
+) -> str:
+    def one(found: Sequence[VariantsOutcome]) -> str:
         price = median(each.price / each.seconds * 3600 for each in found)
         late = median(each.late / max(1, each.came) for each in found)
         shed = median(each.shed / max(1, each.came) for each in found)

@@ -25,7 +25,7 @@ from benchmarks.serving.vllm.servers import (
 )
 from windtunnel.base.plain import from_plain
 from windtunnel.serving.engine.model import Objective, Request, Serial
-from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.vllm.calibrate import WORDS, fit_log
 from windtunnel.serving.vllm.settings import Settings
@@ -86,7 +86,7 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
     begin = len(eventlog.read(live.events))
     live.ask(asked)
     events = eventlog.read(live.events)
-    limits = from_plain(Limits, next(one["limits"] for one in events if one["kind"] == "engine"))
+    limits = from_plain(StepLimits, next(one["limits"] for one in events if one["kind"] == "engine"))
     events = events[begin:]
     time, error = fit_log([one for one in events if one["kind"] == "step"][::2])
     some = [one for one in events if one["kind"] == "arrives"]
@@ -176,7 +176,7 @@ def completed(live: Live) -> float:
 def emulated(live: Live, asked: Sequence[Asked]) -> float:
     """The share that the twin keeps of the same requests, by the steps that the server took until now."""
     events = eventlog.read(live.events)
-    limits = from_plain(Limits, next(one["limits"] for one in events if one["kind"] == "engine"))
+    limits = from_plain(StepLimits, next(one["limits"] for one in events if one["kind"] == "engine"))
     time, _ = fit_log(events)
     requests = [
         Request(place, one.after, PROMPT, (Serial(one.tokens),), Objective(one.ttft, one.tpot))

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from windtunnel.training.emulate.calibrate.gloo import Row, calls_of, median_seconds
 from windtunnel.training.emulate.calibrate.measure import measure_operators, on_threads
-from windtunnel.training.emulate.calibrate.operators import Recorder
+from windtunnel.training.emulate.calibrate.operators import OperatorRecorder
 from windtunnel.training.emulate.calibrate.overhead import ROWS, WIDTH, small_model
 from windtunnel.training.emulate.twin.costs.work import kind_of
 
@@ -44,7 +44,7 @@ def measure_calls(calls: list[tuple[str, int]], repeats: int = 25) -> list[Row]:
     return rows
 
 
-class _LocalRecorder(Recorder):
+class _LocalRecorder(OperatorRecorder):
     """Lets DTensors pass, whose operators come again on their local tensors."""
 
     def __torch_dispatch__(

@@ -29,7 +29,7 @@ import torch.utils.checkpoint
 import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from windtunnel.training.emulate.live.host import Held
+from windtunnel.training.emulate.live.host import HeldBytes
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     mode, folder, script, *arguments = sys.argv[1:]
     figures: list[float | tuple[float, int, int]] = []
     first: list[Any] = []  # with several optimisers the first one that steps marks the step, as in a capture
-    held = Held()
+    held = HeldBytes()
     begin = perf_counter()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import Setback, simulate
-from windtunnel.training.goodput.twin.supervisor import Supervisor
+from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 
 DATA = published(__file__)
 
@@ -34,7 +34,7 @@ class RestartOnFewer(StorageRestart):
 
     def __init__(self, job: JobModel, costs: PhaseCosts, every: int, step_times: Mapping[int, float]) -> None:
         super().__init__(job, costs, every)
-        self.supervisor = Supervisor(job.hosts, 0, Rules("shrink-restart"))
+        self.supervisor = TwinSupervisor(job.hosts, 0, Rules("shrink-restart"))
         self.step_times = step_times
 
     def pace(self) -> tuple[float, float]:

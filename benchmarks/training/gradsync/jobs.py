@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.gradsync.model import Profile, Tensor
+from windtunnel.training.gradsync.model import GradientTensor, Profile
 from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
 REACHED = 0.5
@@ -142,7 +142,7 @@ def paper_profile(name: str, cluster: Cluster) -> Profile:
         for place, numel in enumerate(layer.numels):
             growth = tuple(2.0**level * 0.8**level for level in range(1, 8)) if layer.width else ()
             found.append(
-                Tensor(
+                GradientTensor(
                     f"{layer.name}.{place}", numel, 2 * seconds * numel / total, width=layer.width,
                     density=layer.density, growth=growth,
                 )

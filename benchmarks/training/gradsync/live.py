@@ -24,7 +24,7 @@ from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
 from benchmarks.harness.rows import Row, figure
 from windtunnel.training.gradsync.live.hook import Handle, apply
 from windtunnel.training.gradsync.live.profile import profile
-from windtunnel.training.gradsync.live.replay import Replay, replay
+from windtunnel.training.gradsync.live.replay import GradientReplay, replay
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
 from windtunnel.training.gradsync.policy.plan import make_plan, uniform_plan
 
@@ -96,7 +96,7 @@ def job() -> DistributedDataParallel:
     numels = [1 << one for one in SIZES]
     whole = sum(one**0.5 for one in numels)
     backward = [BACKWARD * one**0.5 / whole for one in numels]
-    return DistributedDataParallel(Replay(numels, backward, FORWARD, torch.device("cpu")))
+    return DistributedDataParallel(GradientReplay(numels, backward, FORWARD, torch.device("cpu")))
 
 
 def main(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from benchmarks.harness.rows import Row, figure, need
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, push_pull, tried
 from windtunnel.training.gradsync.live.units import Units
-from windtunnel.training.gradsync.model import CollectiveCost, Network
+from windtunnel.training.gradsync.model import CollectiveFit, JobNetwork
 from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
 KINDS = {"elements": (1, 1.6), "rows": (8, 1.2), "apart": (8, 0.0)}
@@ -72,8 +72,8 @@ def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     seconds and bytes."""
     rank, world = dist.get_rank(), dist.get_world_size()
     each = (world - 1) / world / arguments["rate"]
-    lines = CollectiveCost("flat", "alltoall", 0.0, each), CollectiveCost("flat", "allreduce", 0.0, 2 * each)
-    links = Network(world, 1, lines)
+    lines = CollectiveFit("flat", "alltoall", 0.0, each), CollectiveFit("flat", "allreduce", 0.0, 2 * each)
+    links = JobNetwork(world, 1, lines)
     found = []
     whole: dict[str, tuple[float, int]] = {}
     for kind, density in arguments["cases"]:

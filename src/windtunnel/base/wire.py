@@ -34,7 +34,7 @@ class WireError(ConnectionError):
     """The peer is gone, too slow, or speaks something else."""
 
 
-class _Way:
+class _Direction:
     """One direction of a connection."""
 
     def __init__(self, key: bytes) -> None:
@@ -61,7 +61,7 @@ class WireSession:
     """What both ends of one connection know after their handshake: a key for each direction."""
 
     def __init__(self, sending: bytes, receiving: bytes) -> None:
-        self._out, self._in = _Way(sending), _Way(receiving)
+        self._out, self._in = _Direction(sending), _Direction(receiving)
 
     def seal(self, *parts: Buffer) -> bytes:
         """The tag to send behind ``parts``."""

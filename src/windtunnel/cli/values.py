@@ -23,16 +23,16 @@ def read_plainly(parameters: Iterable[Any]) -> None:
     for parameter in parameters:
         own = getattr(parameter, "get_runtime_param", None)
         if own is not None and "get_runtime_param" not in vars(parameter):
-            parameter.get_runtime_param = _Plain(own).itself
+            parameter.get_runtime_param = _PlainParameter(own).itself
 
 
 @dataclass(frozen=True)
-class _Plain:
+class _PlainParameter:
     """In the place of what `own` makes for a parameter."""
 
     own: Callable[[], Any]
 
-    def itself(self) -> _Plain:
+    def itself(self) -> _PlainParameter:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:

@@ -44,7 +44,7 @@ from windtunnel.training.elastic.live.supervisor.server import Supervisor
 from windtunnel.training.elastic.live.supervisor.stores import StoreProcess
 from windtunnel.training.elastic.policy.state import Outcome, past
 from windtunnel.training.elastic.spec import JobSpec
-from windtunnel.training.site import EmulatedHost, Site, statuses
+from windtunnel.training.site import Site, SiteHost, statuses
 
 TICK = 0.02
 PATIENCE = 10.0
@@ -389,7 +389,7 @@ class Launched:
         if self._on_event is not None:
             self._on_event({"kind": "note", "t": time.time(), "text": text, "generation": 0})
 
-    def _host_of(self, pid: int) -> EmulatedHost:
+    def _host_of(self, pid: int) -> SiteHost:
         return self.site.of(pid)
 
     # -- the end -----------------------------------------------------------------------------------------

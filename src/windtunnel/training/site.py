@@ -58,7 +58,7 @@ def numbered(folder: Path) -> list[tuple[int, str]]:
 
 
 @dataclass
-class EmulatedHost:
+class SiteHost:
     """One emulated host: its agent's process."""
 
     name: str
@@ -78,7 +78,7 @@ class Site:
         # the caller may close its own, whose number would then be another file's or connection's
         self._output = None if output is None else os.fdopen(os.dup(output), "wb", buffering=0)
         self.output = None if self._output is None else self._output.fileno()
-        self.hosts: list[EmulatedHost] = []
+        self.hosts: list[SiteHost] = []
         self.network: network.Network | None = None
         self._agents = folder / "agents"
         self._agents.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class Site:
                 pid = int(json.loads((self._agents / f"{name}.json").read_text())["pid"])
                 identity = Identity.of(pid)
                 if pid in living and identity is not None:
-                    self.hosts.append(EmulatedHost(name, Adopted(identity)))
+                    self.hosts.append(SiteHost(name, Adopted(identity)))
 
     def _environment(self, job: JobSpec) -> dict[str, str]:
         env = {**os.environ, **job.env, cleanup.TOKEN: self.token}
@@ -161,14 +161,14 @@ class Site:
             )
 
         process = start() if config.namespace is None else namespaces.within(config.namespace, start)
-        self.hosts.append(EmulatedHost(config.name, process))
+        self.hosts.append(SiteHost(config.name, process))
         identity = Identity.of(process.pid)
         if identity is not None:
             add_owner(self.memory / cleanup.OWNER, identity)
             if self.network is not None:
                 self.network.own(identity)
 
-    def of(self, pid: int) -> EmulatedHost:
+    def of(self, pid: int) -> SiteHost:
         """The host whose agent has that process id."""
         return next(host for host in self.hosts if host.process.pid == pid)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.context import Engine, EngineClosed, Pending, settled
+from windtunnel.agents.sandbox.context import EngineClosed, JobEngine, Pending, settled
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.policy import Pick, Queued
 
@@ -20,7 +20,7 @@ class Held:
     """An engine of one worker that stands in its first job until told to go on."""
 
     def __init__(self, **options: Any) -> None:
-        self.engine = Engine(1, **options)
+        self.engine = JobEngine(1, **options)
         self.go = threading.Event()
         self.order: list[str] = []
         begun = threading.Event()
@@ -60,7 +60,7 @@ def test_a_choice_is_told_and_one_job_alone_is_none() -> None:
 
 
 def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
-    engine = Engine(1)
+    engine = JobEngine(1)
 
     def fail() -> Turn:
         raise OSError("disk full")

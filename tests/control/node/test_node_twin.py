@@ -11,7 +11,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.control.node import Guards, emulate
 from windtunnel.control.node.agents import ActuatorLoop, ModelLoop, Prediction
 from windtunnel.control.node.policy import Schedule, decide
-from windtunnel.control.node.twin import FAULTS, Outcome
+from windtunnel.control.node.twin import FAULTS, NodeOutcome
 
 GROUPED = True
 ON, OFF = Guards(), Guards(False, False, False, False)
@@ -19,7 +19,7 @@ SECONDS = 40.0
 
 
 @cache
-def ran(fault: str, guards: Guards = ON) -> Outcome:
+def ran(fault: str, guards: Guards = ON) -> NodeOutcome:
     return emulate("harvest", fault, guards, seconds=SECONDS, seed=1)
 
 
@@ -66,7 +66,7 @@ def test_pages_that_are_cold_go_and_a_broken_model_takes_no_others() -> None:
 
 
 @cache
-def clocked(fault: str = "none", guards: Guards = ON) -> Outcome:
+def clocked(fault: str = "none", guards: Guards = ON) -> NodeOutcome:
     return emulate("overclock", fault, guards, seconds=1800.0, seed=1)
 
 

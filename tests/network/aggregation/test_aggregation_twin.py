@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, SwitchRules
-from windtunnel.network.aggregation.twin import AggregationWorld, Job, emulate
+from windtunnel.network.aggregation.twin import AggregationJob, AggregationWorld, emulate
 
-SMALL = Job(fragments=128, iterations=2)
+SMALL = AggregationJob(fragments=128, iterations=2)
 PAIR = [SMALL, replace(SMALL, workers=3, compute=200e-6, start=20e-6)]
 RULES = {
     "switchml": SWITCHML, "atp": ATP, "hold": replace(ATP, hold=True), "esa": ESA,
@@ -65,13 +65,19 @@ def test_what_a_network_can_do_at_best_bounds_what_is_emulated() -> None:
 @pytest.mark.parametrize(
     ("job", "world", "words"),
     [
-        (Job(workers=33), AggregationWorld(), "job 0: workers is 33; accepted is 1 to 32"),
-        (Job(fragments=130), AggregationWorld(), "fragments is 130; accepted is a multiple of its layers"),
-        (Job(), AggregationWorld(slots=0), "slots is 0; accepted is 1 to"),
-        (Job(), AggregationWorld(window=513), "window is 513"),
-        (Job(), AggregationWorld(loss=1.5), "loss is 1.5; accepted is 0 to 1"),
+        (AggregationJob(workers=33), AggregationWorld(), "job 0: workers is 33; accepted is 1 to 32"),
+        (
+            AggregationJob(fragments=130),
+            AggregationWorld(),
+            "fragments is 130; accepted is a multiple of its layers",
+        ),
+        (AggregationJob(), AggregationWorld(slots=0), "slots is 0; accepted is 1 to"),
+        (AggregationJob(), AggregationWorld(window=513), "window is 513"),
+        (AggregationJob(), AggregationWorld(loss=1.5), "loss is 1.5; accepted is 0 to 1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(job: Job, world: AggregationWorld, words: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(
+    job: AggregationJob, world: AggregationWorld, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         emulate([job], world, ATP, 0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.branching.policy import BANK, POLICIES, Candidate, Decision, Observation
+from windtunnel.serving.branching.policy import BANK, POLICIES, BranchCandidate, Decision, Observation
 from windtunnel.serving.branching.policy.predictor import RECENT, SPANS, Predictor
 from windtunnel.serving.engine.model import StepTime
 
@@ -24,7 +24,9 @@ def observations(draw: st.DrawFn) -> Observation:
     candidates = []
     for number in requests:
         for unit in range(2, 2 + draw(st.integers(0, 4))):
-            candidates.append(Candidate(number, unit, draw(st.integers(0, 2000)), draw(st.integers(1, 50))))
+            candidates.append(
+                BranchCandidate(number, unit, draw(st.integers(0, 2000)), draw(st.integers(1, 50)))
+            )
     promised = tuple(number for number in requests if draw(st.booleans()))
     pace = draw(st.sampled_from(["token", "step"]))
     return Observation(
@@ -116,7 +118,7 @@ def test_no_wider_step_in_the_same_order_would_do(seen: Observation) -> None:
 
 
 def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> None:
-    branches = tuple(Candidate(1, unit, 0, 10) for unit in (2, 3, 4))
+    branches = tuple(BranchCandidate(1, unit, 0, 10) for unit in (2, 3, 4))
     base = TIME.of(2, 0)
     seen = Observation(
         0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), (9, 9), (0, 0), branches, 9, TIME
@@ -185,7 +187,7 @@ def test_who_has_many_tokens_to_come_needs_no_margin_of_a_single_step() -> None:
     """The slack is that of 1.4 wide steps: too little for one that takes half as long again."""
     slack = 1.4 * TIME.of(3, 0)
     seen = replace(SEEN, rows=2, requests=(0,), slacks=(slack,), paces=(0.05,), beside=(0,), rho=1.0)
-    seen = replace(seen, candidates=(Candidate(1, 2, 0, 10),), room=9, margins=(0.5, 0.45, 0.42, 0.1))
+    seen = replace(seen, candidates=(BranchCandidate(1, 2, 0, 10),), room=9, margins=(0.5, 0.45, 0.42, 0.1))
     for left, taken in ((1, 0), (4, 0), (8, 1), (64, 1)):
         assert len(POLICIES["taper"](replace(seen, left=(left,))).admitted) == taken
         assert POLICIES["strict"](replace(seen, left=(left,))).admitted == ()

@@ -21,27 +21,27 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.serving import simulate
 from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.model import Objective, Request, Serial, StepTime
-from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin import figures, models
-from windtunnel.serving.engine.twin.world import Prefixes, Results, serve
+from windtunnel.serving.engine.twin.world import Results, TwinPrefixes, serve
 from windtunnel.serving.prefixcache.policy.rules import RULES
-from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 
 TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
-WIDE = Limits(rows=64, kv=100_000, admission="wait")
+WIDE = StepLimits(rows=64, kv=100_000, admission="wait")
 
 
-def one_by_one(requests: list[Request], given_limits: Limits, time: StepTime) -> Results:
+def one_by_one(requests: list[Request], given_limits: StepLimits, time: StepTime) -> Results:
     return serve(requests, given_limits, time, jump=False)
 
 
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.sampled_from([TIME, replace(TIME, kv=0.0), replace(TIME, kv=1e-3)]))
 def test_jumping_is_single_steps_and_every_request_ends_once(
-    case: tuple[list[Request], Limits], time: StepTime
+    case: tuple[list[Request], StepLimits], time: StepTime
 ) -> None:
     requests, given_limits = case
     jumped, slow = serve(requests, given_limits, time), one_by_one(requests, given_limits, time)
@@ -82,7 +82,7 @@ def test_a_queue_of_one_server_waits_as_the_formula_says() -> None:
     random = np.random.default_rng(3)
     arrivals = np.cumsum(random.exponential(seconds / rho, count)).tolist()
     requests = [Request(number, when, 1, (Serial(1),)) for number, when in enumerate(arrivals)]
-    limits_of_one = Limits(rows=1, kv=100, chunk=1, admission="wait")
+    limits_of_one = StepLimits(rows=1, kv=100, chunk=1, admission="wait")
     done = serve(requests, limits_of_one, StepTime(seconds, 0.0, 0.0, 0.0, 0.0))
     waited = float((done.end - done.arrival).mean()) - seconds
     assert waited == pytest.approx(rho * seconds / (2 * (1 - rho)), rel=0.05)
@@ -100,7 +100,9 @@ def test_steps_that_take_longer_than_believed_are_learned_and_come_from_a_seed()
 
 
 def test_a_request_that_can_never_fit_is_refused_alone() -> None:
-    done = serve([Request(0, 0.0, 200, (Serial(9),)), Request(1, 0.0, 9, (Serial(9),))], Limits(4, 100), TIME)
+    done = serve(
+        [Request(0, 0.0, 200, (Serial(9),)), Request(1, 0.0, 9, (Serial(9),))], StepLimits(4, 100), TIME
+    )
     assert done.refused.tolist() == [True, False] and "there is room for 100" in done.never[0]
     with pytest.raises(ValueError, match="sorted"):
         serve([Request(0, 1.0, 2, (Serial(1),)), Request(1, 0.0, 2, (Serial(1),))], WIDE, TIME)
@@ -112,8 +114,8 @@ def test_what_prompts_share_is_read_once() -> None:
     requests = [Request(n, n * 5.0, 64, (Serial(4),)) for n in range(10)]
 
     def through(capacity: int) -> Results:
-        cache = PrefixCache(Shape(kv=1, state=0, token=1.0), capacity, RULES["three-lru"], unit=16)
-        return serve(requests, WIDE, TIME, prefixes=Prefixes(cache, symbols))
+        cache = PrefixCache(ModelShape(kv=1, state=0, token=1.0), capacity, RULES["three-lru"], unit=16)
+        return serve(requests, WIDE, TIME, prefixes=TwinPrefixes(cache, symbols))
 
     found, none = through(10_000), through(10)
     assert found.cached.tolist() == [0] + [48] * 9 and not none.cached.any()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import ROUNDED, Branches, Engine, Job
+from windtunnel.serving.engine.live.loop import ROUNDED, Branches, EngineJob, ServingEngine
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.tokens import ByteTokens, LocalTokens, Text
@@ -50,7 +50,7 @@ def _alone(executor: Executor, prompt: tuple[int, ...], count: int) -> list[int]
 
 
 def run(
-    engine: Engine, jobs: list[Job], during: Callable[[int], None] = lambda step: None
+    engine: ServingEngine, jobs: list[EngineJob], during: Callable[[int], None] = lambda step: None
 ) -> dict[tuple[int, int], list[int]]:
     """All tokens by request and unit; two jobs come with each step."""
     said: dict[tuple[int, int], list[int]] = {}
@@ -66,15 +66,19 @@ def run(
     return said
 
 
-def made(executor: Executor, **fields: object) -> Engine:
-    return Engine(executor, TIME, **{"rows": 4, "kv": 1 << 20, "chunk": 16, **fields})  # type: ignore[arg-type]
+def made(executor: Executor, **fields: object) -> ServingEngine:
+    return ServingEngine(executor, TIME, **{"rows": 4, "kv": 1 << 20, "chunk": 16, **fields})  # type: ignore[arg-type]
 
 
-def jobs() -> list[Job]:
+def jobs() -> list[EngineJob]:
     now = time.monotonic()
-    plain = [Job(at, now, BASE[: 20 + 5 * (at % 3)] + (9 + at,) * at, (8,)) for at in range(5)]
+    plain = [EngineJob(at, now, BASE[: 20 + 5 * (at % 3)] + (9 + at,) * at, (8,)) for at in range(5)]
     parts = Branches(((5, 6), (7,), ()), (5, 3, 6), (9, 9))
-    return [*plain, Job(5, now, BASE, (4, parts, 5)), Job(6, now, BASE[:1], (Branches(((), ()), (4, 2)), 3))]
+    return [
+        *plain,
+        EngineJob(5, now, BASE, (4, parts, 5)),
+        EngineJob(6, now, BASE[:1], (Branches(((), ()), (4, 2)), 3)),
+    ]
 
 
 @pytest.mark.parametrize(("rules", "policy"), [("none", "off"), ("three", "eager"), ("block16", "taper")])
@@ -106,13 +110,13 @@ def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alon
 
 def test_a_drawn_answer_does_not_depend_on_who_else_is_there(executor: Executor) -> None:
     drawn = [
-        Job(at, time.monotonic(), BASE[: 9 + at], (6,), Sampling(0.9, 0.8, seed=at, logprobs=1))
+        EngineJob(at, time.monotonic(), BASE[: 9 + at], (6,), Sampling(0.9, 0.8, seed=at, logprobs=1))
         for at in range(6)
     ]
     together = run(made(executor), drawn)
     for job in drawn:
         assert run(made(executor, rows=1, chunk=5), [job])[job.id, 0] == together[job.id, 0]
-    others = run(made(executor), [Job(0, 0.0, BASE[:9], (6,), Sampling(0.9, 0.8, seed=99))])
+    others = run(made(executor), [EngineJob(0, 0.0, BASE[:9], (6,), Sampling(0.9, 0.8, seed=99))])
     assert others[0, 0] != together[0, 0]
 
 
@@ -120,7 +124,7 @@ def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor
     engine = made(executor, queue=3, rows=1)
     for job in jobs():
         engine.add(job)
-    engine.add(Job(7, 0.0, BASE, (1 << 20,)))
+    engine.add(EngineJob(7, 0.0, BASE, (1 << 20,)))
     first = engine.step()
     assert [why for _, why in first.refused[:-1]] == ["queue"] * 4 and "there is room for" in first.refused[
         -1
@@ -128,7 +132,7 @@ def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor
     for job in jobs()[:3]:
         engine.cancel(job.id)
     assert not engine.busy and not executor.sequences and engine.scheduler.reserved == 0
-    engine.add(Job(8, time.monotonic() - 9, BASE, (3,), objective=Objective(ttft=1.0)))
+    engine.add(EngineJob(8, time.monotonic() - 9, BASE, (3,), objective=Objective(ttft=1.0)))
     late = engine.step()
     assert late.refused == [(8, "late")] and not engine.busy
 
@@ -152,7 +156,9 @@ def test_what_requests_hold_never_exceeds_what_was_promised(
             executor, rows=64, kv=kv, chunk=24, branching=policy, prefixes=Prefixes(executor, rules, kept)
         )
         parts = Branches(((), (5,)), (9, 17))
-        more = [Job(7 + at, 0.0, BASE[: 1 + 7 * at % 40], (3 + 5 * at % 30, parts, 1)) for at in range(6)]
+        more = [
+            EngineJob(7 + at, 0.0, BASE[: 1 + 7 * at % 40], (3 + 5 * at % 30, parts, 1)) for at in range(6)
+        ]
         run(engine, [*jobs(), *more], lambda step: most.append(executor.held))
         assert not executor.sequences
         assert kv / 4 < max(most) <= kv + kept * ROUNDED
@@ -163,7 +169,7 @@ def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = made(executor, rows=2, chunk=64)
-    first, second, third = (Job(at, time.monotonic(), BASE, (5,)) for at in range(3))
+    first, second, third = (EngineJob(at, time.monotonic(), BASE, (5,)) for at in range(3))
     engine.add(first)
     engine.step()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.policy.scheduler import Scheduler
-from windtunnel.serving.engine.policy.step import Finished, Limits, Step, Unit
+from windtunnel.serving.engine.policy.step import Finished, Step, StepLimits, Unit
 
 TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
 
@@ -45,10 +45,10 @@ def workloads(draw: st.DrawFn) -> list[Request]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[Request], Limits]:
+def cases(draw: st.DrawFn) -> tuple[list[Request], StepLimits]:
     """Requests, and limits whose memory binds: the largest request fits, two of them perhaps do not."""
     workload = draw(workloads())
-    limits = Limits(
+    limits = StepLimits(
         rows=draw(st.integers(1, 6)), kv=0, chunk=draw(st.integers(1, 40)), state=draw(st.integers(0, 3)),
         admission=draw(st.sampled_from(["wait", "refuse", "defer"])),
         branching=draw(st.sampled_from(["off", "eager", "cap2", "taper", "strict"])),
@@ -138,7 +138,7 @@ class Ran:
 
 def run(
     workload: list[Request],
-    given_limits: Limits,
+    given_limits: StepLimits,
     *,
     jump: bool = False,
     cancel: Callable[[int], list[int]] = lambda step: [],
@@ -217,7 +217,7 @@ def run(
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
-    case: tuple[list[Request], Limits],
+    case: tuple[list[Request], StepLimits],
 ) -> None:
     workload, given_limits = case
     single = run(workload, given_limits)
@@ -240,7 +240,7 @@ def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
     short=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 6)), max_size=12),
 )
 def test_clients_may_leave_and_units_may_end_at_any_time(
-    case: tuple[list[Request], Limits], gone: list[tuple[int, int]], short: set[Unit]
+    case: tuple[list[Request], StepLimits], gone: list[tuple[int, int]], short: set[Unit]
 ) -> None:
     workload, given_limits = case
     left: set[int] = set()

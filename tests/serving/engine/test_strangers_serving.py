@@ -19,7 +19,7 @@ from support.serving import Served, served
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import Engine, Job
+from windtunnel.serving.engine.live.loop import EngineJob, ServingEngine
 from windtunnel.serving.engine.live.sampling import Sampling, sample
 from windtunnel.serving.engine.live.tokens import LocalTokens
 from windtunnel.serving.engine.model import StepTime
@@ -184,12 +184,14 @@ def test_what_benchmark_and_evaluation_clients_send_is_answered(server: Served) 
 
 def test_a_unit_that_is_ended_before_its_first_token_decodes_no_more_than_that() -> None:
     executor = load("tiny-attention")
-    engine = Engine(executor, StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9), rows=1, kv=1 << 20, chunk=4, queue=1)
-    engine.add(Job(0, 0.0, tuple(range(3, 15)), (9,)))
+    engine = ServingEngine(
+        executor, StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9), rows=1, kv=1 << 20, chunk=4, queue=1
+    )
+    engine.add(EngineJob(0, 0.0, tuple(range(3, 15)), (9,)))
     engine.step()
     engine.end((0, 0))  # in mid-prefill
-    engine.add(Job(1, 0.0, (5,), (2,)))
-    engine.add(Job(2, 0.0, (5,), (2,)))
+    engine.add(EngineJob(1, 0.0, (5,), (2,)))
+    engine.add(EngineJob(2, 0.0, (5,), (2,)))
     said, refused = [], []
     while engine.busy:
         report = engine.step()

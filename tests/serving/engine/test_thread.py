@@ -14,7 +14,7 @@ import pytest
 
 from windtunnel.base.errors import LessError, ScriptError, WindtunnelError
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import Engine, Job
+from windtunnel.serving.engine.live.loop import EngineJob, ServingEngine
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.serve import Settings, serve
 from windtunnel.serving.engine.live.thread import Begun, EngineThread, Over
@@ -27,18 +27,18 @@ DIVIDES = "CAPABILITY = 'serving.engine'\ndef decide(observation):\n    return 1
 def test_jobs_get_their_events_and_those_that_are_left_fail_at_the_end() -> None:
     async def story() -> list[Any]:
         time_of = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9)
-        thread = EngineThread(Engine(load("tiny-attention"), time_of, rows=2, kv=1 << 23))
+        thread = EngineThread(ServingEngine(load("tiny-attention"), time_of, rows=2, kv=1 << 23))
         short, endless, gone = asyncio.Queue(), asyncio.Queue(), asyncio.Queue()
-        thread.submit(Job(1, 0.0, (5, 6), (3,), Sampling(logprobs=1)), short)
-        thread.submit(Job(2, 0.0, (5, 6), (4000,)), endless)
-        thread.submit(Job(3, 0.0, (5, 6), (1 << 22,)), gone)
+        thread.submit(EngineJob(1, 0.0, (5, 6), (3,), Sampling(logprobs=1)), short)
+        thread.submit(EngineJob(2, 0.0, (5, 6), (4000,)), endless)
+        thread.submit(EngineJob(3, 0.0, (5, 6), (1 << 22,)), gone)
         events = [await short.get() for _ in range(5)]
         assert "there is room for" in (await gone.get()).refused
         await thread.close()
         last = endless.get_nowait()
         while not isinstance(last, Over):
             last = endless.get_nowait()
-        thread.submit(Job(4, 0.0, (5,), (1,)), short)
+        thread.submit(EngineJob(4, 0.0, (5,), (1,)), short)
         return [*events, last, short.get_nowait()]
 
     begun, *tokens, over, last, late = asyncio.run(story())
@@ -77,11 +77,11 @@ def test_an_engine_that_fails_ends_the_server_with_a_sentence(
 
     def ready(url: str, run: str) -> None:
         if not policy:
-            monkeypatch.setattr(Engine, "add", fails)
+            monkeypatch.setattr(ServingEngine, "add", fails)
         clients.append(threading.Thread(target=ask, args=(url,)))
         clients[0].start()
 
-    def fails(engine: Engine, job: Job) -> None:
+    def fails(engine: ServingEngine, job: EngineJob) -> None:
         raise LookupError("of nothing")
 
     with pytest.raises(kind, match=words) as caught:

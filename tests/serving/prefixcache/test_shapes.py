@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from windtunnel.base.errors import UserError
-from windtunnel.serving.prefixcache.policy.shapes import Shape, layers, paper_hybrid, shape
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape, layers, paper_hybrid, shape
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -66,7 +66,7 @@ def test_flops_of_dense_and_expert_layers() -> None:
 
 def test_pairs_are_causal_and_within_the_window() -> None:
     for window in (0, 5, 100):
-        one = Shape(0, 0, 0.0, ((window, 2.0),))
+        one = ModelShape(0, 0, 0.0, ((window, 2.0),))
         by_hand = [2.0 * min(place + 1, window or 1000) for place in range(20)]
         assert one.flops(0, 20) == sum(by_hand)
         assert one.flops(7, 20) == sum(by_hand[7:])

@@ -21,11 +21,11 @@ from windtunnel.serving.prefixcache.policy import (
 )
 from windtunnel.serving.prefixcache.policy.changes import Evict, Strip, Tier
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules, block_lru
-from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
-HYBRID = Shape(kv=1, state=5, token=10.0, pairs=((0, 1.0),))
-ATTENTION = Shape(kv=2, state=0, token=10.0, pairs=((0, 1.0),))
+HYBRID = ModelShape(kv=1, state=5, token=10.0, pairs=((0, 1.0),))
+ATTENTION = ModelShape(kv=2, state=0, token=10.0, pairs=((0, 1.0),))
 RULE = [*(RULES[name] for name in ("three", "radix", "ends", "seglen", "three-lru", "density")),
         Rules(order="flops", alpha=0.7), block_lru(2), block_lru(3, "every")]  # fmt: skip
 symbols = st.lists(st.integers(0, 2), max_size=9).map(tuple)
@@ -38,8 +38,8 @@ requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
     st.sampled_from([(), (20,), (0,), (60, 30)]), st.integers(1, 3), st.data(),
 )  # fmt: skip
 def test_the_tree_is_what_it_says(
-    asked: list[tuple[tuple[int, ...], tuple[int, ...], bool]], rules: Rules, shape: Shape, capacity: int,
-    lower: tuple[int, ...], unit: int, data: st.DataObject,
+    asked: list[tuple[tuple[int, ...], tuple[int, ...], bool]], rules: Rules, shape: ModelShape,
+    capacity: int, lower: tuple[int, ...], unit: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     """Whatever is looked up is what a list of all that is held says; pinned nodes stay; bytes are exact."""
     tiers = [Tier(f"tier{place}", size, 10.0 - 4 * place, 0.1, 50.0) for place, size in enumerate(lower)]
@@ -111,7 +111,7 @@ def test_a_node_with_one_child_gives_its_state_and_keeps_its_childs_hits() -> No
 
 
 @pytest.mark.parametrize("shape", [HYBRID, ATTENTION])
-def test_alpha_zero_is_the_least_recently_used(shape: Shape) -> None:
+def test_alpha_zero_is_the_least_recently_used(shape: ModelShape) -> None:
     random = np.random.default_rng(3)
     caches = [PrefixCache(shape, 300, Rules(order=order)) for order in ("flops", "lru")]
     gone: list[list[object]] = [[], []]
@@ -172,7 +172,7 @@ def test_alpha_is_tuned_by_replay_always_to_the_same() -> None:
 
 
 @pytest.mark.parametrize("shape", [HYBRID, ATTENTION])
-def test_prompts_that_are_meant_to_hurt(shape: Shape) -> None:
+def test_prompts_that_are_meant_to_hurt(shape: ModelShape) -> None:
     """Empty, of one symbol, a million symbols, the same again and again: all are served within the budget."""
     for rules in (RULES["three"], RULES["block528"], RULES["radix"]):
         cache = PrefixCache(shape, 1_500_000, rules)

@@ -14,16 +14,16 @@ from windtunnel.serving.variants.model import Query, Variant
 from windtunnel.serving.variants.policy import POLICIES
 from windtunnel.serving.variants.policy.desk import (
     ATTEMPTS,
+    BatchRun,
     Desk,
     Effect,
-    Fail,
     Hosted,
-    Request,
-    Run,
+    RequestFailure,
     Start,
     Stop,
+    VariantRequest,
 )
-from windtunnel.serving.variants.twin import Outcome, Setting, simulate
+from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, simulate
 
 GIB = 1 << 30
 STEPS = st.lists(
@@ -48,15 +48,15 @@ class Story:
         self.host = Hosted(name="a", hardware="cpu", cores=2, free=32 * GIB)
         self.desk.hosts["a"] = self.host
         self.now, self.asked, self.loading = 0.0, 0, list[Start]()
-        self.running, self.ends, self.left = list[Run](), Counter[int](), set[int]()
+        self.running, self.ends, self.left = list[BatchRun](), Counter[int](), set[int]()
 
     def do(self, effects: list[Effect]) -> None:
         for one in effects:
             if isinstance(one, Start):
                 self.loading.append(one)
-            elif isinstance(one, Run):
+            elif isinstance(one, BatchRun):
                 self.running.append(one)
-            elif isinstance(one, Fail):
+            elif isinstance(one, RequestFailure):
                 query = one.request.query
                 assert not one.shed or (query.latency < math.inf and not query.background)
                 self.ends[one.request.query.id] += 1
@@ -81,7 +81,7 @@ class Story:
                 self.asked += 1
                 latency = math.inf if what == "ask" else 0.5
                 query = Query(self.asked, "digits", latency=latency, background=what == "later")
-                self.do(self.desk.ask(Request(query, self.now), self.now))
+                self.do(self.desk.ask(VariantRequest(query, self.now), self.now))
             case "done" | "died" | "refused" if self.running:
                 run = self.running.pop(0)
                 if what == "done":
@@ -137,7 +137,7 @@ def test_a_background_job_begins_where_nobody_waits_and_no_core_is_taken() -> No
     assert (wide.variant.threads, len(wide.background), len(wide.queue)) == (2, 2, 1)
     narrow = story.desk.group("net:1", "a")
     story.do([story.desk.start(narrow, story.now)])
-    narrow.put(Request(Query(5, "digits", background=True), story.now))
+    narrow.put(VariantRequest(Query(5, "digits", background=True), story.now))
     story.step("starts")  # both cores are used
     story.step("done")  # who asked goes first, though it came last
     assert [[one.query.id for one in run.batch] for run in story.running] == [[4]]
@@ -157,10 +157,10 @@ def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     times = np.sort(rng.uniform(3, 13, rng.poisson(load * 10 / 0.02)))
     later = np.sort(rng.uniform(3, 13, jobs))
 
-    def outcome(*background: tuple[float, Query]) -> Outcome:
+    def outcome(*background: tuple[float, Query]) -> VariantsOutcome:
         online = [(at, Query(number, "digits")) for number, at in enumerate(times.tolist())]
         asked = sorted([*online, *background], key=lambda pair: pair[0])
-        setting = Setting((one,), {}, True, {"net": one.name}, own=True, warm=0.0)
+        setting = VariantsSetting((one,), {}, True, {"net": one.name}, own=True, warm=0.0)
         return simulate(asked, 30.0, setting, POLICIES["static"])
 
     alone = outcome()
@@ -172,14 +172,14 @@ def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
 
 
 def overloaded(one: Variant, replicas: int, rate: float, bounds: list[float], seed: int) -> tuple[
-    list[tuple[float, Query]], Outcome
+    list[tuple[float, Query]], VariantsOutcome
 ]:  # fmt: skip
     """Five seconds, of which the first is not counted, and what became of who came in them."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(3, 8, int(rate * 5))).tolist()
     asked = [(at, Query(number, "digits", latency=rng.choice(bounds))) for number, at in enumerate(times)]
     peak = {"net": 0.7 * one.rate * replicas - 1e-6}
-    setting = Setting((one,), {}, True, {"net": one.name}, own=True, peak=peak, warm=4.0)
+    setting = VariantsSetting((one,), {}, True, {"net": one.name}, own=True, peak=peak, warm=4.0)
     return asked, simulate(asked, 30.0, setting, POLICIES["static"])
 
 

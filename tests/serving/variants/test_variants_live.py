@@ -18,16 +18,16 @@ from support.variants import INPUTS, OUTPUTS, WEIGHTS, registered, submitted
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.serving.variants.live import registry, replica
 from windtunnel.serving.variants.live.gateway import HEADER, application
-from windtunnel.serving.variants.live.registry import Entry
+from windtunnel.serving.variants.live.registry import VariantFile
 from windtunnel.serving.variants.live.rpc import listening, messages, services
-from windtunnel.serving.variants.live.service import Infeasible, Service
+from windtunnel.serving.variants.live.service import Infeasible, VariantsService
 from windtunnel.serving.variants.model import Variant
 
 ONE = {"name": "input", "datatype": "FP32", "shape": [1, 6], "data": INPUTS[0].tolist()}
 
 
 @pytest.fixture(scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[VariantFile]:
     return registered(tmp_path_factory.mktemp("variants"))
 
 
@@ -61,7 +61,7 @@ def test_a_module_of_torch_becomes_variants_that_do_as_it_does(
             np.testing.assert_allclose(made, softmax, atol=1e-6)
 
     async def story() -> None:
-        async with Service(found) as service:
+        async with VariantsService(found) as service:
             for count in (1, 5):
                 name, [(_, made)] = await service.infer("net:eager-t1-b8", {"input": INPUTS[:count]})
                 np.testing.assert_allclose(made, softmax[:count], atol=1e-6)
@@ -98,9 +98,9 @@ def test_what_is_not_equal_or_no_model_is_refused(tmp_path: Path, monkeypatch: p
     assert len(left_out) == 2 and "int8: refused" in left_out[1]
 
 
-def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -> None:
+def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFile]) -> None:
     async def story() -> None:
-        async with Service(entries) as service:
+        async with VariantsService(entries) as service:
             await service.infer("sums", {"input": INPUTS[:1]}, accuracy=0.9)
             killed = 0
 
@@ -130,10 +130,10 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -
 
 
 def test_what_a_hung_replica_was_asked_another_answers(
-    entries: list[Entry], monkeypatch: pytest.MonkeyPatch
+    entries: list[VariantFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        async with Service(entries) as service:
+        async with VariantsService(entries) as service:
             await service.infer("sums", {"input": INPUTS[:1]})
             monkeypatch.setattr(replica, "PATIENCE", 2.0)
             for pid in service.pids():
@@ -147,9 +147,9 @@ def test_what_a_hung_replica_was_asked_another_answers(
     asyncio.run(story())
 
 
-def test_the_protocol_over_http_and_grpc(entries: list[Entry]) -> None:
+def test_the_protocol_over_http_and_grpc(entries: list[VariantFile]) -> None:
     async def story() -> None:
-        async with Service(entries) as service:
+        async with VariantsService(entries) as service:
             http = httpx.AsyncClient(
                 transport=httpx.ASGITransport(application(service)), base_url="http://here"
             )
@@ -250,9 +250,9 @@ async def over_grpc(stub: object, cold: Variant) -> None:
         assert told.value.code() == code
 
 
-def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: list[Entry]) -> None:
+def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: list[VariantFile]) -> None:
     async def story() -> None:
-        async with Service(entries) as service:
+        async with VariantsService(entries) as service:
             first, _ = await service.infer("sums", {"input": INPUTS[:1]})
             [pid] = service.pids()
             os.kill(pid, signal.SIGSTOP)

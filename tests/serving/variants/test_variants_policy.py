@@ -8,31 +8,31 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.variants.model import Candidate, Held, Host, Query, Variant
+from windtunnel.serving.variants.model import HostReplicas, Query, ReplicaHost, Variant, VariantCandidate
 from windtunnel.serving.variants.policy import POLICIES, decide
 from windtunnel.serving.variants.policy.scale import (
     LEGAL,
-    Change,
     Fleet,
     Load,
     Measured,
     Now,
+    ReplicaChange,
     Resize,
     Running,
     Scaling,
 )
 from windtunnel.serving.variants.policy.select import (
     QUEUE,
-    Asked,
     Batch,
     Chosen,
-    Refused,
+    QueryRefused,
+    VariantQuery,
     Waiting,
     feasible,
 )
 
 GIB = 1 << 30
-HOST = Host("a", "cpu", 8, 32 * GIB)
+HOST = ReplicaHost("a", "cpu", 8, 32 * GIB)
 
 
 def variant(name: str = "net:1", **other: object) -> Variant:
@@ -41,7 +41,7 @@ def variant(name: str = "net:1", **other: object) -> Variant:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Asked:
+def asked(draw: st.DrawFn) -> VariantQuery:
     candidates = []
     for number in range(draw(st.integers(0, 6))):
         one = variant(
@@ -51,8 +51,8 @@ def asked(draw: st.DrawFn) -> Asked:
         )  # fmt: skip
         states = draw(st.lists(st.sampled_from(("active", "overloaded", "interfered")), max_size=2))
         wait = draw(st.sampled_from((0.0, 0.05, 2.0)))
-        candidates.append(Candidate(one, tuple(
-            Held(f"h{place}", state, 1, wait=wait) for place, state in enumerate(states)
+        candidates.append(VariantCandidate(one, tuple(
+            HostReplicas(f"h{place}", state, 1, wait=wait) for place, state in enumerate(states)
         )))  # fmt: skip
     query = Query(
         draw(st.integers(0, 5)), "digits",
@@ -60,21 +60,24 @@ def asked(draw: st.DrawFn) -> Asked:
         latency=draw(st.sampled_from((0.004, 0.05, 0.3, math.inf))),
         cost=draw(st.sampled_from((0.02, math.inf))),
     )  # fmt: skip
-    hosts = (Host("h0", "cpu", 8, draw(st.sampled_from((0, 16 * GIB)))), Host("h1", "v100", 1, 8 * GIB))
+    hosts = (
+        ReplicaHost("h0", "cpu", 8, draw(st.sampled_from((0, 16 * GIB)))),
+        ReplicaHost("h1", "v100", 1, 8 * GIB),
+    )
     recent = draw(st.lists(st.sampled_from([one.variant.name for one in candidates] or ["x"]), max_size=3))
     waiting = draw(st.sampled_from((0, QUEUE)))
-    return Asked(query, tuple(candidates), hosts, tuple(recent), waiting=waiting)
+    return VariantQuery(query, tuple(candidates), hosts, tuple(recent), waiting=waiting)
 
 
 @settings(max_examples=60, deadline=None)
 @given(asked(), st.sampled_from(sorted(POLICIES)))
-def test_who_answers_can_and_is_loaded_and_unflagged_where_one_is(seen: Asked, policy: str) -> None:
+def test_who_answers_can_and_is_loaded_and_unflagged_where_one_is(seen: VariantQuery, policy: str) -> None:
     made = POLICIES[policy](seen)
     by_name = {one.variant.name: one for one in seen.candidates}
     fit = [one for one in seen.candidates if feasible(seen.query, one.variant)]
-    assert isinstance(made, Refused) == (not fit)
+    assert isinstance(made, QueryRefused) == (not fit)
     if not isinstance(made, Chosen):
-        assert isinstance(made, Refused) and made.reason
+        assert isinstance(made, QueryRefused) and made.reason
         return
     chosen = by_name[made.variant]
     assert chosen in fit
@@ -106,28 +109,30 @@ def test_who_answers_can_and_is_loaded_and_unflagged_where_one_is(seen: Asked, p
 def test_what_is_loaded_is_what_the_policy_says() -> None:
     quick = variant("net:1", load=1.0, price=1.0)
     cheap = variant("net:8", load=3.0, price=2.0, batch=8, slope=0.002)
-    held = Held(HOST.name, "active", 1, wait=9.0)
+    held = HostReplicas(HOST.name, "active", 1, wait=9.0)
 
-    def after(policy: str, *candidates: Candidate) -> tuple[str, bool]:
-        made = POLICIES[policy](Asked(Query(0, "digits", latency=0.05), candidates, (HOST,)))
+    def after(policy: str, *candidates: VariantCandidate) -> tuple[str, bool]:
+        made = POLICIES[policy](VariantQuery(Query(0, "digits", latency=0.05), candidates, (HOST,)))
         assert isinstance(made, Chosen)
         return made.variant, made.load
 
-    nothing = Candidate(quick), Candidate(cheap)
+    nothing = VariantCandidate(quick), VariantCandidate(cheap)
     assert after("infaas", *nothing) == ("net:1", True)
     assert after("cheapest", *nothing) == ("net:8", True)
-    late = Candidate(cheap, (held,))
-    assert after("infaas", Candidate(quick), late) == ("net:1", True)
-    assert after("cheapest", Candidate(quick), late) == ("net:8", False)
-    made = decide(Asked(Query(0, "digits", latency=0.05), (late,), (HOST,)))
+    late = VariantCandidate(cheap, (held,))
+    assert after("infaas", VariantCandidate(quick), late) == ("net:1", True)
+    assert after("cheapest", VariantCandidate(quick), late) == ("net:8", False)
+    made = decide(VariantQuery(Query(0, "digits", latency=0.05), (late,), (HOST,)))
     assert isinstance(made, Chosen) and made.shed == 9.0 + 0.004 - 0.05
     assert made.reason == "digits: shed, since net:8 would take 9 s; ask again in 9 s"
 
 
 def test_what_cannot_be_done_is_refused_with_the_nearest() -> None:
-    seen = Asked(Query(0, "digits", accuracy=0.95, latency=0.5), (Candidate(variant()),), (HOST,))
+    seen = VariantQuery(
+        Query(0, "digits", accuracy=0.95, latency=0.5), (VariantCandidate(variant()),), (HOST,)
+    )
     made = decide(seen)
-    assert isinstance(made, Refused)
+    assert isinstance(made, QueryRefused)
     assert made.reason == (
         "digits: no variant does accuracy 0.95 within 0.5 s; the most accurate has 0.9; "
         "as fast ones have accuracy 0.9"
@@ -205,19 +210,21 @@ def scaled(load: Load) -> Scaling:
 def test_the_load_is_met_by_replicas_or_by_what_is_sooner_loaded() -> None:
     small, large = variant(), variant("net:8", batch=8, slope=0.002, price=2.0, load=1.2)
     assert scaled(Load(HOST, (Running(small, 1, 70.0),))).changes == ()
-    assert scaled(Load(HOST, (Running(small, 1, 150.0),))).changes == (Change("net:1", 1),)
+    assert scaled(Load(HOST, (Running(small, 1, 150.0),))).changes == (ReplicaChange("net:1", 1),)
     # two replicas more take 2 s of loading, the other variant 1.2
-    assert scaled(Load(HOST, (Running(small, 1, 230.0),), (large,))).changes == (Change("net:8", 1),)
+    assert scaled(Load(HOST, (Running(small, 1, 230.0),), (large,))).changes == (ReplicaChange("net:8", 1),)
     inaccurate = Running(small, 1, 230.0, accuracy=0.95)
-    assert scaled(Load(HOST, (inaccurate,), (large,))).changes == (Change("net:1", 2),)
-    full = Host("a", "cpu", 1, 32 * GIB)
+    assert scaled(Load(HOST, (inaccurate,), (large,))).changes == (ReplicaChange("net:1", 2),)
+    full = ReplicaHost("a", "cpu", 1, 32 * GIB)
     assert scaled(Load(full, (Running(small, 1, 150.0),))) == Scaling((), (0,), True)
-    other = Host("b", "cpu", 1, 32 * GIB)  # what does not fit here is loaded there, and no host is missing
+    other = ReplicaHost(
+        "b", "cpu", 1, 32 * GIB
+    )  # what does not fit here is loaded there, and no host is missing
     made = scaled(Load(full, (Running(small, 1, 150.0),), elsewhere=(other,)))
-    assert made == Scaling((Change("net:1", 1, "b"),), (0,))
+    assert made == Scaling((ReplicaChange("net:1", 1, "b"),), (0,))
     for policy in ("no-upgrade", "individual"):
         made = POLICIES[policy](Load(HOST, (Running(small, 1, 230.0),), (large,)))
-        assert isinstance(made, Scaling) and made.changes == (Change("net:1", 2),)
+        assert isinstance(made, Scaling) and made.changes == (ReplicaChange("net:1", 2),)
     assert POLICIES["static"](Load(HOST, (Running(small, 1, 230.0),))) == Scaling((), (0,), False)
 
 
@@ -230,8 +237,8 @@ def test_less_comes_only_after_votes_and_a_constant_load_changes_nothing() -> No
         changes += [(second, one) for one in made.changes]
         if changes:
             break
-    assert changes == [(9, Change("net:1", 1)), (9, Change("net:8", -1))]
-    tight = Host("a", "cpu", 8, GIB)
+    assert changes == [(9, ReplicaChange("net:1", 1)), (9, ReplicaChange("net:8", -1))]
+    tight = ReplicaHost("a", "cpu", 8, GIB)
     for host, rate, gone in ((HOST, 0.01, False), (tight, 0.01, True), (tight, 1.0, False)):
         made = scaled(Load(host, (Running(small, 1, rate, votes=9),)))
         assert bool(made.changes) == gone
@@ -247,15 +254,15 @@ def test_less_comes_only_after_votes_and_a_constant_load_changes_nothing() -> No
 
 
 def test_hosts_come_where_one_is_needed_and_go_after_long_low_load() -> None:
-    idle = (Host("a", "cpu", 8, GIB, 0.1), Host("b", "cpu", 8, GIB, 0.05))
+    idle = (ReplicaHost("a", "cpu", 8, GIB, 0.1), ReplicaHost("b", "cpu", 8, GIB, 0.05))
     assert decide(Fleet("cpu", idle, 1, True, 15, 0)) == Resize(1)
     assert decide(Fleet("cpu", idle, 1, True, 14, 0)) == Resize()
     assert decide(Fleet("cpu", idle, 1, True, 15, 0, starting=1)) == Resize()
     assert decide(Fleet("cpu", idle, 1, False, 15, 13)) == Resize(low=14)
     assert decide(Fleet("cpu", idle, 1, False, 15, 14)) == Resize(remove="b")
     assert decide(Fleet("cpu", idle, 2, False, 15, 14)) == Resize(low=15)
-    assert decide(Fleet("cpu", (Host("a", "cpu", 8, GIB, 0.9),), 1, False, 15, 3)) == Resize(1)
-    last = (Host("b", "v100", 1, GIB, 0.05),)
+    assert decide(Fleet("cpu", (ReplicaHost("a", "cpu", 8, GIB, 0.9),), 1, False, 15, 3)) == Resize(1)
+    last = (ReplicaHost("b", "v100", 1, GIB, 0.05),)
     assert POLICIES["infaas"](Fleet("v100", last, 0, False, 15, 14)) == Resize(remove="b")
     assert decide(Fleet("v100", last, 0, False, 15, 148)) == Resize(low=149)
     assert decide(Fleet("v100", last, 0, False, 15, 149)) == Resize(remove="b")

@@ -25,7 +25,7 @@ from windtunnel.base.web import WebServer, listen
 from windtunnel.serving.variants.live import registry
 from windtunnel.serving.variants.live.gateway import HEADER, application
 from windtunnel.serving.variants.live.rpc import listening, messages, services
-from windtunnel.serving.variants.live.service import Service
+from windtunnel.serving.variants.live.service import VariantsService
 
 WORDS = np.array([["a", "b"]] * 16)
 COUNTS = np.arange(32).reshape(16, 2)
@@ -72,7 +72,7 @@ def data(folder: Path, **other: object) -> Path:
 class Served:
     url: str
     rpc: str
-    service: Service
+    service: VariantsService
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert {one.variant.batch for one in entries} == {1, 8} and all(
         one.variant.accuracy == 1 for one in entries
     )
-    service = Service(entries)
+    service = VariantsService(entries)
     sock = listen("test", "127.0.0.1", 0)
     server = WebServer(uvicorn.Config(application(service), log_config=None))
     ports: list[int] = []

@@ -15,8 +15,8 @@ import pytest
 
 from support.variants import INPUTS, OUTPUTS, registered
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.cluster import Cluster
-from windtunnel.serving.variants.live.service import Service
+from windtunnel.serving.variants.live.cluster import ReplicaCluster
+from windtunnel.serving.variants.live.service import VariantsService
 
 pytestmark = pytest.mark.conformance
 
@@ -25,11 +25,11 @@ ray = pytest.importorskip("ray", reason="needs ray (extra ray)")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[ReplicaCluster]:
     with pytest.raises(UserError, match="no Ray cluster answers there"):
-        Cluster("ray://127.0.0.1:1")
+        ReplicaCluster("ray://127.0.0.1:1")
     ray.init(num_cpus=4, include_dashboard=False)
-    yield Cluster("ray")
+    yield ReplicaCluster("ray")
     ray.shutdown()
 
 
@@ -42,11 +42,11 @@ def actors() -> list[int]:
     ]
 
 
-def test_actors_answer_and_those_killed_lose_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_actors_answer_and_those_killed_lose_nothing(cluster: ReplicaCluster, tmp_path: Path) -> None:
     entries = registered(tmp_path)
 
     async def story() -> None:
-        async with Service(entries, cluster=cluster) as service:
+        async with VariantsService(entries, cluster=cluster) as service:
             await service.infer("sums", {"input": INPUTS[:1]})
             assert service.pids() == [] and actors()
             killed = 0

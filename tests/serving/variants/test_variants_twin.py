@@ -9,8 +9,8 @@ import numpy as np
 from windtunnel.serving.variants.model import Query
 from windtunnel.serving.variants.policy import POLICIES, Decision, Observation
 from windtunnel.serving.variants.policy.scale import LEGAL, Measured, Now
-from windtunnel.serving.variants.policy.select import Asked, Chosen
-from windtunnel.serving.variants.twin import Outcome, Setting, cost, queries, simulate
+from windtunnel.serving.variants.policy.select import Chosen, VariantQuery
+from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, cost, queries, simulate
 from windtunnel.serving.variants.twin.catalogue import catalogue
 from windtunnel.serving.variants.twin.world import pin
 
@@ -18,7 +18,7 @@ VARIANTS = tuple(one for one in catalogue(6) if one.hardware != "inferentia")
 COUNTS = np.full(90, 12.0)
 
 
-def outcome(policy: str, watch: list[tuple[Observation, Decision]] | None = None) -> Outcome:
+def outcome(policy: str, watch: list[tuple[Observation, Decision]] | None = None) -> VariantsOutcome:
     def decide(seen: Observation) -> Decision:
         made = POLICIES[policy](seen)
         if watch is not None:
@@ -27,7 +27,7 @@ def outcome(policy: str, watch: list[tuple[Observation, Decision]] | None = None
 
     asked = queries(COUNTS, VARIANTS, np.random.default_rng(3), bounds=(0.02, 0.3))
     own = policy in ("individual", "static")
-    setting = Setting(VARIANTS, {"cpu": 1}, pinned=pin(VARIANTS, 0.02), own=own, warm=40.0)
+    setting = VariantsSetting(VARIANTS, {"cpu": 1}, pinned=pin(VARIANTS, 0.02), own=own, warm=40.0)
     return simulate(asked, 90.0, setting, decide)
 
 
@@ -38,11 +38,11 @@ def test_one_input_has_one_outcome_every_query_an_end_and_states_their_order() -
     running = first.came - len(first.latencies) - first.shed  # at the end, at most three
     assert 0 <= running <= first.late + 3
     kinds = Counter(type(seen).__name__ for seen, _ in watched)
-    assert all(kinds[name] for name in ("Asked", "Waiting", "Measured", "Load", "Fleet"))
+    assert all(kinds[name] for name in ("VariantQuery", "Waiting", "Measured", "Load", "Fleet"))
     for seen, made in watched:
         if isinstance(seen, Measured) and isinstance(made, Now):
             assert made.state == seen.state or made.state in LEGAL[seen.state]
-        if isinstance(seen, Asked) and isinstance(made, Chosen):
+        if isinstance(seen, VariantQuery) and isinstance(made, Chosen):
             assert cost(seen, made)["shed" if made.shed else "seconds"] > 0
 
 
@@ -54,5 +54,5 @@ def test_shared_variants_cost_a_part_of_hosts_of_ones_own() -> None:
 
 def test_who_asks_for_what_there_is_not_is_refused_and_counted() -> None:
     asked = iter([(50.0, Query(0, "alexnet", accuracy=0.99))])
-    found = simulate(asked, 90.0, Setting(VARIANTS, {"cpu": 1}, warm=40.0), POLICIES["infaas"])
+    found = simulate(asked, 90.0, VariantsSetting(VARIANTS, {"cpu": 1}, warm=40.0), POLICIES["infaas"])
     assert (found.came, found.late, found.shed) == (1, 1, 0)

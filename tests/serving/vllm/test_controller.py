@@ -12,12 +12,12 @@ from parity.serving import engine_effects, engine_twin, in_time
 from windtunnel.replay import replay
 from windtunnel.serving.engine.model import Objective, Parallel, Serial, StepTime
 from windtunnel.serving.engine.notes import event_notes
-from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.vllm.controller import (
     GATHER,
     Arrival,
     Controller,
-    Plan,
+    StepPlan,
     choose_depths,
     common_length,
     group_sequences,
@@ -34,7 +34,7 @@ class Server:
     """Computes what it is told: ``computed`` tokens of each sequence, whose prompts' blocks it keeps.
     ``most``: tokens of a sequence in one step; ``seconds``: of a step."""
 
-    limits: Limits
+    limits: StepLimits
     log: EventLog | None = None
     most: int = 1 << 30
     time: StepTime | None = TIME
@@ -71,7 +71,7 @@ class Server:
         objective = Objective(**promised)
         self.controller.arrive(Arrival(name, self.prompts[name], most, self.now, objective, family), self.now)
 
-    def step(self) -> Plan:
+    def step(self) -> StepPlan:
         self.controller.done(self.now)
         plan = self.controller.plan(self.now)
         self.refused += plan.refused
@@ -124,14 +124,14 @@ def test_common_beginnings() -> None:
 
 
 def test_a_prompt_is_computed_in_chunks_and_rows_follow() -> None:
-    server = Server(Limits(4, 1000, chunk=16))
+    server = Server(StepLimits(4, 1000, chunk=16))
     server.arrive("a", range(40), 3)
     server.run()
     assert server.history == [{"a": 16}, {"a": 16}, {"a": 8}, {"a": 1}, {"a": 1}]
 
 
 def test_branches_share_the_blocks_of_their_parent() -> None:
-    server = Server(Limits(8, 1000, chunk=64, branching="eager"))
+    server = Server(StepLimits(8, 1000, chunk=64, branching="eager"))
     for at in range(3):
         server.arrive(f"{at}_r", range(20), 4, family="r")
     assert server.step().ends == {}  # more of them may come
@@ -143,7 +143,7 @@ def test_branches_share_the_blocks_of_their_parent() -> None:
 
 
 def test_off_decodes_one_branch_at_a_time() -> None:
-    server = Server(Limits(8, 1000, chunk=64, branching="off"))
+    server = Server(StepLimits(8, 1000, chunk=64, branching="off"))
     for at in range(3):
         server.arrive(f"{at}_r", range(20), 4, family="r")
     server.now += GATHER
@@ -153,7 +153,7 @@ def test_off_decodes_one_branch_at_a_time() -> None:
 
 @pytest.mark.parametrize("most", [1, 3, 5])
 def test_less_than_decided_is_computed_later(most: int) -> None:
-    server = Server(Limits(4, 1000, chunk=16), most=most)
+    server = Server(StepLimits(4, 1000, chunk=16), most=most)
     server.arrive("a", range(20), 3)
     server.arrive("b", range(9), 2)
     server.run()
@@ -161,7 +161,7 @@ def test_less_than_decided_is_computed_later(most: int) -> None:
 
 
 def test_late_requests_are_refused() -> None:
-    server = Server(Limits(4, 1000, chunk=16))
+    server = Server(StepLimits(4, 1000, chunk=16))
     server.arrive("a", range(64), 4, ttft=1e-6)
     server.arrive("b", range(64), 4, ttft=100.0)
     server.run()
@@ -170,7 +170,7 @@ def test_late_requests_are_refused() -> None:
 
 
 def test_a_sequence_that_ends_early_leaves_its_branches_to_go_on() -> None:
-    server = Server(Limits(8, 1000, chunk=64, branching="eager"))
+    server = Server(StepLimits(8, 1000, chunk=64, branching="eager"))
     for at in range(2):
         server.arrive(f"{at}_r", range(20), 9, family="r")
     server.now += GATHER
@@ -183,7 +183,7 @@ def test_a_sequence_that_ends_early_leaves_its_branches_to_go_on() -> None:
 
 
 def test_what_is_given_up_is_forgotten() -> None:
-    server = Server(Limits(8, 64, chunk=64))
+    server = Server(StepLimits(8, 64, chunk=64))
     for name in ("a", "b"):  # the second one waits for memory
         server.arrive(name, range(20), 20)
     server.step()
@@ -195,7 +195,7 @@ def test_what_is_given_up_is_forgotten() -> None:
 
 
 def test_what_can_never_be_admitted_is_left_to_vllm() -> None:
-    server = Server(Limits(8, 32, chunk=64))
+    server = Server(StepLimits(8, 32, chunk=64))
     server.arrive("a", range(20), 200)
     server.step()
     assert not server.controller.regulates("a")
@@ -203,14 +203,14 @@ def test_what_can_never_be_admitted_is_left_to_vllm() -> None:
 
 
 def test_step_times_are_learned() -> None:
-    server = Server(Limits(4, 1000, chunk=16), time=None)
+    server = Server(StepLimits(4, 1000, chunk=16), time=None)
     server.arrive("a", range(20), 60)
     server.run()
     assert server.controller.policies.time.of(1, 30) == pytest.approx(2**-7, rel=0.2)
 
 
 def test_step_times_of_a_host_that_was_slow_are_forgotten() -> None:
-    server = Server(Limits(4, 1000, chunk=16), time=None, seconds=2**-3)
+    server = Server(StepLimits(4, 1000, chunk=16), time=None, seconds=2**-3)
     server.arrive("a", range(20), 60)
     server.run()
     server.seconds = 2**-7
@@ -221,7 +221,7 @@ def test_step_times_of_a_host_that_was_slow_are_forgotten() -> None:
 
 
 def test_a_step_that_stood_still_makes_no_forecast_longer() -> None:
-    server = Server(Limits(4, 1000, chunk=32), time=None, seconds=8.0)
+    server = Server(StepLimits(4, 1000, chunk=32), time=None, seconds=8.0)
     server.arrive("slow", range(20), 60)
     server.step()
     server.seconds = 2**-7
@@ -236,7 +236,7 @@ def test_a_step_that_stood_still_makes_no_forecast_longer() -> None:
 
 def test_the_log_is_replayed_and_the_twin_decides_the_same(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    server = Server(Limits(3, 70, chunk=16, branching="taper"), log)
+    server = Server(StepLimits(3, 70, chunk=16, branching="taper"), log)
     for at in range(12):
         server.arrive(f"s{at}", [*range(16), *range(50, 55 + at)], 3 + at, ttft=0.2, tpot=0.02)
         if at % 3 == 0:

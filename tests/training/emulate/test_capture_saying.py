@@ -10,7 +10,7 @@ from capturing import SCRIPTS, capture, session
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.graph import NoteKind, sentences
-from windtunnel.training.emulate.live.mailbox import Want, hanging
+from windtunnel.training.emulate.live.mailbox import MailboxWait, hanging
 
 CLUSTER = "h100-sxm:1x4"
 SAY = "ranks that have not run are taken to say what the one that asks says itself"
@@ -55,7 +55,7 @@ def test_ranks_that_wait_for_each_other_would_hang() -> None:
 
 def test_nothing_hangs_while_a_message_lies_there(tmp_path: Path) -> None:
     here = tmp_path / "message"
-    waiting = {4: Want(7, "recv", str(here)), 7: Want(4, "scatter", str(tmp_path / "other"))}
+    waiting = {4: MailboxWait(7, "recv", str(here)), 7: MailboxWait(4, "scatter", str(tmp_path / "other"))}
     assert hanging(waiting) == (
         "the job would hang: ranks wait for each other, rank 4 for what rank 7 says (recv), "
         "rank 7 for what rank 4 says (scatter)"

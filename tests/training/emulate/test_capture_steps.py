@@ -9,7 +9,7 @@ import pytest
 from capturing import capture, steady_events
 
 from windtunnel.training.emulate.graph import EventKind, Phase, Slice
-from windtunnel.training.emulate.program import Calls
+from windtunnel.training.emulate.program import OptimizerCalls
 
 # What a step has: forward passes of a layer, and calls of optimisers.
 STEPS = {
@@ -52,7 +52,7 @@ def test_a_script_without_steps_is_told_so(name: str, said: str) -> None:
 
 def ends(calls: list[str]) -> Iterator[int]:
     """At which calls steps end; each call is told by the letters of the parameters that it updates."""
-    seen: Calls[int] = Calls()
+    seen: OptimizerCalls[int] = OptimizerCalls()
     for number, letters in enumerate(calls):
         yield from seen.add(frozenset(map(ord, letters)), number)
 

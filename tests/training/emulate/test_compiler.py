@@ -14,7 +14,7 @@ from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.catalogue import device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase
 from windtunnel.training.emulate.twin.compiler import compiled
-from windtunnel.training.emulate.twin.compiler.loops import Item, Loops, kernels, parts_of
+from windtunnel.training.emulate.twin.compiler.loops import Item, KernelLoops, kernels, parts_of
 from windtunnel.training.emulate.twin.compiler.partition import least_kept
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import kind_of, moved_bytes
@@ -321,8 +321,10 @@ def test_what_is_not_of_a_region_stays_as_it_is(tape):
     assert names(done).count("aten.mm.default") <= products  # dead ones are gone, none is new
 
 
-LOOPS = (None, Loops("pointwise", 64), Loops("pointwise", 4096), Loops("row", 4096, 64), Loops("full", 4096),
-         Loops("column", 4096))  # fmt: skip
+LOOPS = (
+    None, KernelLoops("pointwise", 64), KernelLoops("pointwise", 4096), KernelLoops("row", 4096, 64),
+    KernelLoops("full", 4096), KernelLoops("column", 4096),
+)  # fmt: skip
 
 
 @st.composite
@@ -357,7 +359,7 @@ def test_kernels_can_run_one_after_another(items):
 
 def test_reductions_share_a_kernel_where_they_have_the_same_rows():
     for rows, expected in ((8, [0, 0]), (4, [0, 1])):
-        items = [Item(Loops("row", 64, n), (0,), (8,), (n,), True, 0) for n in (8, rows)]
+        items = [Item(KernelLoops("row", 64, n), (0,), (8,), (n,), True, 0) for n in (8, rows)]
         assert kernels(items) == expected
 
 
@@ -372,11 +374,11 @@ def test_the_least_is_kept():
 
 def test_small_reductions_are_written_out():
     groups = Operator("aten.sum.dim_IntList", (meta(2, 64, 8, 4, 128), (3,), False), (meta(2, 64, 8, 128),))
-    assert [part.loops for part in parts_of(groups)] == [Loops("pointwise", 2 * 64 * 8 * 128)]
+    assert [part.loops for part in parts_of(groups)] == [KernelLoops("pointwise", 2 * 64 * 8 * 128)]
     columns = Operator("aten.sum.dim_IntList", (meta(64, 128), (0,), True), (meta(1, 128),))
-    assert [part.loops for part in parts_of(columns)] == [Loops("column", 64 * 128)]
+    assert [part.loops for part in parts_of(columns)] == [KernelLoops("column", 64 * 128)]
     rows = Operator("aten.mean.dim", (meta(64, 128), (-1,), True), (meta(64, 1),))
-    assert [part.loops for part in parts_of(rows)] == [Loops("row", 64 * 128, 64)]
+    assert [part.loops for part in parts_of(rows)] == [KernelLoops("row", 64 * 128, 64)]
 
 
 def test_the_example_is_faster_and_smaller_compiled(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli import calibrate as verb
 from windtunnel.training.emulate import calibrate as live
 from windtunnel.training.emulate.calibrate.operators import (
-    Recorder,
+    OperatorRecorder,
     find_operator,
     grid,
 )
@@ -40,7 +40,7 @@ def record_step(fused):
     model = Small()
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=not fused)
     tokens = torch.randint(0, 50, (4, 8))
-    with Recorder() as recorder:
+    with OperatorRecorder() as recorder:
         loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

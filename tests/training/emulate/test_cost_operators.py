@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.calibrate.operators import Recorder
+from windtunnel.training.emulate.calibrate.operators import OperatorRecorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.profile import contiguous, cost_of
 from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, ISOLATED
@@ -84,7 +84,7 @@ CALLS = {
 def test_flops_are_those_of_pytorchs_counter(name):
     with FlopCounterMode(display=False) as counter:
         CALLS[name]()
-    with Recorder() as recorder:
+    with OperatorRecorder() as recorder:
         CALLS[name]()
     assert sum(counted_flops(op) for op in recorder.operators) == counter.get_total_flops()
 
@@ -99,7 +99,7 @@ def test_flops_of_a_whole_training_step_are_those_of_pytorchs_counter():
 
     with FlopCounterMode(display=False) as counter:
         step()
-    with Recorder() as recorder:
+    with OperatorRecorder() as recorder:
         step()
     assert sum(counted_flops(op) for op in recorder.operators) == counter.get_total_flops() > 0
 

@@ -17,7 +17,7 @@ from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.exports import joules
-from windtunnel.training.emulate.policy import Decision, Known, Observation, decide
+from windtunnel.training.emulate.policy import CheckedCells, Decision, Observation, decide
 from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Run, emulate
 from windtunnel.training.emulate.summary import Summary
@@ -121,6 +121,6 @@ def test_the_log_alone_is_enough_to_decide_anew(done: Run) -> None:
     assert [decide(one) for one in seen] == made
     assert [list(one.captured) for one in seen] == [[], [0], [0, 3, 2]]
     assert made[:2] == [dataclasses.replace(made[0], ranks=(0,)), dataclasses.replace(made[1], ranks=(3, 2))]  # type: ignore[call-arg]
-    assert isinstance(made[-1], Known)
+    assert isinstance(made[-1], CheckedCells)
     assert seen[0].seconds_each is None
     assert (seen[1].seconds_each or 0) > 0

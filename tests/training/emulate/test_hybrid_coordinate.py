@@ -11,11 +11,11 @@ import pytest
 from windtunnel.base.errors import HangError, ScriptError
 from windtunnel.engines.replay import Program, ReplayJob
 from windtunnel.training.emulate.coordinate import ALONE, Coordinator
-from windtunnel.training.emulate.twin.hybrid import Call, Expected, Virtual
+from windtunnel.training.emulate.twin.hybrid import Expected, HybridCall, Virtual
 
 COMPUTE, REDUCE, COPIES = 1.0, 0.5, 3
 RANKS = (0, 1, 2)
-SUM = Call("all_reduce", RANKS, 64, -1)
+SUM = HybridCall("all_reduce", RANKS, 64, -1)
 
 
 def world(live: tuple[int, ...]) -> Any:

@@ -11,7 +11,15 @@ from slice_worlds import Tracer, capture_of, mesh_groups
 
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.policy import Check, Condition, Decision, Known, Observation, Source, decide
+from windtunnel.training.emulate.policy import (
+    Check,
+    CheckedCells,
+    Condition,
+    Decision,
+    Observation,
+    RankSource,
+    decide,
+)
 from windtunnel.training.emulate.policy.checks import CHECK_LIMIT
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.groups import Deadlock
@@ -41,7 +49,7 @@ def runs(
 
     def choose(observation: Observation) -> Decision:
         told = {rank: rank for rank in observation.captured}
-        seen.append(replace(observation, conditions=conditions, sources=(Source("train.py:1", told),)))
+        seen.append(replace(observation, conditions=conditions, sources=(RankSource("train.py:1", told),)))
         return decide(seen[-1])
 
     def check(ranks: list[int]) -> list[Slice]:
@@ -121,11 +129,11 @@ def test_nothing_is_checked_where_no_condition_is() -> None:
 
 def test_a_place_on_the_host_is_told_from_the_rank() -> None:
     """What captured ranks were told shows what is asked for."""
-    source = Source("train.py:1", {0: 0, 15: 7, 8: 0})
+    source = RankSource("train.py:1", {0: 0, 15: 7, 8: 0})
     observation = Observation(
         16, captured={0: 0, 15: 0, 8: 0}, checks=CHECK_LIMIT, calls=(0,), devices_per_host=8,
         conditions=(Condition("train.py:2", "v0 == 3", (0,)),), sources=(source,),
     )  # fmt: skip
     assert decide(observation) == Check((3,), "one of each case that the conditions on the rank make")
     found = decide(replace(observation, checked={3: 0}))
-    assert found == Known(((0,),), {})
+    assert found == CheckedCells(((0,),), {})

@@ -7,13 +7,13 @@ import torch
 
 from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.model import UNITS
-from windtunnel.training.emulate.emulation import Work, utilisation
+from windtunnel.training.emulate.emulation import StepWork, utilisation
 from windtunnel.training.emulate.graph import DTYPE_BYTES
 
 
 def work(model, hardware=None, run=None):
     hardware = hardware or model
-    return Work(1, model, hardware, run or model, run or hardware, max(hardware, key=hardware.get))
+    return StepWork(1, model, hardware, run or model, run or hardware, max(hardware, key=hardware.get))
 
 
 def test_every_dtype_of_torch_has_a_rate_on_every_device():

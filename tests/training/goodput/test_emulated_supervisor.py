@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windtunnel.training.elastic.policy.rules import Change, Rules, Wait
 from windtunnel.training.goodput.twin import supervisor
-from windtunnel.training.goodput.twin.supervisor import Supervisor
+from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 
 
 @given(data=st.data(), hosts=st.integers(2, 40), spares=st.integers(0, 2))
@@ -21,9 +21,9 @@ def test_a_part_of_a_job_decides_as_the_whole(data: st.DataObject, hosts: int, s
     if rules.shrinks:
         spares = 0
     with mock.patch.object(supervisor, "FIRST", hosts):
-        whole = Supervisor(hosts, spares, rules)
+        whole = TwinSupervisor(hosts, spares, rules)
     with mock.patch.object(supervisor, "FIRST", 1):
-        part = Supervisor(hosts, spares, rules)
+        part = TwinSupervisor(hosts, spares, rules)
     for _ in range(data.draw(st.integers(1, 25))):
         alive = sorted(set(range(hosts)) - whole.missing)
         what = data.draw(
@@ -48,7 +48,7 @@ def test_a_host_that_came_and_is_lost_while_others_are_waited_for_is_ordered_aga
         if isinstance(observation, Change) and isinstance(decision, Wait):
             orders.append(decision.order)
 
-    job = Supervisor(2, 0, Rules("replace"), record)
+    job = TwinSupervisor(2, 0, Rules("replace"), record)
     assert not job.lose([0, 1]) and not job.come(1) and not job.lose([1])
     assert not job.come(0) and job.come(1)
     assert [count for count in orders if count] == [2, 1]

@@ -21,7 +21,7 @@ from windtunnel.training.goodput.twin import cost
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import simulate
-from windtunnel.training.goodput.twin.supervisor import Supervisor
+from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines import policy as pipelines
 
@@ -77,7 +77,7 @@ def test_the_twin_decides_as_the_run_did(tmp_path: Path) -> None:
     def emulated(chosen: rules.Rules) -> list[Any]:
         seen: Pairs = []
         scheme = StorageRestart(JOB, COSTS, every=5, spares=SPARES)
-        scheme.supervisor = Supervisor(HOSTS, SPARES, chosen, lambda now, said: seen.append((now, said)))
+        scheme.supervisor = TwinSupervisor(HOSTS, SPARES, chosen, lambda now, said: seen.append((now, said)))
         simulate(scheme, JOB, COSTS, trace_of(replaced), 2000.0)
         return told(seen)
 

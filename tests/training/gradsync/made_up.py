@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
-    CollectiveCost,
+    CollectiveFit,
+    GradientTensor,
+    JobNetwork,
     Kind,
-    Network,
     Profile,
     Scope,
-    Tensor,
 )
 
 KINDS: tuple[Kind, ...] = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 
 
-def network(hosts: int, ranks_per_host: int, bandwidth: float, latency: float = 1e-5) -> Network:
+def network(hosts: int, ranks_per_host: int, bandwidth: float, latency: float = 1e-5) -> JobNetwork:
     """``bandwidth``: bytes/s of a host's link, shared by its ranks; inside a host 40 times as much."""
 
-    def costs(scope: Scope, members: int, rate: float) -> list[CollectiveCost]:
+    def costs(scope: Scope, members: int, rate: float) -> list[CollectiveFit]:
         found = []
         for kind in KINDS if members > 1 else ():
             passes = 2 if kind == "allreduce" else 1
             fixed = passes * (members - 1) * latency
-            found.append(CollectiveCost(scope, kind, fixed, passes * (members - 1) / members / rate))
+            found.append(CollectiveFit(scope, kind, fixed, passes * (members - 1) / members / rate))
         return found
 
     flat = bandwidth / ranks_per_host if hosts > 1 else 40 * bandwidth
-    return Network(
+    return JobNetwork(
         hosts, ranks_per_host,
         (
             *costs("flat", hosts * ranks_per_host, flat),
@@ -70,7 +70,7 @@ def profile(
     codecs: Sequence[CodecCost] = CODECS, per_element: float = 1e-9,
 ) -> Profile:  # fmt: skip
     """``per_element``: seconds of backward."""
-    tensors = tuple(Tensor(f"p{i}", size, 1e-5 + size * per_element) for i, size in enumerate(sizes))
+    tensors = tuple(GradientTensor(f"p{i}", size, 1e-5 + size * per_element) for i, size in enumerate(sizes))
     forward = sum(one.backward for one in tensors) / 2
     return Profile(
         tensors, tuple(codecs), network(hosts, ranks_per_host, bandwidth), forward, emulated="made up"

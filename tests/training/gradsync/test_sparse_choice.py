@@ -17,7 +17,7 @@ from threads import on_ranks
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.sparse import reduce_with
 from windtunnel.training.gradsync.live.units import Units
-from windtunnel.training.gradsync.model import SumTime, Tensor
+from windtunnel.training.gradsync.model import GradientTensor, SumTime
 from windtunnel.training.gradsync.policy.partition import Order, growth_of, slice_length
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.sparse import (
@@ -136,7 +136,7 @@ def test_the_choice_follows_overlap_density_and_latency() -> None:
 def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
     """A sparse gradient is a group of its own between dense ones, and its bytes are those of its scheme."""
     job = profile([10**5, 10**5, 10**5], 1e8, codecs=())
-    table = Tensor("table", 64 * 10**6, 1e-3, width=64, density=0.01, growth=(1.4, 1.8, 2.2))
+    table = GradientTensor("table", 64 * 10**6, 1e-3, width=64, density=0.01, growth=(1.4, 1.8, 2.2))
     job = replace(job, tensors=(job.tensors[0], table, *job.tensors[1:]))
     plan = make_plan(job)
     group = next(one for one in plan.groups if "table" in one.tensors)

@@ -27,9 +27,9 @@ from windtunnel.agents.sandbox.checkpoint import Taking
 from windtunnel.agents.sandbox.checks import checked_label
 from windtunnel.agents.sandbox.context import (
     FAULTS,
-    Context,
     Pending,
     Record,
+    SandboxContext,
     SandboxLog,
     settled,
     write_record,
@@ -54,7 +54,7 @@ from windtunnel.agents.sandbox.model import (
 )  # fmt: skip
 from windtunnel.agents.sandbox.observe import observe
 from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
-from windtunnel.agents.sandbox.protocol import Log
+from windtunnel.agents.sandbox.protocol import SandboxHistory
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse, whole_before
 from windtunnel.agents.sandbox.store import new_id
 from windtunnel.base import processes
@@ -65,7 +65,9 @@ from windtunnel.base.plain import to_plain
 class Box:
     """A sandbox of a host. Made by ``Host``; every method may be called from any thread."""
 
-    def __init__(self, context: Context, record: Record, machine: Machine | None, *, doubt: str = "") -> None:
+    def __init__(
+        self, context: SandboxContext, record: Record, machine: Machine | None, *, doubt: str = ""
+    ) -> None:
         self._context = context
         self._record = record
         self._log = context.log(record.spec.name)
@@ -394,9 +396,9 @@ class Box:
 
     # --- the past
 
-    def log(self) -> Log:
+    def log(self) -> SandboxHistory:
         """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
-        return Log(self._checkpoints(), self._log.turns())
+        return SandboxHistory(self._checkpoints(), self._log.turns())
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What the policy was asked of this sandbox, and what it answered, in order."""

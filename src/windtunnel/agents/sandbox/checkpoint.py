@@ -26,9 +26,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.context import FAULTS, Context, SandboxLog, room_for
+from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog, room_for
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
-from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Group, Machine
+from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Machine, UserProcesses
 from windtunnel.agents.sandbox.model import (
     Event,
     FilesPart,
@@ -66,7 +66,7 @@ class Freeze:
 
 
 @contextlib.contextmanager
-def frozen(cgroup: Cgroup | Group) -> Iterator[Freeze]:
+def frozen(cgroup: Cgroup | UserProcesses) -> Iterator[Freeze]:
     """The sandbox stands still within the block, and always runs again after it."""
     freeze = Freeze()
     begin = time.monotonic()
@@ -79,7 +79,7 @@ def frozen(cgroup: Cgroup | Group) -> Iterator[Freeze]:
             freeze.seconds = time.monotonic() - begin
 
 
-def _past_vfork(cgroup: Cgroup | Group) -> None:
+def _past_vfork(cgroup: Cgroup | UserProcesses) -> None:
     """Of a frozen sandbox: let those processes go on a little that wait for a child of vfork(2) to start its
     program. They count as frozen, and CRIU would try for ten seconds to stop one. Frozen again on return.
 
@@ -113,7 +113,7 @@ class Taking:
     checkpoint is ``parent``; and what there is of it so far. ``doubt``: as of `observe`. ``log``: what
     decides of it."""
 
-    context: Context
+    context: SandboxContext
     machine: Machine
     log: SandboxLog
     id: str

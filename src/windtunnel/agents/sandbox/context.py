@@ -240,7 +240,7 @@ class SandboxLog:
 
 
 @dataclass(frozen=True)
-class Context:
+class SandboxContext:
     """What every operation on a sandbox needs; ``criu`` and ``inspector``: None where there is none."""
 
     home: Home
@@ -248,7 +248,7 @@ class Context:
     store: Store
     criu: Criu | None
     inspector: Inspector | None
-    engine: Engine
+    engine: JobEngine
     rules: Rules
     retention: Retention
     policy: PolicyName
@@ -266,7 +266,7 @@ class Context:
         return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
 
 
-def room_for(context: Context, box: str, what: str) -> None:
+def room_for(context: SandboxContext, box: str, what: str) -> None:
     """Raises SandboxError where the host's disk has no room for ``what`` of sandbox ``box``."""
     disk = disk_usage(context.home.path)
     room = Room(what, disk.free, disk.total)
@@ -277,7 +277,7 @@ def room_for(context: Context, box: str, what: str) -> None:
         raise SandboxError(admission.refused)
 
 
-def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
+def disk_limit_of(context: SandboxContext, spec: SandboxSpec) -> int | None:
     """Bytes that the sandbox's root may use beyond its image. Raises UserError where it names a limit that
     cannot be held here."""
     limit, pool = spec.limits.disk, context.pool
@@ -313,7 +313,7 @@ class Pending:
     """The checkpoint of a turn, under way. ``finished``: when it was settled, by the monotonic clock;
     ``reported``: its fault was raised to somebody."""
 
-    def __init__(self, box: str, job: str = "", engine: Engine | None = None) -> None:
+    def __init__(self, box: str, job: str = "", engine: JobEngine | None = None) -> None:
         self.box, self.job, self.finished, self.reported = box, job, 0.0, False
         self._engine = engine
         self._outcome: Future[Turn] = Future()
@@ -353,7 +353,7 @@ def settled(box: str, turn: Turn) -> Pending:
     return pending
 
 
-class Engine:
+class JobEngine:
     """Runs jobs on a few threads, in the order that ``decide`` gives.
 
     ``chosen`` is told of each choice among several jobs, with the sandbox that comes next.

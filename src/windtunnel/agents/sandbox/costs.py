@@ -96,15 +96,15 @@ class SandboxCosts:
         processes: int = 0,
         dirty: float = 0.0,
         files: float = 0.0,
-    ) -> Work:
+    ) -> OperationCost:
         """What a checkpoint of that class takes; ``dirty``: raw bytes of memory that changed since the last
         image, ``files``: bytes written since the last snapshot."""
         if turn_class is TurnClass.NONE:
-            return Work()
+            return OperationCost()
         if turn_class is TurnClass.SHELL:
-            return Work(after=self.shell, cpu=self.shell_cpu)
+            return OperationCost(after=self.shell, cpu=self.shell_cpu)
         if turn_class is TurnClass.FILES:
-            return Work(self.files_freeze, self.files_after, self.files_cpu, self.files_new + files)
+            return OperationCost(self.files_freeze, self.files_after, self.files_cpu, self.files_new + files)
         freeze = (
             self.full_freeze + self.full_freeze_per_byte * memory + self.full_freeze_per_process * processes
         )
@@ -114,16 +114,16 @@ class SandboxCosts:
             + self.full_after_per_new_byte * min(dirty, memory)
         )
         new = self.new_base + self.new_per_byte * min(dirty, memory)
-        return Work(freeze, after, self.full_cpu, self.files_new + files + new)
+        return OperationCost(freeze, after, self.full_cpu, self.files_new + files + new)
 
-    def bring_back(self, *, memory: float, processes: int, fork: bool = False) -> Work:
+    def bring_back(self, *, memory: float, processes: int, fork: bool = False) -> OperationCost:
         """What a restore takes, or a fork."""
         seconds = self.restore + self.restore_per_byte * memory + self.restore_per_process * processes
-        return Work(after=seconds + (self.fork if fork else 0.0), cpu=self.restore_cpu)
+        return OperationCost(after=seconds + (self.fork if fork else 0.0), cpu=self.restore_cpu)
 
 
 @dataclass(frozen=True)
-class Work:
+class OperationCost:
     """One operation: seconds with the sandbox frozen, seconds after that, the part that is CPU, and bytes
     written."""
 

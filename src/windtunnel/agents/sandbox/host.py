@@ -30,9 +30,9 @@ from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.context import (
     FAULTS,
     NO_IMAGES,
-    Context,
-    Engine,
+    JobEngine,
     Record,
+    SandboxContext,
     disk_limit_of,
     is_alive,
     newest,
@@ -127,13 +127,13 @@ class Host:
                     if self._rootless or kernel.missing()
                     else Inspector()
                 )
-            self.context = Context(
+            self.context = SandboxContext(
                 home=self.home,
                 pool=pool,
                 store=Store(self.home.pages),
                 criu=program,
                 inspector=inspector,
-                engine=Engine(workers, decide=self._pick, chosen=self._picked),
+                engine=JobEngine(workers, decide=self._pick, chosen=self._picked),
                 rules=rules,
                 retention=retention or Retention(),
                 policy=policy,

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.agents.sandbox.context import FAULTS, Context
+from windtunnel.agents.sandbox.context import FAULTS, SandboxContext
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import Machine, shell_effect
-from windtunnel.agents.sandbox.machine.state import State
+from windtunnel.agents.sandbox.machine.state import ShellSections
 from windtunnel.agents.sandbox.model import (
     Doubt,
     Effects,
@@ -40,7 +40,7 @@ WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.m
 
 
 def observe(
-    context: Context,
+    context: SandboxContext,
     name: str,
     machine: Machine,
     tip: Manifest | None,
@@ -80,7 +80,7 @@ def observe(
 
 
 def _effects(
-    context: Context, name: str, machine: Machine, tip: Manifest, doubt: str, occasion: Occasion
+    context: SandboxContext, name: str, machine: Machine, tip: Manifest, doubt: str, occasion: Occasion
 ) -> Effects:
     busy = () if occasion is Occasion.FROZEN else quiesce(machine.shells())
     effects = Effects(doubts=(Doubt(Part.PROCESSES, "no inspector"),))
@@ -167,7 +167,7 @@ def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
             lacks.append(Lack("shells", f"shell {name}: its state", ""))
             continue
         with contextlib.suppress(MachineError):
-            held = State.of(known[name]).text("descriptors").splitlines()
+            held = ShellSections.of(known[name]).text("descriptors").splitlines()
             lacks += [
                 Lack("descriptors", f"shell {name}: descriptor {descriptor}", "") for descriptor in held
             ]

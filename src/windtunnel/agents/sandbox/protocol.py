@@ -31,7 +31,7 @@ from windtunnel.base.calls import local
 
 
 @dataclass(frozen=True)
-class Log:
+class SandboxHistory:
     """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns."""
 
     checkpoints: tuple[Manifest, ...]
@@ -121,7 +121,7 @@ class AnySandbox(Protocol):
 
     def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport: ...
 
-    def log(self) -> Log: ...
+    def log(self) -> SandboxHistory: ...
 
     def diff(self, older: str, newer: str = "") -> Diff:
         """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
@@ -170,7 +170,7 @@ class AnyHost(Protocol):
 
 
 @dataclass(frozen=True)
-class Health:
+class DaemonHealth:
     """A daemon that answers."""
 
     pid: int
@@ -181,7 +181,7 @@ class Health:
 class AnyDaemon(Protocol):
     """The process that holds the sandboxes of a home."""
 
-    def health(self) -> Health: ...
+    def health(self) -> DaemonHealth: ...
 
     def doctor(self) -> list[Facility]:
         """What the host has or lacks, and what follows."""

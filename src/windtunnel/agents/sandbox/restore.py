@@ -31,7 +31,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from windtunnel.agents.sandbox.context import FAULTS, Context, SandboxLog, disk_limit_of
+from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog, disk_limit_of
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.inventory.mend import put_right
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Machine, launch, walls
@@ -53,14 +53,14 @@ from windtunnel.store.objects import ObjectError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def foreseen(context: Context, manifest: Manifest) -> tuple[Lack, ...]:
+def foreseen(context: SandboxContext, manifest: Manifest) -> tuple[Lack, ...]:
     """What a restore of ``manifest`` on this host will surely lack."""
     image = manifest.image
     gone = because(image.alone, context.no_images) if image is not None and context.criu is None else ()
     return (*manifest.lacks, *gone)
 
 
-def refuse_less(context: Context, log: SandboxLog, manifest: Manifest) -> None:
+def refuse_less(context: SandboxContext, log: SandboxLog, manifest: Manifest) -> None:
     """Raises LessError where it is known beforehand that too much would lack; nothing was touched then."""
     lacks = foreseen(context, manifest)
     log.hold(
@@ -73,7 +73,7 @@ def refuse_less(context: Context, log: SandboxLog, manifest: Manifest) -> None:
 
 
 def bring_back(
-    context: Context,
+    context: SandboxContext,
     log: SandboxLog,
     spec: SandboxSpec,
     manifest: Manifest,
@@ -88,7 +88,7 @@ def bring_back(
         return _Restoring(context, log, spec, manifest).run()
 
 
-def rehearse(context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest) -> None:
+def rehearse(context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: Manifest) -> None:
     """See whether the processes of ``manifest`` come back, without touching sandbox ``spec``, which runs.
 
     Raises LessError and SandboxError as `bring_back` does. Does nothing where they have come back before on
@@ -124,7 +124,7 @@ class _Rehearsed(Exception):
 
 
 @contextlib.contextmanager
-def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
+def _in_use(context: SandboxContext, checkpoint: str) -> Iterator[None]:
     context.in_use.append(checkpoint)
     try:
         yield
@@ -137,7 +137,7 @@ class _Restoring:
     rehearsal (``rehearsal_of``: the sandbox) it ends, by _Rehearsed, before a process runs."""
 
     def __init__(
-        self, context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest,
+        self, context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: Manifest,
         *, rehearsal_of: str = "",
     ) -> None:  # fmt: skip
         self._context, self._log, self._spec, self._manifest = context, log, spec, manifest
@@ -285,7 +285,7 @@ class _Restoring:
                 self._lacks.append(Lack("services", f"service {name}: {command}", why))
 
 
-def verify(context: Context, ids: Iterable[str]) -> VerifyReport:
+def verify(context: SandboxContext, ids: Iterable[str]) -> VerifyReport:
     """Look at these checkpoints, and at those before damaged ones until a whole one is found."""
     begin = time.monotonic()
     wanted = list(ids)
@@ -313,7 +313,7 @@ def verify(context: Context, ids: Iterable[str]) -> VerifyReport:
 
 
 def whole_before(
-    context: Context,
+    context: SandboxContext,
     damaged: Manifest,
     known: Mapping[str, Manifest],
     damage: dict[str, list[str]] | None = None,
@@ -336,7 +336,7 @@ def whole_before(
     return ""
 
 
-def _manifests(context: Context) -> tuple[dict[str, Manifest], dict[str, str]]:
+def _manifests(context: SandboxContext) -> tuple[dict[str, Manifest], dict[str, str]]:
     """All manifests as they are on the disk, and of those that cannot be read, why."""
     known, unreadable = {}, {}
     context.store.forget()
@@ -349,7 +349,9 @@ def _manifests(context: Context) -> tuple[dict[str, Manifest], dict[str, str]]:
     return known, unreadable
 
 
-def _damage(context: Context, manifests: list[Manifest], *, files: bool) -> tuple[dict[str, list[str]], int]:
+def _damage(
+    context: SandboxContext, manifests: list[Manifest], *, files: bool
+) -> tuple[dict[str, list[str]], int]:
     """What of each checkpoint is damaged, in words, and bytes read. ``files``: read them, too."""
     images = {manifest.image.id for manifest in manifests if manifest.image}
     snapshots = {manifest.files.id for manifest in manifests if manifest.files}

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.model import (
     Saved,
     VerifyReport,
 )
-from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, Log
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, SandboxHistory
 from windtunnel.cli.common import Json, print_columns
 from windtunnel.cli.sandbox.common import (
     SOURCE,
@@ -221,7 +221,7 @@ Turns = Annotated[bool, typer.Option("--turns", help="List the turns, also those
 
 
 @calls(AnySandbox.log)
-def log(past: Log, name: str, context: typer.Context, turns: Turns = False) -> None:
+def log(past: SandboxHistory, name: str, context: typer.Context, turns: Turns = False) -> None:
     """Show the tree of checkpoints of a sandbox and of what it was forked from.
 
     Example: windtunnel sandbox log demo --turns
@@ -236,7 +236,7 @@ def log(past: Log, name: str, context: typer.Context, turns: Turns = False) -> N
         typer.echo("\n".join(tree(name, past, tips)))
 
 
-def tree(name: str, past: Log, newest: Mapping[str, str]) -> list[str]:
+def tree(name: str, past: SandboxHistory, newest: Mapping[str, str]) -> list[str]:
     """The checkpoints as a tree, one a line; a chain without branches stays on one level, so that it can be
     read. ``newest``: the newest checkpoint of every sandbox of the host."""
     known = {point.id for point in past.checkpoints}
@@ -276,7 +276,7 @@ def _line(name: str, point: Manifest, tips: list[str]) -> str:
     return "  ".join((*first, *(text for applies, text in notes if applies)))
 
 
-def _print_turns(past: Log) -> None:
+def _print_turns(past: SandboxHistory) -> None:
     head = ("turn", "kept", "wanted", "checkpoint", "added", "took", "why")
     rows = [
         (

@@ -13,7 +13,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.common import Html, Json, choice, numbers, print_columns, print_json
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.twin.questions import Answers
+    from windtunnel.agents.sandbox.twin.questions import EmulationAnswers
 
 
 def emulate(
@@ -57,8 +57,8 @@ def emulate(
     from windtunnel.agents.sandbox.costs import load_costs
     from windtunnel.agents.sandbox.policy import POLICIES, PolicyName
     from windtunnel.agents.sandbox.traces import load
-    from windtunnel.agents.sandbox.twin import Shape
-    from windtunnel.agents.sandbox.twin.questions import Setting, answer, write_page
+    from windtunnel.agents.sandbox.twin import SessionShape
+    from windtunnel.agents.sandbox.twin.questions import EmulationSetting, answer, write_page
     from windtunnel.agents.sandbox.twin.world import EmulatedHost
     from windtunnel.base.plain import to_plain
 
@@ -67,10 +67,10 @@ def emulate(
         if not 0 < value < 1e18:
             raise UserError(f"`{name}` {value:g} is not accepted, accepted is a number above 0")
     profile = load_costs(costs)
-    setting = Setting(
+    setting = EmulationSetting(
         machine=EmulatedHost(cores=cores, memory=memory, disk=disk, network=network, workers=workers),
         costs=profile.costs, hosts=hosts, seed=seed, turns=turns,
-        traces=tuple(load(path) for path in trace or ()), shape=Shape(memory=session_memory, run=run),
+        traces=tuple(load(path) for path in trace or ()), shape=SessionShape(memory=session_memory, run=run),
     )  # fmt: skip
     answers = answer(
         setting, profile.origin, forks=forks,
@@ -126,7 +126,7 @@ FORKS: Columns = {
 }
 
 
-def _show(answers: Answers) -> None:
+def _show(answers: EmulationAnswers) -> None:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answers.classes.items())
     typer.echo(f"Emulated, not measured. {answers.setting}.")
     typer.echo(f"Turns: {shares}. {answers.assumed}.")

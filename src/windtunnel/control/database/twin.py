@@ -55,7 +55,7 @@ class EmulatedDatabase:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DatabaseOutcome:
     """``waits``: seconds from arrival to begin of each task, nan where it never began; ``makespan``: when the
     last ended; ``used``: share of the slots that were held until then; ``decisions``, and ``done`` tasks."""
 
@@ -70,7 +70,7 @@ def emulate(
     workers: Sequence[tuple[str, int, str]], arrivals: NDArray[np.float64], durations: NDArray[np.float64],
     seed: int, *, policy: str = "least", period: float = 1.0,
     tasks: Mapping[int, Mapping[str, Any]] | None = None,
-) -> Outcome:  # fmt: skip
+) -> DatabaseOutcome:  # fmt: skip
     """``workers``: name, slots, data. ``arrivals`` (sorted) and ``durations``: seconds, shape (tasks,);
     ``tasks``: by its place what differs from a task of one slot, as `submit` takes it.
 
@@ -110,7 +110,7 @@ def emulate(
         turn += 1
     database.engine.dispose()
     room = database.now * sum(slots for _, slots, _ in workers)
-    return Outcome(waits, database.now, held / room if room else 0.0, decisions, done)
+    return DatabaseOutcome(waits, database.now, held / room if room else 0.0, decisions, done)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:

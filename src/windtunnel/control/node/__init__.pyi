@@ -3,7 +3,7 @@ from .agents import HarvestActuator as HarvestActuator
 from .agents import HarvestModel as HarvestModel
 from .agents import MemoryActuator as MemoryActuator
 from .agents import MemoryModel as MemoryModel
-from .agents import Model as Model
+from .agents import NodeModel as NodeModel
 from .agents import OverclockActuator as OverclockActuator
 from .agents import OverclockModel as OverclockModel
 from .live.agent import run as run

@@ -1,6 +1,6 @@
 """The two loops of an agent, without a clock, and three agents: the same objects run in the twin and live.
 
-An agent brings a `Model` and an `Actuator`; faults and safeguards are no part of either. Those here lend
+An agent brings a `NodeModel` and an `Actuator`; faults and safeguards are no part of either. Those here lend
 idle cores, move cold memory and overclock. Their ``host`` is of `live.cpu`, of `live.memory` or of the twin.
 """
 
@@ -23,7 +23,7 @@ Effect = Callable[[str, int, Any, Mapping[str, Any]], object]
 """Hears what was done, of which prediction (its sequence and value), and what the host then shows."""
 
 
-class Model(Protocol):
+class NodeModel(Protocol):
     """What learns. ``collect`` gives a sample, or None where none is due; ``update`` gets those of an epoch
     that are valid, and may ask the policy; what ``predict`` gives is a value of JSON, for which None stands
     as the default; ``assess``: whether the model can be trusted."""
@@ -58,7 +58,7 @@ class Prediction(NamedTuple):
 class ModelLoop:
     """Collects, learns and publishes. ``began``: when the first epoch does."""
 
-    model: Model
+    model: NodeModel
     schedule: Schedule
     guards: Guards
     ask: Ask

@@ -26,7 +26,7 @@ which an operator cleans up after an actuator that stands still, where guards ar
 
 
 @dataclass(frozen=True)
-class Outcome:
+class NodeOutcome:
     """``harm``: share of steps that starved the primary, of accesses to the slow tier, of energy that boosts
     waste; ``gain``: cores lent or the share of memory in the slow tier, the mean; work beyond nominal's."""
 
@@ -150,7 +150,7 @@ AGENTS: Mapping[str, tuple[Schedule, Any, Any, Any]] = {
 
 def emulate(
     agent: str, fault: str = "none", guards: Guards = ALL, *, seconds: float = 300.0, seed: int = 0
-) -> Outcome:
+) -> NodeOutcome:
     """``harvest``, ``memory`` or ``overclock`` for so many seconds, with a fault after a fifth of them.
 
     Raises:
@@ -199,7 +199,7 @@ def emulate(
             actuator.clean_up()
         del slot[1:]
     harm, gain = float(totals[0] / max(1.0, totals[1])), float(totals[2] / totals[3])
-    return Outcome(harm, gain, learning.counts + acting.counts)
+    return NodeOutcome(harm, gain, learning.counts + acting.counts)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float] | None:

@@ -12,8 +12,8 @@ from .policy import EdgeDevice as EdgeDevice
 from .policy import Observation as Observation
 from .policy import Settings as Settings
 from .policy import decide as decide
-from .run import Outcome as Outcome
 from .run import Plan as Plan
+from .run import SchemeOutcome as SchemeOutcome
 from .run import plan as plan
 from .run import run as run
 from .run import summary as summary

@@ -22,7 +22,7 @@ TAIL = 10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SchemeOutcome:
     """One scheme and seed. ``accuracy``: mean of the last `TAIL` rounds, 0 to 1. All is emulated but the
     learning, which is computed."""
 
@@ -72,7 +72,7 @@ def run(
     sample: int = 0, count: int = 60, seeds: int = 1, server_link: float, device_link: float,
     bytes_each: float = 4.0, training: LocalTraining | None = None, settings: Settings | None = None,
     progress: Callable[[str, float], None] = lambda *_: None,
-) -> tuple[str, list[Outcome]]:  # fmt: skip
+) -> tuple[str, list[SchemeOutcome]]:  # fmt: skip
     """The run's id, and each scheme with each seed. ``sample``: devices that train in a round, 0 for all.
 
     Raises:
@@ -83,7 +83,7 @@ def run(
     base, training = settings or Settings(), training or LocalTraining()
     wanted = [replace(base, scheme=scheme, groups=groups, devices=sample) for scheme in schemes]
     inputs = {"data": data, "split": split, "schemes": [*schemes], "model": model_name, "devices": devices}
-    outcomes = list[Outcome]()
+    outcomes = list[SchemeOutcome]()
     store_run = Store.open().begin(CAPABILITY, inputs, 0)
     with store_run.failing(), closing(EventLog(store_run.directory / NAME)) as log:
         for seed in range(seeds):
@@ -100,12 +100,12 @@ def run(
                     kept.append(done)
                     number = len(decision.groups)
                 accuracy = float(np.mean([done.accuracy for done in kept[-TAIL:]]))
-                outcomes.append(Outcome(own.scheme, seed, number, accuracy, kept))
+                outcomes.append(SchemeOutcome(own.scheme, seed, number, accuracy, kept))
         store_run.finish({"outcomes": [summary(outcome) for outcome in outcomes]})
     return store_run.id, outcomes
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: SchemeOutcome) -> dict[str, Any]:
     """One outcome with the figures of its last round."""
     last = {name: value for name, value in vars(outcome.rounds[-1]).items() if name != "vector"}
     return vars(outcome) | {"rounds": len(outcome.rounds), "last": last}

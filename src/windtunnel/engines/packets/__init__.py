@@ -11,7 +11,7 @@ capability puts a compiled function before a link or into the network.
 """
 
 from windtunnel.engines.packets.hooks import gate, node
-from windtunnel.engines.packets.network import At, Flow, Fork, Link, Queue
+from windtunnel.engines.packets.network import At, Flow, Fork, PacketLink, Queue
 from windtunnel.engines.packets.simulation import PacketForecast, Simulation
 
-__all__ = ["At", "Flow", "Fork", "Link", "PacketForecast", "Queue", "Simulation", "gate", "node"]
+__all__ = ["At", "Flow", "Fork", "PacketForecast", "PacketLink", "Queue", "Simulation", "gate", "node"]

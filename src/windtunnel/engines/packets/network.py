@@ -47,7 +47,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Link:
+class PacketLink:
     """A directed link: ``rate``, ``delay`` and the share of packets that it loses at random (``loss``)."""
 
     rate: float
@@ -173,7 +173,7 @@ def per_byte(rate: float, most: int, limit: int, where: str) -> float:
     return ns
 
 
-def pack_links(links: Sequence[Link], seed: int, largest: int) -> tuple[Records, Records]:
+def pack_links(links: Sequence[PacketLink], seed: int, largest: int) -> tuple[Records, Records]:
     """The records of links and of their bands."""
     records = np.zeros(len(links), layout.LINK)
     counts = [0] * len(links)

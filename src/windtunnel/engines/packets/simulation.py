@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.engines.packets import layout, network
 from windtunnel.engines.packets.kernel import run
 from windtunnel.engines.packets.layout import NEVER, SECOND, Records
-from windtunnel.engines.packets.network import Flow, Fork, Link, Route, Routes, pace, picoseconds
+from windtunnel.engines.packets.network import Flow, Fork, PacketLink, Route, Routes, pace, picoseconds
 
 EVENTS_A_SECOND = 4e7
 """What one CPU does, roughly (``python -m benchmarks engines.packets``): for `PacketForecast.cpu_seconds`."""
@@ -44,7 +44,7 @@ class Simulation:
     """
 
     def __init__(
-        self, links: Sequence[Link], flows: Sequence[Flow], *,
+        self, links: Sequence[PacketLink], flows: Sequence[Flow], *,
         nodes: Sequence[tuple[Any, NDArray[Any]]] = (), seed: int = 0, log: bool = False,
     ) -> None:  # fmt: skip
         if not 0 <= seed < 2**32:

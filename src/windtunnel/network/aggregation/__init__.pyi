@@ -8,6 +8,6 @@ from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
+from .twin import AggregationJob as AggregationJob
 from .twin import AggregationWorld as AggregationWorld
-from .twin import Job as Job
 from .twin import emulate as emulate

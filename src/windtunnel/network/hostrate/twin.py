@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.packets import Flow, Link, Queue, Simulation
+from windtunnel.engines.packets import Flow, PacketLink, Queue, Simulation
 from windtunnel.network.hostrate.policy import POLICIES, Decision, Observation, WindowSettings
 from windtunnel.network.hostrate.policy.meter import PERIOD, WindowMeter
 
@@ -67,7 +67,10 @@ def emulate(
     if arm not in ARMS:
         raise ValueError(f"arm {arm!r}; accepted are {', '.join(ARMS)}")
     queue = QUEUES[arm](settings, packets) if arm in QUEUES else Queue(packets=packets)
-    links = [Link(settings.line, trip / 2, queue), Link(settings.line * 10, trip / 2, Queue(packets=10**6))]
+    links = [
+        PacketLink(settings.line, trip / 2, queue),
+        PacketLink(settings.line * 10, trip / 2, Queue(packets=10**6)),
+    ]
     rng = np.random.default_rng(seed)
     kind = arm if arm in SENDERS or arm == "dctcp" else "cubic"
     flows, owner = [Flow([0], sender="udp", rate=requests * REQUEST, packet=REQUEST)], [-1]

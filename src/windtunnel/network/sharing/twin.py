@@ -18,7 +18,7 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from windtunnel.engines.packets import Flow, Link, Queue, Simulation, gate
+from windtunnel.engines.packets import Flow, PacketLink, Queue, Simulation, gate
 from windtunnel.network.sharing.policy import (
     HEADROOM,
     SHARE,
@@ -158,7 +158,10 @@ def emulate(
         least = min(own)
         quanta = [max(world.packet, round(world.packet * rate / least)) for rate in own]
         queue = Queue("drr", packets=world.limit, mark_at=world.mark, bands=len(own), quantum=quanta)
-    links = [Link(world.line, world.rtt / 2, queue), Link(world.line, world.rtt / 2, Queue(packets=10**6))]
+    links = [
+        PacketLink(world.line, world.rtt / 2, queue),
+        PacketLink(world.line, world.rtt / 2, Queue(packets=10**6)),
+    ]
     rng = np.random.default_rng(seed)
     flows, owner = _flows(tenants, world, rng)
     simulation = Simulation(links, flows, seed=seed)

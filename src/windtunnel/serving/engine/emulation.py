@@ -23,12 +23,12 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.serving.engine import own, profile
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, Stage, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log
-from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin import figures, models
-from windtunnel.serving.engine.twin.world import Prefixes, Results, serve
+from windtunnel.serving.engine.twin.world import Results, TwinPrefixes, serve
 from windtunnel.serving.prefixcache.policy import POLICIES as PREFIX_POLICIES
 from windtunnel.serving.prefixcache.policy.rules import RULES
-from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
@@ -82,7 +82,7 @@ class Emulated:
     summary: Mapping[str, Any]
     about: Mapping[str, str]
     parts: tuple[Results, ...]
-    times: figures.Times
+    times: figures.RequestTimes
 
 
 def emulate(emulation: Emulation) -> Emulated:
@@ -147,10 +147,10 @@ def requests_of(trace: Requests, objective: Objective) -> list[Request]:
 class _Place:
     """Where it is served: one engine's limits and times, and how many there are."""
 
-    limits: Limits
+    limits: StepLimits
     time: StepTime
     about: str
-    shape: Shape
+    shape: ModelShape
     prefix_bytes: int
     hosts: int = 1
     devices: int = 1
@@ -190,7 +190,7 @@ def _place(emulation: Emulation, cached: bool) -> _Place:
         raise UserError(
             f"serve: {emulation.rows} rows and chunks of {emulation.chunk} tokens; accepted are 1 or more"
         )
-    limits = Limits(
+    limits = StepLimits(
         emulation.rows,
         0,
         emulation.chunk,
@@ -203,7 +203,7 @@ def _place(emulation: Emulation, cached: bool) -> _Place:
     if emulation.step_time:
         known = profile.step_time(emulation.step_time)
         kv = emulation.kv // (known.token_bytes or 1) or known.kv
-        return _Place(replace(limits, kv=kv), known.time, known.about, Shape(0, 0, 0.0), 0)
+        return _Place(replace(limits, kv=kv), known.time, known.about, ModelShape(0, 0, 0.0), 0)
     model, cluster = models.model_like(emulation.model_like), load_cluster(emulation.on)
     width, fits = max(1, model.shape.kv), models.kv_tokens(model, cluster)
     room = emulation.kv // width or fits
@@ -254,7 +254,7 @@ def _serve(
                 place.shape, place.prefix_bytes, RULES[emulation.rules], unit=trace.unit,
                 decide=PREFIX_POLICIES[emulation.rules],
             )  # fmt: skip
-        prefixes = Prefixes(cache, symbols) if cache is not None else None
+        prefixes = TwinPrefixes(cache, symbols) if cache is not None else None
         host_log = log if host == 0 else None
         part = requests[host :: place.hosts]
         served.append(

@@ -24,7 +24,7 @@ Point = tuple[int, int, Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FittedSteps:
     """A step model, how far it is from what it was fitted to, and bytes of a token's KV (0: not known)."""
 
     time: StepTime
@@ -55,7 +55,7 @@ def fit(points: Sequence[Point], seconds: Sequence[float], fused: bool = False) 
     return model, float(np.mean(np.abs(buffer / np.array(seconds) - 1)))
 
 
-def step_time(given: str) -> Known:
+def step_time(given: str) -> FittedSteps:
     """Of "calibrated" (this user's own profile), a profile's file, or numbers such as ``base=0.01,row=1e-4``
     (what is left out is 0).
 
@@ -75,7 +75,7 @@ def step_time(given: str) -> Known:
                 raise _wrong(given, f"{part!r} is not a number of seconds from 0 to 1e9")
         if not numbers["base"] + min(numbers["decode"], numbers["chunk"]) > 0:
             raise _wrong(given, "base, the seconds of any step, must be above 0, or decode and chunk")
-        return Known(StepTime(**numbers), f"by the numbers {given}")
+        return FittedSteps(StepTime(**numbers), f"by the numbers {given}")
     path = profiles.own(NAME) if given == "calibrated" else Path(given)
     if not path.is_file():
         hint = "; measure one with: windtunnel calibrate serving.engine" if given == "calibrated" else ""
@@ -83,10 +83,10 @@ def step_time(given: str) -> Known:
     return profiles.read(path, "a profile of an engine's steps", VERSION, _known)
 
 
-def _known(content: dict[str, Any]) -> Known:
+def _known(content: dict[str, Any]) -> FittedSteps:
     time = StepTime(**{name: float(value) for name, value in content["step_time"].items()})
     about = f"{content['model']}, measured {content['date']} ({content['error']:.0%} off on average)"
-    return Known(time, about, int(content["token_bytes"]))
+    return FittedSteps(time, about, int(content["token_bytes"]))
 
 
 def _wrong(given: str, why: str) -> UserError:

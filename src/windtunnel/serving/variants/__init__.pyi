@@ -1,8 +1,8 @@
-from .live.registry import Entry as Entry
+from .live.registry import VariantFile as VariantFile
 from .live.registry import add as add
 from .live.registry import registered as registered
 from .live.serve import serve as serve
-from .live.service import Service as Service
+from .live.service import VariantsService as VariantsService
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation

@@ -65,7 +65,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HostReplicas:
     """Replicas of a variant on a host: items a second that are asked of them, and seconds until a request
     that comes now begins (a replica that loads is one that is waited for), in a batch with ``ahead`` items
     that wait already; ``slow``: what a batch will take, in times of the profile, by those of late and by what
@@ -87,15 +87,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class VariantCandidate:
     """A variant and who holds it; nobody: it is inactive."""
 
     variant: Variant
-    held: tuple[Held, ...] = ()
+    held: tuple[HostReplicas, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ReplicaHost:
     """``utilisation``: the part of its ``cores`` that was busy lately; ``free``: bytes; ``owner``: the
     architecture that alone may use it, where hosts are not shared."""
 

@@ -21,7 +21,7 @@ from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.notes import Note
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Chunk, Depths, Limits, Step, Unit
+from windtunnel.serving.engine.policy.step import Depths, PrefillChunk, Step, StepLimits, Unit
 from windtunnel.serving.engine.profile import Point, fit
 from windtunnel.serving.prefixcache.policy import POLICIES, Keep, Lookup
 from windtunnel.serving.prefixcache.policy.rules import RULES
@@ -51,7 +51,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Group:
+class SequenceGroup:
     """A request of the policies and its sequences' names, the first of which computes the parent."""
 
     request: Request
@@ -63,7 +63,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Plan:
+class StepPlan:
     """One step for vLLM. ``ends``: up to which position a sequence's prompt is computed; ``rows``: sequences
     that decode; ``refused``: those that are gone. Other regulated sequences do nothing in this step."""
 
@@ -79,7 +79,7 @@ class Controller:
     what came and what was done."""
 
     def __init__(
-        self, limits: Limits, time: StepTime | None, *, block: int, overlaps: bool = False,
+        self, limits: StepLimits, time: StepTime | None, *, block: int, overlaps: bool = False,
         cached: Callable[[str], tuple[int, Depths]], log: Log | None = None, note: Note | None = None,
         own: Mapping[str, Policy] = {},
     ) -> None:  # fmt: skip
@@ -89,7 +89,7 @@ class Controller:
         self._learns = time is None
         first = time or StepTime(0.0, 0.0, 0.0, 0.0, 0.0)
         self.policies = Scheduler(limits, first, lookup=self._lookup, log=log, own=own)
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, SequenceGroup] = {}
         self._units: dict[str, tuple[int, int]] = {}  # of each regulated sequence: request, its place there
         self._gathering: dict[str, tuple[float, list[Arrival]]] = {}
         self._held: dict[str, None] = {}  # sequences that are still being gathered
@@ -146,7 +146,7 @@ class Controller:
 
     # a step
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         """The next step; `step` is None where the policies have nothing to do."""
         for family, (since, gathered) in list(self._gathering.items()):
             if not gathered[0].family or now - since >= GATHER:
@@ -155,7 +155,7 @@ class Controller:
                     self._held.pop(sequence.name, None)
                 self._enter(gathered, now)
         self.step = step = self.policies.next(now)
-        plan = Plan()
+        plan = StepPlan()
         if step is None:
             return plan
         for number in step.refused:
@@ -173,7 +173,7 @@ class Controller:
         step = self.step
         if step is None:
             return
-        chunks: list[Chunk] = []
+        chunks: list[PrefillChunk] = []
         self._computed = []
         for chunk in step.prefill:
             name = self._groups[chunk.request].name(chunk.unit)
@@ -269,7 +269,7 @@ class Controller:
                 self._note("time", time=to_plain(self.policies.time))
 
 
-def group_sequences(number: int, sequences: Sequence[Arrival], block: int) -> Group:
+def group_sequences(number: int, sequences: Sequence[Arrival], block: int) -> SequenceGroup:
     """The request that ``sequences`` are to the policies."""
     first, lengths = sequences[0], [len(sequence.tokens) for sequence in sequences]
     stage: Serial | Parallel = Serial(first.most)
@@ -281,7 +281,7 @@ def group_sequences(number: int, sequences: Sequence[Arrival], block: int) -> Gr
         heads = tuple(length - prompt for length in lengths)
         stage = Parallel(heads, tuple(sequence.most for sequence in sequences))
     request = Request(number, first.arrival, prompt, (stage,), first.objective)
-    return Group(request, [sequence.name for sequence in sequences], lengths)
+    return SequenceGroup(request, [sequence.name for sequence in sequences], lengths)
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -294,7 +294,7 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     )
 
 
-def limit_tokens(plan: Plan, name: str, start: int, count: int) -> int:
+def limit_tokens(plan: StepPlan, name: str, start: int, count: int) -> int:
     """Of ``count`` tokens that vLLM would compute of a regulated sequence from ``start`` on, those of this
     step. Where vLLM is ahead of the policies, one: a step without it would come again."""
     if name in plan.rows:

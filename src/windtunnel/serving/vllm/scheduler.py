@@ -26,10 +26,10 @@ from vllm.v1.request import Request, RequestStatus
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine import own
 from windtunnel.serving.engine.notes import event_notes
-from windtunnel.serving.engine.policy.step import Depths, Limits
+from windtunnel.serving.engine.policy.step import Depths, StepLimits
 from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
-from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, choose_depths, limit_tokens
+from windtunnel.serving.vllm.controller import Arrival, Controller, StepPlan, choose_depths, limit_tokens
 from windtunnel.serving.vllm.refusals import REASON
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
@@ -72,7 +72,7 @@ class Scheduler(Base):  # type: ignore[misc]
             log, note = event_notes(self._log(), settings.every, lambda: self._steps)
         self._note_decision = log
         known = step_time(settings.step_time).time if settings.step_time else None
-        self._plan, self._wall = Plan(), time.time() - time.monotonic()
+        self._plan, self._wall = StepPlan(), time.time() - time.monotonic()
         self._refused: list[Request] = []
         self._controller = Controller(
             limits,
@@ -85,14 +85,14 @@ class Scheduler(Base):  # type: ignore[misc]
             own=policies,
         )
 
-    def _limits(self, names: dict[str, str]) -> Limits:
+    def _limits(self, names: dict[str, str]) -> StepLimits:
         rows, budget = self.max_num_running_reqs, self.max_num_scheduled_tokens
         if budget <= rows:
             raise UserError(f"--max-num-batched-tokens {budget}: accepted is more than --max-num-seqs {rows}")
         specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
         states = sum(isinstance(spec, MambaSpec) for spec in specs)
         blocks = (self.kv_cache_manager.block_pool.num_gpu_blocks - 1) // max(1, len(specs) - states)
-        return Limits(
+        return StepLimits(
             rows, blocks * self.block_size, min(self._settings.chunk or budget, budget - rows),
             # the last block of a sequence is its own, and so is every state
             state=(1 + 2 * states) * self.block_size,

@@ -4,7 +4,7 @@ from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
 from .run import Analysis as Analysis
-from .run import Point as Point
+from .run import WhatIfPoint as WhatIfPoint
 from .run import analyse as analyse
 from .twin import Workload as Workload
 from .twin import netai20 as netai20

@@ -34,9 +34,23 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.linux import network
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.emulate.emulation import Changes, EmulationResult, Progress, retimed, simulate
+from windtunnel.training.emulate.emulation import (
+    EmulationChanges,
+    EmulationResult,
+    Progress,
+    retimed,
+    simulate,
+)
 from windtunnel.training.emulate.options import Options
-from windtunnel.training.emulate.program import FUNCTION, Calls, Function, Program, on_mark, run_program, what
+from windtunnel.training.emulate.program import (
+    FUNCTION,
+    Function,
+    OptimizerCalls,
+    Program,
+    on_mark,
+    run_program,
+    what,
+)
 
 WARM, STEPS = 3, 15
 """Steps that are not counted, and those that are."""
@@ -102,7 +116,7 @@ def paced(result: EmulationResult, rate: float, alone: float) -> float:
     seconds."""
     cluster, host = result.cluster, result.cluster.host
     cluster = replace(cluster, host=replace(host, nic=replace(host.nic, bandwidth=rate, efficiency=PAYLOAD)))
-    changes = Changes(cluster, instant=True)
+    changes = EmulationChanges(cluster, instant=True)
     once, twice = (retimed(result, replace(changes, compute=1 / n)).iteration_time_s for n in (1, 2))
     computing = twice - once  # the rest is none of the operators'
     pace = (alone - once + computing) / computing
@@ -195,7 +209,7 @@ def main(told: list[Any], _: list[int]) -> None:
     torch.set_num_threads(1)
     store = FileStore(f"{directory}/store", world)
     ends: list[float] = []
-    calls: Calls[float] = Calls()
+    calls: OptimizerCalls[float] = OptimizerCalls()
 
     def enough() -> None:
         seconds = [after - before for before, after in pairwise(ends[WARM - 1 :])]

@@ -10,7 +10,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import seconds, share
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.training.bottleneck.run import GBIT, Analysis, Point, gigabits
+from windtunnel.training.bottleneck.run import GBIT, Analysis, WhatIfPoint, gigabits
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,12 +90,12 @@ def write_page(path: Path, analysis: Analysis) -> None:
         raise UserError(f"bottleneck: --html {path} cannot be written: {error.strerror}") from None
 
 
-def _ordered(points: list[Point]) -> list[Point]:
+def _ordered(points: list[WhatIfPoint]) -> list[WhatIfPoint]:
     order = list(dict.fromkeys(point.what for point in points))
     return sorted(points, key=lambda point: (order.index(point.what), point.value))
 
 
-def _value(point: Point) -> str:
+def _value(point: WhatIfPoint) -> str:
     return gigabits(point.value) if point.what in _AS_GIGABITS else f"{point.value:g}"
 
 

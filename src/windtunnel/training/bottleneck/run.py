@@ -18,7 +18,13 @@ from windtunnel.training.bottleneck import twin
 from windtunnel.training.bottleneck.measure import LivePoint, compare
 from windtunnel.training.bottleneck.policy import TARGET, Decision, Observation, decide
 from windtunnel.training.bottleneck.twin import Workload, netai20, published
-from windtunnel.training.emulate.emulation import Changes, EmulationResult, recosted, retimed, simulate
+from windtunnel.training.emulate.emulation import (
+    EmulationChanges,
+    EmulationResult,
+    recosted,
+    retimed,
+    simulate,
+)
 from windtunnel.training.emulate.gradients import backward_of
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Group
 from windtunnel.training.emulate.options import Options
@@ -43,7 +49,7 @@ Need = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
-class Point:
+class WhatIfPoint:
     """One what-if. ``what``: of *as it is*, *full use*, *bandwidth*, *compression*, *compression, with its
     cost*, *compute*, *capped transport*, *hosts*; ``value``: bytes/s, a ratio, a factor, or hosts.
     ``iteration``: emulated seconds; ``scaling``: of one device's own time over that, 0 to 1; ``used``: of
@@ -63,7 +69,7 @@ class Analysis:
 
     run: str
     cluster: str
-    points: list[Point]
+    points: list[WhatIfPoint]
     verdict: Decision
     needs: dict[str, Need] = field(default_factory=dict)
     live: list[LivePoint] = field(default_factory=list)
@@ -118,7 +124,7 @@ def analyse(
         points, needs, observation = weigh(result)
         for count in hosts:
             other = simulate(script, replace(where, hosts=count), Options(), progress)
-            points.append(_point("hosts", count, other, Changes(other.cluster), _alone(other)))
+            points.append(_point("hosts", count, other, EmulationChanges(other.cluster), _alone(other)))
         verdict = decide(observation)
         log.decision(CAPABILITY, "bottleneck", observation, verdict)
         analysis = Analysis(run.id, where.name, points, verdict, needs)
@@ -132,11 +138,11 @@ def analyse(
     return analysis
 
 
-def weigh(result: EmulationResult) -> tuple[list[Point], dict[str, Need], Observation]:
+def weigh(result: EmulationResult) -> tuple[list[WhatIfPoint], dict[str, Need], Observation]:
     """All what-ifs of an emulated job, the first of them as it is; what each target needs; and what is to be
     decided for `TARGET`."""
     points, nic = _points(result), result.cluster.host.nic
-    endless = retimed(result, Changes(_with(result.cluster, bandwidth=ENDLESS)))
+    endless = retimed(result, EmulationChanges(_with(result.cluster, bandwidth=ENDLESS)))
     most = _alone(result) / endless.iteration_time_s
     needs: dict[str, Need] = {}
     for target in (0.99, TARGET):
@@ -206,15 +212,15 @@ def read_run(name: str) -> tuple[str, list[str], str]:
     return run.inputs["script"], run.inputs["args"], run.inputs["cluster"]
 
 
-def _points(result: EmulationResult) -> list[Point]:
+def _points(result: EmulationResult) -> list[WhatIfPoint]:
     cluster, nic, alone = result.cluster, result.cluster.host.nic, _alone(result)
 
-    def point(what: str, value: float, **changes: Any) -> Point:
+    def point(what: str, value: float, **changes: Any) -> WhatIfPoint:
         own = _alone(result, changes["compute"]) if "compute" in changes else alone
-        return _point(what, value, result, Changes(**{"cluster": cluster, **changes}), own)
+        return _point(what, value, result, EmulationChanges(**{"cluster": cluster, **changes}), own)
 
     points = [
-        _point("as it is", nic.bandwidth, result, Changes(cluster), alone),
+        _point("as it is", nic.bandwidth, result, EmulationChanges(cluster), alone),
         point("full use", nic.bandwidth, cluster=_with(cluster, efficiency=1.0)),
     ]
     points += [point("bandwidth", value, cluster=_with(cluster, bandwidth=value)) for value in BANDWIDTHS]
@@ -225,7 +231,9 @@ def _points(result: EmulationResult) -> list[Point]:
     return [*points, point("capped transport", capped, cluster=_with(cluster, bandwidth=capped))]
 
 
-def _point(what: str, value: float, result: EmulationResult, changes: Changes, alone: float) -> Point:
+def _point(
+    what: str, value: float, result: EmulationResult, changes: EmulationChanges, alone: float
+) -> WhatIfPoint:
     nic = changes.cluster.host.nic
     timing = retimed(result, changes)
     # on a link that is slow enough all else that a collective takes is nothing: so its bytes are found
@@ -236,29 +244,33 @@ def _point(what: str, value: float, result: EmulationResult, changes: Changes, a
         if len({changes.cluster.host_of(rank) for rank in use.ranks}) > 1
     )
     seconds = timing.iteration_time_s
-    return Point(what, value, seconds, min(1.0, alone / seconds), min(1.0, sent / nic.bandwidth / seconds))
+    return WhatIfPoint(
+        what, value, seconds, min(1.0, alone / seconds), min(1.0, sent / nic.bandwidth / seconds)
+    )
 
 
-def _closer(result: EmulationResult, curve: tuple[tuple[float, float], ...], target: float) -> list[Point]:
+def _closer(
+    result: EmulationResult, curve: tuple[tuple[float, float], ...], target: float
+) -> list[WhatIfPoint]:
     """Bandwidths between the last that is too little and the first that is enough."""
     low = max((value for value, scaling in curve if scaling < target), default=None)
     high = min(value for value, scaling in curve if scaling >= target)
-    points, alone = list[Point](), _alone(result)
+    points, alone = list[WhatIfPoint](), _alone(result)
     while low is not None and high / low > 1 + CLOSE:
         middle = (low * high) ** 0.5
-        changes = Changes(_with(result.cluster, bandwidth=middle))
+        changes = EmulationChanges(_with(result.cluster, bandwidth=middle))
         points.append(_point("bandwidth", middle, result, changes, alone))
         low, high = (low, middle) if points[-1].scaling >= target else (middle, high)
     return points
 
 
-def _curve(points: Sequence[Point], what: str) -> tuple[tuple[float, float], ...]:
+def _curve(points: Sequence[WhatIfPoint], what: str) -> tuple[tuple[float, float], ...]:
     return tuple(sorted((point.value, point.scaling) for point in points if point.what == what))
 
 
 def _alone(result: EmulationResult, compute: float = 1.0) -> float:
     """Seconds of an iteration in which no collective takes any time."""
-    changes = Changes(result.cluster, instant=True, compute=compute)
+    changes = EmulationChanges(result.cluster, instant=True, compute=compute)
     return retimed(result, changes).iteration_time_s
 
 

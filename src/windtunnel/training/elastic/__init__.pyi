@@ -1,7 +1,7 @@
 from .live.group import CuttableGroup as CuttableGroup
 from .live.group import group_sockets as group_sockets
 from .live.job import Job as Job
-from .live.job import Regroup as Regroup
+from .live.job import MembershipChanged as MembershipChanged
 from .live.run import run as run
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision

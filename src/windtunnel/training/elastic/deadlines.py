@@ -20,7 +20,7 @@ LONGEST = 1e7
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitBound:
     """One deadline: whose it is, its ``default`` in seconds, and for ``what`` is waited."""
 
     name: str
@@ -30,34 +30,34 @@ class Wait:
 
 
 WAITS = (
-    Wait("grace", "supervisor", Deadlines.grace, "an agent whose connection broke, to come back"),
-    Wait("back", "supervisor", Deadlines.back, "the agents, after the supervisor was started again"),
-    Wait("suspect", "supervisor", Deadlines.suspect, "evidence, when a rank suspects its peers"),
-    Wait("reach", "supervisor", Deadlines.reach, "an answer of one host to another, then"),
-    Wait("hello", "supervisor", Deadlines.hello, "the first hosts"),
-    Wait("hosts", "supervisor", Deadlines.hosts, "hosts that were ordered"),
-    Wait(
+    WaitBound("grace", "supervisor", Deadlines.grace, "an agent whose connection broke, to come back"),
+    WaitBound("back", "supervisor", Deadlines.back, "the agents, after the supervisor was started again"),
+    WaitBound("suspect", "supervisor", Deadlines.suspect, "evidence, when a rank suspects its peers"),
+    WaitBound("reach", "supervisor", Deadlines.reach, "an answer of one host to another, then"),
+    WaitBound("hello", "supervisor", Deadlines.hello, "the first hosts"),
+    WaitBound("hosts", "supervisor", Deadlines.hosts, "hosts that were ordered"),
+    WaitBound(
         "form",
         "supervisor",
         Deadlines.form,
         "the ranks of a generation to group, once all have a process (else `--timeout`)",
     ),
-    Wait(
+    WaitBound(
         "process", "supervisor", Deadlines.process, "the fork server to start a rank's process, before that"
     ),
-    Wait("store", "supervisor", Deadlines.store, "a store to meet at"),
-    Wait("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
-    Wait("stuck", "agent", 10.0, "a sign of life of a process that is not stopped"),
-    Wait("leave", "agent", 5.0, "the trainers to end when the job is finished"),
-    Wait("operation", "trainer", 60.0, "an operation of the group, an agreement (else `--timeout`)"),
-    Wait("generation", "trainer", 3600.0, "the generation after a loss"),
-    Wait("cut", "trainer", 2.0, "a program to move after its group was cut"),
-    Wait("connect", "memory", Limits.connect, "a peer's memory service to answer"),
-    Wait("silence", "memory", Limits.silence, "a byte on a connection between memory services"),
-    Wait("membership", "memory", Limits.membership, "word of the generation that a request is of"),
-    Wait("slot", "memory", Limits.slot, "a slot at the holder of a copy"),
-    Wait("commit", "checkpoint", Settings.patience, "a commit, before a checkpoint is left out"),
-    Wait("stored", "checkpoint", Settings.stored, "what is being written to storage, at the end"),
+    WaitBound("store", "supervisor", Deadlines.store, "a store to meet at"),
+    WaitBound("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
+    WaitBound("stuck", "agent", 10.0, "a sign of life of a process that is not stopped"),
+    WaitBound("leave", "agent", 5.0, "the trainers to end when the job is finished"),
+    WaitBound("operation", "trainer", 60.0, "an operation of the group, an agreement (else `--timeout`)"),
+    WaitBound("generation", "trainer", 3600.0, "the generation after a loss"),
+    WaitBound("cut", "trainer", 2.0, "a program to move after its group was cut"),
+    WaitBound("connect", "memory", Limits.connect, "a peer's memory service to answer"),
+    WaitBound("silence", "memory", Limits.silence, "a byte on a connection between memory services"),
+    WaitBound("membership", "memory", Limits.membership, "word of the generation that a request is of"),
+    WaitBound("slot", "memory", Limits.slot, "a slot at the holder of a copy"),
+    WaitBound("commit", "checkpoint", Settings.patience, "a commit, before a checkpoint is left out"),
+    WaitBound("stored", "checkpoint", Settings.stored, "what is being written to storage, at the end"),
 )
 NAMES = {wait.name: wait for wait in WAITS}
 

@@ -19,7 +19,7 @@ from typing import Any
 from windtunnel.base.errors import HangError, ScriptError
 from windtunnel.training.emulate.policy.groups import ranks_words
 from windtunnel.training.emulate.summary import LiveStep
-from windtunnel.training.emulate.twin.hybrid import Call, Expected, Free, Virtual
+from windtunnel.training.emulate.twin.hybrid import Expected, Free, HybridCall, Virtual
 
 ALONE = 3
 """Steps before the replay joins in: the first has set-up in it, memory is counted up to the second, and the
@@ -46,7 +46,7 @@ class LiveRank:
     notes: deque[Sequence[Any]] = field(default_factory=deque)
     now: float = 0.0
     own: float = 0.0
-    meets: dict[int, tuple[bool, Place, Call]] = field(default_factory=dict)
+    meets: dict[int, tuple[bool, Place, HybridCall]] = field(default_factory=dict)
     calls: int = 0
     status: int | None = None  # exit status that it has said
     joined: int = -1  # steps after which the replay joins in: -1 before
@@ -142,7 +142,7 @@ class Coordinator:
             live_rank.own = own
             if name == "call":
                 kind, ranks, nbytes, peer = content
-                self._called(live_rank, Call(kind, tuple(ranks), nbytes, peer))
+                self._called(live_rank, HybridCall(kind, tuple(ranks), nbytes, peer))
                 if self.blocking and kind not in ("send", "recv"):
                     live_rank.notes.appendleft(("wait", own, live_rank.calls - 1))
             elif name == "step":
@@ -163,7 +163,7 @@ class Coordinator:
         del live_rank.meets[number]
         return True
 
-    def _end(self, meeting: tuple[bool, Place, Call]) -> float | None:
+    def _end(self, meeting: tuple[bool, Place, HybridCall]) -> float | None:
         replayed, place, _ = meeting
         return self.virtual.ended(*place) if replayed else self.free.ended(place)
 
@@ -171,7 +171,7 @@ class Coordinator:
     def _begun(self) -> bool:
         return all(rank.joined >= 0 for rank in self.ranks.values())
 
-    def _called(self, live_rank: LiveRank, call: Call) -> None:
+    def _called(self, live_rank: LiveRank, call: HybridCall) -> None:
         number, live_rank.calls = live_rank.calls, live_rank.calls + 1
         live_rank.at.append(live_rank.own)
         calls = live_rank.expected.calls

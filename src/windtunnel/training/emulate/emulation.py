@@ -91,7 +91,7 @@ class EmulationResult:
     timing: Timing
     first_iteration_s: float
     memory: list[MemoryProfile]
-    work: Work
+    work: StepWork
     wall_time_s: float
     capture_time_s: float
     notes: list[Note] = field(default_factory=list)
@@ -271,7 +271,7 @@ def costs_of(
 
 
 @dataclass(frozen=True)
-class Changes:
+class EmulationChanges:
     """What is otherwise than in the emulation. ``cluster``: another one of as many ranks. ``instant``:
     collectives and messages take no time. ``compute``: so many times as fast are operators. ``ratio``: by
     which the bytes of sums (all_reduce, reduce_scatter) that leave a host are divided, as compressed
@@ -287,7 +287,7 @@ class Changes:
 SUMS = ("all_reduce", "reduce_scatter")
 
 
-def recosted(result: EmulationResult, changes: Changes) -> WorldCosts:
+def recosted(result: EmulationResult, changes: EmulationChanges) -> WorldCosts:
     """What everything costs after ``changes``."""
     cluster, host = changes.cluster, changes.cluster.host
     plain = costs_of(result.classes, cluster, result.profile, result.alternatives, result.scheme)
@@ -308,7 +308,7 @@ def recosted(result: EmulationResult, changes: Changes) -> WorldCosts:
     return replace(plain, operators=operators, collective=collective)
 
 
-def retimed(result: EmulationResult, changes: Changes) -> Timing:
+def retimed(result: EmulationResult, changes: EmulationChanges) -> Timing:
     """The captured steady step, replayed with these costs."""
     return replay_world(result.world, changes.cluster, recosted(result, changes))
 
@@ -340,7 +340,7 @@ REPLICATING = ("tp",)
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """Of one step of the whole world. ``model`` leaves recomputation out, ``hardware`` has it; both are FLOP
     by dtype and count as ``torch.utils.flop_counter`` does, causal attention in full. ``model_run`` and
     ``hardware_run``: the same without the masked half, which kernels leave out. ``dtype``: that most FLOPs
@@ -362,7 +362,7 @@ class Work:
         return sum(self.hardware.values())
 
 
-def measure(classes: Classes, tokens: int | None = None) -> Work:
+def measure(classes: Classes, tokens: int | None = None) -> StepWork:
     """The work of a steady step of all ranks, of the mean one where several make a period.
 
     Tokens are the entries looked up in the embedding table that is asked most; None where a job has none,
@@ -392,7 +392,7 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
     model, hardware, model_run, hardware_run = (
         {name: done / steps for name, done in total.items()} for total in flops
     )
-    return Work(
+    return StepWork(
         (round(looked_up / steps) or None) if tokens is None else tokens,
         model,
         hardware,
@@ -412,7 +412,7 @@ class Utilisation:
 
 
 def utilisation(
-    work: Work, seconds: float, world_size: int, device: Device, *, measured: bool = False
+    work: StepWork, seconds: float, world_size: int, device: Device, *, measured: bool = False
 ) -> Utilisation:
     """The seconds that the devices would need at peak, over those that they take.
 

@@ -199,7 +199,7 @@ def step() -> None:
 
 
 @dataclass
-class Calls(Generic[Mark]):
+class OptimizerCalls(Generic[Mark]):
     """The calls of optimisers so far. A ``Mark`` is whatever the caller wants to know a place in time by."""
 
     pattern: tuple[frozenset[int], ...] = ()  # what each call of the first step updates

@@ -14,7 +14,7 @@ from windtunnel.base import ranges
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.emulate.graph import Category
-from windtunnel.training.emulate.twin.findings import Wait
+from windtunnel.training.emulate.twin.findings import RankWait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
 
 SCHEMA = "windtunnel.emulate/2"
@@ -358,7 +358,7 @@ class Summary:
     label (`dp`, `tp`, …); `pipeline_bubble`: waiting for another stage to compute; `imbalance`: waiting for a
     rank with the same part that has more to do or is slower; `launch`: waiting for the host to issue work;
     `idle`: anything else. A kind that took no time may be left out"""
-    waits: tuple[Wait, ...]
+    waits: tuple[RankWait, ...]
     """the three largest waits, the largest first"""
     ranks: tuple[RankFacts, ...]
     """classes of ranks that do the same"""

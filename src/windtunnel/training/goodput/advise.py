@@ -23,9 +23,9 @@ from windtunnel.training.goodput.model import (
     STORAGE,
     TEMPLATES,
     WITH_SPARE,
-    Advice,
     Choice,
     Question,
+    RecoveryAdvice,
 )
 from windtunnel.training.goodput.reasons import reasons, worth
 from windtunnel.training.goodput.twin.restart import (
@@ -46,7 +46,7 @@ NEAR = 1.1
 
 def advise(
     question: Question, trace: Sequence[HostChange], progress: Callable[[str, float], None] | None = None
-) -> Advice:
+) -> RecoveryAdvice:
     """Compare all choices on ``trace``; emulated throughout.
 
     Raises:
@@ -94,7 +94,7 @@ def advise(
     why = reasons(question, choices, chosen, intervals, results, best)
     if best.scheme == TEMPLATES:
         why += guarantee(templates.set, job.hosts).sentences
-    return Advice(chosen, choices, intervals, templates.set.n0, tuple(results), best.scheme, why)
+    return RecoveryAdvice(chosen, choices, intervals, templates.set.n0, tuple(results), best.scheme, why)
 
 
 def _choice(question: Question, copies: int) -> Choice:

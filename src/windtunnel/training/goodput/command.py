@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import shlex
 
-from windtunnel.training.goodput.model import MEMORY, RUN, STORAGE, TEMPLATES, WITH_SPARE, Advice, Question
+from windtunnel.training.goodput.model import (
+    MEMORY,
+    RUN,
+    STORAGE,
+    TEMPLATES,
+    WITH_SPARE,
+    Question,
+    RecoveryAdvice,
+)
 
 LISTEN = "0.0.0.0:29400"
 
 
-def commands(advice: Advice, question: Question, per_host: int, script: str, persist: str) -> dict[str, str]:
+def commands(
+    advice: RecoveryAdvice, question: Question, per_host: int, script: str, persist: str
+) -> dict[str, str]:
     """``windtunnel train ..`` for each scheme that was emulated, the recommended one first.
 
     Hosts come by ``windtunnel host``, with ``--domain`` where copies are placed across domains. ``per_host``:
@@ -20,7 +30,9 @@ def commands(advice: Advice, question: Question, per_host: int, script: str, per
     return {name: _command(name, advice, question, per_host, script, persist) for name in names}
 
 
-def _command(name: str, advice: Advice, question: Question, per_host: int, script: str, persist: str) -> str:
+def _command(
+    name: str, advice: RecoveryAdvice, question: Question, per_host: int, script: str, persist: str
+) -> str:
     chosen = advice.chosen
     words = ["windtunnel", "train", "--external-hosts", "--listen", LISTEN]
     words += ["--hosts", str(question.job.hosts), "--per-host", str(per_host)]

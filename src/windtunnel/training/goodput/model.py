@@ -68,7 +68,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Advice:
+class RecoveryAdvice:
     """What is recommended, why, and what the twin saw.
 
     ``intervals``: steps between checkpoints to storage, for each scheme. ``smallest``: hosts of the smallest

@@ -17,7 +17,7 @@ from windtunnel.cluster.model import Cluster
 from windtunnel.traces.failures import FailureTrace, load, poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.command import commands
-from windtunnel.training.goodput.model import Advice, Question
+from windtunnel.training.goodput.model import Question, RecoveryAdvice
 from windtunnel.training.goodput.request import PlanRequest
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 
@@ -31,7 +31,7 @@ class Plan:
 
     cluster: Cluster
     question: Question
-    advice: Advice
+    advice: RecoveryAdvice
     failures: int
     commands: dict[str, str]
 

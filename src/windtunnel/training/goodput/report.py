@@ -13,7 +13,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.training.goodput.model import Advice
+from windtunnel.training.goodput.model import RecoveryAdvice
 from windtunnel.training.goodput.planning import Plan
 from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
 
@@ -62,7 +62,7 @@ def progress(plan: Plan) -> Any:
     return chart
 
 
-def breakdown(advice: Advice) -> Any:
+def breakdown(advice: RecoveryAdvice) -> Any:
     """Where the time goes, a bar for each scheme."""
     chart = figure("", "", height=420, barmode="stack", xaxis_tickformat=".0%", xaxis_range=[0, 1])
     results = sorted(advice.results, key=lambda result: result.goodput)

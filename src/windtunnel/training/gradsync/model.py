@@ -33,7 +33,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GradientTensor:
     """The gradient of one parameter.
 
     ``backward``: seconds of computing between the gradient before it and this one. ``width``: elements of a
@@ -102,7 +102,7 @@ class CodecCost:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCost:
+class CollectiveFit:
     """``fixed`` + ``per_byte`` x size, and by what share of the times these differ from those measured."""
 
     scope: Scope
@@ -122,14 +122,14 @@ class SumTime:
 
 
 @dataclass(frozen=True)
-class Network:
+class JobNetwork:
     """``hosts`` of ``ranks_per_host`` ranks, and what collectives take: *flat* over all ranks, *inside* a
     host, *between* the ranks of one place in all hosts while the ranks of all other places do the same.
     ``sums``: of the job's sparse gradients, over all ranks, by the schemes that were tried."""
 
     hosts: int
     ranks_per_host: int
-    collectives: tuple[CollectiveCost, ...]
+    collectives: tuple[CollectiveFit, ...]
     sums: tuple[SumTime, ...] = ()
 
     @property
@@ -159,7 +159,7 @@ class Network:
         return cost.fixed + cost.per_byte * size
 
     @cached_property
-    def _known(self) -> dict[tuple[Scope, Kind], CollectiveCost]:
+    def _known(self) -> dict[tuple[Scope, Kind], CollectiveFit]:
         return {(collective.scope, collective.kind): collective for collective in self.collectives}
 
 
@@ -170,9 +170,9 @@ class Profile:
     optimizer could begin. ``handing``: for which backward stands still for each group, beside encoding, where
     not all are left as they are. ``emulated``: what of this was not measured, in words; "" where all was."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[GradientTensor, ...]
     codecs: tuple[CodecCost, ...]
-    network: Network
+    network: JobNetwork
     forward: float = 0.0
     after: float = 0.0
     handing: float = 0.0
@@ -209,7 +209,7 @@ PLAIN = Option()
 
 
 @dataclass(frozen=True)
-class Group:
+class GradientGroup:
     """Consecutive gradients that are synchronised as one, and why so."""
 
     tensors: tuple[str, ...]
@@ -218,7 +218,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class IterationForecast:
     """Predicted seconds of an iteration for a choice, and the bytes that a rank sends in it. ``steps``: that
     training needs to a loss, over those that it needs without compression."""
 
@@ -242,9 +242,9 @@ class Plan:
     and decoding took none. ``seed``: of all codecs' random numbers. ``lossy``: codecs that cost steps were
     allowed."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[GradientGroup, ...]
     order: tuple[tuple[int, int], ...]
-    forecasts: tuple[Forecast, ...]
+    forecasts: tuple[IterationForecast, ...]
     bound: float
     world: int
     hosts: int

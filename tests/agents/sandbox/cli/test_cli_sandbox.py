@@ -23,7 +23,7 @@ from support.waiting import gone
 from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.model import Limits, Manifest, SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.protocol import Log
+from windtunnel.agents.sandbox.protocol import SandboxHistory
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.checkpoints import tree
@@ -362,11 +362,11 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
         made("d1", "c2", "b"),
         made("d2", "d1", "b"),
     ]
-    lines = tree("a", Log(tuple(chain), ()), {"a": "c3", "b": "d2"})
+    lines = tree("a", SandboxHistory(tuple(chain), ()), {"a": "c3", "b": "d2"})
     starts = [line.partition("  turn")[0] for line in lines]
     assert starts == ["a", "  c1", "  c2", "    c3", "    d1", "      d2"]
     assert lines[3].endswith("← tip") and "tip of b" in lines[5] and "pinned" in lines[2]
-    assert "c9" in tree("a", Log((made("c9", "forgotten"),), ()), {})[1]
+    assert "c9" in tree("a", SandboxHistory((made("c9", "forgotten"),), ()), {})[1]
 
 
 def test_names_that_a_sandbox_gives_command_no_terminal(client: Client, verb: Verb) -> None:

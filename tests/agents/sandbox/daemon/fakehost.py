@@ -48,7 +48,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
     VerifyReport,
 )
-from windtunnel.agents.sandbox.protocol import Log
+from windtunnel.agents.sandbox.protocol import SandboxHistory
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import from_plain, to_plain
@@ -304,9 +304,9 @@ class FakeBox:
     def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport:
         return self.restore(checkpoint, allow_less=allow_less)
 
-    def log(self) -> Log:
+    def log(self) -> SandboxHistory:
         state = self.state()
-        return Log(
+        return SandboxHistory(
             tuple(from_plain(Manifest, one) for one in state["checkpoints"]),
             tuple(from_plain(Turn, one) for one in state["log"]),
         )

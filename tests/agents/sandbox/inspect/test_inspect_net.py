@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.inspect import Inspector
-from windtunnel.agents.sandbox.inspect.files import MOST, Changes
+from windtunnel.agents.sandbox.inspect.files import MOST, ChangedPaths
 from windtunnel.agents.sandbox.inspect.kernel import CREATED, DELETED, MODIFIED, RENAMED
 from windtunnel.linux.snapshot import read_snapshot
 
@@ -35,7 +35,7 @@ class Model:
 
     def __init__(self) -> None:
         self.files: Tree = {b"/d": "dir", b"/a": object(), b"/d/a": object()}
-        self.changes = Changes()
+        self.changes = ChangedPaths()
 
     def step(self, kind: str, *names: str) -> None:
         path = b"/" + names[0].encode()
@@ -90,7 +90,7 @@ def test_no_sequence_of_changes_is_missed(steps: list[tuple[str, ...]]) -> None:
 
 
 def test_created_then_deleted_cancels_and_a_directory_covers_what_is_in_it() -> None:
-    changes = Changes()
+    changes = ChangedPaths()
     changes.note(CREATED, b"/t")
     changes.note(MODIFIED, b"/t/x")
     changes.note(DELETED, b"/t/x")
@@ -101,7 +101,7 @@ def test_created_then_deleted_cancels_and_a_directory_covers_what_is_in_it() -> 
 
 
 def test_more_paths_than_are_remembered_are_still_counted() -> None:
-    changes = Changes()
+    changes = ChangedPaths()
     for number in range(MOST + 7):
         changes.note(CREATED, b"/%d" % number)
     assert changes.net(lambda path: None)[1] == 7

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.machine import list_folder, put_file, read_file
-from windtunnel.agents.sandbox.machine.channel import Folder
+from windtunnel.agents.sandbox.machine.channel import ChannelFolder
 from windtunnel.base.errors import UserError
 
 
@@ -100,7 +100,7 @@ def test_the_channel_trusts_no_name(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("of the host")
     here = tmp_path / "channel"
     here.mkdir()
-    folder = Folder.at(here)
+    folder = ChannelFolder.at(here)
     os.symlink(tmp_path / "secret", here / "link")
     os.mkfifo(here / "fifo")
     (here / "folder" / "full").mkdir(parents=True)

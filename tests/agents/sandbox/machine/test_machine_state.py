@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import shell_effect
-from windtunnel.agents.sandbox.machine.state import State, differences, replay_script
+from windtunnel.agents.sandbox.machine.state import ShellSections, differences, replay_script
 from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20)
@@ -44,13 +44,13 @@ def test_variables_survive_being_printed_and_declared(values: dict[str, str | li
             else f"{name}={quoted(value)}\n"
         )
     printed = bash(script + "echo 'm variables'; declare -p")
-    state = State.parse(printed, "m")
+    state = ShellSections.parse(printed, "m")
     found = state.variables()
     assert set(values) <= set(found)
     again = "".join(
         f"declare {flags} {name}{value}\n" for name, (flags, value) in found.items() if name in values
     )
-    then = State.parse(
+    then = ShellSections.parse(
         bash(
             again.encode(errors="surrogateescape").decode(errors="replace") + "echo 'm variables'; declare -p"
         ),
@@ -59,8 +59,8 @@ def test_variables_survive_being_printed_and_declared(values: dict[str, str | li
     assert {n: v for n, v in then.variables().items() if n in values} == {n: found[n] for n in values}
 
 
-def state(**sections: str) -> State:
-    return State({"directory": "/\n", **sections})
+def state(**sections: str) -> ShellSections:
+    return ShellSections({"directory": "/\n", **sections})
 
 
 def test_volatile_variables_do_not_count() -> None:
@@ -103,4 +103,4 @@ def test_states_that_cannot_be_carried() -> None:
     broken = ShellState("main", json.dumps([1]), "")
     assert "cannot be read" in shell_effect(broken).not_replayable[0]
     with pytest.raises(MachineError, match="cannot be read"):
-        State.of(broken)
+        ShellSections.of(broken)

@@ -19,7 +19,7 @@ from fake_turns import FakeBox
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.server import ModelProxy, conversation_file
 from windtunnel.agents.sandbox.proxy.upstream import Upstream
-from windtunnel.agents.sandbox.proxy.wire import Bounds
+from windtunnel.agents.sandbox.proxy.wire import ProxyLimits
 
 PATIENCE = 60.0
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -79,7 +79,7 @@ class Bench:
 
     def proxy(self, **options: Any) -> ModelProxy:
         options.setdefault("ending", 1.0)
-        made = ModelProxy(self.home, Bounds(**options), trust_env=False)
+        made = ModelProxy(self.home, ProxyLimits(**options), trust_env=False)
         self.proxies.append(made)
         return made
 

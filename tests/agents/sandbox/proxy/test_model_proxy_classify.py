@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.proxy.classify import Known, Outline, Unreadable, classify, read
+from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Outline, Unreadable, classify, read
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 RESPONSES, COMPLETIONS = "/v1/responses", "/v1/completions"
@@ -25,7 +25,7 @@ def understood(path: str, body: Any, encoding: str = "") -> Outline:
 
 
 def kinds(*requests: tuple[str, dict[str, Any]]) -> list[str]:
-    known, found = Known(), []
+    known, found = AgentLoops(), []
     for path, body in requests:
         verdict = classify(understood(path, body), known)
         known = verdict.known
@@ -168,12 +168,12 @@ def test_no_request_is_a_surprise_and_order_of_keys_is_no_difference(body: dict[
         return
     turned = understood(path, dict(reversed(body.items())))
     assert asked.digest == turned.digest
-    assert classify(asked, Known()).kind in ("main", "helper")
+    assert classify(asked, AgentLoops()).kind in ("main", "helper")
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6), st.data())
 def test_growth_is_main_whatever_else_is_asked_between(texts: list[str], data: st.DataObject) -> None:
-    known = Known()
+    known = AgentLoops()
     for size in range(1, len(texts) + 1):
         if data.draw(st.booleans()):
             helper = (CHAT, {"model": "small", "messages": said(data.draw(st.text(max_size=8)))})

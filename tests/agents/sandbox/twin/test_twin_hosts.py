@@ -9,9 +9,9 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.context import Engine, Pending
+from windtunnel.agents.sandbox.context import JobEngine, Pending
 from windtunnel.agents.sandbox.model import Turn, TurnClass
-from windtunnel.agents.sandbox.twin.world import CheckpointJob, Scheduler
+from windtunnel.agents.sandbox.twin.world import CheckpointJob, TwinScheduler
 from windtunnel.engines.events import Environment, ProcessGenerator
 
 TURN = Turn(1, TurnClass.FILES, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
@@ -26,7 +26,7 @@ STEPS = st.lists(
 
 def live_order(steps: Sequence[tuple[str, int]]) -> list[int]:
     """Jobs in the order in which a live engine of one worker runs them, none before all steps are done."""
-    engine = Engine(1)
+    engine = JobEngine(1)
     begun, opened = threading.Event(), threading.Event()
     order: list[int] = []
     pendings: list[Pending] = []
@@ -58,7 +58,7 @@ def live_order(steps: Sequence[tuple[str, int]]) -> list[int]:
 def twin_order(steps: Sequence[tuple[str, int]]) -> list[int]:
     """The same of the twin's engine."""
     env = Environment()
-    scheduler = Scheduler(env, 1)
+    scheduler = TwinScheduler(env, 1)
     opened = env.event()
     order: list[int] = []
     jobs: list[CheckpointJob] = []
@@ -90,7 +90,7 @@ def test_order_is_that_of_the_live_engine(steps: list[tuple[str, int]]) -> None:
 
 def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
     env = Environment()
-    scheduler = Scheduler(env, 1)
+    scheduler = TwinScheduler(env, 1)
     ran: list[str] = []
 
     def job(name: str) -> ProcessGenerator:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.policy import POLICIES
 from windtunnel.agents.sandbox.twin.questions import (
-    Setting,
+    EmulationSetting,
     breaking,
     density,
     fanout,
@@ -36,7 +36,7 @@ def test_the_search_finds_the_first_density_that_breaks(breaks_at: int, most: in
 
 
 def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
-    cheap = Setting(EmulatedHost(cores=2), load_costs().costs, turns=8)
+    cheap = EmulationSetting(EmulatedHost(cores=2), load_costs().costs, turns=8)
     dear = replace(cheap, costs=replace(cheap.costs, full_freeze=2.0))
     few = breaking(dear, "full", 32)
     assert few.bears < breaking(cheap, "full", 32).bears
@@ -46,12 +46,12 @@ def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
 
 
 def test_no_checkpoints_no_overhead() -> None:
-    found = density(Setting(EmulatedHost(cores=2), load_costs().costs, turns=6), "conversation", 4)
+    found = density(EmulationSetting(EmulatedHost(cores=2), load_costs().costs, turns=6), "conversation", 4)
     assert (found.overhead, found.gate_p99, found.checkpoints) == (0.0, 0.0, 0)
 
 
 def test_what_a_notice_saves_and_what_nothing_saves() -> None:
-    setting = Setting(EmulatedHost(cores=4), load_costs().costs, turns=12)
+    setting = EmulationSetting(EmulatedHost(cores=4), load_costs().costs, turns=12)
     rows = {
         (one.policy, one.notice): one
         for one in spot(setting, ["conversation", "semantic"], (0.0, 120.0), 4, trials=3)

@@ -11,7 +11,7 @@ from typing import Any
 from worker_worlds import BOUND
 
 from windtunnel.base.rpc import RpcServer, RpcService
-from windtunnel.training.elastic.live.calls import Host, News, Welcome
+from windtunnel.training.elastic.live.calls import HostAgent, News, TrainerWelcome
 from windtunnel.training.elastic.model import Membership
 
 Message = dict[str, Any]
@@ -40,7 +40,7 @@ class FakeAgent:
         self._posts: dict[tuple[int, str], dict[int, Any]] = {}
         self._waiting: dict[tuple[int, str], list[queue.SimpleQueue[Any]]] = {}
         self._changed = threading.Condition(threading.RLock())
-        self._server = RpcServer(RpcService.of(Host, self), self.path)
+        self._server = RpcServer(RpcService.of(HostAgent, self), self.path)
         self.close = self._server.close
 
     def wait_for(self, op: str, rank: int | None = None, count: int = 1, **fields: Any) -> list[Message]:
@@ -76,14 +76,14 @@ class FakeAgent:
         """``rank`` is no trainer of this host any more."""
         self._dropped.add(rank)
 
-    # as `Host`
+    # as `HostAgent`
 
-    def join(self, pid: int) -> Welcome:
+    def join(self, pid: int) -> TrainerWelcome:
         rank = self._rank_of(pid)
         self._keep(rank, {"op": "join"})
         plain = News(self.membership.plain(), rank)
         config = {"beat": BEAT, "generation": 20.0}
-        return Welcome(plain, rank, 0, 10 + rank, "/nowhere", self._faults, config)
+        return TrainerWelcome(plain, rank, 0, 10 + rank, "/nowhere", self._faults, config)
 
     def beat(self, pid: int, generation: int) -> News | None:
         rank = self._rank_of(pid)

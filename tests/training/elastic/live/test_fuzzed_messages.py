@@ -23,7 +23,7 @@ from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.base.wire import WireError
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER
-from windtunnel.training.elastic.live.calls import Hello, Host, Supervision
+from windtunnel.training.elastic.live.calls import Hello, HostAgent, Supervision
 from windtunnel.training.elastic.live.rendezvous import Offer
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.model import MemberHost, Membership
@@ -172,17 +172,17 @@ def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 class Deaf:
-    """Every method of `Host`, each of which does nothing."""
+    """Every method of `HostAgent`, each of which does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda **_: None
 
 
 def test_the_servers_of_trainers_and_of_hosts_live(tmp_path: Path) -> None:
-    local = RpcServer(RpcService.of(Host, Deaf()), f"unix:{tmp_path}/s")
+    local = RpcServer(RpcService.of(HostAgent, Deaf()), f"unix:{tmp_path}/s")
     offer = Offer("127.0.0.1:0", secret.KEYS, lambda: None)  # type: ignore[arg-type, return-value]
 
-    @given(calls_of(Host))
+    @given(calls_of(HostAgent))
     @FEW
     def strike(message: dict[str, Any]) -> None:
         for sock in (
@@ -194,7 +194,7 @@ def test_the_servers_of_trainers_and_of_hosts_live(tmp_path: Path) -> None:
                 assert {"error", "value"} & wire.receive(sock)[0].keys()
 
     strike()
-    assert remote.RemoteLink(local.address).call(Host, "beat", "", 1, 1) is None
+    assert remote.RemoteLink(local.address).call(HostAgent, "beat", "", 1, 1) is None
     for server in (local, offer):
         server.close()
 

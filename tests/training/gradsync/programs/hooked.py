@@ -27,7 +27,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import executor
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.hook import apply, named
-from windtunnel.training.gradsync.model import PLAIN, Forecast, Group, Option, Plan
+from windtunnel.training.gradsync.model import PLAIN, GradientGroup, IterationForecast, Option, Plan
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
@@ -59,14 +59,14 @@ def plan_of(ddp: DistributedDataParallel, *options: Option, seed: int = 0) -> Pl
     """Groups of two gradients each, in the order of backward, with ``options`` in turn."""
     names = [*named(ddp)][::-1]
     cut = [tuple(names[i : i + 2]) for i in range(0, len(names), 2)]
-    groups = tuple(Group(one, options[place % len(options)]) for place, one in enumerate(cut))
+    groups = tuple(GradientGroup(one, options[place % len(options)]) for place, one in enumerate(cut))
     order = []
     for place, group in enumerate(groups):
         scheme, inside = group.option.scheme, group.option.inside
         calls = 2 if scheme == "alltoall" else 1
         calls += 2 * (inside != "flat")
         order += [(place, step) for step in range(calls)]
-    return Plan(groups, tuple(order), (Forecast("plan", 1.0, 0),), 1.0, WORLD, HOSTS, seed)
+    return Plan(groups, tuple(order), (IterationForecast("plan", 1.0, 0),), 1.0, WORLD, HOSTS, seed)
 
 
 def gradients(ddp: DistributedDataParallel, step: int) -> dict[str, torch.Tensor]:

@@ -32,16 +32,16 @@ from windtunnel.training.gradsync.model import (
     PLAIN,
     CodecCost,
     CodecPoint,
-    CollectiveCost,
-    Forecast,
-    Group,
+    CollectiveFit,
+    GradientGroup,
+    IterationForecast,
+    JobNetwork,
     Kind,
-    Network,
     Option,
     Plan,
     Profile,
 )
-from windtunnel.training.gradsync.model import Tensor as Gradient
+from windtunnel.training.gradsync.model import GradientTensor as Gradient
 from windtunnel.training.gradsync.policy import PAUSE, Keep, Wanted, decide
 
 if __name__ == "__main__":
@@ -86,17 +86,19 @@ class Clicks(nn.Module):
 def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Plan:
     """Groups of some gradients each in the order of backward; tables by themselves."""
     tables = {f"{name}.weight" for name, one in ddp.module.named_modules() if getattr(one, "sparse", False)}
-    groups: list[Group] = []
+    groups: list[GradientGroup] = []
     for name in [*named(ddp)][::-1]:
         if name in tables:
-            groups.append(Group((name,), Option("zen", "sparse")))
+            groups.append(GradientGroup((name,), Option("zen", "sparse")))
         elif groups and groups[-1].option == option and len(groups[-1].tensors) < size:
-            groups[-1] = Group((*groups[-1].tensors, name), option)
+            groups[-1] = GradientGroup((*groups[-1].tensors, name), option)
         else:
-            groups.append(Group((name,), option))
+            groups.append(GradientGroup((name,), option))
     calls = 2 if option.scheme == "alltoall" else 1
     order = [(place, step) for place in range(len(groups)) for step in range(calls)]
-    return Plan(tuple(groups), tuple(order), (Forecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1)
+    return Plan(
+        tuple(groups), tuple(order), (IterationForecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1
+    )
 
 
 LOSSLESS = Option("none", "allgather")
@@ -146,10 +148,10 @@ def models() -> None:
         "compiled": partial(trained, Mixed, text, compiled=True),
     }
     ddp = DistributedDataParallel(Clicks())
-    groups = tuple(Group((name,), LOSSLESS) for name in named(ddp))
+    groups = tuple(GradientGroup((name,), LOSSLESS) for name in named(ddp))
     order = tuple((place, 0) for place in range(len(groups)))
     try:
-        apply(ddp, Plan(groups, order, (Forecast("plan", 1.0, 0),), 1.0, 2, 1))
+        apply(ddp, Plan(groups, order, (IterationForecast("plan", 1.0, 0),), 1.0, 2, 1))
     except UserError as error:
         assert "the gradient 'bags.0.weight' is sparse" in str(error)
     else:
@@ -258,8 +260,8 @@ def drift() -> None:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)))
     names = [*named(ddp)][::-1]
-    costs = [CollectiveCost("flat", kind, 1e-4, 1e-9) for kind in get_args(Kind)]
-    fast = Network(1, 2, tuple(costs))
+    costs = [CollectiveFit("flat", kind, 1e-4, 1e-9) for kind in get_args(Kind)]
+    fast = JobNetwork(1, 2, tuple(costs))
     slow = replace(fast, collectives=tuple(replace(one, per_byte=1e-6) for one in costs))
     codec = CodecCost(
         "dragonn:0.01",
@@ -279,7 +281,7 @@ def drift() -> None:
             ddp.zero_grad(set_to_none=True)
             ddp(torch.randn(4, 64)).square().sum().backward()
 
-    def measured(network: Network) -> Keep:
+    def measured(network: JobNetwork) -> Keep:
         steps(PAUSE)
         # the clock of a loaded machine is not what is tested
         handle.seconds.extend([handle.plan.forecasts[0].seconds * (0.5 if network is fast else 50.0)] * 8)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.elastic import Job, run
 from windtunnel.training.gradsync import apply
-from windtunnel.training.gradsync.model import Forecast, Group, Option, Plan
+from windtunnel.training.gradsync.model import GradientGroup, IterationForecast, Option, Plan
 
 STEPS = 12
 
@@ -21,11 +21,13 @@ def train(job: Job) -> None:
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)))
     optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
     groups = (
-        Group(("2.bias", "2.weight"), Option("fp16")),
-        Group(("0.bias", "0.weight"), Option("dragonn:0.1", "alltoall")),
+        GradientGroup(("2.bias", "2.weight"), Option("fp16")),
+        GradientGroup(("0.bias", "0.weight"), Option("dragonn:0.1", "alltoall")),
     )
     order = ((0, 0), (1, 0), (1, 1))
-    handle = apply(ddp, Plan(groups, order, (Forecast("plan", 1.0, 0),), 1.0, job.world, 1), deadline=20.0)
+    handle = apply(
+        ddp, Plan(groups, order, (IterationForecast("plan", 1.0, 0),), 1.0, job.world, 1), deadline=20.0
+    )
     state = {"model": ddp, "optimizer": optimizer, "gradsync": handle}
     checkpointer = PeerCheckpointer(job)
     step = checkpointer.restore(state)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from windtunnel.training.elastic.determinism import seed_for
-from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, even_templates
+from windtunnel.training.pipelines.live.layers import HostLayer, LayerSpec, even_templates
 from windtunnel.training.pipelines.live.trainer import PipelineTrainer, SampleOrder
 
 WIDTH = 16
@@ -129,7 +129,7 @@ def plain(problem: Problem) -> tuple[dict[int, float], dict[str, str]]:
     """Losses and hashes of a plain loop: one process, whole model, no pipeline."""
     inputs, targets = data()
     order = SampleOrder(SAMPLES, problem.microbatches, problem.size, 0)
-    layers = [Layer(i, spec, 0, adamw, halving, torch.device("cpu")) for i, spec in enumerate(specs())]
+    layers = [HostLayer(i, spec, 0, adamw, halving, torch.device("cpu")) for i, spec in enumerate(specs())]
     losses = {}
     for step in range(problem.steps):
         sums: dict[int, list[Tensor]] = {}

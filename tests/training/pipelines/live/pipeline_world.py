@@ -26,7 +26,7 @@ import torch.distributed as dist
 from support import preloaded
 from support.waiting import until
 from windtunnel.base.rpc import RpcServer, RpcService
-from windtunnel.training.elastic.live.calls import Host, News, Welcome
+from windtunnel.training.elastic.live.calls import HostAgent, News, TrainerWelcome
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up
@@ -144,7 +144,7 @@ class World:
 
     def _start(self, host: int, rank: int) -> None:
         path = self.folder / f"agent{host}"
-        self.servers.append(RpcServer(RpcService.of(Host, _Agent(self, host)), f"unix:{path}"))
+        self.servers.append(RpcServer(RpcService.of(HostAgent, _Agent(self, host)), f"unix:{path}"))
         environment = {
             "WINDTUNNEL_AGENT": f"unix:{path}",
             "WINDTUNNEL_RUN": str(self.folder),
@@ -232,17 +232,17 @@ class World:
 
 
 class _Agent:
-    """`Host`, for the trainer of one host."""
+    """`HostAgent`, for the trainer of one host."""
 
     def __init__(self, world: World, host: int) -> None:
         self._world, self._host = world, host
 
-    def join(self, pid: int) -> Welcome:
+    def join(self, pid: int) -> TrainerWelcome:
         world, host = self._world, self._host
         with world.changed:
             world.join(host)
             faults = list(world.script.faults)
-            return Welcome(world.news(host), 0, 0, host, None, faults, {"generation": BOUND})
+            return TrainerWelcome(world.news(host), 0, 0, host, None, faults, {"generation": BOUND})
 
     def beat(self, pid: int, generation: int) -> News | None:
         world = self._world

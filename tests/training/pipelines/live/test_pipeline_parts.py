@@ -19,14 +19,14 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.checkpoint import store
 from windtunnel.training.elastic import determinism
 from windtunnel.training.pipelines.live import transfer
-from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, even_templates
-from windtunnel.training.pipelines.live.stage import Stage
+from windtunnel.training.pipelines.live.layers import HostLayer, LayerSpec, even_templates
+from windtunnel.training.pipelines.live.stage import LiveStage
 from windtunnel.training.pipelines.live.team import Sums
 from windtunnel.training.pipelines.live.trainer import SampleOrder
 from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
 from windtunnel.training.pipelines.policy.commit import Standing, resolve
-from windtunnel.training.pipelines.policy.schedule import Action, one_forward_one_backward
+from windtunnel.training.pipelines.policy.schedule import StageAction, one_forward_one_backward
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -38,14 +38,14 @@ def execute(stages: int, microbatches: int) -> list[int]:
     arrived: set[tuple[int, str, int]] = {(0, "forward", m) for m in range(microbatches)}
     arrived |= {(stages - 1, "backward", m) for m in range(microbatches)}
     under_way, most = [0] * stages, [0] * stages
-    done: list[list[Action]] = [[] for _ in range(stages)]
+    done: list[list[StageAction]] = [[] for _ in range(stages)]
     while any(orders):
         moved = False
         for stage, order in enumerate(orders):
             while order and (stage, order[0].kind, order[0].microbatch) in arrived:
                 action = order.popleft()
                 forward = action.kind == "forward"
-                assert forward or Action("forward", action.microbatch) in done[stage]
+                assert forward or StageAction("forward", action.microbatch) in done[stage]
                 done[stage].append(action)
                 arrived.add((stage + (1 if forward else -1), action.kind, action.microbatch))
                 under_way[stage] += 1 if forward else -1
@@ -148,11 +148,11 @@ class Odd(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False]))
 
 
-def odd(seed: int = 1) -> Layer:
-    return Layer(2, LayerSpec("odd", Odd), seed, adamw, halving, CPU)
+def odd(seed: int = 1) -> HostLayer:
+    return HostLayer(2, LayerSpec("odd", Odd), seed, adamw, halving, CPU)
 
 
-def gradient(layer: Layer, seed: int) -> Tensor:
+def gradient(layer: HostLayer, seed: int) -> Tensor:
     count = sum(p.numel() for p in layer.parameters)
     return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -174,7 +174,7 @@ def test_layer_as_bytes() -> None:
 
 
 def test_layer_refuses_another_layers_state() -> None:
-    stranger = Layer(0, specs()[0], 0, adamw, halving, CPU)
+    stranger = HostLayer(0, specs()[0], 0, adamw, halving, CPU)
     with pytest.raises(UserError, match="of layer 'odd'; 'first' is needed"):
         stranger.unpack(odd().pack())
 
@@ -182,7 +182,7 @@ def test_layer_refuses_another_layers_state() -> None:
 def test_statistics_of_batches_are_refused() -> None:
     spec = LayerSpec("norm", lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(UserError, match="layer norm: BatchNorm1d '1' tracks statistics"):
-        Layer(0, spec, 0, adamw, None, CPU)
+        HostLayer(0, spec, 0, adamw, None, CPU)
 
 
 def test_skipped_step_moves_only_the_schedule() -> None:
@@ -197,16 +197,16 @@ def test_skipped_step_moves_only_the_schedule() -> None:
 
 def test_stage_cuts_do_not_show() -> None:
     """One stage of all layers, and two stages with a hand-over between: equal bits."""
-    layers = [Layer(i, spec, 0, adamw, None, CPU) for i, spec in enumerate(specs())]
+    layers = [HostLayer(i, spec, 0, adamw, None, CPU) for i, spec in enumerate(specs())]
     x, target = torch.randn(2, 8), torch.tensor([1, 2])
 
     def gradients(cut: int) -> list[Tensor]:
         found: dict[int, list[Tensor]] = {}
 
-        def sink(layer: Layer, parts: list[Tensor]) -> None:
+        def sink(layer: HostLayer, parts: list[Tensor]) -> None:
             found[layer.index] = parts
 
-        head, tail = Stage(layers[:cut], 0, None), Stage(layers[cut:], 0, None)
+        head, tail = LiveStage(layers[:cut], 0, None), LiveStage(layers[cut:], 0, None)
         first = head.forward(3, 1, (x,))
         handed = tuple(t.detach().requires_grad_(t.requires_grad) for t in first.layers[-1].outputs)
         second = tail.forward(3, 1, handed)
@@ -244,7 +244,7 @@ def test_sums_in_any_grouping() -> None:
     ],
 )
 def test_range_of_fixed_point(value: float, overflow: bool, nonfinite: bool) -> None:
-    layer = Layer(0, specs()[0], 0, adamw, None, CPU)
+    layer = HostLayer(0, specs()[0], 0, adamw, None, CPU)
     sums = Sums("fixed", {0: None}, 5)
     if value == 1e6:
         value = 2.0**22 / 5 * 0.99

@@ -30,7 +30,7 @@ from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socke
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.place import Home, checked_name
-from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, Health, PendingTurn
+from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, DaemonHealth, PendingTurn
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import SHORTEST, Keys
 from windtunnel.base.rpc import RpcServer, RpcService
@@ -71,8 +71,8 @@ class Daemon:
     _turns: dict[str, PendingTurn] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def health(self) -> Health:
-        return Health(os.getpid(), str(self.home), __version__)
+    def health(self) -> DaemonHealth:
+        return DaemonHealth(os.getpid(), str(self.home), __version__)
 
     def doctor(self) -> list[Facility]:
         return facilities()

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import InspectError, PoolError
 from windtunnel.agents.sandbox.inspect import kernel, memory
-from windtunnel.agents.sandbox.inspect.files import LISTED, Root, Window
-from windtunnel.agents.sandbox.inspect.kernel import DOUBTS, Event, Kernel
+from windtunnel.agents.sandbox.inspect.files import LISTED, ChangeWindow, Root
+from windtunnel.agents.sandbox.inspect.kernel import DOUBTS, FileEvent, KernelTracker
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
 from windtunnel.linux.cgroup import pids_of
@@ -39,7 +39,7 @@ class _Watched:
 
     root: Root
     tasks: Tasks
-    window: Window
+    window: ChangeWindow
     slot: int = -1
     identity: int = 0
     lost: int = 0
@@ -64,7 +64,7 @@ class Inspector:
         self._lock = threading.RLock()
         self._holds = 0
         self._epochs = itertools.count(1)
-        self._kernel = Kernel(self._take)
+        self._kernel = KernelTracker(self._take)
         if reason:
             self.misses = (f"which memory was written: {reason}",)
 
@@ -87,7 +87,7 @@ class Inspector:
             count = partial(self._kernel.count, slot) if slot >= 0 else None
             tree = Root(root, init)
             tasks = Tasks(members, init, lambda: shells().values(), tree.seen, count, self._track)
-            watched = self._boxes[box] = _Watched(tree, tasks, Window(tree), slot)
+            watched = self._boxes[box] = _Watched(tree, tasks, ChangeWindow(tree), slot)
             try:
                 self._begin(watched, cgroup)
                 self.rebase(box, read_snapshot(members()))
@@ -190,7 +190,7 @@ class Inspector:
         except KeyError:
             raise InspectError(f"sandbox {box} is not watched") from None
 
-    def _take(self, slot: int, event: Event) -> None:
+    def _take(self, slot: int, event: FileEvent) -> None:
         watched = self._slots.get(slot)
         if watched is not None:
             watched.window.add(event)

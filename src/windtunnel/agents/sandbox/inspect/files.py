@@ -29,7 +29,7 @@ from windtunnel.agents.sandbox.inspect.kernel import (
     MODIFIED,
     NUMBERS,
     RENAMED,
-    Event,
+    FileEvent,
 )
 from windtunnel.agents.sandbox.model import Change, Doubt, FileChange, Part
 from windtunnel.agents.sandbox.place import CHANNEL
@@ -206,7 +206,7 @@ class _Entry:
 
 
 @dataclass
-class Changes:
+class ChangedPaths:
     """Paths are absolute byte strings, without symbolic links in their directories."""
 
     _entries: dict[bytes, _Entry] = field(default_factory=dict)
@@ -276,7 +276,7 @@ _SYMLINK = {_NUMBERS.get("symlink"), _NUMBERS.get("symlinkat")} - {None}
 _LINK = {_NUMBERS.get("link"), _NUMBERS.get("linkat")} - {None}
 
 
-class Window:
+class ChangeWindow:
     """Changes of the files of one sandbox since a snapshot."""
 
     def __init__(self, root: Root) -> None:
@@ -287,12 +287,12 @@ class Window:
     def clear(self) -> None:
         """A new window begins."""
         with self._lock:
-            self._kept, self._elsewhere = Changes(), Changes()
+            self._kept, self._elsewhere = ChangedPaths(), ChangedPaths()
             self._links: set[bytes] = set()
             self._nameless: set[int] = set()
             self._doubts: dict[Doubt, None] = {}
 
-    def add(self, event: Event) -> None:
+    def add(self, event: FileEvent) -> None:
         """Take one event in. One that cannot be told leaves a doubt, and the reader goes on."""
         with self._lock:
             try:
@@ -300,7 +300,7 @@ class Window:
             except (OSError, ValueError) as error:
                 self._unsure(f"an event was not understood ({error})")
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: FileEvent) -> None:
         if event.cut:
             self._unsure("a path was too long to be read")
         base = self._root.inside(event.device, event.names)
@@ -350,13 +350,13 @@ class Window:
         with self._lock:
             self._note(MODIFIED, self._root.followed(path))
 
-    def _open_file(self, event: Event, path: bytes | None) -> None:
+    def _open_file(self, event: FileEvent, path: bytes | None) -> None:
         if path is None:
             self._nameless.add(event.pid)
         elif event.links or event.op == CREATED:
             self._note(event.op, path)
 
-    def _changes(self, path: bytes) -> Changes | None:
+    def _changes(self, path: bytes) -> ChangedPaths | None:
         place = self._root.place(path)
         return self._kept if place == "root" else self._elsewhere if place == "elsewhere" else None
 

@@ -181,7 +181,7 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 _HEADER = struct.Struct("<IIHHBBxxIIIHHHH")
 
 
-class Event(NamedTuple):
+class FileEvent(NamedTuple):
     """One change of a file, as the kernel saw it. Names are those from the root of the file system that
     ``device`` tells (as in mountinfo: major, minor); ``path`` is what the process passed, relative to them.
     """
@@ -212,11 +212,11 @@ def _names(pieces: bytes) -> bytes:
     return b"/" + b"/".join(reversed(pieces[:-1].split(b"\0"))) if pieces else b"/"
 
 
-def decoded(record: bytes) -> tuple[int, Event]:
+def decoded(record: bytes) -> tuple[int, FileEvent]:
     """Slot and event of one record of the ring."""
     slot, pid, number, mode, op, flags, links, device, device2, *ends = _HEADER.unpack_from(record)
     base1, path1, base2, path2 = (_HEADER.size + end for end in ends)
-    return slot, Event(
+    return slot, FileEvent(
         pid,
         number,
         op,
@@ -241,7 +241,7 @@ def missing() -> str:
     if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
         return "this process is not in the machine's first pid namespace"
     try:
-        kernel = Kernel(lambda slot, event: None)
+        kernel = KernelTracker(lambda slot, event: None)
         try:
             kernel.open()
         finally:
@@ -253,10 +253,10 @@ def missing() -> str:
     return ""
 
 
-class Kernel:
+class KernelTracker:
     """Programs, maps, ring and its reader. ``sink`` gets every event, in the ring's order, under a lock."""
 
-    def __init__(self, sink: Callable[[int, Event], None]) -> None:
+    def __init__(self, sink: Callable[[int, FileEvent], None]) -> None:
         self._sink = sink
         self._lock = threading.Lock()
         self._open = False

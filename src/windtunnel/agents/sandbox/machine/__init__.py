@@ -26,7 +26,7 @@ from windtunnel.agents.sandbox.errors import MachineError, PoolError
 from windtunnel.agents.sandbox.machine import launch, walls
 from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.machine.channel import (
-    Folder,
+    ChannelFolder,
     Init,
     OnOutput,
     lay_channel,
@@ -34,10 +34,10 @@ from windtunnel.agents.sandbox.machine.channel import (
     open_beneath,
     pack_channel,
 )
-from windtunnel.agents.sandbox.machine.group import Cgroup, Group
+from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.machine.launch import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.machine.shell import Shell
-from windtunnel.agents.sandbox.machine.state import State, shell_effect
+from windtunnel.agents.sandbox.machine.state import ShellSections, shell_effect
 from windtunnel.agents.sandbox.machine.walls import addresses, netns_file, socket_inside
 from windtunnel.agents.sandbox.model import Entry, SandboxSpec, ShellState, TurnResult
 from windtunnel.agents.sandbox.place import Externals, Home
@@ -51,9 +51,9 @@ __all__ = [
     "CHANNEL_KEPT",
     "Cgroup",
     "Entry",
-    "Group",
     "Guard",
     "Machine",
+    "UserProcesses",
     "addresses",
     "collect",
     "launch",
@@ -175,7 +175,7 @@ class Machine:
         self._root = os.open(externals.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._handle = self._requests = -1
         try:
-            self._channel = Folder.at(externals.of("channel"))
+            self._channel = ChannelFolder.at(externals.of("channel"))
         except BaseException:
             os.close(self._root)
             raise
@@ -356,7 +356,7 @@ class Machine:
 
         Raises MachineError when something stayed different; the rest has been replayed.
         """
-        wanted = State.of(state)
+        wanted = ShellSections.of(state)
         shell = self._shell(state.name)
         with shell.lock:
             shell.replay(wanted)

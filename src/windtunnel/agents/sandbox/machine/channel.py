@@ -37,7 +37,7 @@ from typing import IO, Any
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.files.archive import HOLLOW, receive
 from windtunnel.agents.sandbox.files.tree import remove
-from windtunnel.agents.sandbox.machine.group import Cgroup, Group
+from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.base.atomic import write_all
 from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
@@ -76,14 +76,14 @@ BALLAST, BALLAST_BYTES = "ballast", 4 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Folder:
+class ChannelFolder:
     """A folder of the channel, held open. Names in it are single components and never followed."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
-    def at(cls, path: Path) -> Folder:
+    def at(cls, path: Path) -> ChannelFolder:
         """A folder of the host. Raises MachineError."""
         try:
             return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -95,13 +95,13 @@ class Folder:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def folder(self, name: str, *, create: bool) -> Folder:
+    def folder(self, name: str, *, create: bool) -> ChannelFolder:
         """The folder ``name`` of this one, which must be a true folder. Raises MachineError."""
         if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.descriptor)
         try:
-            return Folder(self.open(name, os.O_RDONLY | os.O_DIRECTORY))
+            return ChannelFolder(self.open(name, os.O_RDONLY | os.O_DIRECTORY))
         except OSError as error:
             raise MachineError(f"the channel's folder {name} is not usable: {error.strerror}") from error
 
@@ -238,7 +238,7 @@ def lay_channel(file: Path, channel: Path) -> None:
         remove(entry)
     with file.open("rb") as source:
         receive(channel, source)
-    folder = Folder.at(channel)
+    folder = ChannelFolder.at(channel)
     try:
         folder.ballast()
     finally:
@@ -262,7 +262,7 @@ class Init:
     pid: int
     handle: int
     requests: int
-    cgroup: Cgroup | Group
+    cgroup: Cgroup | UserProcesses
 
     def alive(self) -> bool:
         poll = select.poll()
@@ -270,10 +270,10 @@ class Init:
         return not poll.poll(0)
 
 
-class Answers:
+class ShellFifos:
     """The host's end of one shell's two FIFOs."""
 
-    def __init__(self, folder: Folder, init: Init, *, anew: bool) -> None:
+    def __init__(self, folder: ChannelFolder, init: Init, *, anew: bool) -> None:
         """New FIFOs, or those that are there. Raises OSError."""
         hold = folder.fifo if anew else folder.existing_fifo
         self._init = init
@@ -295,7 +295,7 @@ class Answers:
         """Lines for the shell to read. Raises OSError."""
         os.write(self._script, lines)
 
-    def replaced(self, folder: Folder) -> bool:
+    def replaced(self, folder: ChannelFolder) -> bool:
         """Whether what has the FIFO's name is another file now, so that no answer will come."""
         own = os.fstat(self._answers)
         return folder.identity("ack") != (own.st_dev, own.st_ino)
@@ -324,7 +324,7 @@ class Feed:
     It is opened when the command has opened it, and closed where the source ends, which the command sees.
     """
 
-    def __init__(self, folder: Folder, name: str, source: bytes | IO[bytes]) -> None:
+    def __init__(self, folder: ChannelFolder, name: str, source: bytes | IO[bytes]) -> None:
         self._folder, self._name = folder, name
         self._source: Any = io.BytesIO(source) if isinstance(source, bytes) else source
         self._over = threading.Event()
@@ -382,10 +382,10 @@ PIECE = 2**20
 OnOutput = Callable[[str, bytes], None]
 
 
-class Outputs:
+class CommandOutputs:
     """Standard output and standard error of the command ``token`` of one shell."""
 
-    def __init__(self, folder: Folder, token: str, on_output: OnOutput | None) -> None:
+    def __init__(self, folder: ChannelFolder, token: str, on_output: OnOutput | None) -> None:
         self._folder = folder
         self.cut = False
         """Whether what the command wrote last is not here; known with the result."""

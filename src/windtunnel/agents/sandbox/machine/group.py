@@ -63,7 +63,7 @@ class Cgroup(cgroup.HostCgroup):
             super().remove()
 
 
-class Group:
+class UserProcesses:
     """The processes of one sandbox of this user. It has the methods of ``Cgroup``."""
 
     id = 0

@@ -34,8 +34,8 @@ import psutil
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import walls
-from windtunnel.agents.sandbox.machine.channel import Folder, make_folders
-from windtunnel.agents.sandbox.machine.group import INIT, Cgroup, Group
+from windtunnel.agents.sandbox.machine.channel import ChannelFolder, make_folders
+from windtunnel.agents.sandbox.machine.group import INIT, Cgroup, UserProcesses
 from windtunnel.agents.sandbox.machine.walls import PROGRAM
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import CHANNEL, UNVERIFIED, Externals, Home
@@ -112,9 +112,9 @@ def check(spec: SandboxSpec) -> None:
         )
 
 
-def group(home: Home, box: str) -> Cgroup | Group:
+def group(home: Home, box: str) -> Cgroup | UserProcesses:
     """What holds the sandbox's processes together: control groups, or without root its pid namespace."""
-    return Group(home, box) if rootless() else Cgroup(home.tag, box)
+    return UserProcesses(home, box) if rootless() else Cgroup(home.tag, box)
 
 
 def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[str]]:
@@ -126,7 +126,7 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
     held = group(home, spec.name)
     missed = held.create(spec.limits)
     channel = ((f"/{CHANNEL}", "channel", home.channel(spec.name)),)
-    if isinstance(held, Group):
+    if isinstance(held, UserProcesses):
         if spec.limits.pids is not None and not _counted_inside():
             missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
         home.box(spec.name).mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _lay_channel(spec: SandboxSpec, where: Path, folder: Path) -> None:
         raise MachineError(f"the sandbox's folder {spec.workdir} cannot be made: {error.strerror}") from error
     finally:
         os.close(root)
-    channel = Folder.at(folder)
+    channel = ChannelFolder.at(folder)
     try:
         channel.write("init", PROGRAM.locate().read_bytes(), 0o500)
         os.close(channel.fifo("requests"))
@@ -241,13 +241,13 @@ def _unclaimed(home: Home, owned: set[str]) -> list[tuple[str, Callable[[], None
         names = {path.parent.name for path in home.boxes.glob(f"*/{pattern}") if there(path)}
         return sorted(names - owned)
 
-    def end(group: Cgroup | Group) -> None:
+    def end(group: Cgroup | UserProcesses) -> None:
         group.kill()
         group.remove()
 
     if os.geteuid() != 0:
-        running = named(INIT, lambda path: Group(home, path.parent.name).init() != 0)
-        return [(f"processes of sandbox {name}", partial(end, Group(home, name))) for name in running]
+        running = named(INIT, lambda path: UserProcesses(home, path.parent.name).init() != 0)
+        return [(f"processes of sandbox {name}", partial(end, UserProcesses(home, name))) for name in running]
     parts: list[tuple[str, Callable[[], None]]] = []
     for name in sorted(_groups(home) - owned):
         parts.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))

@@ -20,15 +20,15 @@ from windtunnel.agents.sandbox.machine.channel import (
     BALLAST,
     FULL,
     OUTPUT,
-    Answers,
+    ChannelFolder,
+    CommandOutputs,
     Feed,
-    Folder,
     Init,
     OnOutput,
-    Outputs,
+    ShellFifos,
 )
 from windtunnel.agents.sandbox.machine.state import (
-    State,
+    ShellSections,
     capture_script,
     differences,
     end_script,
@@ -55,16 +55,16 @@ Ended = Literal["exit", "timeout", "cancelled", "shell-died", "sandbox-died"]
 class Shell:
     """A shell named ``name``, with a folder of that name in the channel."""
 
-    def __init__(self, name: str, channel: Folder, init: Init) -> None:
+    def __init__(self, name: str, channel: ChannelFolder, init: Init) -> None:
         self.name = name
         self.lock = threading.Lock()
         self.program = "bash"
         self.inner = 0
         self.pid = 0
         self._channel = channel
-        self._folder = Folder(-1)
+        self._folder = ChannelFolder(-1)
         self._init = init
-        self._fifos: Answers | None = None
+        self._fifos: ShellFifos | None = None
         self._mark = ""
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Shell:
             self._folder = self._channel.folder(self.name, create=True)
             for name in ("state", "traps", "arguments"):
                 self._folder.remove(name)  # whatever was planted there would hold the new shell up
-            self._fifos = Answers(self._folder, self._init, anew=True)
+            self._fifos = ShellFifos(self._folder, self._init, anew=True)
             self._mark = f"windtunnel-{secrets.token_hex(12)}"
             os.write(self._init.requests, f"start {self.name}\n".encode())
         except OSError as error:
@@ -121,7 +121,7 @@ class Shell:
             return False
         self.inner, self.program, self._mark = int(words[0]), words[1], words[2]
         try:
-            self._fifos = Answers(self._folder, self._init, anew=False)
+            self._fifos = ShellFifos(self._folder, self._init, anew=False)
         except OSError:
             return False
         self._find()
@@ -131,16 +131,16 @@ class Shell:
         self.pid = processes.host_pid(self.inner, self._init.cgroup.pids())
 
     @property
-    def _answers(self) -> Answers:
+    def _answers(self) -> ShellFifos:
         if self._fifos is None:
             raise MachineError(f"shell {self.name} does not run")
         return self._fifos
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> ShellSections:
         """As of the end of the last command."""
-        state = State.parse(self._text("state"), self._mark)
+        state = ShellSections.parse(self._text("state"), self._mark)
         state.sections["traps"] = self._text("traps")
         state.sections["arguments"] = self._text("arguments")
         held = processes.inherited_descriptors(self.pid) if self.pid else {}
@@ -155,7 +155,7 @@ class Shell:
     def _text(self, file: str) -> str:
         return self._folder.read(file, STATE_LIMIT).decode(errors="surrogateescape")
 
-    def replay(self, wanted: State) -> None:
+    def replay(self, wanted: ShellSections) -> None:
         """Make this shell's state equal to ``wanted``; MachineError says, at the end, what stayed
         different."""
         if self.plain:
@@ -175,7 +175,7 @@ class Shell:
         """Run a script of the host's own; returns what it said on standard error. Raises MachineError."""
         token = secrets.token_hex(8)
         try:
-            outputs = Outputs(self._folder, token, None)
+            outputs = CommandOutputs(self._folder, token, None)
             try:
                 self._folder.write("go", quiet_script(self.name, script, token))
                 lines = stream(self.name, token, None, quiet=True)
@@ -247,21 +247,21 @@ class Shell:
             outputs.close()
             self._tidy()
 
-    def _outputs(self, token: str, on_output: OnOutput | None) -> tuple[Outputs, list[str]]:
+    def _outputs(self, token: str, on_output: OnOutput | None) -> tuple[CommandOutputs, list[str]]:
         """Files for a command's output; a shell whose folder was taken away is started anew first."""
         try:
-            return Outputs(self._folder, token, on_output), []
+            return CommandOutputs(self._folder, token, on_output), []
         except OSError:
             self._kill()
-            self._again(State({}))
+            self._again(ShellSections({}))
         try:
             lost = "the sandbox had removed the shell's channel: it was started anew, without its state"
-            return Outputs(self._folder, token, on_output), [lost]
+            return CommandOutputs(self._folder, token, on_output), [lost]
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
 
     def _await(
-        self, token: str, deadline: float | None, cancel: threading.Event | None, outputs: Outputs
+        self, token: str, deadline: float | None, cancel: threading.Event | None, outputs: CommandOutputs
     ) -> tuple[Ended, int | None, list[str]]:
         done, status = f"done {token}".encode(), None
         fast, pause = cancel is not None or outputs.listened, TICK
@@ -299,7 +299,7 @@ class Shell:
         """For ``$?`` in the next command."""
         self._folder.write("rc", f"return {status}\n".encode())
 
-    def _cut(self, before: set[int], since: float, kept: State | None) -> list[str]:
+    def _cut(self, before: set[int], since: float, kept: ShellSections | None) -> list[str]:
         """End what the command started, and first the shell, which would go on with the rest of it."""
         shell, cgroup = self.pid, self._init.cgroup
         started = processes.started_by(shell, cgroup.pids(), before, since)
@@ -317,7 +317,7 @@ class Shell:
             self._wait(b"dead ", time.monotonic() + BIRTH)
             self.pid = 0
 
-    def _again(self, kept: State) -> list[str]:
+    def _again(self, kept: ShellSections) -> list[str]:
         """Start it anew with the state that it had before the command."""
         if self.plain or not self._init.alive():
             return []
@@ -351,7 +351,7 @@ class Shell:
                 return None
         return None
 
-    def dry(self, outputs: Outputs | None = None) -> None:
+    def dry(self, outputs: CommandOutputs | None = None) -> None:
         """Give back the room of what earlier commands left running has written since: it is nobody's output,
         but for the size of its files. ``outputs``: those of the command that runs."""
         current = outputs.names.values() if outputs is not None else ()

@@ -11,10 +11,10 @@ FIFO, since bash takes that trap away from a sourced file.
 Everything is written so that no option, trap, alias or IFS of the user's disturbs it: builtins by name,
 ``>|`` against noclobber, every expansion quoted, nothing whose failure would trip errexit.
 
-What it prints (variables, functions, aliases, options, traps, directory, …) comes in sections. ``State`` is
-that, taken apart; its JSON is what a ShellState carries. A replay is a script for the shell: undo what it has
-and the state has not, then run what the state printed. What a shell changes by itself (RANDOM, SECONDS, …)
-counts neither as state nor as a change.
+What it prints (variables, functions, aliases, options, traps, directory, …) comes in sections.
+``ShellSections`` is that, taken apart; its JSON is what a ShellState carries. A replay is a script for the
+shell: undo what it has and the state has not, then run what the state printed. What a shell changes by
+itself (RANDOM, SECONDS, …) counts neither as state nor as a change.
 """
 
 from __future__ import annotations
@@ -104,20 +104,20 @@ STATEMENT = re.compile(rf"declare (-\S+) ([A-Za-z_]\w*)((?:=(?:\\.|{QUOTED}|[^\n
 
 
 @dataclass(frozen=True)
-class State:
+class ShellSections:
     """One shell's sections by name, as printed."""
 
     sections: dict[str, str]
 
     @classmethod
-    def parse(cls, printed: str, mark: str) -> State:
+    def parse(cls, printed: str, mark: str) -> ShellSections:
         """From what the shell wrote: every section is led in by a line that holds the secret ``mark``."""
         # the variable _ holds the mark, too, but never at the beginning of a line
         pieces = re.split(rf"^{re.escape(mark)} (\w+)\n", printed, flags=re.MULTILINE)
         return cls(dict(zip(pieces[1::2], pieces[2::2], strict=True)))
 
     @classmethod
-    def of(cls, shell: ShellState) -> State:
+    def of(cls, shell: ShellState) -> ShellSections:
         """Raises MachineError when the script is none of ours."""
         try:
             sections = json.loads(shell.script)
@@ -169,7 +169,7 @@ class State:
 def shell_effect(shell: ShellState) -> ShellEffect:
     """A shell in this state, with what of it a replay cannot carry."""
     try:
-        state = State.of(shell)
+        state = ShellSections.of(shell)
     except MachineError as error:
         return ShellEffect(shell.name, not_replayable=(str(error),))
     held = []
@@ -182,7 +182,7 @@ def shell_effect(shell: ShellState) -> ShellEffect:
     return ShellEffect(shell.name, held=tuple(held))
 
 
-def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
+def replay_script(now: ShellSections, wanted: ShellSections) -> tuple[str, list[str]]:
     """A script that makes a shell in state ``now`` one in state ``wanted``, and what it cannot do, in words.
 
     Options that decide how functions are read (extglob) come first; those that would disturb the script
@@ -220,7 +220,7 @@ def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
     return "\n".join(lines) + "\n", problems
 
 
-def differences(now: State, wanted: State) -> list[str]:
+def differences(now: ShellSections, wanted: ShellSections) -> list[str]:
     """Names of the parts in which two states differ."""
     sections = [name for name in SECTIONS if name not in ("variables", "jobs")]
     sections = [name for name in sections if now.text(name).strip() != wanted.text(name).strip()]
@@ -235,12 +235,12 @@ def _options(text: str) -> str:
     return "\n".join(line for line in lines if not line.endswith(("login_shell", "restricted_shell")))
 
 
-def _no_traps(state: State) -> list[str]:
+def _no_traps(state: ShellSections) -> list[str]:
     names = re.findall(r" (EXIT|SIG\w+)$", state.text("traps"), re.MULTILINE)
     return [f"builtin trap - {name}" for name in dict.fromkeys(names)]
 
 
-def _function_attributes(state: State) -> list[str]:
+def _function_attributes(state: ShellSections) -> list[str]:
     lines = []
     for line in state.text("attributes").splitlines():
         _, flags, name = line.split(" ", 2)

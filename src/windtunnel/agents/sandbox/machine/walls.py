@@ -38,7 +38,7 @@ import psutil
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import listener
-from windtunnel.agents.sandbox.machine.group import Group
+from windtunnel.agents.sandbox.machine.group import UserProcesses
 from windtunnel.agents.sandbox.place import CHANNEL, Home
 from windtunnel.base.native import Freestanding
 from windtunnel.linux import mounts, namespaces
@@ -297,7 +297,7 @@ def socket_inside(netns: Path, use: Use, port: int) -> socket.socket:
 
 def _socket_of_user(netns: Path, use: Use, port: int) -> socket.socket:
     """The same where the namespace is that of a sandbox's processes, not bound to ``netns``."""
-    init = Group(Home(netns.parents[2]), netns.parent.name).init()
+    init = UserProcesses(Home(netns.parents[2]), netns.parent.name).init()
     if not init:
         raise MachineError(f"cannot {use} port {port} inside the sandbox: it does not run")
     own, its = socket.socketpair()

@@ -245,7 +245,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Known:
+class AgentLoops:
     """What is known of a sandbox's agent: its loops, the newest last, and how often in a row another
     conversation (by its system prompt) asked without any of them."""
 
@@ -260,10 +260,10 @@ class Verdict:
 
     kind: Literal["main", "helper"]
     reason: str
-    known: Known = field(repr=False)
+    known: AgentLoops = field(repr=False)
 
 
-def classify(outline: Outline, known: Known) -> Verdict:
+def classify(outline: Outline, known: AgentLoops) -> Verdict:
     """Judge a request that a model answers."""
     for place in reversed(range(len(known.loops))):
         reason = _same_loop(outline, known.loops[place])
@@ -308,7 +308,7 @@ def _same_loop(outline: Outline, loop: Loop) -> str:
     return "it continues the conversation" if len(outline.messages) > size else "the same messages again"
 
 
-def _stranger(outline: Outline, known: Known) -> Verdict:
+def _stranger(outline: Outline, known: AgentLoops) -> Verdict:
     """Another system prompt: an agent's agent or a helper, until it is the only one that asks."""
     strange = known.strange + 1 if known.stranger == outline.system else 1
     if strange >= TAKEOVER:
@@ -320,11 +320,11 @@ def _stranger(outline: Outline, known: Known) -> Verdict:
     )
 
 
-def _main(outline: Outline, known: Known, reason: str, place: int | None = None) -> Verdict:
+def _main(outline: Outline, known: AgentLoops, reason: str, place: int | None = None) -> Verdict:
     loop = Loop(outline.shape, outline.model, outline.system, outline.tools, outline.messages, outline.prompt)
     others = [loop for number, loop in enumerate(known.loops) if number != place]
     others = [other for other in others if (other.system, other.shape) != (loop.system, loop.shape)]
-    return Verdict("main", reason, Known((*others, loop)[-LOOPS_KEPT:]))
+    return Verdict("main", reason, AgentLoops((*others, loop)[-LOOPS_KEPT:]))
 
 
 def _begins_helper(text: str) -> bool:

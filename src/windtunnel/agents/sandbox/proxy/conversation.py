@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.proxy.classify import Known, Loop
+from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Loop
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WI
 
 
 @dataclass
-class Entry:
+class MainLoopRequest:
     """One request of the main loop. ``turn``: the newest turn whose end it was in flight at, 0 until that is
     known. ``served``: the incarnation in which its reply was last received in full."""
 
@@ -78,30 +78,30 @@ class Conversation:
         self.covered = int(state.get("covered", 0))
         """Turns that the checkpoint covers from which this incarnation began."""
         self.known = _known(state.get("known", ""))
-        self._entries: dict[str, list[Entry]] = {}
-        self._by_request: dict[str, Entry] = {}
+        self._entries: dict[str, list[MainLoopRequest]] = {}
+        self._by_request: dict[str, MainLoopRequest] = {}
         rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
         for request, digest, turn, aside, served in rows:
-            self._add(Entry(request, digest, turn, True, bool(aside), served))
+            self._add(MainLoopRequest(request, digest, turn, True, bool(aside), served))
 
-    def find(self, digest: str) -> Entry | None:
+    def find(self, digest: str) -> MainLoopRequest | None:
         """The oldest reply to such a request that this incarnation has not received yet."""
         for entry in self._entries.get(digest, ()):
             if entry.complete and not entry.aside and entry.served < self.incarnation:
                 return entry
         return None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[MainLoopRequest]:
         """All of it, oldest first."""
         return list(self._by_request.values())
 
-    def begin(self, request: str, digest: str) -> Entry:
+    def begin(self, request: str, digest: str) -> MainLoopRequest:
         """A request is sent to the model. It is only in memory until it is ``answered``."""
-        entry = Entry(request, digest)
+        entry = MainLoopRequest(request, digest)
         self._add(entry)
         return entry
 
-    def answered(self, entry: Entry, reply: Reply) -> None:
+    def answered(self, entry: MainLoopRequest, reply: Reply) -> None:
         """Write down the whole reply; from now on it can be given again."""
         with self._durably():
             self._file.execute(
@@ -114,18 +114,18 @@ class Conversation:
             )
         entry.complete = True
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: MainLoopRequest) -> None:
         """The model service gave no reply worth keeping."""
         self._by_request.pop(entry.request, None)
         self._entries[entry.digest].remove(entry)
 
-    def place(self, entry: Entry, turn: int) -> None:
+    def place(self, entry: MainLoopRequest, turn: int) -> None:
         """The request was in flight when that turn ended."""
         entry.turn = turn
         with self._lock, self._file:
             self._file.execute("UPDATE records SET turn = ? WHERE request = ?", (turn, entry.request))
 
-    def serve(self, entry: Entry, incarnation: int) -> None:
+    def serve(self, entry: MainLoopRequest, incarnation: int) -> None:
         """The sandbox received the reply, in that incarnation."""
         entry.served = incarnation
         with self._lock, self._file:
@@ -133,14 +133,14 @@ class Conversation:
                 "UPDATE records SET served = ? WHERE request = ?", (incarnation, entry.request)
             )
 
-    def reply(self, entry: Entry) -> Reply:
+    def reply(self, entry: MainLoopRequest) -> Reply:
         with self._lock:
             status, headers, body = self._file.execute(
                 "SELECT status, headers, body FROM records WHERE request = ?", (entry.request,)
             ).fetchone()
         return Reply(status, tuple((name, value) for name, value in json.loads(headers)), bytes(body))
 
-    def learn(self, known: Known) -> None:
+    def learn(self, known: AgentLoops) -> None:
         """Keep what is known of the agent's loops."""
         self.known = known
         with self._lock, self._file:
@@ -188,7 +188,7 @@ class Conversation:
             finally:
                 self._file.execute("PRAGMA synchronous=NORMAL")
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: MainLoopRequest) -> None:
         self._by_request[entry.request] = entry
         self._entries.setdefault(entry.digest, []).append(entry)
 
@@ -196,9 +196,9 @@ class Conversation:
         self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
-def _known(text: str) -> Known:
+def _known(text: str) -> AgentLoops:
     if not text:
-        return Known()
+        return AgentLoops()
     raw = json.loads(text)
     loops = tuple(Loop(**{**loop, "messages": tuple(loop["messages"])}) for loop in raw["loops"])
-    return Known(loops, raw["stranger"], raw["strange"])
+    return AgentLoops(loops, raw["stranger"], raw["strange"])

@@ -53,7 +53,7 @@ LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]+) HTTP/1\.[01]")
 FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 
 
-class Refused(Exception):
+class EgressRefused(Exception):
     """The client inside is answered with this status and these words."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -142,11 +142,11 @@ class Head:
 
 
 def read_head(text: bytes) -> Head:
-    """Understand the head of a request, with its empty line. Raises Refused."""
+    """Understand the head of a request, with its empty line. Raises EgressRefused."""
     first, *lines = text[:-4].split(b"\r\n")
     line, fields = LINE.fullmatch(first), [FIELD.fullmatch(line) for line in lines]
     if line is None or None in fields:
-        raise Refused(400, "the request is malformed")
+        raise EgressRefused(400, "the request is malformed")
     method, target = line[1], line[2].decode("ascii")
     if method == b"CONNECT":
         host, port = _split_port(target.lower())
@@ -155,15 +155,17 @@ def read_head(text: bytes) -> Head:
         url = urlsplit(target)
         host, port = url.hostname or "", url.port or 80
     except ValueError:
-        raise Refused(400, "the request's URL is malformed") from None
+        raise EgressRefused(400, "the request's URL is malformed") from None
     if url.scheme != "http" or "@" in url.netloc:
-        raise Refused(400, "this is a proxy: use CONNECT, or ask for an http:// URL")
+        raise EgressRefused(400, "this is a proxy: use CONNECT, or ask for an http:// URL")
     headers = [(field[1].lower(), field[2].strip()) for field in fields if field is not None]
     lengths = [value for name, value in headers if name == b"content-length"]
     if len(lengths) > 1 or not all(re.fullmatch(rb"[0-9]{1,18}", length) for length in lengths):
-        raise Refused(400, "content-length is malformed")
+        raise EgressRefused(400, "content-length is malformed")
     if any(name in (b"transfer-encoding", b"upgrade") for name, _ in headers):
-        raise Refused(411, "for http:// URLs, requests have a content-length and no upgrade; use https://")
+        raise EgressRefused(
+            411, "for http:// URLs, requests have a content-length and no upgrade; use https://"
+        )
     kept = [
         header
         for header in headers
@@ -179,7 +181,7 @@ def read_head(text: bytes) -> Head:
 def _host(text: str) -> str:
     host = str(_literal(text) or text.removesuffix("."))
     if _literal(host) is None and not HOST.fullmatch(host):
-        raise Refused(400, "the name of the host is malformed")
+        raise EgressRefused(400, "the name of the host is malformed")
     return host
 
 
@@ -239,7 +241,7 @@ class Egress(asyncio.DatagramProtocol):
         what = "a request"
         try:
             if len(self._connections) > MOST:
-                raise Refused(503, f"more than {MOST} connections are under way")
+                raise EgressRefused(503, f"more than {MOST} connections are under way")
             async with asyncio.timeout(HEAD_SECONDS):
                 head = read_head(await reader.readuntil(b"\r\n\r\n"))
             what = f"{head.host}:{head.port}"
@@ -253,7 +255,7 @@ class Egress(asyncio.DatagramProtocol):
                 else:
                     writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
                     await asyncio.gather(copy_stream(reader, to_host), copy_stream(from_host, writer))
-        except Refused as refusal:
+        except EgressRefused as refusal:
             self._log.info("refused: %s: %s", what, refusal)
             _refuse(writer, refusal.status, str(refusal))
         except asyncio.LimitOverrunError:
@@ -264,17 +266,19 @@ class Egress(asyncio.DatagramProtocol):
             writer.close()
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the first address that answers. Raises Refused."""
+        """A connection to the first address that answers. Raises EgressRefused."""
         if not is_listed(self._allowed, host, port):
-            raise Refused(403, f"{host}:{port} is not on the list of this sandbox's network")
+            raise EgressRefused(403, f"{host}:{port} is not on the list of this sandbox's network")
         try:
             addresses = await _addresses(host)
         except OSError as error:
-            raise Refused(502, f"{host} is not known: {error.strerror}") from None
+            raise EgressRefused(502, f"{host} is not known: {error.strerror}") from None
         fit = reachable(self._allowed, addresses, port, _own_addresses())
         if not fit:
             words = ", ".join(map(str, addresses[:3]))
-            raise Refused(403, f"{host} is {words}, not a public address; the list must name the address")
+            raise EgressRefused(
+                403, f"{host} is {words}, not a public address; the list must name the address"
+            )
         fault = ""
         for address in fit[:4]:
             try:
@@ -286,7 +290,7 @@ class Egress(asyncio.DatagramProtocol):
             # one that has gone without a word is found out
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             return reader, writer
-        raise Refused(502, f"{host}:{port} cannot be reached: {fault}")
+        raise EgressRefused(502, f"{host}:{port} cannot be reached: {fault}")
 
     # --- the name server
     # ------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ import httpx
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.protocol import PendingTurn
-from windtunnel.agents.sandbox.proxy.conversation import Entry, Headers, Reply
+from windtunnel.agents.sandbox.proxy.conversation import Headers, MainLoopRequest, Reply
 from windtunnel.agents.sandbox.proxy.upstream import (
-    Request,
+    AgentRequest,
     Upstream,
     UpstreamFault,
     fault_body,
@@ -48,10 +48,10 @@ class BrokeOff(Exception):
     """The reply ended before its end."""
 
 
-class Exchange:
+class GatedReply:
     """A reply that is arriving. Lives on the event loop."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: MainLoopRequest) -> None:
         self.entry = entry
         self.began = asyncio.Event()
         """Status and headers are there."""
@@ -69,7 +69,7 @@ class Exchange:
         self,
         client: httpx.AsyncClient,
         upstream: Upstream,
-        request: Request,
+        request: AgentRequest,
         limit: int,
         record: Callable[[Reply], Awaitable[None]],
     ) -> None:
@@ -155,7 +155,7 @@ class Turning(Protocol):
 
 
 @dataclass(eq=False)
-class Window:
+class ReplyWindow:
     """The time between a request of the main loop and the moment its reply may go out. ``turn``: 0 until the
     turn has ended."""
 
@@ -191,7 +191,7 @@ class Window:
             self.promote()
 
 
-Jobs: TypeAlias = "queue.SimpleQueue[tuple[Window, Callable[[Window], None]] | None]"
+Jobs: TypeAlias = "queue.SimpleQueue[tuple[ReplyWindow, Callable[[ReplyWindow], None]] | None]"
 
 
 class Gate:
@@ -201,13 +201,13 @@ class Gate:
         self._box = box
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._open: dict[Window, asyncio.TimerHandle] = {}
+        self._open: dict[ReplyWindow, asyncio.TimerHandle] = {}
         self._jobs = self._worker()
 
-    def open(self, request: str, started: Callable[[Window], None], *, ended: int = 0) -> Window:
+    def open(self, request: str, started: Callable[[ReplyWindow], None], *, ended: int = 0) -> ReplyWindow:
         """End the sandbox's turn in the background. ``started`` is told, on the loop, once the turn has its
         number. ``ended``: the turn has ended with that number, and only wants its checkpoint."""
-        window = Window(request, time.monotonic() + self._seconds, ended)
+        window = ReplyWindow(request, time.monotonic() + self._seconds, ended)
         self._open[window] = self._loop.call_later(self._seconds, self._give_up, window)
         self._jobs.put((window, started))
         return window
@@ -226,13 +226,13 @@ class Gate:
             timer.cancel()
         self._jobs.put(None)
 
-    def _give_up(self, window: Window) -> None:
+    def _give_up(self, window: ReplyWindow) -> None:
         self._settle(window, self._late(window), held=True)
 
-    def _late(self, window: Window) -> str:
+    def _late(self, window: ReplyWindow) -> str:
         return f"{window.doing} was not done within {self._seconds:g} s"
 
-    def _settle(self, window: Window, fault: str, *, held: bool) -> None:
+    def _settle(self, window: ReplyWindow, fault: str, *, held: bool) -> None:
         timer = self._open.pop(window, None)
         if timer is not None:
             timer.cancel()
@@ -253,7 +253,7 @@ class Gate:
         threading.Thread(target=work, name=f"turn-of-{self._box.name}", daemon=True).start()
         return jobs
 
-    def _keep(self, window: Window, started: Callable[[Window], None]) -> tuple[str, bool]:
+    def _keep(self, window: ReplyWindow, started: Callable[[ReplyWindow], None]) -> tuple[str, bool]:
         """End the turn and wait until it is kept: what is wrong, and whether the reply is held for it."""
         try:
             if window.turn:

@@ -22,9 +22,9 @@ from windtunnel.agents.sandbox.proxy.session import LOG, AgentSession
 from windtunnel.agents.sandbox.proxy.upstream import Upstream
 from windtunnel.agents.sandbox.proxy.wire import (
     AgentConnection,
-    Bounds,
     Gone,
-    Refused,
+    ProxyLimits,
+    ProxyRefused,
     read_request,
     send_fault,
 )
@@ -41,9 +41,9 @@ class ModelProxy:
     """The model proxy of a host's sandboxes. ``trust_env``: use the host's proxy settings to reach the model
     service."""
 
-    def __init__(self, home: Home, bounds: Bounds | None = None, *, trust_env: bool = True) -> None:
+    def __init__(self, home: Home, bounds: ProxyLimits | None = None, *, trust_env: bool = True) -> None:
         self._home = home
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or ProxyLimits()
         self._sessions: dict[str, AgentSession] = {}
         self._servers: dict[str, tuple[uvicorn.Server, asyncio.Task[None]]] = {}
         self._loop = LoopThread("model-proxy")
@@ -100,7 +100,7 @@ class ModelProxy:
         self.restored(name, turn, on_purpose=True)
 
     def close(self) -> None:
-        """Stop listening, give what is under way ``Bounds.ending`` seconds, and close the records."""
+        """Stop listening, give what is under way ``ProxyLimits.ending`` seconds, and close the records."""
 
         async def end() -> None:
             for server, _ in self._servers.values():
@@ -170,7 +170,7 @@ class ModelProxy:
         session.open += 1
         try:
             await session.answer(await read_request(scope, receive, self._bounds), receive, send_noted)
-        except Refused as refusal:
+        except ProxyRefused as refusal:
             LOG.info("sandbox %s: %s", name, refusal)
             if not started:
                 await send_fault(send, refusal.status, refusal.kind, str(refusal), refusal.retry_after)

@@ -21,10 +21,10 @@ import httpx
 from starlette.types import Receive, Send
 
 from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
-from windtunnel.agents.sandbox.proxy.conversation import Conversation, Entry, Headers, Reply
-from windtunnel.agents.sandbox.proxy.gate import BrokeOff, Exchange, Gate, Turning, Window
+from windtunnel.agents.sandbox.proxy.conversation import Conversation, Headers, MainLoopRequest, Reply
+from windtunnel.agents.sandbox.proxy.gate import BrokeOff, Gate, GatedReply, ReplyWindow, Turning
 from windtunnel.agents.sandbox.proxy.upstream import (
-    Request,
+    AgentRequest,
     Upstream,
     UpstreamFault,
     forward,
@@ -32,8 +32,8 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     reply_headers,
 )
 from windtunnel.agents.sandbox.proxy.wire import (
-    Bounds,
-    Refused,
+    ProxyLimits,
+    ProxyRefused,
     send_fault,
     send_reply,
     send_whole,
@@ -59,7 +59,7 @@ class AgentSession:
         upstream: Upstream,
         conversation: Conversation,
         client: httpx.AsyncClient,
-        bounds: Bounds,
+        bounds: ProxyLimits,
     ) -> None:
         self.name = box.name
         self.open = 0
@@ -68,8 +68,8 @@ class AgentSession:
         self._client = client
         self._bounds = bounds
         self._gate = Gate(box, seconds=bounds.gate)
-        self._windows: OrderedDict[str, Window] = OrderedDict()
-        self._under_way: dict[str, Exchange] = {}
+        self._windows: OrderedDict[str, ReplyWindow] = OrderedDict()
+        self._under_way: dict[str, GatedReply] = {}
         self._writing = asyncio.Lock()
         self._ending = asyncio.Event()
         self._exchanges: set[asyncio.Task[Any]] = set()
@@ -78,18 +78,18 @@ class AgentSession:
     # --- requests
     # ---------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever it is. Raises Refused."""
+    async def answer(self, request: AgentRequest, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever it is. Raises ProxyRefused."""
         if leaves_base(self._upstream.url, request.path):
             words = "the path would leave the base path of the upstream by '..'"
-            raise Refused(400, "bad_request", words)
+            raise ProxyRefused(400, "bad_request", words)
         outline = await self._of_main_loop(request)
         if outline is not None:
             await self._main(request, outline, receive, send)
         else:
             await while_connected(receive, self._through(request, send), self._ending)
 
-    async def _of_main_loop(self, request: Request) -> Outline | None:
+    async def _of_main_loop(self, request: AgentRequest) -> Outline | None:
         """The request as the main loop's; None where it is another one."""
         if request.method != "POST" or shape_of(request.route) is None:
             return None
@@ -108,10 +108,10 @@ class AgentSession:
             self._write(self._conversation.learn, verdict.known)
         return outline if verdict.kind == "main" else None
 
-    def _read(self, request: Request) -> Outline:
+    def _read(self, request: AgentRequest) -> Outline:
         return read(request.route, dict(request.headers), request.body, limit=self._bounds.body)
 
-    async def _through(self, request: Request, send: Send) -> None:
+    async def _through(self, request: AgentRequest, send: Send) -> None:
         """Pass a request on, and its reply back, without looking at either."""
         started = False
         try:
@@ -123,7 +123,7 @@ class AgentSession:
             if not started:
                 await send_fault(send, fault.status, fault.kind, str(fault))
 
-    async def _main(self, request: Request, outline: Outline, receive: Receive, send: Send) -> None:
+    async def _main(self, request: AgentRequest, outline: Outline, receive: Receive, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation
         exchange = self._under_way.get(outline.digest)
         entry = exchange.entry if exchange is not None else conversation.find(outline.digest)
@@ -138,16 +138,16 @@ class AgentSession:
                 entry.served = incarnation
                 self._write(conversation.serve, entry, incarnation)
 
-    def _ask(self, request: Request, outline: Outline) -> Exchange:
+    def _ask(self, request: AgentRequest, outline: Outline) -> GatedReply:
         """Send the request to the model, whoever waits for it later."""
         if len(self._under_way) >= self._bounds.open_box:
-            raise Refused(503, "overloaded", "too many requests of this sandbox are under way")
+            raise ProxyRefused(503, "overloaded", "too many requests of this sandbox are under way")
         entry = self._conversation.begin(f"{outline.digest[:12]}-{uuid4().hex[:12]}", outline.digest)
-        exchange = self._under_way[outline.digest] = Exchange(entry)
+        exchange = self._under_way[outline.digest] = GatedReply(entry)
         self._spawn(self._exchanges, self._run(exchange, request))
         return exchange
 
-    async def _run(self, exchange: Exchange, request: Request) -> None:
+    async def _run(self, exchange: GatedReply, request: AgentRequest) -> None:
         entry = exchange.entry
 
         async def record(reply: Reply) -> None:
@@ -164,7 +164,7 @@ class AgentSession:
                 LOG.warning("sandbox %s: %s", self.name, what)
                 self._conversation.drop(entry)
 
-    def _window(self, entry: Entry) -> Window | None:
+    def _window(self, entry: MainLoopRequest) -> ReplyWindow | None:
         """The window that this reply has to wait for; None when a restored checkpoint covers its turn."""
         window = self._windows.get(entry.digest)
         if window is not None and (window.safe or not window.settled.is_set()):
@@ -173,7 +173,7 @@ class AgentSession:
             return None
         incarnation = self._conversation.incarnation
 
-        def placed(window: Window) -> None:
+        def placed(window: ReplyWindow) -> None:
             if self._conversation.incarnation == incarnation:
                 entry.turn = window.turn
                 self._write(self._conversation.place, entry, window.turn)
@@ -186,7 +186,7 @@ class AgentSession:
         return window
 
     async def _deliver(
-        self, entry: Entry, exchange: Exchange | None, window: Window | None, send: Send
+        self, entry: MainLoopRequest, exchange: GatedReply | None, window: ReplyWindow | None, send: Send
     ) -> None:
         """Wait for the reply and for the checkpoint, and send the one once the other is safe."""
         if exchange is not None:
@@ -198,7 +198,7 @@ class AgentSession:
                 await window.settled.wait()
             if window.held:
                 words = f"the reply is held back, since its turn is not kept: {window.fault}"
-                raise Refused(503, "held", f"{words}; it is recorded, ask again", RETRY)
+                raise ProxyRefused(503, "held", f"{words}; it is recorded, ask again", RETRY)
             warning = ((WARNING, _one_line(window.fault)),) if window.fault else ()
         if exchange is None:
             reply = await asyncio.to_thread(self._conversation.reply, entry)

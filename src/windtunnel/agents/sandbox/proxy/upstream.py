@@ -63,7 +63,7 @@ class Upstream:
 
 
 @dataclass(frozen=True)
-class Request:
+class AgentRequest:
     """A request of an agent, read in full. ``path``: as it was sent, with its query."""
 
     method: str
@@ -180,7 +180,7 @@ def key_header(key: str, route: str, given: Iterable[str]) -> tuple[str, str]:
 
 @asynccontextmanager
 async def forward(
-    client: httpx.AsyncClient, upstream: Upstream, request: Request
+    client: httpx.AsyncClient, upstream: Upstream, request: AgentRequest
 ) -> AsyncIterator[httpx.Response]:
     """The service's response, its body not yet read. Raises UpstreamFault, also for what happens while the
     body is read within the block."""
@@ -216,7 +216,7 @@ def fault_body(kind: str, words: str) -> bytes:
     return json.dumps({"type": "error", "error": {"type": kind, "message": f"windtunnel: {words}"}}).encode()
 
 
-def _request_headers(request: Request, upstream: Upstream) -> Headers:
+def _request_headers(request: AgentRequest, upstream: Upstream) -> Headers:
     """What goes to the upstream of an agent's headers, and what the host adds. Raises UpstreamFault where the
     key cannot be read."""
     left, own = HOP_BY_HOP | FORWARDED | {"host", "content-length", "expect"}, dict[str, str]()

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from windtunnel.agents.sandbox.proxy.conversation import Headers
-from windtunnel.agents.sandbox.proxy.upstream import Request, fault_body
+from windtunnel.agents.sandbox.proxy.upstream import AgentRequest, fault_body
 from windtunnel.base.errors import UserError
 
 LARGEST_HEAD = 64 * 1024
@@ -27,7 +27,7 @@ LOG.setLevel(logging.ERROR)  # uvicorn's: a warning for each odd request would l
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ProxyLimits:
     """What one model proxy takes on, in bytes, requests and seconds.
 
     ``gate``: how long a reply is held for its checkpoint. ``connect`` and ``silence``: how long the model
@@ -51,7 +51,7 @@ class Bounds:
                 raise UserError(f"model proxy: bound {name} is {value}; it must be more than 0")
 
 
-class Refused(Exception):
+class ProxyRefused(Exception):
     """The request is answered by the model proxy itself, with an error."""
 
     def __init__(self, status: int, kind: str, words: str, retry_after: int = 1) -> None:
@@ -135,11 +135,11 @@ def head_fault(target: bytes, headers: list[tuple[bytes, bytes]], version: str) 
     return ""
 
 
-async def read_request(scope: Scope, receive: Receive, bounds: Bounds) -> Request:
-    """The whole request. Raises Refused where it is too large, too slow or not for the upstream, Gone where
+async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> AgentRequest:
+    """The whole request. Raises ProxyRefused where it is too large, too slow or not for the upstream, Gone where
     it does not end."""
     if scope["method"] in ("CONNECT", "TRACE"):  # for tunnels, and to show what was added on the way
-        raise Refused(405, "method_not_allowed", f"{scope['method']} is not passed on")
+        raise ProxyRefused(405, "method_not_allowed", f"{scope['method']} is not passed on")
     headers = tuple(
         (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
     )
@@ -154,14 +154,14 @@ async def read_request(scope: Scope, receive: Receive, bounds: Bounds) -> Reques
                 size, more = max(size, len(body)), message.get("more_body", False)
     except TimeoutError:
         words = f"the body did not arrive within {bounds.sending:g} s"
-        raise Refused(408, "request_timeout", words) from None
+        raise ProxyRefused(408, "request_timeout", words) from None
     if size > bounds.body:
-        raise Refused(413, "request_too_large", f"the body has more than {bounds.body} bytes")
-    return Request(scope["method"], scope["target"], headers, bytes(body))
+        raise ProxyRefused(413, "request_too_large", f"the body has more than {bounds.body} bytes")
+    return AgentRequest(scope["method"], scope["target"], headers, bytes(body))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
-    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises Refused where
+    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises ProxyRefused where
     the proxy ends first.
 
     The request's body has been read, so that the only thing still to be received is the client's leaving.
@@ -174,7 +174,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], end
             working.result()
             return True
         if ending.is_set():
-            raise Refused(503, "ending", "the model proxy is ending; ask again")
+            raise ProxyRefused(503, "ending", "the model proxy is ending; ask again")
         return False
     finally:
         for task in (working, *others):

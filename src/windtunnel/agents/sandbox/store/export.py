@@ -42,7 +42,7 @@ _KIND = "exported checkpoint of a sandbox"
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ExportChunk:
     """``bytes``: how many lie there under its name."""
 
     name: str
@@ -54,8 +54,8 @@ class Exported:
     """A checkpoint: the chunks of its two streams, in order."""
 
     manifest: Manifest
-    image: tuple[Chunk, ...]
-    files: tuple[Chunk, ...]
+    image: tuple[ExportChunk, ...]
+    files: tuple[ExportChunk, ...]
 
 
 def destination(url: str) -> Files:
@@ -173,14 +173,14 @@ def _drop_wrong(place: Files) -> None:
                     place.remove(chunks.path(chunk.name))
 
 
-def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[Chunk, ...]:
+def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[ExportChunk, ...]:
     """Send the pieces of a stream that are not there yet; all of its chunks, in order."""
-    sent: list[Chunk] = []
-    waiting: deque[Future[Chunk]] = deque()
+    sent: list[ExportChunk] = []
+    waiting: deque[Future[ExportChunk]] = deque()
 
-    def send(piece: bytes) -> Chunk:
+    def send(piece: bytes) -> ExportChunk:
         name = chunks.put(place, piece, LEVEL)
-        return Chunk(name, place.size(chunks.path(name)) or 0)
+        return ExportChunk(name, place.size(chunks.path(name)) or 0)
 
     def take(piece: bytes) -> None:
         waiting.append(jobs.submit(send, piece))

@@ -6,9 +6,9 @@ sandboxes use (``policy``); only the machine is a model. ``world`` is the hosts 
 session ask of a machine, from traces, from generated sessions, or from what was seen.
 
 A trace says how long the model thinks and, where it was judged or generated, which class a turn truly has; it
-does not say how long commands run or how much memory they touch. That is drawn here, from a ``Shape`` whose
-figures are assumptions to be set by the user: no data set that we know holds them all. Classes are not taken
-over: each turn becomes the *effects* that an inspector would report of it, and the policy decides.
+does not say how long commands run or how much memory they touch. That is drawn here, from a ``SessionShape``
+whose figures are assumptions to be set by the user: no data set that we know holds them all. Classes are not
+taken over: each turn becomes the *effects* that an inspector would report of it, and the policy decides.
 
 Of generated turns, the share of *none* is the lower bound that Crab (arXiv 2604.28138) publishes; how the
 rest is divided is our choice. How long the model thinks comes from the six gaps between a tool's answer and
@@ -101,7 +101,7 @@ Session = tuple[TurnLoad, ...]
 
 
 @dataclass(frozen=True)
-class Shape:
+class SessionShape:
     """Assumptions about what traces do not hold; medians of log-normals with their ``sigma``.
 
     ``run``: seconds of a command alone. ``cpu``: its part that is CPU. ``memory``: bytes of a session's
@@ -167,7 +167,7 @@ def uncovered(effects: Effects, turn_class: TurnClass) -> Effects:
     return effects if turn_class is TurnClass.NONE else replace(effects, shells=())
 
 
-def from_trace(trace: Trace, rng: np.random.Generator, shape: Shape = Shape()) -> Session:
+def from_trace(trace: Trace, rng: np.random.Generator, shape: SessionShape = SessionShape()) -> Session:
     """The load of a trace. A turn whose true class is not known counts as full: nobody said it is less."""
     memory = shape.memory * math.exp(shape.memory_sigma * rng.standard_normal())
     turns = []
@@ -209,7 +209,12 @@ def generate(turns: int, seed: int) -> Trace:
 
 
 def sessions(
-    count: int, seed: int, *, traces: Sequence[Trace] = (), turns: int = 40, shape: Shape = Shape()
+    count: int,
+    seed: int,
+    *,
+    traces: Sequence[Trace] = (),
+    turns: int = 40,
+    shape: SessionShape = SessionShape(),
 ) -> list[Session]:
     """So many sessions: the given traces in turn, else generated ones. The first n of them are the same for
     every count, so that more sandboxes on a host only add to those that were there."""

@@ -22,18 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import SandboxCosts, Work
+from windtunnel.agents.sandbox.costs import OperationCost, SandboxCosts
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import Trace
-from windtunnel.agents.sandbox.twin import Session, Shape, sessions, starts
+from windtunnel.agents.sandbox.twin import Session, SessionShape, sessions, starts
 from windtunnel.agents.sandbox.twin.world import (
     CheckpointJob,
     EmulatedHost,
     Loss,
     SandboxWorld,
-    Scheduler,
     SessionsOutcome,
+    TwinScheduler,
 )  # fmt: skip
 from windtunnel.base import atomic
 from windtunnel.engines.events import Environment, Event, ProcessGenerator, SharedResource
@@ -48,7 +48,7 @@ TRIALS = 5
 
 
 @dataclass(frozen=True)
-class Setting:
+class EmulationSetting:
     """What all questions share: hosts, sessions (given traces, or generated ones of so many turns), seed."""
 
     machine: EmulatedHost
@@ -57,7 +57,7 @@ class Setting:
     seed: int = 0
     turns: int = 40
     traces: tuple[Trace, ...] = ()
-    shape: Shape = field(default_factory=Shape)
+    shape: SessionShape = field(default_factory=SessionShape)
     _played: dict[int, tuple[list[Session], list[float]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -104,7 +104,7 @@ class Density:
 
 
 def density(
-    setting: Setting, policy: PolicyName, number: int, free: SessionsOutcome | None = None
+    setting: EmulationSetting, policy: PolicyName, number: int, free: SessionsOutcome | None = None
 ) -> Density:
     """Run one policy at one density. ``free``: the same without checkpoints, where it is at hand."""
     if free is None:
@@ -142,7 +142,7 @@ class Break:
     fits: int
 
 
-def breaking(setting: Setting, policy: PolicyName, most: int = 128) -> Break:
+def breaking(setting: EmulationSetting, policy: PolicyName, most: int = 128) -> Break:
     """Where a policy breaks, by doubling and then halving. The search takes it that a policy that broke
     stays broken; a seed may have a denser host that happens to bear it."""
     peaks = [max(turn.memory for turn in session) for session in replace(setting, hosts=1).play(most)[0]]
@@ -178,7 +178,7 @@ class Spot:
 
 
 def spot(
-    setting: Setting, policies: Sequence[PolicyName], notices: Sequence[float], number: int,
+    setting: EmulationSetting, policies: Sequence[PolicyName], notices: Sequence[float], number: int,
     trials: int = TRIALS,
 ) -> list[Spot]:  # fmt: skip
     """One host is taken at times drawn over the middle of the run; the same times for every policy. A policy
@@ -227,19 +227,19 @@ def fanout(
         jobs = [CheckpointJob(env, str(n), _fork(env, cpu, disk, work, ready)) for n in range(count)]
         if jobs:
             fetched = source.use(size) if place else env.timeout(0)
-            env.process(_forks(fetched, Scheduler(env, machine.lanes), jobs))
+            env.process(_forks(fetched, TwinScheduler(env, machine.lanes), jobs))
     env.run()
     return Fanout(forks, hosts, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
 
 
-def _forks(fetched: Event, engine: Scheduler, jobs: Sequence[CheckpointJob]) -> ProcessGenerator:
+def _forks(fetched: Event, engine: TwinScheduler, jobs: Sequence[CheckpointJob]) -> ProcessGenerator:
     yield fetched
     for job in jobs:
         engine.submit(job)
 
 
 def _fork(
-    env: Environment, cpu: SharedResource, disk: SharedResource, work: Work, ready: list[float]
+    env: Environment, cpu: SharedResource, disk: SharedResource, work: OperationCost, ready: list[float]
 ) -> ProcessGenerator:
     yield cpu.use(work.seconds * work.cpu)
     yield disk.use(work.seconds * (1 - work.cpu))
@@ -252,7 +252,7 @@ def powers(most: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Answers:
+class EmulationAnswers:
     """What was asked and found. ``assumed`` and ``origin`` say in words what the figures rest on;
     ``classes``: which part of the turns is of which class, as the live policy decides."""
 
@@ -267,9 +267,9 @@ class Answers:
 
 
 def answer(
-    setting: Setting, origin: str, *, policies: Sequence[PolicyName], numbers: Sequence[int],
+    setting: EmulationSetting, origin: str, *, policies: Sequence[PolicyName], numbers: Sequence[int],
     notices: Sequence[float], forks: int, progress: Callable[[str], None] = lambda question: None,
-) -> Answers:  # fmt: skip
+) -> EmulationAnswers:  # fmt: skip
     """Ask everything. Breaks and notices are asked of one host: hosts share nothing there."""
     alone, machine, shape = replace(setting, hosts=1), setting.machine, setting.shape
     progress("density")
@@ -288,7 +288,7 @@ def answer(
     ]
     classes = [turn.turn_class for session in alone.play(max(numbers))[0] for turn in session]
     played = f"{len(setting.traces)} given traces" if setting.traces else f"sessions of {setting.turns} turns"
-    return Answers(
+    return EmulationAnswers(
         setting=(
             f"{setting.hosts} hosts of {machine.cores} cores, {machine.memory / 1e9:g} GB, disk "
             f"{machine.disk / 1e9:g} GB/s, network {machine.network / 1e9:g} GB/s, {machine.lanes} workers; "
@@ -322,7 +322,7 @@ LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-def write_page(path: Path, answers: Answers, title: str) -> None:
+def write_page(path: Path, answers: EmulationAnswers, title: str) -> None:
     """Write the page, whole or not at all."""
     sections = [
         _section("hosts", "How many sandboxes on a host", DENSITY, _breaks(answers), *_densities(answers)),
@@ -342,7 +342,7 @@ def _section(name: str, head: str, words: str, table: str, *charts: Any) -> tupl
     return name, head, heading(head) + f"<p>{escape(words)}</p>" + table + "".join(map(plot, charts))
 
 
-def _breaks(answers: Answers) -> str:
+def _breaks(answers: EmulationAnswers) -> str:
     rows = "".join(
         f"<tr><td>{escape(row.policy)}</td><td>{row.bears}</td>"
         f"<td>{row.breaks if row.breaks is not None else f'none up to {row.searched}'}</td></tr>"
@@ -355,7 +355,7 @@ def _breaks(answers: Answers) -> str:
     )
 
 
-def _densities(answers: Answers) -> list[Any]:
+def _densities(answers: EmulationAnswers) -> list[Any]:
     charts = []
     for name, words, axis in LINES:
         chart = figure("sandboxes on each host", words, yaxis_rangemode="tozero")
@@ -373,7 +373,7 @@ def _densities(answers: Answers) -> list[Any]:
     return charts
 
 
-def _notice_chart(answers: Answers) -> Any:
+def _notice_chart(answers: EmulationAnswers) -> Any:
     words = "work done again, s for each sandbox"
     chart = figure("notice, s", words, barmode="group", yaxis_rangemode="tozero")
     for policy in dict.fromkeys(row.policy for row in answers.spots):
@@ -387,7 +387,7 @@ def _notice_chart(answers: Answers) -> Any:
     return chart
 
 
-def _forks_chart(answers: Answers) -> Any:
+def _forks_chart(answers: EmulationAnswers) -> Any:
     chart = figure("forks", "seconds until they run", yaxis_rangemode="tozero")
     for part, dash in (("last", "solid"), ("first", "dot")):
         chart.add_scatter(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from windtunnel.agents.sandbox.costs import SandboxCosts, Work
+from windtunnel.agents.sandbox.costs import OperationCost, SandboxCosts
 from windtunnel.agents.sandbox.model import Effects, TurnClass
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,
@@ -112,7 +112,7 @@ class CheckpointJob:
         self.process: Process | None = None
 
 
-class Scheduler:
+class TwinScheduler:
     """Hands jobs to free workers in the order that the live queues give."""
 
     def __init__(self, env: Environment, workers: int) -> None:
@@ -155,7 +155,7 @@ class Scheduler:
 class _Host:
     cpu: SharedResource
     disk: SharedResource
-    engine: Scheduler
+    engine: TwinScheduler
     draining: bool = False
 
 
@@ -204,7 +204,7 @@ class SandboxWorld:
             _Host(
                 SharedResource(self.env, machine.cores, 1.0),
                 SharedResource(self.env, costs.disk_lanes, 1.0),
-                Scheduler(self.env, machine.lanes),
+                TwinScheduler(self.env, machine.lanes),
             )
             for _ in range(hosts)
         ]
@@ -314,7 +314,7 @@ class SandboxWorld:
         box.needs = {number: need for number, need in box.needs.items() if number > turn or need > chosen}
         self.outcome.checkpoints.append(EmulatedCheckpoint(chosen, env.now, freeze, work.written))
 
-    def work_of(self, box: _Box, chosen: TurnClass) -> Work:
+    def work_of(self, box: _Box, chosen: TurnClass) -> OperationCost:
         """What a checkpoint of that class takes of this sandbox now."""
         load = box.session[max(0, box.at - 1)]
         return self.costs.checkpoint(

@@ -17,7 +17,7 @@ from fsspec.spec import AbstractBufferedFile
 from windtunnel.control.database.live.control import open_control
 
 
-class _File(AbstractBufferedFile):  # type: ignore[misc]
+class _StoredFile(AbstractBufferedFile):  # type: ignore[misc]
     def _fetch_range(self, start: int, end: int) -> bytes:
         return self.fs.cat_file(self.path, start, end)
 
@@ -84,4 +84,4 @@ class ControlFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         if mode not in ("rb", "wb"):
             raise NotImplementedError(f"mode {mode} of {path}: files are read, or written whole")
-        return _File(self, path, mode, cache_type="all")
+        return _StoredFile(self, path, mode, cache_type="all")

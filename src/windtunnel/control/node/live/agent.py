@@ -31,7 +31,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windtunnel.base.errors import HostError, UserError, WindtunnelError
-from windtunnel.control.node.agents import Actuator, ActuatorLoop, Ask, Effect, Model, ModelLoop, Prediction
+from windtunnel.control.node.agents import (
+    Actuator,
+    ActuatorLoop,
+    Ask,
+    Effect,
+    ModelLoop,
+    NodeModel,
+    Prediction,
+)
 from windtunnel.control.node.policy import POLICIES, Guards, Observation, Schedule
 from windtunnel.store.eventlog import EventLog
 
@@ -77,7 +85,7 @@ class RunningAgent(NamedTuple):
 
 @contextlib.contextmanager
 def run(
-    model: Model, actuator: Actuator, schedule: Schedule = USUAL, guards: Guards = ALL, *, log: Path
+    model: NodeModel, actuator: Actuator, schedule: Schedule = USUAL, guards: Guards = ALL, *, log: Path
 ) -> Iterator[RunningAgent]:  # fmt: skip
     """An agent on this host until the block ends. Both objects go to processes of their own (pickled).
     ``log``: where decisions are written, for ``windtunnel replay``.
@@ -106,7 +114,7 @@ def run(
             raise HostError(f"the actuator ended with status {status}: windtunnel control node clean")
 
 
-def _learn(model: Model, schedule: Schedule, guards: Guards, slot: Path, path: Path, parent: int) -> None:
+def _learn(model: NodeModel, schedule: Schedule, guards: Guards, slot: Path, path: Path, parent: int) -> None:
     log = EventLog(path, who="model")
     ask, effect = _logged(log)
     loop = ModelLoop(model, schedule, guards, ask, AgentSlot(slot).write, time.monotonic(), effect)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.packets import At, Flow, Link, Queue, Simulation
+from windtunnel.engines.packets import At, Flow, PacketLink, Queue, Simulation
 from windtunnel.network.aggregation.policy import (
     ACTIONS,
     MOST_WORKERS,
@@ -35,7 +35,7 @@ PICO = 10**12
 
 
 @dataclass(frozen=True)
-class Job:
+class AggregationJob:
     """``fragments`` of an iteration, in so many ``layers`` of equal size; ``compute``: seconds of an
     iteration's forward (a third) and backward. ``late``: seconds that its workers start an iteration late by
     at most (None: the world's ``jitter``); ``urgency``: of all its fragments (None: by `priority`)."""
@@ -90,7 +90,11 @@ class AggregationResult:
 
 
 def emulate(
-    jobs: Sequence[Job], world: AggregationWorld, rules: SwitchRules, seed: int, first: int | None = None
+    jobs: Sequence[AggregationJob],
+    world: AggregationWorld,
+    rules: SwitchRules,
+    seed: int,
+    first: int | None = None,
 ) -> AggregationResult:
     """All jobs to their ends, and until nothing is under way any more. With ``first`` that many of the jobs
     are of interest: it ends when they have, and tells their times.
@@ -147,8 +151,8 @@ def emulate(
 class _Wires:
     """All links, and which are whose: (up, down) of racks, of servers, and of each job's workers."""
 
-    def __init__(self, jobs: Sequence[Job], world: AggregationWorld) -> None:
-        self.links: list[Link] = []
+    def __init__(self, jobs: Sequence[AggregationJob], world: AggregationWorld) -> None:
+        self.links: list[PacketLink] = []
         most = -(-sum(job.workers for job in jobs) // world.racks)
         self.racks = [
             self._pair(world, most * world.uplink, world.core)
@@ -159,7 +163,7 @@ class _Wires:
 
     def _pair(self, world: AggregationWorld, times: float, delay: float) -> tuple[int, int]:
         queue = Queue(packets=1 << 20)
-        self.links += [Link(world.rate * times, delay, queue, world.loss) for _ in range(2)]
+        self.links += [PacketLink(world.rate * times, delay, queue, world.loss) for _ in range(2)]
         return len(self.links) - 2, len(self.links) - 1
 
 
@@ -169,7 +173,11 @@ def _branch(member: Any, route: int) -> None:
 
 
 def _fill(
-    state: Any, job: Job, world: AggregationWorld, who: tuple[int, int, int], rng: np.random.Generator
+    state: Any,
+    job: AggregationJob,
+    world: AggregationWorld,
+    who: tuple[int, int, int],
+    rng: np.random.Generator,
 ) -> None:
     """A worker's record."""
     state["job"], state["number"], state["window"] = who
@@ -191,7 +199,7 @@ def _fill(
 
 
 def _ran(
-    engine: Simulation, jobs: Sequence[Job], states: Sequence[Any], count: int, first: int | None
+    engine: Simulation, jobs: Sequence[AggregationJob], states: Sequence[Any], count: int, first: int | None
 ) -> AggregationResult:
     """Run until all have ended and nothing is under way, or the ``first`` have ended."""
     switches, (servers, workers) = states[:count], (states[count:][: len(jobs)], states[count + len(jobs) :])
@@ -223,7 +231,7 @@ def _ran(
     )
 
 
-def _check(jobs: Sequence[Job], world: AggregationWorld) -> None:
+def _check(jobs: Sequence[AggregationJob], world: AggregationWorld) -> None:
     """Raises ValueError for what cannot be."""
     for number, job in enumerate(jobs):
         bounds = {"workers": MOST_WORKERS, "layers": nodes.MOST_LAYERS, "iterations": nodes.MOST_ITERATIONS}

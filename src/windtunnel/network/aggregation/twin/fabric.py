@@ -23,7 +23,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import TORI, Cluster, GroupPlacement
 from windtunnel.network.aggregation.policy import MOST_WORKERS, RULES
 from windtunnel.network.aggregation.policy.fixed import VALUES
-from windtunnel.network.aggregation.twin import AggregationWorld, Job, emulate, nodes
+from windtunnel.network.aggregation.twin import AggregationJob, AggregationWorld, emulate, nodes
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Alternative, Collective, Group
 
 Floats = NDArray[np.float64]
@@ -80,12 +80,14 @@ def measured(rack: Rack, policy: str, neighbours: int, fragments: int) -> float:
     world, rules = rack.world(), RULES[policy]
     burst = BURST * PACKET / rack.rate
     iterations = max(1, min(nodes.MOST_ITERATIONS, 2 * BURST // fragments))
-    own = Job(rack.workers, fragments, 0.0, 1, iterations, 2 * burst, late=0.0, urgency=URGENCY)
+    own = AggregationJob(rack.workers, fragments, 0.0, 1, iterations, 2 * burst, late=0.0, urgency=URGENCY)
     times = []
     for seed in range(SEEDS if neighbours and rack.workers <= 16 else 1):
         starts = np.random.default_rng(seed).uniform(0.0, 2 * burst, neighbours)
         others = [
-            Job(rack.workers, BURST, burst, 1, nodes.MOST_ITERATIONS, float(start), urgency=URGENCY)
+            AggregationJob(
+                rack.workers, BURST, burst, 1, nodes.MOST_ITERATIONS, float(start), urgency=URGENCY
+            )
             for start in starts
         ]
         times.append(emulate([own, *others], world, rules, seed, first=1).jct[0] / iterations)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.engines.packets import At, Flow, Link, Queue, Simulation
+from windtunnel.engines.packets import At, Flow, PacketLink, Queue, Simulation
 from windtunnel.engines.packets.layout import SECOND
 from windtunnel.network.mobilerate.outcome import MobileResult, MobileWorld, outcome
 from windtunnel.network.mobilerate.policy import (
@@ -50,8 +50,8 @@ def emulate(
     if arm not in ARMS:
         raise ValueError(f"policy {arm!r}; accepted are {', '.join(ARMS)}")
     times, quick = trace.within(seconds), Queue(packets=10**6)
-    words, half = link.link_words(times, world.packets), Link(FAST, world.delay / 2, quick)
-    links, nodes = [half, Link(FAST, 0.0, quick, trace.loss), half], [(link.opportunities, words)]
+    words, half = link.link_words(times, world.packets), PacketLink(FAST, world.delay / 2, quick)
+    links, nodes = [half, PacketLink(FAST, 0.0, quick, trace.loss), half], [(link.opportunities, words)]
     if arm in SENDERS:
         flow = Flow([0, At(0), 1], [2], arm, min_rto=LEAST_RTO)
         Simulation(links, [flow], nodes=nodes, seed=seed).run(seconds)

@@ -24,7 +24,7 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.engines import flows
-from windtunnel.engines.packets import Flow, Fork, Link, Queue, Simulation, layout
+from windtunnel.engines.packets import Flow, Fork, PacketLink, Queue, Simulation, layout
 from windtunnel.network.multicast.policy import MulticastRequest, RelayTree, Rounds, SplitterFabric, decide
 from windtunnel.network.multicast.policy.repair import MissingPackets
 from windtunnel.network.multicast.policy.shuffle import Shuffle
@@ -142,8 +142,8 @@ def packets(fabric: SplitterFabric, tree: RelayTree, world: MulticastWorld, seed
     """
     racks, size = Shuffle(fabric.p, fabric.k).racks, world.packet
     queue = Queue(packets=1 << 20)
-    send = Link(world.rate, 0.0, queue)
-    fibre = Link(min(64 * world.rate, FASTEST), world.hop, queue, world.loss)
+    send = PacketLink(world.rate, 0.0, queue)
+    fibre = PacketLink(min(64 * world.rate, FASTEST), world.hop, queue, world.loss)
     # transmit ports, each rack's fibre, and an electrical port in either direction, which repairs go by
     links = [send] * racks + [fibre] * racks + [send] * racks + [fibre] * racks
     fed: dict[int, list[int]] = {}

@@ -31,7 +31,7 @@ from math import inf
 from windtunnel.serving.branching.policy.predictor import Predictor, bucket
 from windtunnel.serving.engine.model import StepTime
 
-__all__ = ["POLICIES", "Candidate", "Decision", "Observation", "Predictor", "decide"]
+__all__ = ["POLICIES", "BranchCandidate", "Decision", "Observation", "Predictor", "decide"]
 
 ALWAYS = 1 << 30
 """`Decision.holds` of who would decide the same in all steps to come."""
@@ -42,7 +42,7 @@ CAPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class BranchCandidate:
     """A branch that may take part: ``suffix``: KV tokens of its own that it reads, ``remaining``: tokens
     that it decodes at most."""
 
@@ -77,7 +77,7 @@ class Observation:
     paces: tuple[float, ...]
     left: tuple[int, ...]
     beside: tuple[int, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[BranchCandidate, ...]
     room: int
     time: StepTime
     gain: float = 1.0
@@ -154,7 +154,7 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
     )
 
 
-def _order(observation: Observation) -> list[Candidate]:
+def _order(observation: Observation) -> list[BranchCandidate]:
     """The longest branch of each request, then the second of each, and so on."""
     turns: dict[int, int] = {}
     placed = []

@@ -35,7 +35,7 @@ from transformers.cache_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from windtunnel.base.errors import UserError
-from windtunnel.serving.engine.live.attention import Step
+from windtunnel.serving.engine.live.attention import AttentionPass
 
 ATTENTION = "windtunnel"
 KINDS = {
@@ -61,7 +61,9 @@ class StepCache(Cache):  # type: ignore[misc]
     """Transformers' cache of one forward pass: it keeps nothing itself but the rows' linear-attention
     states."""
 
-    def __init__(self, ready: Ready, step: Step, depth: int, states: States | None, reading: bool) -> None:
+    def __init__(
+        self, ready: Ready, step: AttentionPass, depth: int, states: States | None, reading: bool
+    ) -> None:
         like = DynamicCache(config=ready.config).layers
         super().__init__(
             layers=[
@@ -232,7 +234,7 @@ def _lengthening(rope: Any) -> str:
 
 
 def forward(
-    ready: Ready, tokens: Tensor, positions: Tensor, step: Step, depth: int, states: States | None,
+    ready: Ready, tokens: Tensor, positions: Tensor, step: AttentionPass, depth: int, states: States | None,
     reading: bool, last: Tensor | None = None,
 ) -> tuple[Tensor, States]:  # fmt: skip
     """One pass over ``tokens``, shape (rows, tokens of each), at ``positions``, the same shape. ``depth``:

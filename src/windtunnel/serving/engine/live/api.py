@@ -34,7 +34,7 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not served: what OpenAI's error object says of it, and the status."""
 
     def __init__(
@@ -67,11 +67,11 @@ STREAM: dict[int | str, dict[str, Any]] = {
 """How errors and answers are described by status, for OpenAPI."""
 
 
-class Strict(BaseModel):
+class ApiModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Branched(Strict):
+class Branched(ApiModel):
     """What is decoded side by side on the prompt: each branch begins with one of ``prompts``. With ``join``,
     all are put behind the prompt in their order, then ``join``, and the answer (choice 0) goes on from
     there."""
@@ -81,14 +81,14 @@ class Branched(Strict):
     join: str | Tokens | None = None
 
 
-class Promised(Strict):
+class Promised(ApiModel):
     """Seconds until the first token and for each further one, which the policies try to keep."""
 
     ttft: Annotated[float, Field(gt=0)] | None = None
     tpot: Annotated[float, Field(gt=0)] | None = None
 
 
-class StreamOptions(Strict):
+class StreamOptions(ApiModel):
     """Whether a stream ends with what was used, and tells with each event what was until then."""
 
     include_usage: bool = False
@@ -96,7 +96,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class _Both(Strict):
+class _Both(ApiModel):
     """What completions and chat have in common."""
 
     model: str
@@ -159,14 +159,14 @@ class Completion(_Both):
         return self.logprobs
 
 
-class Part(Strict):
+class MessagePart(ApiModel):
     type: Literal["text"]
     text: str
 
 
-class Message(Strict):
+class Message(ApiModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[MessagePart]
     name: str | None = None
 
     @model_validator(mode="before")
@@ -224,7 +224,7 @@ class Logprob:
 Logprobs = list[Logprob]
 
 
-class Answer:
+class ResponseObjects:
     """The objects of one answer: one for the whole, or ``part`` after part of it."""
 
     def __init__(self, body: Body, part: bool) -> None:
@@ -273,7 +273,7 @@ def used(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
     return {"usage": {**counts, **details}}
 
 
-def named(error: RequestValidationError) -> Refused:
+def named(error: RequestValidationError) -> RequestRefused:
     """What is wrong, by the name of the first field that is."""
     wrong = error.errors()
     same = [detail for detail in wrong if detail["loc"][1:2] == wrong[0]["loc"][1:2]]
@@ -282,12 +282,14 @@ def named(error: RequestValidationError) -> Refused:
     path = [str(detail) for detail in first["loc"][1:] if detail != "str" and "[" not in str(detail)]
     param = path[0] if path else None
     if first["type"] == "json_invalid":
-        return Refused(f"The body is not JSON: {first['ctx']['error']}", code="invalid_json")
+        return RequestRefused(f"The body is not JSON: {first['ctx']['error']}", code="invalid_json")
     if first["type"] == "extra_forbidden":
-        return Refused(
+        return RequestRefused(
             f"Unrecognized or unsupported request argument: {'.'.join(path)}", param=param, code="unsupported"
         )
-    return Refused(f"{'.'.join(path) or 'the body'}: {first['msg']}", param=param, code="invalid_value")
+    return RequestRefused(
+        f"{'.'.join(path) or 'the body'}: {first['msg']}", param=param, code="invalid_value"
+    )
 
 
 def _among(value: Any, neutral: tuple[Any, ...]) -> bool:

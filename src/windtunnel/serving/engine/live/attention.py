@@ -42,7 +42,7 @@ class _Batch:
     mask: Tensor | None
 
 
-class Step:
+class AttentionPass:
     """Writes and reads the pieces of the rows of one pass, in every layer; pieces may not move meanwhile."""
 
     def __init__(self, rows: Ordered[Sequence], counts: Ordered[int], device: torch.device) -> None:

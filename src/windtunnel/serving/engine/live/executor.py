@@ -25,8 +25,8 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import adapter
-from windtunnel.serving.engine.live.attention import Step
-from windtunnel.serving.engine.live.segments import Path, Place, Sequence, Slots, Store
+from windtunnel.serving.engine.live.attention import AttentionPass
+from windtunnel.serving.engine.live.segments import Path, SegmentPlace, SegmentStore, Sequence, Slots
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,7 +59,7 @@ class Executor:
             _keep_freed_memory()
         self.bound = sys.maxsize
         """Bytes beyond which no slots are kept for later."""
-        self.store, self.pool = Store(self._fits), Slots(self._fits)
+        self.store, self.pool = SegmentStore(self._fits), Slots(self._fits)
         self.sequences: set[Sequence] = set()
         self.snapshots: set[Snapshot] = set()
         probe = self.new()
@@ -211,7 +211,7 @@ class Executor:
     def _place(self, sequence: Sequence, states: adapter.States) -> None:
         """A slot for copies of ``states``."""
         if states:
-            sequence.place = Place()
+            sequence.place = SegmentPlace()
             self.pool.take(sequence.place)
         for key, state in states.items():
             self.pool.tensor(key, state, state.shape[1:])[sequence.place.index] = state[0]  # type: ignore[union-attr]
@@ -233,7 +233,7 @@ class Executor:
         """One forward pass. With states, it is one row of several tokens, or the pool's first ones of one
         each; without, rows of any lengths are one after another."""
         counts = [len(each) for each in tokens]
-        step = Step(rows, counts, self.device)
+        step = AttentionPass(rows, counts, self.device)
         at = rows[0].place.index if rows[0].place is not None else 0
         span = slice(at, at + len(rows))
         held: adapter.States = {}

@@ -1,7 +1,7 @@
 """The engine: the scheduler decides, the executor computes, and each step ends with a report.
 
-It gets `Job`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report` after
-each step. Nothing in it waits or listens: the server runs it in a thread, a bench or test in its own.
+It gets `EngineJob`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report`
+after each step. Nothing in it waits or listens: the server runs it in a thread, a bench or test in its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windtunnel.serving.engine.live.segments import Sequence as Stream
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.notes import Note
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Limits, Step, Unit
+from windtunnel.serving.engine.policy.step import Step, StepLimits, Unit
 from windtunnel.serving.prefixcache.policy.changes import Found
 
 GREEDY, NOTHING = Sampling(), Objective()
@@ -44,7 +44,7 @@ class Branches:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EngineJob:
     """A request in tokens; a stage that is a number decodes as many. ``stop``: tokens that end a unit.
     ``arrival``: time.monotonic()."""
 
@@ -90,11 +90,11 @@ class Report:
     failed: list[tuple[int, str]] = field(default_factory=list)
 
 
-class _Running:
+class _RunningJob:
     """``known``: each unit's own tokens from position ``begin``; ``forked`` branches' count in all stages so
     far; ``got``: tokens that each unit sampled."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: EngineJob) -> None:
         self.job = job
         self.known: dict[int, list[int]] = {0: list(job.prompt)}
         self.begin: dict[int, int] = {0: 0}
@@ -106,7 +106,7 @@ class _Running:
         self.kept: dict[int, Snapshot] = {}
 
 
-class Engine:
+class ServingEngine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
     keeps them afterwards; ``own``: a user's policies by capability. ``log`` gets every decision, ``note``
     what comes from outside and what a step did. Not for several threads at once."""
@@ -119,7 +119,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self.executor, self.prefixes, self.clock = executor, prefixes, clock
         token = max(1.0, executor.token_bytes * ROUNDED)
-        self.limits = Limits(
+        self.limits = StepLimits(
             rows, int(kv / token), chunk, queue,
             ceil((executor.state_bytes + executor.token_bytes * EDGES) / token), **policies,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class Engine:
         self._note = note
         if note is not None:
             note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningJob] = {}
         self._ending: set[Unit] = set()
         self._report = Report()
         self.taken: Step | None = None
@@ -137,14 +137,14 @@ class Engine:
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
         """Steps taken, seconds of them, and seconds that the scheduler took of these."""
 
-    def refusal(self, job: Job) -> str:
+    def refusal(self, job: EngineJob) -> str:
         """Why it can never be served, in a sentence; empty if it can."""
         most = self.scheduler.most(job.request())
         return f"it may come to hold {most} tokens of KV, there is room for {self.limits.kv}" * (
             most > self.limits.kv
         )
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EngineJob) -> None:
         """It is refused in the next report where the queue is full or it can never be served."""
         why = self.refusal(job)
         if not why and not self.scheduler.arrive(job.request()):
@@ -154,7 +154,7 @@ class Engine:
         if why:
             self._report.refused.append((job.id, why))
         else:
-            self._running[job.id] = _Running(job)
+            self._running[job.id] = _RunningJob(job)
 
     @property
     def busy(self) -> bool:
@@ -294,7 +294,7 @@ class Engine:
 
     # branches
 
-    def _fork(self, running: _Running, units: tuple[int, ...]) -> None:
+    def _fork(self, running: _RunningJob, units: tuple[int, ...]) -> None:
         stage = running.stage = running.stages.pop(0)
         begin = len(running.known[0]) - 1
         streams = self.executor.fork(running.streams[0], len(units))
@@ -302,7 +302,7 @@ class Engine:
             running.known[unit], running.begin[unit] = [running.known[0][-1], *head], begin
             running.streams[unit], running.got[unit] = stream, 0
 
-    def _join(self, running: _Running) -> None:
+    def _join(self, running: _RunningJob) -> None:
         assert running.stage is not None
         for unit in [stream for stream in running.streams if stream]:
             self.executor.free(running.streams.pop(unit))
@@ -322,7 +322,7 @@ class Engine:
             self._note("looked", request=request.id, cached=match.depth, stops=match.keep, end=match.end)
         return match.depth, match.keep
 
-    def _keep_end(self, running: _Running) -> None:
+    def _keep_end(self, running: _RunningJob) -> None:
         """After the last token, for who goes on from there."""
         stream = running.streams[0]
         if self.prefixes is None or running.found is None or not isinstance(running.job.stages[-1], int):
@@ -333,7 +333,7 @@ class Engine:
             self.prefixes.put(running.known[0][: stream.depth], running.kept, stream, self.clock())
             running.kept = {}
 
-    def _drop(self, running: _Running) -> None:
+    def _drop(self, running: _RunningJob) -> None:
         """Frees all that it holds."""
         for stream in running.streams.values():
             self.executor.free(stream)

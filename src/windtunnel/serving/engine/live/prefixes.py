@@ -18,7 +18,7 @@ from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.segments import Sequence as Stream
 from windtunnel.serving.prefixcache.policy import MANY, POLICIES, changes, tree
 from windtunnel.serving.prefixcache.policy.rules import RULES
-from windtunnel.serving.prefixcache.policy.shapes import Shape, shape
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape, shape
 
 Log = Callable[[str, str, object, object], None]
 Note = Callable[..., object]
@@ -140,11 +140,11 @@ class Prefixes:
             self.executor.free(before)
 
 
-def shape_of(executor: Executor) -> Shape:
+def shape_of(executor: Executor) -> ModelShape:
     """Bytes as the executor's tensors have them, FLOPs by the model's config; by its parameters alone where
     that has layers whose FLOPs are not counted."""
     try:
         form = shape(executor.ready.config.to_dict())
     except UserError:
-        form = Shape(0, 0, 2.0 * executor.ready.parameters)
+        form = ModelShape(0, 0, 2.0 * executor.ready.parameters)
     return replace(form, kv=executor.token_bytes, state=executor.state_bytes)

@@ -35,7 +35,7 @@ def capacity_for(length: int) -> int:
     return size
 
 
-class Place:
+class SegmentPlace:
     """A slot of a `Slots`: ``index`` changes when others come and go."""
 
     __slots__ = ("index",)
@@ -55,7 +55,7 @@ class Slots:
     def __init__(self, fits: Callable[[int], bool]) -> None:
         self._fits = fits
         self.tensors: dict[Key, Tensor] = {}
-        self.places: list[Place] = []
+        self.places: list[SegmentPlace] = []
         self.room = self.slot_bytes = 0
         """Slots that there are, and bytes of one, all tensors together."""
 
@@ -74,7 +74,7 @@ class Slots:
             self.slot_bytes += tensor.stride(0) * tensor.element_size()
         return tensor
 
-    def take(self, place: Place) -> None:
+    def take(self, place: SegmentPlace) -> None:
         """A zeroed slot for ``place``."""
         place.index = len(self.places)
         if place.index == self.room:
@@ -84,7 +84,7 @@ class Slots:
         for each in self.tensors.values():
             each[place.index].zero_()
 
-    def give(self, place: Place) -> None:
+    def give(self, place: SegmentPlace) -> None:
         """Frees the slot; the last one moves to where it was."""
         last = self.places.pop()
         if last is not place:
@@ -96,7 +96,7 @@ class Slots:
         if len(self.places) * 3 < self.room:
             self._resize(max(2, self.room // 2) if self.places else 0)
 
-    def front(self, places: Ordered[Place], exactly: bool = False) -> int:
+    def front(self, places: Ordered[SegmentPlace], exactly: bool = False) -> int:
         """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most
         twice as many as ``places``; with ``exactly`` as many."""
         count = len(places)
@@ -133,7 +133,7 @@ class Piece:
 
     slots: Slots
     capacity: int
-    place: Place = field(default_factory=Place)
+    place: SegmentPlace = field(default_factory=SegmentPlace)
     tokens: array[int] = field(default_factory=lambda: array("i"))
     ends: Counter[int] = field(default_factory=Counter)
 
@@ -154,11 +154,11 @@ class Sequence:
 
     path: Path = ()
     tail: Piece | None = None
-    place: Place | None = None
+    place: SegmentPlace | None = None
     depth: int = 0
 
 
-class Store:
+class SegmentStore:
     """All pieces, by capacity; ``fits`` as of `Slots`."""
 
     def __init__(self, fits: Callable[[int], bool]) -> None:
@@ -203,7 +203,7 @@ class Store:
         return slots
 
     def _move(self, piece: Piece, capacity: int) -> None:
-        old, slots, place = piece.slots, self._of(capacity), Place()
+        old, slots, place = piece.slots, self._of(capacity), SegmentPlace()
         slots.take(place)
         length = len(piece.tokens)
         for key, source in old.tensors.items():

@@ -20,11 +20,11 @@ from windtunnel.base.policyfile import Policy
 from windtunnel.base.web import WebServer, listen
 from windtunnel.serving.engine import own
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import Engine
+from windtunnel.serving.engine.live.loop import ServingEngine
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.process import count_idle_cores
 from windtunnel.serving.engine.live.sampling import Sampling
-from windtunnel.serving.engine.live.server import GRACE, Defaults, Service, build
+from windtunnel.serving.engine.live.server import GRACE, Defaults, ModelService, build
 from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.live.timing import step_time
 from windtunnel.serving.engine.live.tokens import tokenizer
@@ -91,7 +91,7 @@ def serve(settings: Settings, ready: Callable[[str, str], None] = lambda url, ru
 
 def load_engine(
     settings: Settings, names: dict[str, str], policies: dict[str, Policy], events: Path
-) -> tuple[Engine, dict[str, Any]]:
+) -> tuple[ServingEngine, dict[str, Any]]:
     """The engine by the settings, and what the run's summary says of it."""
     threads, why = settings.threads, ""
     if not threads:
@@ -107,7 +107,7 @@ def load_engine(
     except Exception as error:  # of a device, or of the model's own code or files
         what = f"{settings.model} cannot be served: {type(error).__name__}: {error}"
         raise UserError(" ".join(what.split())) from error
-    engine: Engine | None = None
+    engine: ServingEngine | None = None
     log = note = None
     if settings.every:
         steps: Callable[[], int] = lambda: engine.steps if engine is not None else 0  # noqa: E731
@@ -116,7 +116,7 @@ def load_engine(
     prefixes = None
     if settings.rules:
         prefixes = Prefixes(executor, settings.rules, settings.prefix_bytes, log, note)
-    engine = Engine(
+    engine = ServingEngine(
         executor, time_of, rows=settings.rows, kv=settings.kv, chunk=settings.chunk, queue=settings.queue,
         prefixes=prefixes, log=log, own=policies, branching=names[own.BRANCHING],
         admission=names[own.ADMISSION], note=note,
@@ -128,7 +128,7 @@ def load_engine(
     }  # fmt: skip
 
 
-def defaults(engine: Engine, settings: Settings) -> Defaults:
+def defaults(engine: ServingEngine, settings: Settings) -> Defaults:
     """Where a request says nothing: the model's own, else OpenAI's."""
     ready = engine.executor.ready
     config = ready.model.generation_config
@@ -142,12 +142,12 @@ def defaults(engine: Engine, settings: Settings) -> Defaults:
 
 
 async def _serve(
-    settings: Settings, engine: Engine, sock: socket.socket, ready: Callable[[str], None]
+    settings: Settings, engine: ServingEngine, sock: socket.socket, ready: Callable[[str], None]
 ) -> dict[str, float]:
     name = settings.name or Path(settings.model).name
     thread = EngineThread(engine)
     try:
-        service = Service(thread, tokenizer(settings.model), name, defaults(engine, settings))
+        service = ModelService(thread, tokenizer(settings.model), name, defaults(engine, settings))
         config = uvicorn.Config(
             build(service),
             http="h11",  # which bounds what a request may be, and answers what is no HTTP

@@ -28,18 +28,18 @@ from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.api import (
     ERRORS,
     STREAM,
-    Answer,
     Body,
     Chat,
     Completion,
     Logprob,
     Logprobs,
-    Refused,
+    RequestRefused,
+    ResponseObjects,
     StreamOptions,
     named,
     used,
 )
-from windtunnel.serving.engine.live.loop import Branches, Job, Token
+from windtunnel.serving.engine.live.loop import Branches, EngineJob, Token
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.thread import Begun, EngineThread, Event, Over
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
@@ -101,7 +101,7 @@ class Defaults:
     objective: Objective
 
 
-class Service:
+class ModelService:
     """Answers for one model, called ``name``."""
 
     def __init__(self, engine: EngineThread, tokens: Tokenizer, name: str, defaults: Defaults) -> None:
@@ -148,15 +148,15 @@ class Service:
         return next(self._numbers)
 
     def check_engine(self) -> None:
-        """Raises `Refused` where it has ended."""
+        """Raises `RequestRefused` where it has ended."""
         if self.engine.wrong is not None:
-            raise Refused(str(self.engine.wrong), status=503, code="not_ready")
+            raise RequestRefused(str(self.engine.wrong), status=503, code="not_ready")
 
     def check(self, model: str) -> None:
-        """Raises `Refused` for any other model."""
+        """Raises `RequestRefused` for any other model."""
         if model != self.name:
             what = f"The model `{model}` does not exist; there is `{self.name}`"
-            raise Refused(what, status=404, param="model", code="model_not_found")
+            raise RequestRefused(what, status=404, param="model", code="model_not_found")
 
     def over(self, outcome: str, work: _Work) -> None:
         """Count an answer."""
@@ -175,13 +175,13 @@ class Service:
 class _Work:
     """One HTTP request: its jobs in the engine, and what comes of them."""
 
-    def __init__(self, service: Service, body: Body) -> None:
+    def __init__(self, service: ModelService, body: Body) -> None:
         self.service, self.body, self.began = service, body, time.monotonic()
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.answer = Answer(body, bool(body.stream))
+        self.answer = ResponseObjects(body, bool(body.stream))
         self.choices: list[_Choice] = []
         self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
-        self.jobs: list[Job] = []
+        self.jobs: list[EngineJob] = []
         self.prompt = self.cached = 0
         self.first: float | None = None
         service.check(body.model)
@@ -189,7 +189,7 @@ class _Work:
             try:
                 prompts = [service.tokens.chat([message.plain() for message in body.messages])]
             except UserError as error:
-                raise Refused(str(error), param="messages") from error
+                raise RequestRefused(str(error), param="messages") from error
         else:
             prompts = [self._tokens(prompt, "prompt") for prompt in body.prompts]
         for prompt in prompts:
@@ -198,7 +198,7 @@ class _Work:
     def _tokens(self, given: str | list[int], param: str) -> list[int]:
         tokens = self.service.tokens.encode(given) if isinstance(given, str) else given
         if max(tokens) >= (known := self.service.engine.engine.executor.vocabulary):
-            raise Refused(f"{param}: token {max(tokens)} is none of the model's {known}", param=param)
+            raise RequestRefused(f"{param}: token {max(tokens)} is none of the model's {known}", param=param)
         return tokens
 
     def _job(self, prompt: list[int], seed: int) -> None:
@@ -219,7 +219,7 @@ class _Work:
                 each, join = branches.max_tokens, branches.join
                 if count > 1 or (body.stops and join is not None):
                     field = "n" if count > 1 else "stop"
-                    raise Refused(
+                    raise RequestRefused(
                         f"{field} is not served together with branches that are joined", param=field
                     )
             behind = self._tokens(join, "branches.join") if join else []
@@ -229,14 +229,14 @@ class _Work:
                 stages, units = (*stages, most), range(len(heads) + 1)
                 needed = len(prompt) + sum(map(len, heads)) + each * len(heads) + len(behind) + most
         if needed > limit:
-            raise Refused(
+            raise RequestRefused(
                 f"This model's maximum context length is {limit} tokens. However, you requested {needed} "
                 f"tokens ({len(prompt)} in the prompt). Please ask for less.",
                 param="messages" if isinstance(body, Chat) else "prompt", code="context_length_exceeded",
             )  # fmt: skip
         temperature, top_p, top_k = body.drawn
         usual = defaults.sampling
-        self.jobs.append(Job(
+        self.jobs.append(EngineJob(
             number, self.began, tuple(prompt), stages,
             replace(
                 usual, seed=seed, logprobs=body.likeliest,
@@ -265,10 +265,10 @@ class _Work:
                     if event.refused:
                         outcome = "refused"
                         status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
-                        raise Refused(why, status=status, code=code)
+                        raise RequestRefused(why, status=status, code=code)
                     if event.failed:
                         outcome = "failed"
-                        raise Refused(event.failed, status=500, code="engine_failed")
+                        raise RequestRefused(event.failed, status=500, code="engine_failed")
                     continue
                 if isinstance(event, Begun):
                     self.cached += event.cached
@@ -305,7 +305,7 @@ class _Work:
                 new = await anext(parts, None)
             if options.include_usage:
                 yield _event(self.answer.of() | self._used())
-        except Refused as error:
+        except RequestRefused as error:
             yield _event(error.plain())
         finally:
             await parts.aclose()
@@ -343,14 +343,14 @@ async def _unless_gone(request: Request, work: Any) -> Any:
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise Refused("the client has gone", status=499)
+            raise RequestRefused("the client has gone", status=499)
         return doing.result()
     except asyncio.CancelledError:  # by the HTTP server, whose time to end is over
-        raise Refused("the server is being stopped", status=503, code="not_ready") from None
+        raise RequestRefused("the server is being stopped", status=503, code="not_ready") from None
     finally:
         leaving.cancel()
         if doing.cancel():
-            with suppress(asyncio.CancelledError, Refused):
+            with suppress(asyncio.CancelledError, RequestRefused):
                 await doing
 
 
@@ -359,7 +359,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-def build(service: Service) -> ASGIApp:
+def build(service: ModelService) -> ASGIApp:
     """The application."""
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None)
 
@@ -398,8 +398,8 @@ def build(service: Service) -> ASGIApp:
         """Figures for Prometheus."""
         return PlainTextResponse(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
+    @app.exception_handler(RequestRefused)
+    async def refused(_: Request, error: RequestRefused) -> JSONResponse:
         again = {"Retry-After": "1"} if error.status in (429, 503) else None
         return JSONResponse(error.plain(), error.status, again)
 
@@ -410,7 +410,9 @@ def build(service: Service) -> ASGIApp:
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse(
-            Refused(str(error.detail), status=error.status_code).plain(), error.status_code, error.headers
+            RequestRefused(str(error.detail), status=error.status_code).plain(),
+            error.status_code,
+            error.headers,
         )
 
     described_api = app.openapi()

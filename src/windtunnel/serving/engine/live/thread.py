@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from windtunnel.base.errors import HostError, LessError, WindtunnelError
-from windtunnel.serving.engine.live.loop import Engine, Job, Report, Token
+from windtunnel.serving.engine.live.loop import EngineJob, Report, ServingEngine, Token
 
 FACTS_EVERY = 0.25
 """Seconds between facts, while there are steps."""
@@ -49,7 +49,7 @@ class EngineThread:
     """Runs ``engine`` for the loop of asyncio that it is made in. ``facts``: the latest of the engine;
     ``wrong``: why nothing is served any more."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServingEngine) -> None:
         self.engine, self.facts = engine, engine.facts()
         self.wrong: WindtunnelError | None = None
         self.ended = asyncio.Event()
@@ -66,7 +66,7 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join, STOP_SECONDS)
         self._end(self.wrong or HostError("the server is being stopped"))
 
-    def submit(self, job: Job, events: asyncio.Queue[Event]) -> None:
+    def submit(self, job: EngineJob, events: asyncio.Queue[Event]) -> None:
         """What comes of it is put into ``events``, an `Over` at last."""
         self._jobs[job.id] = events
         if self.wrong is not None:

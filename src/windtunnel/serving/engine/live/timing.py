@@ -15,7 +15,7 @@ from statistics import median
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.loop import Branches, Engine, Job
+from windtunnel.serving.engine.live.loop import Branches, EngineJob, ServingEngine
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import Point, fit
 
@@ -40,7 +40,7 @@ def measure(
     """The steps of ``waves``, at most ``chunk`` tokens prefilled in each, and their seconds: the
     median of ``repeats``. What is longer than the model can read is cut."""
     rows = max(requests * max(1, branches) for requests, _, branches in waves)
-    engine = Engine(
+    engine = ServingEngine(
         executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=rows, kv=1 << 60, chunk=chunk, admission="wait",
         branching="eager", clock=clock,
     )  # fmt: skip
@@ -68,10 +68,10 @@ def measure(
     return points, [median(each) for each in seconds]
 
 
-def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[Job]:
+def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[EngineJob]:
     requests, prompt, branches = wave
     prompt = min(prompt, (executor.limit or 1 << 30) - 4 * DECODED)
     stages: tuple[int | Branches, ...] = (DECODED,)
     if branches:
         stages = (Branches(((),) * branches, (DECODED,) * branches),)
-    return [Job(next(numbers), 0.0, (0,) * prompt, stages) for _ in range(requests)]
+    return [EngineJob(next(numbers), 0.0, (0,) * prompt, stages) for _ in range(requests)]

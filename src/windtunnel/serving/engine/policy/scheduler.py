@@ -6,8 +6,8 @@ What a caller who holds tensors must know:
 
 - A request is a parent sequence (unit 0) and the branches of its parallel stages (units 1, 2, … through all
   stages). All positions are absolute: a branch continues the parent's.
-- A unit's first token comes from the prefill chunk that ends it (`Chunk.samples`), each further one from a
-  row. A row feeds the unit's last token. The last token of a unit is in no KV.
+- A unit's first token comes from the prefill chunk that ends it (`PrefillChunk.samples`), each further one
+  from a row. A row feeds the unit's last token. The last token of a unit is in no KV.
 - A fork (`Step.forks`) happens where all of the parent but its last known token is in the KV. Every branch
   begins with that token and its own head, so it always has something to prefill.
 - A join (`Step.joins`) drops the branches' KV; the parent then goes on, from where it was forked, with the
@@ -31,7 +31,15 @@ from typing import Any
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
 from windtunnel.serving.engine.model import Parallel, Request, Serial, Stage, StepTime
-from windtunnel.serving.engine.policy.step import Chunk, Depths, Finished, Limits, Outcome, Step, Unit
+from windtunnel.serving.engine.policy.step import (
+    Depths,
+    Finished,
+    PrefillChunk,
+    Step,
+    StepLimits,
+    StepOutcome,
+    Unit,
+)
 
 ALWAYS = branching.ALWAYS
 PATIENCE = 16
@@ -39,7 +47,7 @@ PATIENCE = 16
 LOOK = 16
 """Waiting requests that one decision sees at most."""
 
-Candidates = tuple[branching.Candidate, ...]
+Candidates = tuple[branching.BranchCandidate, ...]
 Log = Callable[[str, str, object, object], None]
 """(capability, policy, observation, decision)"""
 
@@ -96,7 +104,7 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: StepLimits,
         time: StepTime,
         *,
         lookup: Callable[[Request], tuple[int, Depths]] | None = None,
@@ -189,7 +197,7 @@ class Scheduler:
         admitted: tuple[int, ...] = ()
         refused: tuple[int, ...] = ()
         deferred: tuple[int, ...] = ()
-        prefill: tuple[Chunk, ...] = ()
+        prefill: tuple[PrefillChunk, ...] = ()
         until, repeat = inf, ALWAYS
         protected = [self._protect(running) for running in self._parallel.values()]
         if self._waiting or self._deferred or self._urgent or self._filling:
@@ -241,10 +249,10 @@ class Scheduler:
         step.predicted = step.modelled * self.predictor.gain
         return step
 
-    def done(self, step: Step, now: float, ended: Iterable[Unit] = (), count: int = 1) -> Outcome:
+    def done(self, step: Step, now: float, ended: Iterable[Unit] = (), count: int = 1) -> StepOutcome:
         """``step`` was taken ``count`` times, until ``now``; the units in ``ended`` need no more tokens than
         they have got. What was cancelled since is no longer heard of."""
-        out, early = Outcome(), set(ended)
+        out, early = StepOutcome(), set(ended)
         self._steps += count
         self._read += count * len(self._serial)
         if step.measured:
@@ -353,15 +361,17 @@ class Scheduler:
         branch = running.branches[unit]
         return running.held + branch.suffix, running.held + branch.head
 
-    def _chunk(self, number: int, unit: int, tokens: int) -> Chunk:
+    def _chunk(self, number: int, unit: int, tokens: int) -> PrefillChunk:
         running = self._running[number]
         begin, end = self._span(running, unit)
         last = begin + tokens == end and (
             unit > 0 or isinstance(running.request.stages[running.stage], Serial)
         )
-        return Chunk(number, unit, begin, begin + tokens, last)
+        return PrefillChunk(number, unit, begin, begin + tokens, last)
 
-    def _filled(self, running: _Running, chunk: Chunk, early: set[Unit], out: Outcome, now: float) -> None:
+    def _filled(
+        self, running: _Running, chunk: PrefillChunk, early: set[Unit], out: StepOutcome, now: float
+    ) -> None:
         """A chunk is in the KV; behind a unit's last one it decodes, or the branches begin."""
         key = (chunk.request, chunk.unit)
         self._backlog -= chunk.end - chunk.begin
@@ -419,7 +429,7 @@ class Scheduler:
             self._backlog += head + 1
         self._forks[running.request.id] = tuple(running.branches)
 
-    def _parent_ends(self, running: _Running, out: Outcome, now: float) -> None:
+    def _parent_ends(self, running: _Running, out: StepOutcome, now: float) -> None:
         steps, running.began = self._steps - running.began, -1
         running.held, running.known = running.held + steps, running.known + steps
         running.emitted, running.steps = running.emitted + steps, running.steps + steps
@@ -429,7 +439,7 @@ class Scheduler:
         out.ended.append((running.request.id, 0))
         self._stage_ends(running, out, now)
 
-    def _branch_ends(self, running: _Running, branch: _Branch, out: Outcome, now: float) -> None:
+    def _branch_ends(self, running: _Running, branch: _Branch, out: StepOutcome, now: float) -> None:
         del running.branches[branch.unit]
         running.tail += branch.suffix
         out.ended.append((running.request.id, branch.unit))
@@ -442,7 +452,7 @@ class Scheduler:
             if self._stage_ends(running, out, now):
                 self._joins.append(running.request.id)
 
-    def _stage_ends(self, running: _Running, out: Outcome, now: float) -> bool:
+    def _stage_ends(self, running: _Running, out: StepOutcome, now: float) -> bool:
         """Whether another one begins."""
         running.stage += 1
         if running.stage < len(running.request.stages):
@@ -474,7 +484,7 @@ class Scheduler:
         del self._running[number]
         self.reserved -= running.reserve
 
-    def _emitted(self, running: _Running, tokens: int, steps: int, out: Outcome, now: float) -> None:
+    def _emitted(self, running: _Running, tokens: int, steps: int, out: StepOutcome, now: float) -> None:
         running.emitted += tokens
         if running.first == inf:
             running.first, running.stamp = now, self._steps
@@ -503,7 +513,7 @@ class Scheduler:
     @staticmethod
     def _candidates(protected: list[tuple[_Running, _Branch]]) -> Candidates:
         return tuple(
-            branching.Candidate(running.request.id, branch.unit, branch.suffix, branch.left)
+            branching.BranchCandidate(running.request.id, branch.unit, branch.suffix, branch.left)
             for running, best in protected
             if len(running.branches) > 1
             for branch in running.branches.values()
@@ -540,7 +550,7 @@ class Scheduler:
         return running.path + tokens - done, running.beside
 
     def _seen(
-        self, now: float, rows: int, read: int, prefill: tuple[Chunk, ...], candidates: Candidates
+        self, now: float, rows: int, read: int, prefill: tuple[PrefillChunk, ...], candidates: Candidates
     ) -> branching.Observation:
         """The step as `branching.policy` sees it."""
         limits = self.limits

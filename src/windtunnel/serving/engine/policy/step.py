@@ -14,7 +14,7 @@ Unit = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """``rows`` of a step and requests admitted at once; ``kv``: tokens; ``state``: KV tokens that as many
     bytes hold as the recurrent state of one unit; ``chunk``: tokens prefilled in a step; ``queue``: requests
     that may wait. ``admission`` and ``branching`` name policies, ``rho`` and ``pace`` are as in
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Tokens at positions [begin, end) of a unit to prefill. ``samples``: the unit's first token follows."""
 
     request: int
@@ -52,7 +52,7 @@ class Step:
     began: float
     rows: tuple[Unit, ...]
     branches: tuple[Unit, ...] = ()
-    prefill: tuple[Chunk, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
     joins: tuple[int, ...] = ()
     forks: tuple[tuple[int, tuple[int, ...]], ...] = ()
     admitted: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class Finished:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """What a step brought about: units that have all their tokens, requests that got their first one, and
     those that are done."""
 

@@ -18,7 +18,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
-class Times:
+class RequestTimes:
     """Seconds of the requests that were finished: until the first token, for each further one (by the pace
     that was promised), and in all; ``met``: of all requests, whether it got what it was promised (who was
     refused did not)."""
@@ -29,7 +29,7 @@ class Times:
     met: NDArray[np.bool_]
 
 
-def compute_times(parts: Sequence[Results], promised: Objective, pace: str = "token") -> Times:
+def compute_times(parts: Sequence[Results], promised: Objective, pace: str = "token") -> RequestTimes:
     """Of replicas that served at the same time; ``pace``: whether theirs counts "token"s or "step"s."""
     columns = ("arrival", "first", "end", "tokens" if pace == "token" else "steps")
     arrival, first, end, further = (
@@ -42,11 +42,11 @@ def compute_times(parts: Sequence[Results], promised: Objective, pace: str = "to
     slack = 1 + 1e-9  # what is due exactly now is not late
     due = promised.ttft * slack, promised.tpot * slack, promised.total * slack
     met = over & (ttft <= due[0]) & (tpot <= due[1]) & (total <= due[2])
-    return Times(ttft[over], tpot[over], total[over], met)
+    return RequestTimes(ttft[over], tpot[over], total[over], met)
 
 
 def summarise(
-    parts: Sequence[Results], times: Times, prompts: int, kv: int, price: float | None, devices: int
+    parts: Sequence[Results], times: RequestTimes, prompts: int, kv: int, price: float | None, devices: int
 ) -> dict[str, Any]:
     """Figures as values of JSON, of replicas that served at the same time. ``prompts``: tokens of all
     prompts; ``kv``: tokens for which one replica has room; ``price``: of a device for an hour; None: not

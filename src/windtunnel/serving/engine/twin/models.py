@@ -21,7 +21,7 @@ from windtunnel.base.units import amount
 from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import fit
-from windtunnel.serving.prefixcache.policy.shapes import Shape, shape
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape, shape
 from windtunnel.training.emulate.gradients import collective_times
 
 BANDWIDTH, RATE = 0.85, 0.75
@@ -67,7 +67,7 @@ class Model:
     ``head``: FLOPs of the logits of one token; ``layers`` and ``size``: of hidden states."""
 
     name: str
-    shape: Shape
+    shape: ModelShape
     weights: float
     read: float
     head: float

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.model import Request, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Depths, Finished, Limits, Step
+from windtunnel.serving.engine.policy.step import Depths, Finished, Step, StepLimits
 from windtunnel.serving.prefixcache.policy.changes import Found
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
@@ -55,8 +55,8 @@ class Results:
 
 
 def serve(
-    requests: Sequence[Request], limits: Limits, model: StepTime, *, truth: StepTime | None = None,
-    jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: Prefixes | None = None,
+    requests: Sequence[Request], limits: StepLimits, model: StepTime, *, truth: StepTime | None = None,
+    jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: TwinPrefixes | None = None,
     log: Log | None = None, every: int = 1, jump: bool = True, own: Mapping[str, Policy] = {},
     enough: Callable[[Finished], bool] = lambda done: False,
 ) -> Results:  # fmt: skip
@@ -178,7 +178,7 @@ def count_alike(step: Step, truth: StepTime, factor: float, now: float, coming: 
 
 
 @dataclass
-class Prefixes:
+class TwinPrefixes:
     """The policy's prefix cache, without tensors: ``symbols`` of each request's prompt by its id (those that
     have none are never found)."""
 

@@ -18,7 +18,7 @@ from windtunnel.base.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerShape:
     """One layer, or a part of it. ``kv``: bytes a token; ``state``: bytes of a checkpoint; ``token``: FLOPs
     of a prefilled token, and ``pair`` those of each token that it attends to, of which there are at most
     ``window`` (0: any number)."""
@@ -31,9 +31,9 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """All layers together, fields as in `Layer`; ``pairs``: (window, FLOPs of a pair). ``square``: pairs are
-    counted as in the paper, all L² of them, not only those that a causal mask leaves."""
+class ModelShape:
+    """All layers together, fields as in `LayerShape`; ``pairs``: (window, FLOPs of a pair). ``square``:
+    pairs are counted as in the paper, all L² of them, not only those that a causal mask leaves."""
 
     kv: int
     state: int
@@ -42,7 +42,7 @@ class Shape:
     square: bool = False
 
     @classmethod
-    def of(cls, layers: Iterable[Layer], *, square: bool = False) -> Shape:
+    def of(cls, layers: Iterable[LayerShape], *, square: bool = False) -> ModelShape:
         known = list(layers)
         pairs: dict[int, float] = {}
         for layer in known:
@@ -72,28 +72,28 @@ class Shape:
 def paper_hybrid(
     ssm: int = 24, attention: int = 4, mlp: int = 28, width: int = 4096, state: int = 128, *, kernel: int = 4,
     expand: int = 1, state_width: int = 2,
-) -> Shape:  # fmt: skip
+) -> ModelShape:  # fmt: skip
     """The paper's 7B hybrid by its own formulas (Marconi's artefact); its states are counted without the
     expansion and in two bytes. What Transformers would hold has ``expand=2, state_width=4``: 102 MB a
     checkpoint."""
     held = expand * width * state * state_width + 2 * (2 * width + 2 * state) * kernel
-    layers = [Layer(state=held, token=12 * width**2 + 16 * width * state + 10 * width)] * ssm
-    layers += [Layer(kv=4 * width, token=8 * width**2, pair=4 * width)] * attention
-    layers += [Layer(token=16 * width**2)] * mlp
-    return Shape.of(layers, square=True)
+    layers = [LayerShape(state=held, token=12 * width**2 + 16 * width * state + 10 * width)] * ssm
+    layers += [LayerShape(kv=4 * width, token=8 * width**2, pair=4 * width)] * attention
+    layers += [LayerShape(token=16 * width**2)] * mlp
+    return ModelShape.of(layers, square=True)
 
 
-def shape(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -> Shape:
+def shape(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -> ModelShape:
     """Of a model with this config. ``width``: bytes of an element of KV, ``state_width``: of a recurrent
     state.
 
     Raises:
         UserError: a kind of layer whose bytes are not known here, or a field that it needs is missing.
     """
-    return Shape.of(layers(config, width=width, state_width=state_width))
+    return ModelShape.of(layers(config, width=width, state_width=state_width))
 
 
-def layers(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -> list[Layer]:
+def layers(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -> list[LayerShape]:
     """The parts of all layers, in their order; as `shape`."""
     fields = _Fields({**config, **(config.get("text_config") or {})})
     if fields.get("kv_lora_rank"):
@@ -104,12 +104,12 @@ def layers(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -
             result.append(_recurrent(fields, width, state_width))
         elif kind == "conv":
             size, kernel = fields.need("hidden_size"), fields.need("conv_L_cache")
-            result.append(Layer(state=size * kernel * width, token=8 * size * size + 2 * size * kernel))
+            result.append(LayerShape(state=size * kernel * width, token=8 * size * size + 2 * size * kernel))
         if kind in ("full_attention", "sliding_attention", "attention", "hybrid"):
             result.append(_attention(fields, width, kind))
         elif kind not in ("linear_attention", "mamba", "conv", "mlp", "moe"):
             raise fields.wrong("layer_types", f"layers of kind {kind!r} are not counted here")
-        result += [Layer(token=flops) for flops in _perceptrons(fields, place, kind)]
+        result += [LayerShape(token=flops) for flops in _perceptrons(fields, place, kind)]
     return result
 
 
@@ -153,13 +153,13 @@ def _kinds(fields: _Fields) -> list[str]:
     return ["sliding_attention" if windowed else "full_attention"] * count
 
 
-def _attention(fields: _Fields, width: int, kind: str) -> Layer:
+def _attention(fields: _Fields, width: int, kind: str) -> LayerShape:
     size, heads = fields.need("hidden_size", "n_embd"), fields.need("num_attention_heads", "n_head")
     groups = fields.get("num_key_value_heads") or heads
     head = fields.get("attention_head_dim", "head_dim") or size // heads
     inner = fields.get("attention_hidden_size") or size  # what a shared block reads beside the layer's input
     queries = 2 if fields.family.startswith(("qwen3_next", "qwen3_5")) else 1  # a gate as large as they are
-    return Layer(
+    return LayerShape(
         kv=2 * groups * head * width,
         token=2 * inner * (queries * heads + 2 * groups) * head + 2 * heads * head * size,
         pair=4 * heads * head,
@@ -167,14 +167,14 @@ def _attention(fields: _Fields, width: int, kind: str) -> Layer:
     )  # fmt: skip
 
 
-def _recurrent(fields: _Fields, width: int, state_width: int) -> Layer:
+def _recurrent(fields: _Fields, width: int, state_width: int) -> LayerShape:
     size = fields.need("hidden_size")
     if fields.get("linear_key_head_dim"):  # gated delta net
         keys = fields.need("linear_num_key_heads") * fields.need("linear_key_head_dim")
         values = fields.need("linear_num_value_heads") * fields.need("linear_value_head_dim")
         kernel, cells = fields.need("linear_conv_kernel_dim"), values * fields.need("linear_key_head_dim")
         through = 2 * keys + 2 * values + 2 * fields.need("linear_num_value_heads")
-        return Layer(
+        return LayerShape(
             state=cells * state_width + (2 * keys + values) * kernel * width,
             token=2 * size * (through + values) + 2 * (2 * keys + values) * kernel + 7 * cells,
         )  # fmt: skip
@@ -184,13 +184,13 @@ def _recurrent(fields: _Fields, width: int, state_width: int) -> Layer:
     if heads is None:  # Mamba 1
         inner = size * (fields.get("mamba_expand", "expand") or 2)
         rank = fields.get("mamba_dt_rank", "time_step_rank") or -(-size // 16)
-        return Layer(
+        return LayerShape(
             state=inner * count * state_width + inner * kernel * width,
             token=6 * size * inner + 2 * inner * (kernel + 2 * rank + 2 * count) + 9 * inner * count,
         )  # fmt: skip
     inner = heads * fields.need("mamba_d_head", "mamba_headdim", "mamba_head_dim", "head_dim")
     mixed = inner + 2 * (fields.get("mamba_n_groups", "mamba_ngroups", "n_groups") or 1) * count
-    return Layer(
+    return LayerShape(
         state=inner * count * state_width + mixed * kernel * width,
         token=2 * size * (inner + mixed + heads) + 2 * mixed * kernel + 5 * inner * count + 2 * inner * size,
     )  # fmt: skip

@@ -28,8 +28,8 @@ from windtunnel.serving.prefixcache.policy.changes import Change, Found, Op, Tie
 from windtunnel.serving.prefixcache.policy.density import Ages
 from windtunnel.serving.prefixcache.policy.index import Index
 from windtunnel.serving.prefixcache.policy.rules import Rules
-from windtunnel.serving.prefixcache.policy.shapes import Shape
-from windtunnel.serving.prefixcache.policy.tuner import ALPHAS, Replay, Tuner
+from windtunnel.serving.prefixcache.policy.shapes import ModelShape
+from windtunnel.serving.prefixcache.policy.tuner import ALPHAS, CacheReplay, Tuner
 
 Symbols = NDArray[np.int64]
 Log = Callable[[Observation, Decision], None]
@@ -37,17 +37,17 @@ D = TypeVar("D", bound=Decision)
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class PrefixNode:
     """``state``: the tier where its state lies, None where it has none. ``tail``: it was the end of a
     request."""
 
     id: int
-    parent: Node | None
+    parent: PrefixNode | None
     label: Symbols
     begin: int
     tier: int = 0
     state: int | None = None
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, PrefixNode] = field(default_factory=dict)
     used: float = 0.0
     uses: int = 0
     tail: bool = False
@@ -63,7 +63,7 @@ class PrefixCache:
     ``decide`` decides, and ``log`` is told of each decision; times are seconds, on any one clock."""
 
     def __init__(
-        self, shape: Shape, capacity: int, rules: Rules, *, unit: int = 1, tiers: Sequence[Tier] = (),
+        self, shape: ModelShape, capacity: int, rules: Rules, *, unit: int = 1, tiers: Sequence[Tier] = (),
         decide: Callable[[Observation], Decision] = policy.decide, log: Log | None = None,
     ) -> None:  # fmt: skip
         self.shape, self.rules, self.unit, self.tiers = shape, rules, unit, tuple(tiers)
@@ -72,8 +72,8 @@ class PrefixCache:
         self.alpha = rules.alpha
         self.evictions = 0
         self._kv, self._state = unit * shape.kv, shape.state
-        self._root = Node(0, None, np.empty(0, np.int64), 0)
-        self._nodes: dict[int, Node] = {0: self._root}
+        self._root = PrefixNode(0, None, np.empty(0, np.int64), 0)
+        self._nodes: dict[int, PrefixNode] = {0: self._root}
         self._next = 1
         self._index = [Index() for _ in self.capacity]
         self._decide, self._log = decide, log
@@ -176,7 +176,7 @@ class PrefixCache:
     def unpin(self, node: int) -> None:
         self._pin(self._nodes[node], -1)
 
-    def due(self) -> Replay | None:
+    def due(self) -> CacheReplay | None:
         """The replay that the tuning of alpha now calls for, if any; `settle` takes what it gave."""
         return self._tuner.due() if self._tuner is not None else None
 
@@ -202,7 +202,7 @@ class PrefixCache:
 
     # finding
 
-    def _walk(self, symbols: Symbols) -> tuple[list[Node], int]:
+    def _walk(self, symbols: Symbols) -> tuple[list[PrefixNode], int]:
         """The nodes that begin as ``symbols`` go on, the last perhaps in part, and how many symbols they
         share."""
         node, depth, path = self._root, 0, []
@@ -217,10 +217,12 @@ class PrefixCache:
             node = child
         return path, depth
 
-    def _usable(self, path: list[Node], most: int, *, near: bool = False) -> tuple[int, Node | None, int]:
+    def _usable(
+        self, path: list[PrefixNode], most: int, *, near: bool = False
+    ) -> tuple[int, PrefixNode | None, int]:
         """How deep ``path`` can be used, to ``most`` at most; the node that holds that, and the length of the
         path to it. ``near``: what lies in the first tier only."""
-        best: tuple[int, Node | None, int] = (0, None, 0)
+        best: tuple[int, PrefixNode | None, int] = (0, None, 0)
         for place, node in enumerate(path, 1):
             if node.begin >= most or (near and node.tier):
                 break
@@ -230,7 +232,7 @@ class PrefixCache:
                 best = (node.end, node, place)
         return best
 
-    def _away(self, path: list[Node], node: Node | None) -> tuple[tuple[int, ...], float]:
+    def _away(self, path: list[PrefixNode], node: PrefixNode | None) -> tuple[tuple[int, ...], float]:
         """Which of the path lie in lower tiers, and seconds to bring them back."""
         if not self.tiers or node is None:
             return (), 0.0
@@ -242,7 +244,7 @@ class PrefixCache:
         there = [(tier, size) for tier, size in zip(self.tiers, sizes[1:], strict=True) if size]
         return away, sum(tier.latency + size / tier.bandwidth for tier, size in there)
 
-    def _base(self, node: Node) -> int:
+    def _base(self, node: PrefixNode) -> int:
         """The depth from which it would have to be computed without this node."""
         if not self._state:
             return node.begin
@@ -253,7 +255,9 @@ class PrefixCache:
 
     # growing
 
-    def _room(self, known: Symbols, length: int, depths: list[int]) -> tuple[list[Node], int, int, list[int]]:
+    def _room(
+        self, known: Symbols, length: int, depths: list[int]
+    ) -> tuple[list[PrefixNode], int, int, list[int]]:
         """Make room for what is to be kept, or keep less: the path there is, how much of it matches, and the
         length and depths that there is room for."""
         while True:
@@ -280,7 +284,9 @@ class PrefixCache:
                 if length <= (matched if not path or path[-1].tier == 0 else 0):
                     length = 0
 
-    def _grow(self, path: list[Node], matched: int, known: Symbols, depths: list[int], whole: int) -> None:
+    def _grow(
+        self, path: list[PrefixNode], matched: int, known: Symbols, depths: list[int], whole: int
+    ) -> None:
         """Nodes for what is ``known`` beyond what matches, and states at ``depths``; ``whole``: symbols that
         the request had."""
         if path and matched < path[-1].end and (len(known) > matched or path[-1].tier):
@@ -312,8 +318,8 @@ class PrefixCache:
             self._touch(node)
             self._below(node)
 
-    def _make(self, parent: Node, label: Symbols) -> Node:
-        node = Node(self._next, parent, label.copy(), parent.end)
+    def _make(self, parent: PrefixNode, label: Symbols) -> PrefixNode:
+        node = PrefixNode(self._next, parent, label.copy(), parent.end)
         self._next += 1
         self._nodes[node.id] = parent.children[int(label[0])] = node
         self.used[0] += len(label) * self._kv
@@ -322,11 +328,11 @@ class PrefixCache:
         self._refresh(parent)
         return node
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split(self, node: PrefixNode, at: int) -> PrefixNode:
         """The part before depth ``at`` becomes a node of its own."""
         assert node.parent is not None
         first, rest = node.label[: at - node.begin], node.label[at - node.begin :]
-        upper = Node(self._next, node.parent, first, node.begin, node.tier, used=node.used)
+        upper = PrefixNode(self._next, node.parent, first, node.begin, node.tier, used=node.used)
         self._next += 1
         self._nodes[upper.id] = node.parent.children[int(first[0])] = upper
         upper.children[int(rest[0])] = node
@@ -353,7 +359,7 @@ class PrefixCache:
             self._ages.note(self._group(node), self._now - node.used, False)
         return node.id
 
-    def _go(self, node: Node, tier: int) -> None:
+    def _go(self, node: PrefixNode, tier: int) -> None:
         """A victim goes down a tier, or goes."""
         self.evictions += 1
         leaf = self._leaf(node, tier)
@@ -364,7 +370,7 @@ class PrefixCache:
         else:
             self._strip(node)
 
-    def _strip(self, node: Node) -> None:
+    def _strip(self, node: PrefixNode) -> None:
         assert node.state is not None
         self.used[node.state] -= self._state
         node.state = None
@@ -372,7 +378,7 @@ class PrefixCache:
         self._below(node)
         self._bare(node)
 
-    def _lower(self, node: Node, tier: int, leaf: bool) -> bool:
+    def _lower(self, node: PrefixNode, tier: int, leaf: bool) -> bool:
         """Whether it could be put into the next tier."""
         below = self.tiers[tier]
         recompute = self.shape.flops(self._base(node) * self.unit, node.end * self.unit) / below.rate
@@ -392,7 +398,7 @@ class PrefixCache:
             self._kv_to(node, tier + 1)
         return True
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: PrefixNode) -> None:
         """The node goes, with what lies below it in lower tiers, and what above it is now of no use."""
         while True:
             parent = node.parent
@@ -411,11 +417,11 @@ class PrefixCache:
                 return self._bare(parent)
             node = parent
 
-    def _idle(self, node: Node) -> bool:
+    def _idle(self, node: PrefixNode) -> bool:
         """Whether it holds KV for others only: of a model with states, without one of its own."""
         return bool(self._state) and node.state is None and not node.pins and node.parent is not None
 
-    def _bare(self, node: Node) -> None:
+    def _bare(self, node: PrefixNode) -> None:
         """A node has lost a child or its state: without either it goes, with one child it is part of that."""
         if self._idle(node) and not node.children:
             return self._remove(node)
@@ -431,14 +437,14 @@ class PrefixCache:
                 node = child
         self._refresh(node)
 
-    def _forget(self, node: Node) -> None:
+    def _forget(self, node: PrefixNode) -> None:
         del self._nodes[node.id]
         for index in self._index:
             index.drop(node.id)
 
     # tiers
 
-    def _raise(self, node: Node, state: bool) -> bool:
+    def _raise(self, node: PrefixNode, state: bool) -> bool:
         """Whether the node, with its ``state`` or without, lies in the first tier now."""
         moved = bool(state and node.state)
         needed = (len(node.label) * self._kv if node.tier else 0) + (self._state if moved else 0)
@@ -450,7 +456,7 @@ class PrefixCache:
             self._state_to(node, 0)
         return True
 
-    def _kv_to(self, node: Node, tier: int) -> None:
+    def _kv_to(self, node: PrefixNode, tier: int) -> None:
         assert node.parent is not None
         size = len(node.label) * self._kv
         self.used[node.tier] -= size
@@ -460,7 +466,7 @@ class PrefixCache:
         self._refresh(node)
         self._refresh(node.parent)
 
-    def _state_to(self, node: Node, tier: int) -> None:
+    def _state_to(self, node: PrefixNode, tier: int) -> None:
         assert node.state is not None
         self.used[node.state] -= self._state
         self.used[tier] += self._state
@@ -470,12 +476,12 @@ class PrefixCache:
 
     # books
 
-    def _touch(self, node: Node) -> None:
+    def _touch(self, node: PrefixNode) -> None:
         node.used = self._now
         self._refresh(node)
 
     @contextmanager
-    def _guarded(self, nodes: Sequence[Node]) -> Iterator[None]:
+    def _guarded(self, nodes: Sequence[PrefixNode]) -> Iterator[None]:
         """They stay while room is made."""
         for node in nodes:
             self._pin(node, 1)
@@ -483,18 +489,18 @@ class PrefixCache:
         for node in nodes:
             self._pin(node, -1)
 
-    def _pin(self, node: Node, count: int) -> None:
+    def _pin(self, node: PrefixNode, count: int) -> None:
         node.pins += count
         self._refresh(node)
 
-    def _leaf(self, node: Node, tier: int) -> bool:
+    def _leaf(self, node: PrefixNode, tier: int) -> bool:
         return node.tier == tier and not any(child.tier == tier for child in node.children.values())
 
-    def _held(self, node: Node, tier: int, leaf: bool) -> int:
+    def _held(self, node: PrefixNode, tier: int, leaf: bool) -> int:
         """Bytes in this tier that go with it."""
         return (len(node.label) * self._kv if leaf else 0) + (self._state if node.state == tier else 0)
 
-    def _refresh(self, node: Node) -> None:
+    def _refresh(self, node: PrefixNode) -> None:
         """Whether it may go, and what it is worth, as it is now."""
         for tier, index in enumerate(self._index):
             leaf = self._leaf(node, tier)
@@ -507,11 +513,11 @@ class PrefixCache:
             else:
                 index.put(node.id, node.used, self._worth(node, tier, leaf), self._group(node))
 
-    def _group(self, node: Node) -> int:
+    def _group(self, node: PrefixNode) -> int:
         """Nodes that live alike: by whether a request ended there, others went on from there, it was used."""
         return 4 * node.tail + 2 * bool(node.children) + bool(node.uses)
 
-    def _worth(self, node: Node, tier: int, leaf: bool) -> float:
+    def _worth(self, node: PrefixNode, tier: int, leaf: bool) -> float:
         if self.rules.order == "lru" or (self._state and node.state is None):
             return 0.0
         base = self._base(node)
@@ -520,7 +526,7 @@ class PrefixCache:
         saved = self.shape.flops(base * self.unit, node.end * self.unit)
         return saved / max(1, self._held(node, tier, leaf))
 
-    def _below(self, node: Node) -> None:
+    def _below(self, node: PrefixNode) -> None:
         """Those whose nearest state above has changed are worth something else now."""
         if self.rules.order == "lru" or not self._state:
             return

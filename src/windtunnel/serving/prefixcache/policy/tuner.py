@@ -27,7 +27,7 @@ Call = tuple[Symbols, float, int | None] | tuple[Symbols, tuple[int, ...], float
 
 
 @dataclass(frozen=True)
-class Replay:
+class CacheReplay:
     """``calls`` to a cache that was as ``start`` is; what each alpha of `ALPHAS` saves is found by `run`,
     which takes a second or more, and may do so in another process."""
 
@@ -72,11 +72,11 @@ class Tuner:
             self.wanted = min(max(TIMES * self.requests, LEAST), MOST) if not self.wanted else self.wanted
             self.start, self.requests = cache.clone(), 0
 
-    def due(self) -> Replay | None:
+    def due(self) -> CacheReplay | None:
         """Once: the window, when it is full."""
         if self.start is None or self.requests < self.wanted:
             return None
-        replay = Replay(self.start, tuple(self.calls))
+        replay = CacheReplay(self.start, tuple(self.calls))
         self.start, self.calls, self.requests = None, [], 0
         self.pause = max(2 * self.pause, 4 * self.wanted)
         return replay

@@ -21,7 +21,7 @@ from windtunnel.serving.variants.live.replica import Died, Failed
 from windtunnel.serving.variants.live.tensors import Arrays
 
 
-class Held:
+class ReplicaActor:
     """What the actor does. ``files``: names and contents, first the one to load."""
 
     def __init__(self, files: list[tuple[str, bytes]], threads: int) -> None:
@@ -74,7 +74,7 @@ class Remote:
         self._actor.kill()
 
 
-class Cluster:
+class ReplicaCluster:
     """A Ray cluster (`RayCluster`). ``cores`` and `free`: of all its hosts together.
 
     Raises:
@@ -96,4 +96,4 @@ class Cluster:
 
     def replica(self, file: Path, threads: int) -> Remote:
         """One more, which loads from now on."""
-        return Remote(self._ray.actor(Held, self._files(file), threads, cpus=threads))
+        return Remote(self._ray.actor(ReplicaActor, self._files(file), threads, cpus=threads))

@@ -23,8 +23,8 @@ from starlette.exceptions import HTTPException
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.service import Infeasible, Service, Unanswered, Unknown
-from windtunnel.serving.variants.live.tensors import Given, Tensor, checked, packed
+from windtunnel.serving.variants.live.service import Infeasible, Unanswered, Unknown, VariantsService
+from windtunnel.serving.variants.live.tensors import InferTensor, TensorSpec, checked, packed
 
 HEADER = "Inference-Header-Content-Length"
 STATUS: dict[type[Exception], int] = {Unknown: 404, Infeasible: 422, UserError: 400, Unanswered: 503}
@@ -33,11 +33,11 @@ VERSION = f"{MODEL}/versions/{{version}}"
 Bound = Annotated[float, Field(ge=0)]
 
 
-class Strict(BaseModel):
+class InferModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class Needs(Strict):
+class Needs(InferModel):
     """What a request says of itself; ``binary_data_output``: of all its outputs."""
 
     accuracy: Bound | None = None
@@ -47,34 +47,34 @@ class Needs(Strict):
     binary_data_output: bool = False
 
     def bounds(self) -> dict[str, Any]:
-        """Those that `Service.infer` takes."""
+        """Those that `VariantsService.infer` takes."""
         return self.model_dump(exclude_none=True, exclude={"binary_data_output"})
 
 
-class Form(Strict):
+class OutputParameters(InferModel):
     binary_data: bool | None = None
 
 
-class Wanted(Strict):
+class RequestedOutput(InferModel):
     """An output that is asked for."""
 
     name: str
-    parameters: Form = Form()
+    parameters: OutputParameters = OutputParameters()
 
 
-class Asked(Strict):
+class InferRequest(InferModel):
     """The JSON of an infer request."""
 
     id: str | None = None
     parameters: Needs = Needs()
-    inputs: Annotated[list[Given], Field(min_length=1)]
-    outputs: list[Wanted] = []
+    inputs: Annotated[list[InferTensor], Field(min_length=1)]
+    outputs: list[RequestedOutput] = []
 
 
-class Answer(BaseModel):
+class InferResponse(BaseModel):
     model_name: str
     id: str | None = None
-    outputs: list[Given]
+    outputs: list[InferTensor]
 
 
 class Told(BaseModel):
@@ -86,11 +86,11 @@ _INFER: dict[int | str, Any] = {
     **_NAMED, 400: {"description": "Not the protocol", "model": Told},
     422: {"description": "No variant does what is asked", "model": Told},
     503: {"description": "Replicas could not answer, or (with Retry-After) not in time", "model": Told},
-    200: {"model": Answer, "content": {"application/octet-stream": {}}},
+    200: {"model": InferResponse, "content": {"application/octet-stream": {}}},
 }  # fmt: skip
 
 
-def application(service: Service) -> FastAPI:
+def application(service: VariantsService) -> FastAPI:
     """The HTTP side of a service, which begins and ends with it."""
 
     @asynccontextmanager
@@ -146,7 +146,7 @@ def application(service: Service) -> FastAPI:
             for name, group in service.groups.items() for key, figure in figures.items()
         )  # fmt: skip
 
-    schema = Asked.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = InferRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     parts = schema.pop("$defs")
     body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -168,7 +168,7 @@ def application(service: Service) -> FastAPI:
     return app
 
 
-def asked_for(service: Service, name: str, version: str) -> str:
+def asked_for(service: VariantsService, name: str, version: str) -> str:
     """What the service calls it.
 
     Raises:
@@ -180,7 +180,7 @@ def asked_for(service: Service, name: str, version: str) -> str:
     return version or name
 
 
-def described(service: Service, name: str, version: str = "") -> dict[str, Any]:
+def described(service: VariantsService, name: str, version: str = "") -> dict[str, Any]:
     """A model's metadata."""
     groups = service.named(asked_for(service, name, version))
     signature = groups[0].entry.signature
@@ -204,7 +204,7 @@ def sentence(fault: ValidationError) -> UserError:
     return UserError(f"{place}: {str(first['input'])[:50]!r} is not accepted: {first['msg']}")
 
 
-def _parsed(body: bytes, header: str | None) -> tuple[Asked, dict[str, bytes]]:
+def _parsed(body: bytes, header: str | None) -> tuple[InferRequest, dict[str, bytes]]:
     """The JSON part, and of what follows it each input's."""
     try:
         at = len(body) if header is None else int(header)
@@ -214,7 +214,7 @@ def _parsed(body: bytes, header: str | None) -> tuple[Asked, dict[str, bytes]]:
         words = f"{HEADER} {str(header)[:50]!r} is not accepted; the body has {len(body)} bytes"
         raise UserError(words) from None
     try:
-        request = Asked.model_validate_json(body[:at])
+        request = InferRequest.model_validate_json(body[:at])
     except ValidationError as fault:
         raise sentence(fault) from fault
     raw = {}
@@ -231,7 +231,7 @@ def _parsed(body: bytes, header: str | None) -> tuple[Asked, dict[str, bytes]]:
 
 
 def _answer(
-    id: str | None, variant: str, outputs: Sequence[tuple[Tensor, NDArray[Any]]], binary: Sequence[bool]
+    id: str | None, variant: str, outputs: Sequence[tuple[TensorSpec, NDArray[Any]]], binary: Sequence[bool]
 ) -> Response:
     answer: dict[str, Any] = {"model_name": variant, "outputs": []}
     if id is not None:

@@ -36,7 +36,7 @@ from windtunnel.serving.variants.live.replica import (
     program,
     session,
 )
-from windtunnel.serving.variants.live.tensors import DATATYPES, Arrays, Outputs, Signature, Tensor, parted
+from windtunnel.serving.variants.live.tensors import DATATYPES, Arrays, Outputs, Signature, TensorSpec, parted
 from windtunnel.serving.variants.model import Variant
 
 TOLERATED = 1e-4
@@ -51,7 +51,7 @@ ONNX = {
 """ONNX Runtime's names of types, and the protocol's."""
 
 
-class Entry(NamedTuple):
+class VariantFile(NamedTuple):
     """A variant, the file that a replica of it loads, and what it takes and gives."""
 
     variant: Variant
@@ -66,7 +66,7 @@ class _Kept:
     signature: Signature
 
 
-class _Made(NamedTuple):
+class _VariantSource(NamedTuple):
     framework: str
     precision: str
     file: Path
@@ -91,7 +91,7 @@ class Examples(NamedTuple):
 
 def add(
     model: Path, data: Path, home: Path, *, task: str, architecture: str, compiled: bool = True
-) -> tuple[list[Entry], list[str]]:
+) -> tuple[list[VariantFile], list[str]]:
     """Register a model. ``model``: ONNX, or a module kept by ``torch.save`` (it is a program: load only what
     you trust). ``data``: an ``.npz`` with an array (n, …) for each input (``inputs``, if there is one only)
     and ``labels`` (n, …) of the first output. ``compiled``: by torch's Inductor, too.
@@ -136,7 +136,7 @@ def add(
     elif (less := accuracy(small, examples, labels)) < full.accuracy - LOST:
         left_out.append(f"int8: refused: accuracy {less:.2%}, and {full.accuracy:.2%} in float32")
     else:
-        programs.append(_Made("onnxruntime", "int8", small, less))
+        programs.append(_VariantSource("onnxruntime", "int8", small, less))
     if not examples.signature.batched:
         left_out.append("batches: an item of the model is not a row of all its tensors, or not by itself")
     preload(*(exported.framework for exported in programs))
@@ -147,7 +147,7 @@ def add(
     return entries, left_out
 
 
-def registered(home: Path) -> list[Entry]:
+def registered(home: Path) -> list[VariantFile]:
     """All that is registered below ``home``.
 
     Raises:
@@ -159,7 +159,9 @@ def registered(home: Path) -> list[Entry]:
             kept = [from_plain(_Kept, load) for load in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError, KeyError) as fault:
             raise UserError(f"{path}: no registry of variants: {fault}") from fault
-        entries += [Entry(record.variant, path.parent / record.file, record.signature) for record in kept]
+        entries += [
+            VariantFile(record.variant, path.parent / record.file, record.signature) for record in kept
+        ]
     return entries
 
 
@@ -182,7 +184,7 @@ def read_data(path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     return {**inputs, **words}, labels
 
 
-def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[list[_Made], Examples]:
+def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[list[_VariantSource], Examples]:
     """ONNX as it is, with what it kept in other files."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -203,7 +205,7 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
                 raise UserError(f"{model}: {kind} {port.name} {what} is not accepted; use tensors of"
                                 f" {', '.join(DATATYPES)} with their axes")  # fmt: skip
             shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
-            tensors.append(Tensor(port.name, ONNX[port.type], shape))
+            tensors.append(TensorSpec(port.name, ONNX[port.type], shape))
     count = len(loaded.get_inputs())
     wanted, outputs = tuple(tensors[:count]), tuple(tensors[count:])
     if set(given) == {"inputs"} and count == 1:
@@ -229,7 +231,7 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
         program(file, 0)(examples.at(0, 1))
     except Exception as fault:
         raise UserError(f"{model}: ONNX Runtime cannot run it on {data}: {_line(fault)}") from fault
-    return [_Made("onnxruntime", precision, file)], examples
+    return [_VariantSource("onnxruntime", precision, file)], examples
 
 
 def _precision(model: Any) -> str:
@@ -260,7 +262,7 @@ def _batched(examples: Examples, file: Path) -> Examples:
 
 def _exported(
     model: Path, folder: Path, given: Arrays, compiled: bool, left_out: list[str]
-) -> tuple[list[_Made], Examples]:
+) -> tuple[list[_VariantSource], Examples]:
     """A module, as a program of torch, compiled, and as ONNX: each held against it."""
     import torch
 
@@ -293,11 +295,11 @@ def _exported(
             traced, (), str(folder / "fp32.onnx"), dynamo=True, input_names=list(inputs), output_names=names,
             verbose=False, external_data=False,
         )  # fmt: skip
-        exported.append(_Made("onnxruntime", "fp32", folder / "fp32.onnx"))
+        exported.append(_VariantSource("onnxruntime", "fp32", folder / "fp32.onnx"))
     except Exception as fault:
         left_out.append(f"ONNX: torch cannot export the model to it: {_line(fault)}")
     torch.export.save(traced, folder / "eager.pt2")
-    exported.append(_Made("torch", "eager", folder / "eager.pt2"))
+    exported.append(_VariantSource("torch", "eager", folder / "eager.pt2"))
     if not compiled:
         left_out.append("compiled: it was not asked for")
     elif not any(map(shutil.which, ("g++", "c++", "clang++"))):
@@ -311,7 +313,7 @@ def _exported(
         file = folder / f"model{COMPILED}"
         try:
             aoti_compile_and_package(traced, package_path=str(file), inductor_configs=settings)
-            exported.append(_Made("torch", "compiled", file))
+            exported.append(_VariantSource("torch", "compiled", file))
         except Exception as fault:  # of any kind, by the compiler
             left_out.append(f"compiled: torch cannot compile the model: {_line(fault)}")
     examples = Examples(signature, inputs)
@@ -320,12 +322,12 @@ def _exported(
     return exported, _batched(examples, exported[-1].file)
 
 
-def _free(name: str, array: NDArray[Any]) -> Tensor:
+def _free(name: str, array: NDArray[Any]) -> TensorSpec:
     kind = next((key for key, kind in DATATYPES.items() if array.dtype == kind), str(array.dtype))
-    return Tensor(name, kind, (-1, *array.shape[1:]))
+    return TensorSpec(name, kind, (-1, *array.shape[1:]))
 
 
-def _told(tensors: Sequence[Tensor]) -> str:
+def _told(tensors: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
 
 
@@ -385,14 +387,16 @@ def _quantised(full: Path, examples: Examples, file: Path) -> bool:
     return True
 
 
-def _measured(programs: list[_Made], examples: Examples, task: str, architecture: str) -> Iterator[Entry]:
+def _measured(
+    programs: list[_VariantSource], examples: Examples, task: str, architecture: str
+) -> Iterator[VariantFile]:
     """Each file with so many `THREADS`, for batches of one and of eight."""
     for framework, precision, file, right in programs:
         for threads in THREADS:
             load, slope, intercept, memory = _profile(file, examples, threads)
             for batch in dict.fromkeys((1, examples.batch(8))):
                 name = f"{architecture}:{precision}-t{threads}-b{batch}"
-                yield Entry(Variant(
+                yield VariantFile(Variant(
                     name, architecture, task, framework, "cpu", precision, threads, batch, load, slope,
                     intercept, memory, right, float(threads),
                 ), file, examples.signature)  # fmt: skip

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.gateway import Needs, asked_for, described, sentence
-from windtunnel.serving.variants.live.service import Infeasible, Service, Unanswered, Unknown
-from windtunnel.serving.variants.live.tensors import Given, checked, packed
+from windtunnel.serving.variants.live.service import Infeasible, Unanswered, Unknown, VariantsService
+from windtunnel.serving.variants.live.tensors import InferTensor, checked, packed
 
 # compiled when it is imported: the protocol is the file beside this one
 try:
@@ -43,7 +43,7 @@ async def refusing(context: Any) -> AsyncIterator[None]:
 class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name-defined]
     """Each method is named, and answers, as in the protocol."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: VariantsService) -> None:
         self._service = service
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
@@ -84,7 +84,7 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
             )  # fmt: skip
 
 
-def _given(request: Any) -> tuple[list[Given], dict[str, bytes]]:
+def _given(request: Any) -> tuple[list[InferTensor], dict[str, bytes]]:
     """The inputs; values come in each of them, or the bytes of all beside them."""
     raw, inputs = list(request.raw_input_contents), []
     if raw and len(raw) != len(request.inputs):
@@ -94,11 +94,13 @@ def _given(request: Any) -> tuple[list[Given], dict[str, bytes]]:
         if len(filled) + bool(raw) > 1:
             raise UserError(f"input {tensor.name!r} has several contents; use one")
         data = list(filled[0][1]) if filled else []
-        inputs.append(Given(name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape), data=data))
+        inputs.append(
+            InferTensor(name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape), data=data)
+        )
     return inputs, {tensor.name: content for tensor, content in zip(request.inputs, raw, strict=bool(raw))}
 
 
-async def listening(service: Service, address: str) -> tuple[Any, int]:
+async def listening(service: VariantsService, address: str) -> tuple[Any, int]:
     """A server that answers for the service, and its port.
 
     Raises:

@@ -14,10 +14,10 @@ import uvicorn
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.web import WebServer, listen
-from windtunnel.serving.variants.live.cluster import Cluster
+from windtunnel.serving.variants.live.cluster import ReplicaCluster
 from windtunnel.serving.variants.live.gateway import application
 from windtunnel.serving.variants.live.registry import registered
-from windtunnel.serving.variants.live.service import Service
+from windtunnel.serving.variants.live.service import VariantsService
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 
@@ -35,17 +35,21 @@ def serve(
     entries = registered(home)
     if not entries:
         raise UserError(f"variants serve: nothing is registered in {home}; use windtunnel variants add")
-    cluster = Cluster(on) if on else None
+    cluster = ReplicaCluster(on) if on else None
     sock = listen("variants serve", host, port)
     settings = {"command": "variants serve", "home": str(home), "policy": policy, "on": on}
     run = Store.open().begin("serving.variants", settings, 0)
     with sock, run.failing(), closing(EventLog(run.directory / NAME)) as log:
-        service = Service(entries, policy=policy, log=log, cluster=cluster)
+        service = VariantsService(entries, policy=policy, log=log, cluster=cluster)
         run.finish(asyncio.run(_serve(service, sock, host, rpc, partial(ready, run.id))))
 
 
 async def _serve(
-    service: Service, sock: socket.socket, host: str, rpc: int | None, ready: Callable[[str, str], None]
+    service: VariantsService,
+    sock: socket.socket,
+    host: str,
+    rpc: int | None,
+    ready: Callable[[str, str], None],
 ) -> dict[str, Any]:
     config = uvicorn.Config(
         application(service), http="h11", log_config=None, access_log=False, timeout_graceful_shutdown=5

@@ -21,23 +21,23 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
-from windtunnel.serving.variants.live.cluster import Cluster, Remote
-from windtunnel.serving.variants.live.registry import Entry
+from windtunnel.serving.variants.live.cluster import Remote, ReplicaCluster
+from windtunnel.serving.variants.live.registry import VariantFile
 from windtunnel.serving.variants.live.replica import Died, Failed, Replica, preload
-from windtunnel.serving.variants.live.tensors import Arrays, Outputs, Tensor, joined, lengths, parted
+from windtunnel.serving.variants.live.tensors import Arrays, Outputs, TensorSpec, joined, lengths, parted
 from windtunnel.serving.variants.model import CPU, Query, Variant
 from windtunnel.serving.variants.policy import POLICIES, Observation
 from windtunnel.serving.variants.policy.desk import (
     ATTEMPTS,
+    BatchRun,
     Desk,
     Effect,
-    Fail,
-    Group,
     Hosted,
-    Request,
-    Run,
+    ReplicaGroup,
+    RequestFailure,
     Start,
     Stop,
+    VariantRequest,
 )
 from windtunnel.store.eventlog import EventLog
 
@@ -65,8 +65,8 @@ class Unanswered(Exception):
 class Served:
     """A variant here: its ``group`` at the desk, and its processes, of which ``idle`` do nothing."""
 
-    entry: Entry
-    group: Group
+    entry: VariantFile
+    group: ReplicaGroup
     replicas: list[Replica | Remote] = field(default_factory=list)
     idle: list[Replica | Remote] = field(default_factory=list)
 
@@ -75,13 +75,13 @@ class Served:
         return self.entry.variant
 
 
-class Service:
+class VariantsService:
     """Used with ``async with``. ``pinned``: by architecture the variant that the baselines use. ``log`` gets
     every decision, what came of it, and what else the desk was told; ``second``: how long one is."""
 
     def __init__(
-        self, entries: Sequence[Entry], *, policy: str = "cheapest", log: EventLog | None = None,
-        pinned: dict[str, str] | None = None, cluster: Cluster | None = None, second: float = 1.0,
+        self, entries: Sequence[VariantFile], *, policy: str = "cheapest", log: EventLog | None = None,
+        pinned: dict[str, str] | None = None, cluster: ReplicaCluster | None = None, second: float = 1.0,
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise UserError(
@@ -107,7 +107,7 @@ class Service:
         self._number = 0
         self._ending = False
 
-    async def __aenter__(self) -> Service:
+    async def __aenter__(self) -> VariantsService:
         self._spawn(self._seconds())
         return self
 
@@ -138,7 +138,7 @@ class Service:
         if self._log is not None:
             self._log.append(kind, **fields)
 
-    def _told(self, kind: str, served: Served, batch: Sequence[Request] = (), **fields: Any) -> float:
+    def _told(self, kind: str, served: Served, batch: Sequence[VariantRequest] = (), **fields: Any) -> float:
         """The desk will be told this of a variant, now: the time."""
         now = time.monotonic()
         self._note(kind, variant=served.variant.name, now=now, requests=_numbers(batch), **fields)
@@ -161,7 +161,7 @@ class Service:
     async def infer(
         self, name: str, inputs: Arrays, *, wanted: Sequence[str] = (), accuracy: float = 0.0,
         latency: float = math.inf, cost: float = math.inf, background: bool = False,
-    ) -> tuple[str, list[tuple[Tensor, NDArray[Any]]]]:  # fmt: skip
+    ) -> tuple[str, list[tuple[TensorSpec, NDArray[Any]]]]:  # fmt: skip
         """Who answered, and the ``wanted`` outputs (all, where none is). ``inputs``: as `checked` gives them.
 
         Raises:
@@ -183,7 +183,7 @@ class Service:
         self._number += 1
         query = Query(self._number, name, signature.items(inputs), accuracy, latency, cost, background)
         answer: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
-        request = Request(query, time.monotonic(), (inputs, answer), lengths(inputs))
+        request = VariantRequest(query, time.monotonic(), (inputs, answer), lengths(inputs))
         self._open.add(answer)
         self._note("arrives", query=to_plain(query), now=request.came, alike=request.kind)
         self._do(self.desk.ask(request, request.came))
@@ -212,10 +212,10 @@ class Service:
                     here.replicas.remove(replica)
                     self._note("stops", variant=here.variant.name)
                     self._threads.submit(replica.end)
-                case Run(group, batch):
+                case BatchRun(group, batch):
                     here = self.groups[group.variant.name]
                     self._spawn(self._run(here, here.idle.pop(), batch))
-                case Fail(request, reason, refused, after):
+                case RequestFailure(request, reason, refused, after):
                     if not request.work[1].done():
                         fault = Infeasible(reason) if refused else Unanswered(reason, after)
                         request.work[1].set_exception(fault)
@@ -241,7 +241,7 @@ class Service:
         served.idle.append(begun)
         self._do(self.desk.loaded(served.group, due, self._told("loaded", served, due=due)))
 
-    async def _run(self, served: Served, replica: Replica | Remote, batch: list[Request]) -> None:
+    async def _run(self, served: Served, replica: Replica | Remote, batch: list[VariantRequest]) -> None:
         group = served.group
         self._note("runs", variant=served.variant.name, requests=_numbers(batch))
         inputs = joined([request.work[0] for request in batch])
@@ -289,7 +289,7 @@ class Service:
         ]  # fmt: skip
 
 
-def _numbers(batch: Sequence[Request]) -> list[int]:
+def _numbers(batch: Sequence[VariantRequest]) -> list[int]:
     return [request.query.id for request in batch]
 
 

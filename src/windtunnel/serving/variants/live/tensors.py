@@ -27,7 +27,7 @@ ACCEPTED = {"f": "iuf", "i": "iu", "u": "iu", "b": "b"}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
     """``shape``: -1 where it may be any number."""
 
     name: str
@@ -39,8 +39,8 @@ class Tensor:
 class Signature:
     """``batched``: the first axis of all tensors counts items, so requests may be run together."""
 
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     batched: bool
 
     def items(self, inputs: Arrays) -> int:
@@ -55,7 +55,7 @@ class Sizes(BaseModel):
     binary_data_size: Annotated[int, Field(ge=0)] | None = None
 
 
-class Given(BaseModel):
+class InferTensor(BaseModel):
     """A tensor as the protocol writes it."""
 
     model_config = ConfigDict(strict=True)
@@ -66,7 +66,7 @@ class Given(BaseModel):
     data: list[Any] | None = None
 
 
-def checked(given: Sequence[Given], raw: Mapping[str, bytes], wanted: Signature) -> Arrays:
+def checked(given: Sequence[InferTensor], raw: Mapping[str, bytes], wanted: Signature) -> Arrays:
     """What came, as arrays. ``raw``: of those by name that came as bytes.
 
     Raises:
@@ -87,7 +87,7 @@ def checked(given: Sequence[Given], raw: Mapping[str, bytes], wanted: Signature)
     return arrays
 
 
-def _array(given: Given, raw: bytes | None, wanted: Tensor) -> NDArray[Any]:
+def _array(given: InferTensor, raw: bytes | None, wanted: TensorSpec) -> NDArray[Any]:
     shape, what = given.shape, f"input {wanted.name}"
     if given.datatype != wanted.datatype:
         raise UserError(f"{what} of {given.datatype[:50]!r} is not accepted; use {wanted.datatype!r}")
@@ -127,7 +127,7 @@ def _values(data: Any, datatype: str) -> NDArray[Any]:
     return converted
 
 
-def _unpacked(raw: bytes, wanted: Tensor) -> NDArray[Any]:
+def _unpacked(raw: bytes, wanted: TensorSpec) -> NDArray[Any]:
     if wanted.datatype != "BYTES":
         return np.frombuffer(raw, DATATYPES[wanted.datatype])
     words, at = [], 0

@@ -21,10 +21,10 @@ from windtunnel.serving.variants.policy.scale import (
     state_of,
 )
 from windtunnel.serving.variants.policy.select import (
-    Asked,
     Batch,
     Chosen,
-    Refused,
+    QueryRefused,
+    VariantQuery,
     Waiting,
     gather,
     select,
@@ -32,8 +32,8 @@ from windtunnel.serving.variants.policy.select import (
 
 __all__ = ["POLICIES", "Decision", "Observation", "decide"]
 
-Observation = Asked | Waiting | Measured | Load | Fleet
-Decision = Chosen | Refused | Batch | Now | Scaling | Resize
+Observation = VariantQuery | Waiting | Measured | Load | Fleet
+Decision = Chosen | QueryRefused | Batch | Now | Scaling | Resize
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Style:
 
 def _decide(style: Style, observation: Observation) -> Decision:
     match observation:
-        case Asked():
+        case VariantQuery():
             if style.pinned and observation.pinned:
                 only = tuple(
                     candidate

@@ -2,9 +2,10 @@
 
 A *group* is the replicas of a variant on a host, with a queue of requests and one of background jobs. The
 `Desk` is told what happens and when, asks the policy, and answers what is to be done: replicas to `Start` and
-to `Stop`, batches to `Run`, requests to `Fail`. Whoever does that, with processes or in emulated time, tells
-it what came of it. A request is in one queue, in one batch under way, or has its one end: a replica that dies
-gives what it was asked back to the queue's head; only who outlives `ATTEMPTS` replicas fails.
+to `Stop`, batches to `BatchRun`, requests to `RequestFailure`. Whoever does that, with processes or in
+emulated time, tells it what came of it. A request is in one queue, in one batch under way, or has its one
+end: a replica that dies gives what it was asked back to the queue's head; only who outlives `ATTEMPTS`
+replicas fails.
 
 Background jobs (INFaaS's offline ones) are done with what is left over: a batch of them begins where no
 request waits and, unless the host does nothing, on cores that nobody uses. So a request waits for the one
@@ -20,9 +21,16 @@ from itertools import islice, takewhile
 from math import inf
 from typing import Any
 
-from windtunnel.serving.variants.model import Candidate, Held, Host, Query, State, Variant
+from windtunnel.serving.variants.model import (
+    HostReplicas,
+    Query,
+    ReplicaHost,
+    State,
+    Variant,
+    VariantCandidate,
+)
 from windtunnel.serving.variants.policy.scale import Load, Measured, Running, bounds
-from windtunnel.serving.variants.policy.select import Asked, Batch, Refused, Waiting, wait_of
+from windtunnel.serving.variants.policy.select import Batch, QueryRefused, VariantQuery, Waiting, wait_of
 
 ATTEMPTS = 5
 RECENT = 4
@@ -33,7 +41,7 @@ STUCK = 0.5
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class VariantRequest:
     """``work``: whatever its caller keeps with it; ``kind``: only those of one kind go in one batch;
     ``group``: where it was put last; ``alone``: its batch has no other."""
 
@@ -41,7 +49,7 @@ class Request:
     came: float
     work: Any = None
     kind: Any = None
-    group: Group | None = None
+    group: ReplicaGroup | None = None
     attempts: int = 0
     alone: bool = False
 
@@ -50,7 +58,7 @@ class Request:
 class Start:
     """Load a replica, which should be ready at ``due``."""
 
-    group: Group
+    group: ReplicaGroup
     due: float
 
 
@@ -58,28 +66,28 @@ class Start:
 class Stop:
     """End one that does nothing."""
 
-    group: Group
+    group: ReplicaGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BatchRun:
     """Have a replica that does nothing answer these."""
 
-    group: Group
-    batch: list[Request]
+    group: ReplicaGroup
+    batch: list[VariantRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class RequestFailure:
     """``refused``: no variant does what is asked; ``shed``: it would be late, seconds to ask again after."""
 
-    request: Request
+    request: VariantRequest
     reason: str
     refused: bool = False
     shed: float = 0.0
 
 
-Effect = Start | Stop | Run | Fail
+Effect = Start | Stop | BatchRun | RequestFailure
 
 
 @dataclass(eq=False, kw_only=True)
@@ -95,14 +103,14 @@ class Hosted:
     utilisation: float = 0.0
     used: int = 0
     background: int = 0
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, ReplicaGroup] = field(default_factory=dict)
 
-    def seen(self) -> Host:
-        return Host(self.name, self.hardware, self.cores, self.free, self.utilisation, self.owner)
+    def seen(self) -> ReplicaHost:
+        return ReplicaHost(self.name, self.hardware, self.cores, self.free, self.utilisation, self.owner)
 
 
 @dataclass(eq=False)
-class Group:
+class ReplicaGroup:
     """``loading``: when each replica that is on its way should be ready. ``waiting``: items of requests;
     ``begun``: each batch under way, and since when. Of this second: ``came`` and ``late`` (sent here though
     it would be late), items; ``batches``: (items, seconds) of those that ended; ``hardest``: the least
@@ -115,8 +123,8 @@ class Group:
     state: State = "inactive"
     ready: int = 0
     loading: list[float] = field(default_factory=list)
-    queue: deque[Request] = field(default_factory=deque)
-    background: deque[Request] = field(default_factory=deque)
+    queue: deque[VariantRequest] = field(default_factory=deque)
+    background: deque[VariantRequest] = field(default_factory=deque)
     waiting: int = 0
     votes: int = 0
     came: int = 0
@@ -125,7 +133,7 @@ class Group:
     slow: float = 1.0
     batches: list[tuple[int, float]] = field(default_factory=list)
     hardest: tuple[float, float] = (inf, 0.0)
-    begun: dict[int, tuple[list[Request], float]] = field(default_factory=dict)
+    begun: dict[int, tuple[list[VariantRequest], float]] = field(default_factory=dict)
     answered: int = 0
     missed: int = 0
     requeued: int = 0
@@ -139,25 +147,25 @@ class Group:
     def idle(self) -> int:
         return self.ready - len(self.begun)
 
-    def put(self, request: Request, first: bool = False) -> None:
+    def put(self, request: VariantRequest, first: bool = False) -> None:
         queue = self.background if request.query.background else self.queue
         queue.appendleft(request) if first else queue.append(request)
         self._counted(request, 1)
 
-    def _counted(self, request: Request, sign: int) -> None:
+    def _counted(self, request: VariantRequest, sign: int) -> None:
         if request.query.background:
             self.host.background += sign
         else:
             self.waiting += sign * request.query.items
 
-    def take(self, request: Request) -> None:
+    def take(self, request: VariantRequest) -> None:
         """Out of its queue, where it is in it."""
         queue = self.background if request.query.background else self.queue
         if request in queue:  # mostly the first
             queue.remove(request)
             self._counted(request, -1)
 
-    def held(self, now: float) -> Held:
+    def held(self, now: float) -> HostReplicas:
         """As selection sees it."""
         variant, slow = self.variant, self.taking()
         due = self.loading if not self.ready else [
@@ -166,7 +174,7 @@ class Group:
         free = [0.0] * self.idle + sorted(max(0.0, moment - now) for moment in due)
         wait = wait_of(variant, self.waiting, free, slow)
         state = "active" if self.state == "inactive" else self.state
-        return Held(
+        return HostReplicas(
             self.host.name, state, self.count, self.rate, wait, slow, len(self.background),
             self.waiting % variant.batch,
         )  # fmt: skip
@@ -224,18 +232,18 @@ class Desk:
         self.hosts: dict[str, Hosted] = {}
         self.needs: set[tuple[str, str]] = set()
         """Hardware and owner of hosts that would help."""
-        self.homeless: list[Request] = []
+        self.homeless: list[VariantRequest] = []
         """Nobody has what they need, and nowhere is room for it; they are asked anew each second."""
         self.shed: Counter[str] = Counter()
         """Requests, by the variant that they would have waited for."""
-        self._groups: dict[str, list[Group]] = {name: [] for name in self.variants}
+        self._groups: dict[str, list[ReplicaGroup]] = {name: [] for name in self.variants}
         self._recent: dict[tuple[object, ...], tuple[str, ...]] = {}
 
-    def group(self, variant: str, host: str) -> Group:
+    def group(self, variant: str, host: str) -> ReplicaGroup:
         """The replicas of it there."""
         group = self.hosts[host].groups.get(variant)
         if group is None:
-            group = self.hosts[host].groups[variant] = Group(self.variants[variant], self.hosts[host])
+            group = self.hosts[host].groups[variant] = ReplicaGroup(self.variants[variant], self.hosts[host])
             self._groups[variant].append(group)
         return group
 
@@ -245,19 +253,19 @@ class Desk:
             self._groups[name].remove(group)
         return self.hosts.pop(host)
 
-    def start(self, group: Group, now: float) -> Start:
+    def start(self, group: ReplicaGroup, now: float) -> Start:
         """One replica more."""
         group.loading.append(now + group.variant.load)
         group.host.free -= group.variant.memory
         return Start(group, group.loading[-1])
 
-    def ask(self, request: Request, now: float) -> list[Effect]:
+    def ask(self, request: VariantRequest, now: float) -> list[Effect]:
         """A request comes."""
         query = request.query
         named = self.named[query.name]
         groups = self._groups
         candidates = tuple(
-            Candidate(variant, tuple(group.held(now) for group in groups[variant.name] if group.count))
+            VariantCandidate(variant, tuple(group.held(now) for group in groups[variant.name] if group.count))
             for variant in named
         )
         key = (query.name, query.accuracy, query.latency, query.background)
@@ -268,13 +276,15 @@ class Desk:
             len(group.queue) for variant in named for group in groups[variant.name]
         )
         decision = self._decide(
-            Asked(query, candidates, hosts, recent, pinned, self._grows, waiting, now - request.came)
+            VariantQuery(query, candidates, hosts, recent, pinned, self._grows, waiting, now - request.came)
         )
-        if isinstance(decision, Refused):
-            return [Fail(request, decision.reason, refused=True)]
+        if isinstance(decision, QueryRefused):
+            return [RequestFailure(request, decision.reason, refused=True)]
         if decision.need:
             self.needs.add((decision.hardware, decision.owner))
-        shed: list[Effect] = [Fail(request, decision.reason, shed=decision.shed)] if decision.shed else []
+        shed: list[Effect] = (
+            [RequestFailure(request, decision.reason, shed=decision.shed)] if decision.shed else []
+        )
         self.shed[decision.variant] += bool(shed)
         if not decision.host:
             self.homeless += [] if shed else [request]
@@ -296,7 +306,7 @@ class Desk:
         group.put(request)
         return begun + self._next(group, now)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: VariantRequest) -> None:
         """Nobody waits for its answer any more."""
         request.attempts = ATTEMPTS  # a batch that is under way with it does not come back
         if request.group is not None:
@@ -304,14 +314,14 @@ class Desk:
         elif request in self.homeless:
             self.homeless.remove(request)
 
-    def loaded(self, group: Group, due: float, now: float) -> list[Effect]:
+    def loaded(self, group: ReplicaGroup, due: float, now: float) -> list[Effect]:
         """A replica is ready."""
         group.loading.remove(due)
         group.ready += 1
         group.state = "active" if group.state == "inactive" else group.state
         return self._next(group, now)
 
-    def unloadable(self, group: Group, due: float, why: str, now: float) -> list[Effect]:
+    def unloadable(self, group: ReplicaGroup, due: float, why: str, now: float) -> list[Effect]:
         """A replica does not start. Who waits where nothing else will come has waited for one in vain."""
         group.loading.remove(due)
         group.host.free += group.variant.memory
@@ -321,10 +331,12 @@ class Desk:
             request.attempts += 1
             if request.attempts >= ATTEMPTS:
                 self.leave(request)
-                failed.append(Fail(request, why))
+                failed.append(RequestFailure(request, why))
         return failed + self._next(group, now)
 
-    def answered(self, group: Group, batch: list[Request], seconds: float, now: float) -> list[Effect]:
+    def answered(
+        self, group: ReplicaGroup, batch: list[VariantRequest], seconds: float, now: float
+    ) -> list[Effect]:
         """A batch is done, after so many seconds."""
         group.answered += len(batch)
         group.missed += sum(
@@ -333,14 +345,14 @@ class Desk:
         group.batches.append((_items(batch), seconds))
         return self._over(group, batch, now)
 
-    def died(self, group: Group, batch: list[Request], why: str, now: float) -> list[Effect]:
+    def died(self, group: ReplicaGroup, batch: list[VariantRequest], why: str, now: float) -> list[Effect]:
         """A replica went while it was asked these: another is asked."""
         group.ready -= 1
         group.host.free += group.variant.memory
         group.requeued += len(batch)
         return self._again(group, batch, why, alone=False) + self._over(group, batch, now)
 
-    def refused(self, group: Group, batch: list[Request], why: str, now: float) -> list[Effect]:
+    def refused(self, group: ReplicaGroup, batch: list[VariantRequest], why: str, now: float) -> list[Effect]:
         """A replica says that it cannot answer these. Each of several is asked by itself: nobody fails for
         another's inputs."""
         return self._again(group, batch, why, alone=True) + self._over(group, batch, now)
@@ -351,7 +363,7 @@ class Desk:
         for name, part in utilisation.items():
             self.hosts[name].utilisation = part
         for host in self.hosts.values():
-            architectures: dict[str, list[Group]] = {}
+            architectures: dict[str, list[ReplicaGroup]] = {}
             for group in host.groups.values():
                 if group.count or group.state != "inactive":
                     group.state = self._decide(group.measured(now)).state
@@ -368,7 +380,7 @@ class Desk:
             effects += self.ask(request, now)
         return effects
 
-    def _scale(self, host: Hosted, groups: list[Group], now: float) -> list[Effect]:
+    def _scale(self, host: Hosted, groups: list[ReplicaGroup], now: float) -> list[Effect]:
         here = {group.variant.name for group in groups}
         others = tuple(
             variant for variant in self.named[groups[0].variant.architecture]
@@ -402,23 +414,23 @@ class Desk:
                     effects.append(Stop(group))
         return effects
 
-    def _again(self, group: Group, batch: list[Request], why: str, alone: bool) -> list[Effect]:
+    def _again(self, group: ReplicaGroup, batch: list[VariantRequest], why: str, alone: bool) -> list[Effect]:
         failed: list[Effect] = []
         for request in reversed(batch):
             request.attempts += 1
             if (alone and len(batch) == 1) or request.attempts >= ATTEMPTS:
-                failed.append(Fail(request, why))
+                failed.append(RequestFailure(request, why))
             else:
                 request.alone = alone or request.attempts > 1
                 group.put(request, first=True)
         return failed
 
-    def _over(self, group: Group, batch: list[Request], now: float) -> list[Effect]:
+    def _over(self, group: ReplicaGroup, batch: list[VariantRequest], now: float) -> list[Effect]:
         group.host.used -= group.variant.threads
         del group.begun[id(batch)]
         return self._next(group, now)
 
-    def _next(self, group: Group, now: float) -> list[Effect]:
+    def _next(self, group: ReplicaGroup, now: float) -> list[Effect]:
         """What begins now, and a first replica where somebody waits for none."""
         effects: list[Effect] = [*self._batches(group, group.queue, now)]
         for other in group.host.groups.values() if group.host.background else ():
@@ -427,7 +439,7 @@ class Desk:
             effects.append(self.start(group, now))
         return effects
 
-    def _batches(self, group: Group, queue: deque[Request], now: float) -> list[Effect]:
+    def _batches(self, group: ReplicaGroup, queue: deque[VariantRequest], now: float) -> list[Effect]:
         effects: list[Effect] = []
         while queue and group.idle:
             oldest = islice(queue, group.variant.batch)
@@ -445,10 +457,10 @@ class Desk:
             if batch:
                 group.begun[id(batch)] = (batch, now)
                 group.host.used += group.variant.threads
-                effects.append(Run(group, batch))
+                effects.append(BatchRun(group, batch))
         return effects
 
-    def _gather(self, group: Group, first: list[Request], now: float) -> Any:
+    def _gather(self, group: ReplicaGroup, first: list[VariantRequest], now: float) -> Any:
         later, host = first[0].query.background, group.host
         slack = tuple(inf if later else request.query.latency - (now - request.came) for request in first)
         items, busy = tuple(request.query.items for request in first), not group.idle
@@ -456,14 +468,14 @@ class Desk:
             Waiting(group.variant, items, slack, later, host.used, host.cores, group.taking(), busy)
         )
 
-    def _shed(self, group: Group, first: list[Request], batch: Batch) -> list[Effect]:
+    def _shed(self, group: ReplicaGroup, first: list[VariantRequest], batch: Batch) -> list[Effect]:
         """Those who would be late by now, though that was not to be foreseen when they came."""
         words = f"{group.variant.name}: shed, since by now the answer would be late; ask again in 1 s"
         for place in batch.shed:
             group.take(first[place])
         self.shed[group.variant.name] += len(batch.shed)
-        return [Fail(first[place], words, shed=1.0) for place in batch.shed]
+        return [RequestFailure(first[place], words, shed=1.0) for place in batch.shed]
 
 
-def _items(batch: list[Request]) -> int:
+def _items(batch: list[VariantRequest]) -> int:
     return sum(request.query.items for request in batch)

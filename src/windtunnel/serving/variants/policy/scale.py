@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from windtunnel.serving.variants.model import CPU, Host, State, Variant
+from windtunnel.serving.variants.model import CPU, ReplicaHost, State, Variant
 from windtunnel.serving.variants.policy.select import BUSY, MUCH, SPARE, room
 
 FULL = 0.95
@@ -43,7 +43,7 @@ LEGAL: dict[State, tuple[State, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FlagBounds:
     """Flagged beyond: ``latency`` times the profile's while more is asked than ``rate`` times what one batch
     after another now makes, ``queue`` seconds of work; no more flagged below ``leave`` times the profile's.
     INFaaS compares the rate with what the profile makes: what something else slows down to a tenth is then
@@ -55,12 +55,12 @@ class Bounds:
     leave: float
 
 
-def bounds(variant: Variant, replicas: int) -> Bounds:
+def bounds(variant: Variant, replicas: int) -> FlagBounds:
     """Those of the hardware; a replica that is alone on a CPU is given more time."""
     if variant.hardware == CPU:
-        return Bounds(4.0, 1.0, 1.1, 1.5) if replicas == 1 else Bounds(2.5, 0.5, 0.8, 1.5)
+        return FlagBounds(4.0, 1.0, 1.1, 1.5) if replicas == 1 else FlagBounds(2.5, 0.5, 0.8, 1.5)
     short = variant.latency() < 0.010
-    return Bounds(min(5.0, 0.015 / variant.latency()) if short else 1.5, 0.3, 0.8, 1.25)
+    return FlagBounds(min(5.0, 0.015 / variant.latency()) if short else 1.5, 0.3, 0.8, 1.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ class Load:
     """One architecture on one host. ``others``: its variants for that hardware that are not loaded there;
     ``elsewhere``: the other hosts that replicas may be loaded on."""
 
-    host: Host
+    host: ReplicaHost
     running: tuple[Running, ...]
     others: tuple[Variant, ...] = ()
-    elsewhere: tuple[Host, ...] = ()
+    elsewhere: tuple[ReplicaHost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReplicaChange:
     """So many replicas more or fewer, on the host that was looked at or on another."""
 
     variant: str
@@ -150,7 +150,7 @@ class Change:
 class Scaling:
     """``votes``: of the running ones, in their order. ``need``: another host would help."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[ReplicaChange, ...]
     votes: tuple[int, ...]
     need: bool = False
     reason: str = field(default="", compare=False)
@@ -168,7 +168,7 @@ def scale(load: Load, *, upgrade: bool = True) -> Scaling:
         replicate, changes = _replicating(load, more)
         other = _upgrade(load, lack) if upgrade else None
         if other is not None and replicate > WORTH * other.load:
-            return Scaling((Change(other.name, 1),), none, False, f"{other.name} takes over")
+            return Scaling((ReplicaChange(other.name, 1),), none, False, f"{other.name} takes over")
         there = _elsewhere(load, more, changes) if replicate >= BEYOND else ()
         short = replicate >= BEYOND and not there
         return Scaling(changes + there, none, short, "as many replicas as the load asks for")
@@ -184,12 +184,12 @@ def scale(load: Load, *, upgrade: bool = True) -> Scaling:
         count = running.votes + 1 if fewer or smaller is not None else 0
         enough = VOTES.get(running.variant.hardware, VOTES_ELSE)
         if fewer and count >= (enough if running.replicas > 1 or load.host.free < TIGHT else IDLE):
-            changed.append(Change(running.variant.name, -1))
+            changed.append(ReplicaChange(running.variant.name, -1))
             count = 0
         elif smaller is not None and not fewer and count >= enough:
             loaded = any(other.variant.name == smaller.name for other in load.running)
-            changed += [] if loaded else [Change(smaller.name, 1)]
-            changed.append(Change(running.variant.name, -1))
+            changed += [] if loaded else [ReplicaChange(smaller.name, 1)]
+            changed.append(ReplicaChange(running.variant.name, -1))
             count = 0
         votes.append(count)
     return Scaling(tuple(changed), tuple(votes), False, "less is enough" if changed else "as it is")
@@ -199,7 +199,7 @@ def _does(variant: Variant, replicas: int) -> float:
     return replicas * variant.rate * (FULL if variant.hardware == CPU else 1.0)
 
 
-def _replicating(load: Load, more: list[int]) -> tuple[float, tuple[Change, ...]]:
+def _replicating(load: Load, more: list[int]) -> tuple[float, tuple[ReplicaChange, ...]]:
     """Seconds of loading so many replicas (those beyond the host's room weigh more), and those that fit."""
     free = load.host.free - (SPARE if load.host.free > MUCH else 0) if load.host.utilisation <= BUSY else 0
     cost, changes = 0.0, []
@@ -208,18 +208,18 @@ def _replicating(load: Load, more: list[int]) -> tuple[float, tuple[Change, ...]
         fitting = max(0, min(count, cap - running.replicas, free // max(1, running.variant.memory)))
         free -= fitting * running.variant.memory
         cost += running.variant.load * (fitting + BEYOND * (count - fitting))
-        changes += [Change(running.variant.name, fitting)] if fitting else []
+        changes += [ReplicaChange(running.variant.name, fitting)] if fitting else []
     return cost, tuple(changes)
 
 
-def _elsewhere(load: Load, more: list[int], here: tuple[Change, ...]) -> tuple[Change, ...]:
+def _elsewhere(load: Load, more: list[int], here: tuple[ReplicaChange, ...]) -> tuple[ReplicaChange, ...]:
     """One replica on the least busy other host, of each variant that needs more than fit here."""
     fitting = {change.variant: change.replicas for change in here}
     changes = []
     for running, count in zip(load.running, more, strict=True):
         other = room(running.variant, load.elsewhere, load.host.owner)
         if other is not None and count > fitting.get(running.variant.name, 0):
-            changes.append(Change(running.variant.name, 1, other.name))
+            changes.append(ReplicaChange(running.variant.name, 1, other.name))
     return tuple(changes)
 
 
@@ -254,7 +254,7 @@ class Fleet:
     row of low load; ``starting``: hosts that are on their way."""
 
     hardware: str
-    hosts: tuple[Host, ...]
+    hosts: tuple[ReplicaHost, ...]
     first: int
     need: bool
     since: int

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import inf
 
-from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
+from windtunnel.serving.variants.model import CPU, HostReplicas, Query, ReplicaHost, Variant, VariantCandidate
 
 NOT_LOADED = 1.0
 """Seconds that loading is charged beyond what it takes."""
@@ -38,15 +38,15 @@ QUEUE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class VariantQuery:
     """``candidates``: all that have the query's name. ``recent``: names that answered such queries, latest
     first. ``pinned``: the variant that somebody without variants would have deployed; only the baselines look
     at it. ``grows``: hosts may come. ``waiting``: requests that wait for the candidates or for room;
     ``since``: seconds since this one came."""
 
     query: Query
-    candidates: tuple[Candidate, ...]
-    hosts: tuple[Host, ...]
+    candidates: tuple[VariantCandidate, ...]
+    hosts: tuple[ReplicaHost, ...]
     recent: tuple[str, ...] = ()
     pinned: str = ""
     grows: bool = True
@@ -71,7 +71,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class QueryRefused:
     """No variant does what is asked."""
 
     reason: str
@@ -80,7 +80,8 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """Requests for a replica (``busy``: none is free yet), oldest first: items of each, and seconds until it
-    is late; ``slow``: as of `Held`. Of ``background`` jobs also which of the host's ``cores`` are used."""
+    is late; ``slow``: as of `HostReplicas`. Of ``background`` jobs also which of the host's ``cores`` are
+    used."""
 
     variant: Variant
     items: tuple[int, ...]
@@ -109,7 +110,7 @@ def feasible(query: Query, variant: Variant) -> bool:
     )  # fmt: skip
 
 
-def select(request: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen | Refused:
+def select(request: VariantQuery, *, own: bool = False, cheapest: bool = False) -> Chosen | QueryRefused:
     """``own``: hosts are not shared between architectures. ``cheapest``: of the loaded ones the one that
     costs least an item, not the slowest."""
     query = request.query
@@ -130,7 +131,7 @@ def select(request: Asked, *, own: bool = False, cheapest: bool = False) -> Chos
     return replace(choice, shed=after, reason=f"{query.name}: shed, since {why}; ask again in {after:.0f} s")
 
 
-def _online(request: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
+def _online(request: VariantQuery, fit: list[VariantCandidate], own: bool, cheapest: bool) -> Chosen:
     query, ready = request.query, {}
     for candidate in fit:
         least = candidate.variant.latency(query.items)
@@ -153,11 +154,11 @@ def _online(request: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> 
     return _soonest(request, fit, own, cheapest)
 
 
-def _soonest(request: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
+def _soonest(request: VariantQuery, fit: list[VariantCandidate], own: bool, cheapest: bool) -> Chosen:
     """Nothing is ready in time: the least seconds until the answer, loaded or not."""
     query = request.query
     waits = cheapest and any(possible.held for possible in fit)
-    ways: list[tuple[float, Variant, str, Held | None]] = []
+    ways: list[tuple[float, Variant, str, HostReplicas | None]] = []
     for candidate in fit:
         variant = candidate.variant
         if candidate.held:
@@ -188,7 +189,7 @@ def _soonest(request: Asked, fit: list[Candidate], own: bool, cheapest: bool) ->
     return Chosen(variant.name, place, True, False, variant.hardware, owner, "soonest ready, once loaded")
 
 
-def _whenever(query: Query, fit: list[Candidate], request: Asked, own: bool) -> Chosen:
+def _whenever(query: Query, fit: list[VariantCandidate], request: VariantQuery, own: bool) -> Chosen:
     """Of a background job: where it is soonest done by what is loaded; else it loads what costs least."""
     held = [
         (
@@ -208,7 +209,7 @@ def _whenever(query: Query, fit: list[Candidate], request: Asked, own: bool) -> 
     return _nowhere(request, fit, own, not any(candidate.variant.hardware in there for candidate in fit))
 
 
-def _nowhere(request: Asked, fit: list[Candidate], own: bool, need: bool) -> Chosen:
+def _nowhere(request: VariantQuery, fit: list[VariantCandidate], own: bool, need: bool) -> Chosen:
     """The cheapest, where a host has room for it; else it waits for one, or for the load to go down."""
     ordered = sorted(
         (candidate.variant for candidate in fit), key=lambda entry: (entry.price, entry.latency())
@@ -225,7 +226,9 @@ def _nowhere(request: Asked, fit: list[Candidate], own: bool, need: bool) -> Cho
     return Chosen(ordered[0].name, "", True, need, ordered[0].hardware, owner, words)
 
 
-def room(variant: Variant, hosts: Sequence[Host], owner: str = "", busy: float = BUSY) -> Host | None:
+def room(
+    variant: Variant, hosts: Sequence[ReplicaHost], owner: str = "", busy: float = BUSY
+) -> ReplicaHost | None:
     """The least busy host that can load one more replica, of those that are not busier."""
     fitting = [
         host for host in hosts
@@ -236,13 +239,13 @@ def room(variant: Variant, hosts: Sequence[Host], owner: str = "", busy: float =
     return min(fitting, key=lambda host: (host.utilisation, host.name), default=None)
 
 
-def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
+def refusal(query: Query, variants: Sequence[Variant]) -> QueryRefused:
     """In one sentence what is the nearest to what is asked."""
     what = query.name
     wide = [variant for variant in variants if query.items <= variant.batch]
     if not wide:
         most = max((variant.batch for variant in variants), default=0)
-        return Refused(f"{what}: {query.items} items at once, {most} are the most")
+        return QueryRefused(f"{what}: {query.items} items at once, {most} are the most")
     reasons = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
     if query.cost < inf:
         reasons[0] += f" for {query.cost:g} an item"
@@ -252,7 +255,7 @@ def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
         reasons.append(f"the most accurate has {max(variant.accuracy for variant in wide):.4g}")
     if quick := [variant.accuracy for variant in wide if variant.latency(query.items) <= query.latency]:
         reasons.append(f"as fast ones have accuracy {max(quick):.4g}")
-    return Refused("; ".join(reasons))
+    return QueryRefused("; ".join(reasons))
 
 
 def gather(waiting: Waiting) -> Batch:
@@ -291,10 +294,10 @@ def wait_of(variant: Variant, queued: int, free: Sequence[float], slow: float) -
     return free[place] + rounds * variant.latency(variant.batch) * slow
 
 
-def _at(variant: Variant, held: Held, words: str, *, need: bool = False, own: bool = False) -> Chosen:
+def _at(variant: Variant, held: HostReplicas, words: str, *, need: bool = False, own: bool = False) -> Chosen:
     owner = variant.architecture if own else ""
     return Chosen(variant.name, held.host, False, need, variant.hardware, owner, words)
 
 
-def _calmest(held: list[Held]) -> Held:
+def _calmest(held: list[HostReplicas]) -> HostReplicas:
     return min(held, key=lambda held: (held.wait, held.rate / held.replicas, held.host))

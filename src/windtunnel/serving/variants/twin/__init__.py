@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from windtunnel.serving.variants.policy import Decision, Observation
-from windtunnel.serving.variants.policy.select import NOT_LOADED, Asked, Chosen
-from windtunnel.serving.variants.twin.world import Outcome, Setting, queries, simulate
+from windtunnel.serving.variants.policy.select import NOT_LOADED, Chosen, VariantQuery
+from windtunnel.serving.variants.twin.world import VariantsOutcome, VariantsSetting, queries, simulate
 
-__all__ = ["Outcome", "Setting", "cost", "queries", "simulate"]
+__all__ = ["VariantsOutcome", "VariantsSetting", "cost", "queries", "simulate"]
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """``seconds`` until a query is answered by the profile of who was chosen, and its ``price``; ``shed``: 1
     for one that is; {} for what answers no query."""
-    if not (isinstance(observation, Asked) and isinstance(decision, Chosen)):
+    if not (isinstance(observation, VariantQuery) and isinstance(decision, Chosen)):
         return {}
     if decision.shed:
         return {"shed": 1.0}

@@ -21,14 +21,14 @@ from windtunnel.engines.events import Environment, SharedResource, at
 from windtunnel.serving.variants.model import Query, Variant
 from windtunnel.serving.variants.policy import Decision, Observation
 from windtunnel.serving.variants.policy.desk import (
+    BatchRun,
     Desk,
     Effect,
-    Fail,
-    Group,
     Hosted,
-    Request,
-    Run,
+    ReplicaGroup,
+    RequestFailure,
     Start,
+    VariantRequest,
 )
 from windtunnel.serving.variants.policy.scale import Fleet
 from windtunnel.serving.variants.twin.catalogue import KINDS, Kind
@@ -39,7 +39,7 @@ STARTS = 30.0
 
 
 @dataclass(frozen=True)
-class Setting:
+class VariantsSetting:
     """``first``: shared hosts by hardware that are there at first; ``fixed``: no others come;
     ``own``: each architecture has a host of its own for its ``pinned`` variant at first, or as many as its
     ``peak`` of items a second needs; ``warm``: seconds that are not counted."""
@@ -54,7 +54,7 @@ class Setting:
 
 
 @dataclass
-class Outcome:
+class VariantsOutcome:
     """Of the counted seconds: requests that came, that were answered late (or never), and that were shed;
     ``price`` of all hosts. Of all seconds: answered requests of ``background`` jobs."""
 
@@ -88,9 +88,9 @@ def queries(
 
 
 def simulate(
-    queries: Iterable[tuple[float, Query]], seconds: float, setting: Setting,
+    queries: Iterable[tuple[float, Query]], seconds: float, setting: VariantsSetting,
     policy: Callable[[Observation], Decision],
-) -> Outcome:  # fmt: skip
+) -> VariantsOutcome:  # fmt: skip
     """What became of the queries under the policy."""
     world = _World(setting, policy, seconds)
     world.env.process(world.arrive(queries))
@@ -121,9 +121,11 @@ class _Pool:
 
 
 class _World:
-    def __init__(self, setting: Setting, policy: Callable[[Observation], Any], seconds: float) -> None:
+    def __init__(
+        self, setting: VariantsSetting, policy: Callable[[Observation], Any], seconds: float
+    ) -> None:
         self.env, self.setting, self.policy = Environment(), setting, policy
-        self.outcome = Outcome(seconds - setting.warm)
+        self.outcome = VariantsOutcome(seconds - setting.warm)
         self.desk = Desk(setting.variants, policy, pinned=setting.pinned, grows=not setting.fixed)
         self.machines: dict[str, _Machine] = {}
         self.pools: dict[tuple[str, str], _Pool] = {}
@@ -164,23 +166,23 @@ class _World:
                 yield self.env.timeout(time - self.env.now)
             if time >= self.setting.warm and not query.background:
                 self.outcome.came += 1
-            self._do(self.desk.ask(Request(query, time), time))
+            self._do(self.desk.ask(VariantRequest(query, time), time))
 
     def _do(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Start(group, due):
                     at(self.env, due, partial(self._loaded, group, due))
-                case Run(group, batch):
+                case BatchRun(group, batch):
                     self.env.process(self._run(group, batch))
-                case Fail(request):
+                case RequestFailure(request):
                     self._missed(request, effect.shed > 0)
 
-    def _loaded(self, group: Group, due: float) -> None:
+    def _loaded(self, group: ReplicaGroup, due: float) -> None:
         if group.host.name in self.machines:  # it may have gone meanwhile
             self._do(self.desk.loaded(group, due, self.env.now))
 
-    def _run(self, group: Group, batch: list[Request]) -> Generator[Any, Any, None]:
+    def _run(self, group: ReplicaGroup, batch: list[VariantRequest]) -> Generator[Any, Any, None]:
         began, took = self.env.now, group.variant.latency(sum(member.query.items for member in batch))
         shared = self.machines[group.host.name].shared
         yield from [shared.use(took) for _ in range(group.variant.threads)]
@@ -195,7 +197,7 @@ class _World:
                 self._missed(request)
         self._do(self.desk.answered(group, batch, now - began, now))
 
-    def _missed(self, request: Request, shed: bool = False) -> None:
+    def _missed(self, request: VariantRequest, shed: bool = False) -> None:
         if request.came >= self.setting.warm and not request.query.background:
             self.outcome.late += not shed
             self.outcome.shed += shed
@@ -255,7 +257,7 @@ class _World:
                 if self.env.now - request.came > request.query.latency:
                     self._missed(request)
 
-    def ended(self) -> Outcome:
+    def ended(self) -> VariantsOutcome:
         for name in [*self.machines]:
             self._gone(name)
         for request in self.desk.homeless:

@@ -89,7 +89,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Welcome:
+class TrainerWelcome:
     """What a trainer is told when it comes. ``host``: the id of its host. ``memory``: the socket of the
     memory service. ``config``: seconds by name (`AgentConfig.worker`)."""
 
@@ -102,13 +102,13 @@ class Welcome:
     config: dict[str, float]
 
 
-class Host(Protocol):
+class HostAgent(Protocol):
     """What trainers call at the agent of their host. ``pid``: theirs.
 
     One that was fenced, or is nobody of this generation, gets an OSError (ESRCH).
     """
 
-    def join(self, pid: int) -> Welcome: ...
+    def join(self, pid: int) -> TrainerWelcome: ...
 
     def beat(self, pid: int, generation: int) -> News | None:
         """It moves. Returns at once where a newer generation than its own is known, else when the next beat

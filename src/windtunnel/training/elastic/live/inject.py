@@ -20,7 +20,7 @@ from windtunnel.training.elastic.faults import LAUNCHER, PROCESS, Fault, matches
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic.live.agent.agent import Agent
-    from windtunnel.training.elastic.live.link import Link
+    from windtunnel.training.elastic.live.link import AgentLink
 
 _TO_AGENT = {"kill": "kill-host", "kill-agent": "kill-agent", "wipe": "wipe-memory"}
 _TOLD = 1.0  # seconds that the supervisor may take to hear of a fault before it strikes
@@ -33,7 +33,7 @@ class Injector:
     What has struck is remembered in the run's folder, so that a fault strikes once in a job.
     """
 
-    def __init__(self, texts: list[str], folder: Path, link: Link) -> None:
+    def __init__(self, texts: list[str], folder: Path, link: AgentLink) -> None:
         self._faults = [parse(text) for text in texts]
         self._counts = InjectionCounts(folder / "faults")
         self._link = link

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from windtunnel.training.elastic.faults import POINTS
 from windtunnel.training.elastic.live.inject import Injector
-from windtunnel.training.elastic.live.link import Link
+from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.checkpoints import PENDING, RECORD, STORING
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 DURABLE = "commit/"  # keys that begin so outlive their generation
 
 
-class Regroup(BaseException):
+class MembershipChanged(BaseException):
     """The membership changed: unwind to `run`, which calls the training function again.
 
     Not an `Exception`, so that an ``except Exception`` in the program does not swallow it.
@@ -46,7 +46,7 @@ class Job:
         kept: dict[str, Any],
         place: int = 0,
         membership: Membership | None = None,
-        link: Link | None = None,
+        link: AgentLink | None = None,
         injector: Injector | None = None,
     ) -> None:
         self.rank = rank
@@ -72,7 +72,7 @@ class Job:
         once in a generation. One that begins with "commit/" is on disk before anybody sees it decided.
 
         Raises:
-            Regroup: a newer generation came.
+            MembershipChanged: a newer generation came.
             TimeoutError: not all ranks came within ``timeout`` (s; the timeout of `run` by default).
             TypeError: ``value`` is not one of JSON.
         """
@@ -85,7 +85,7 @@ class Job:
         limit = self.timeout if timeout is None else timeout
         decided = self._link.agree(self.generation, key, value, limit)
         if decided is None:
-            raise Regroup(f"superseded while agreeing on {key!r}")
+            raise MembershipChanged(f"superseded while agreeing on {key!r}")
         return decided
 
     def decided(self, key: str) -> dict[int, Any] | None:
@@ -124,10 +124,10 @@ class Job:
         """Come here now and then in long work outside the process group.
 
         Raises:
-            Regroup: a newer generation is known.
+            MembershipChanged: a newer generation is known.
         """
         if self._link is not None and self._link.newer(self.generation):
-            raise Regroup("a newer generation is known")
+            raise MembershipChanged("a newer generation is known")
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
         """The object called ``name``, made by ``make`` when first asked for; it lives as long as the process.
@@ -164,7 +164,7 @@ class Job:
         """``step`` is finished. Rank 0's ``fields`` (the loss, …; values of JSON) go into the run's events.
 
         Raises:
-            Regroup: a newer generation is known.
+            MembershipChanged: a newer generation is known.
         """
         if self._link is not None and self.rank == 0:
             fields = {**_plain("a field of the step", fields), "step": step, "rank": 0}

@@ -18,7 +18,7 @@ from typing import Any
 from windtunnel.base import remote
 from windtunnel.linux.sockets import opening
 from windtunnel.training.elastic.deadlines import seconds
-from windtunnel.training.elastic.live.calls import Host, News, Values
+from windtunnel.training.elastic.live.calls import HostAgent, News, Values
 from windtunnel.training.elastic.model import Membership
 
 
@@ -53,7 +53,7 @@ class Stillness:
         return tuple(line for line in lines if "ctxt_switches" in line)
 
 
-class _Calls(remote.RemoteLink):
+class _AgentCalls(remote.RemoteLink):
     """Its connections are never taken for those of a process group that forms meanwhile."""
 
     def _dialled(self) -> socket.socket:
@@ -61,7 +61,7 @@ class _Calls(remote.RemoteLink):
             return super()._dialled()
 
 
-class Link:
+class AgentLink:
     """``lost``: called, in any thread, when the agent is gone, or hears this process no more.
 
     Raises:
@@ -69,14 +69,14 @@ class Link:
     """
 
     def __init__(self, address: str, lost: Callable[[str], object]) -> None:
-        self._calls = _Calls(address)
+        self._calls = _AgentCalls(address)
         self._lost = lost
         self._stuck: Callable[[], object] = lambda: None
         self._stillness = Stillness(threading.get_native_id())
         self._was_cut = False  # and nobody has formed another group since
         self._changed = threading.Condition()
         self._cut: tuple[int, Callable[[], object]] | None = None
-        welcome = self._calls.call(Host, "join", "", os.getpid())
+        welcome = self._calls.call(HostAgent, "join", "", os.getpid())
         self.membership = Membership.of(welcome.news.membership)
         self.place: int | None = welcome.news.place
         self.host, self.memory, self.faults = welcome.host, welcome.memory, welcome.faults
@@ -118,13 +118,14 @@ class Link:
         return values
 
     def call(self, name: str, *args: Any, **fields: Any) -> Any:
-        """A method of `Host`; what it says is in the agent's hands when this returns, even if we die then.
+        """A method of `HostAgent`; what it says is in the agent's hands when this returns, even if we die
+        then.
 
         Raises:
             TimeoutError: no answer in the time that was given.
         """
         try:
-            return self._calls.call(Host, name, "", os.getpid(), *args, **fields)
+            return self._calls.call(HostAgent, name, "", os.getpid(), *args, **fields)
         except TimeoutError as error:
             raise TimeoutError(str(error)) from None  # of a peer (`run.of_peers`)
         except OSError as error:

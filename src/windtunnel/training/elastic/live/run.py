@@ -4,7 +4,7 @@
 
 1. The agent says who is in the job (a generation). The group forms, `train` is called.
 2. A newer generation comes: the link's thread cuts the group, so that the program, wherever it is blocked,
-   gets an exception or, at the next `Job.check`, `Regroup`. Both unwind to here.
+   gets an exception or, at the next `Job.check`, `MembershipChanged`. Both unwind to here.
 3. An operation fails because a peer is gone, and nothing newer is known: the group is cut at once, which
    brings out the neighbours that wait for *this* rank; the supervisor is told (`suspect`); the newer
    generation is waited for.
@@ -40,8 +40,8 @@ from windtunnel.training.elastic.deadlines import NAMES
 from windtunnel.training.elastic.live import buckets
 from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
 from windtunnel.training.elastic.live.inject import Injector
-from windtunnel.training.elastic.live.job import Job, Regroup
-from windtunnel.training.elastic.live.link import Link
+from windtunnel.training.elastic.live.job import Job, MembershipChanged
+from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.policy.words import blames_peers
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
-    link = Link(address, _agent_gone)
+    link = AgentLink(address, _agent_gone)
     timeout = timeout or link.config["operation"]
     if not cut_works():
         timeout = min(timeout, _SHORT)
@@ -149,16 +149,16 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
 def _all_ended(job: Job) -> None:
     try:
         job.agree(END)
-    except Regroup:
+    except MembershipChanged:
         if job.decided(END) is None:  # else all ranks had ended before the failure
             raise
 
 
-def _after(error: BaseException, link: Link, group: CuttableGroup, generation: int) -> None:
+def _after(error: BaseException, link: AgentLink, group: CuttableGroup, generation: int) -> None:
     """Come out of the failed generation; returns once a newer one is known, or ends the process."""
     group.cut()
     text = _told(error)
-    if not isinstance(error, Regroup) and not link.newer(generation):
+    if not isinstance(error, MembershipChanged) and not link.newer(generation):
         if isinstance(error, UserError):
             _failed(link, f"{error}\n", status=2)
         if isinstance(error, LessError):
@@ -217,7 +217,7 @@ def _reported(result: Any) -> Any:
     return result
 
 
-def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
+def _failed(link: AgentLink, text: str, status: int = 1) -> NoReturn:
     sys.stderr.write(text)
     link.call("failed", text, status == LessError.status)
     _end(status)
@@ -228,7 +228,7 @@ def _agent_gone(reason: str) -> NoReturn:
     _end(1)
 
 
-def _stuck(link: Link) -> None:
+def _stuck(link: AgentLink) -> None:
     text = "the program did not come out of a group that was cut; its process ends, another takes its place"
     link.event("note", link.membership.generation - 1, text=text)
     link.call("failed", text)

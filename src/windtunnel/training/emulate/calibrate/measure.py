@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.training.emulate.calibrate.operators import Plan, make_tensor, map_tensors, plan_call
+from windtunnel.training.emulate.calibrate.operators import OperatorCall, make_tensor, map_tensors, plan_call
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, contiguous, signature
 
@@ -75,7 +75,7 @@ class _Runner:
     def __init__(self, ops: Sequence[Operator], device: str) -> None:
         self.ops = ops
         self.device = device
-        plans: dict[str, Plan | None] = {}
+        plans: dict[str, OperatorCall | None] = {}
         self.plans = [plans.setdefault(signature(op), plan_call(op, device)) for op in ops]
         self.samples: list[list[float]] = [[] for _ in ops]
         self.stock: dict[tuple[Key, int], deque[torch.Tensor]] = {}
@@ -113,7 +113,7 @@ class _Runner:
                 progress((row + 1) / len(self.ops))
         return self.samples
 
-    def _gpu_seconds(self, plan: Plan, calls: int = 10) -> float:
+    def _gpu_seconds(self, plan: OperatorCall, calls: int = 10) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         sets = [self._arguments(plan) for _ in range(COPIES)]
         # About 2 ms: the launches below are queued before it ends.
@@ -161,7 +161,7 @@ class _Runner:
                 queue.append(tensor)
         return True
 
-    def _arguments(self, plan: Plan) -> tuple[Any, dict[str, Any]]:
+    def _arguments(self, plan: OperatorCall) -> tuple[Any, dict[str, Any]]:
         used: set[int] = set()
 
         def make(meta: TensorMeta) -> torch.Tensor:

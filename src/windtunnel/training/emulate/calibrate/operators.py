@@ -189,7 +189,7 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 @dataclass(frozen=True)
-class Plan:
+class OperatorCall:
     """How to call an operator: ``function``, its plain arguments, and where tensors go.
 
     ``positional`` and ``keywords`` hold a `TensorMeta` (or a tuple with some) wherever a tensor is wanted.
@@ -201,7 +201,7 @@ class Plan:
     index_limit: int
 
 
-def plan_call(op: Operator, device: str) -> Plan | None:
+def plan_call(op: Operator, device: str) -> OperatorCall | None:
     """How to run ``op`` on ``device`` (``"cpu"`` or ``"cuda"``); None where PyTorch has no such operator or
     the operator was captured without its arguments (views)."""
     function = find_operator(op.name)
@@ -215,7 +215,7 @@ def plan_call(op: Operator, device: str) -> Plan | None:
             keywords[argument.name] = given
         else:
             positional.append(given)
-    return Plan(function, tuple(positional), keywords, _index_limit(op))
+    return OperatorCall(function, tuple(positional), keywords, _index_limit(op))
 
 
 def find_operator(name: str) -> Any:
@@ -321,7 +321,7 @@ def map_tensors(value: Any, make: Callable[[TensorMeta], torch.Tensor]) -> Any:
     return value
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects every operator dispatched while it is entered, in ``operators``, below autograd."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from windtunnel.training.emulate.calibrate.measure import measure_operators, on_threads
-from windtunnel.training.emulate.calibrate.operators import Recorder
+from windtunnel.training.emulate.calibrate.operators import OperatorRecorder
 from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.twin.costs.work import kind_of
 
@@ -70,7 +70,7 @@ def measure_overhead(threads: int = 1, repeats: int = 30) -> dict[str, float]:
                     times[name].append(perf_counter() - begin)
         recorded: dict[str, list[Operator]] = {}
         for name, run in phases.items():
-            with Recorder() as recorder:
+            with OperatorRecorder() as recorder:
                 run()
             recorded[name] = recorder.operators
         view = _view_seconds()

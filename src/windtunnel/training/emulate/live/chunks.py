@@ -36,11 +36,11 @@ from windtunnel.training.emulate.live.mailbox import Mailbox
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.templates import (
     INPUT,
+    ChunkTemplate,
     Events,
-    Names,
-    Part,
+    RecordedPart,
     Taken,
-    Template,
+    TemplateNames,
     host_state,
     keeps_parameters,
     localised,
@@ -81,21 +81,21 @@ class Course:
     number: int
     plain: bool
     given: Any = None  # the signature of its inputs
-    firsts: dict[Part, str] = field(default_factory=dict)
-    kind: dict[Part, Template] = field(default_factory=dict)
-    sure: set[Part] = field(default_factory=set)
+    firsts: dict[RecordedPart, str] = field(default_factory=dict)
+    kind: dict[RecordedPart, ChunkTemplate] = field(default_factory=dict)
+    sure: set[RecordedPart] = field(default_factory=set)
     last: bool = False
     learns: bool = True
     path: Path | None = None
-    events: dict[Part, Events] = field(default_factory=dict)  # of the kind, in this process
-    returned: dict[Part, Any] = field(default_factory=dict)  # with `_Meta` for tensors
+    events: dict[RecordedPart, Events] = field(default_factory=dict)  # of the kind, in this process
+    returned: dict[RecordedPart, Any] = field(default_factory=dict)  # with `_Meta` for tensors
 
 
 @dataclass
-class Stage:
+class CapturedStage:
     """A stage of a pipeline on this rank."""
 
-    names: Names
+    names: TemplateNames
     forwards: int = 0
     updates: int = -1
     course: Course = field(default_factory=lambda: Course(-1, True))
@@ -128,7 +128,7 @@ class Chunks:
     def __post_init__(self) -> None:
         self.native = self.observer.native
         self.updates = 0  # calls of optimisers
-        self.stages: weakref.WeakKeyDictionary[Any, Stage] = weakref.WeakKeyDictionary()
+        self.stages: weakref.WeakKeyDictionary[Any, CapturedStage] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Call once, before the script runs."""
@@ -144,8 +144,8 @@ class Chunks:
             chunks.begin(self, number, signature((args, kwargs)))
             if not chunks.replayed(self, number):
                 call = (self, number, args, kwargs, save_forward_output)
-                return chunks.run(Part.FORWARD, self, number, lambda: forward(*call))
-            output = chunks.replay(Part.FORWARD, self, number)
+                return chunks.run(RecordedPart.FORWARD, self, number, lambda: forward(*call))
+            output = chunks.replay(RecordedPart.FORWARD, self, number)
             self.fwd_cache[number] = (modules._normalize_model_output_as_tuple(output), [])
             if self.is_last and save_forward_output:
                 self.output_chunks.append(output)
@@ -155,10 +155,12 @@ class Chunks:
             if not stage.is_last or self._loss_fn is None:
                 return
             if chunks.replayed(stage, number):
-                self._internal_losses.append(chunks.replay(Part.LOSS, stage, number))
+                self._internal_losses.append(chunks.replay(RecordedPart.LOSS, stage, number))
                 return
             call = (self, stage, output, targets, number, *args)
-            chunks.run(Part.LOSS, stage, number, lambda: loss(*call), lambda: self._internal_losses[-1])
+            chunks.run(
+                RecordedPart.LOSS, stage, number, lambda: loss(*call), lambda: self._internal_losses[-1]
+            )
 
         def backward_one_chunk(
             self: Any, number: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -166,10 +168,10 @@ class Chunks:
             if not chunks.replayed(self, number):
                 call = (self, number, loss, full_backward, last_backward)
                 gradients = lambda: self.bwd_cache.get(number)  # noqa: E731
-                chunks.run(Part.BACKWARD, self, number, lambda: backward(*call), gradients)
+                chunks.run(RecordedPart.BACKWARD, self, number, lambda: backward(*call), gradients)
                 return
             self.fwd_cache.pop(number)
-            self.bwd_cache[number] = replayed = chunks.replay(Part.BACKWARD, self, number)
+            self.bwd_cache[number] = replayed = chunks.replay(RecordedPart.BACKWARD, self, number)
             if full_backward:
                 chunks.end(self, number)
                 return
@@ -181,10 +183,10 @@ class Chunks:
         def backward_weight_one_chunk(self: Any, number: int, last_backward: bool = False) -> None:
             if not chunks.replayed(self, number):
                 call = (self, number, last_backward)
-                chunks.run(Part.WEIGHTS, self, number, lambda: weights(*call), lambda: None)
+                chunks.run(RecordedPart.WEIGHTS, self, number, lambda: weights(*call), lambda: None)
                 return
             self.backward_state.pop(number)
-            chunks.replay(Part.WEIGHTS, self, number)
+            chunks.replay(RecordedPart.WEIGHTS, self, number)
             chunks.end(self, number)
 
         def updated(*_: Any) -> None:
@@ -200,7 +202,7 @@ class Chunks:
 
     def begin(self, of: Any, number: int, given: Any) -> None:
         """A forward of what has the signature ``given`` comes: decide whether this micro-batch is run."""
-        stage = self.stages.setdefault(of, Stage(Names(self.observer)))
+        stage = self.stages.setdefault(of, CapturedStage(TemplateNames(self.observer)))
         chunks = of.chunks or 1
         position = stage.forwards % chunks
         stage.forwards += 1
@@ -212,7 +214,7 @@ class Chunks:
             stage.updates = self.updates
             stage.micros.clear()
         course = stage.course
-        known = position > 0 if not course.learns else position > 2 and Part.FORWARD in course.sure
+        known = position > 0 if not course.learns else position > 2 and RecordedPart.FORWARD in course.sure
         ends = position == chunks - 1 and (course.learns or course.last)
         other = given != course.given
         course.plain |= other and course.learns and position in (1, 2)
@@ -224,7 +226,7 @@ class Chunks:
         return stage is not None and number in stage.micros and stage.micros[number].replayed
 
     def run(
-        self, part: Part, of: Any, number: int, call: Callable[[], Any],
+        self, part: RecordedPart, of: Any, number: int, call: Callable[[], Any],
         returned: Callable[[], Any] | None = None,
     ) -> Any:  # fmt: skip
         """Run a part of a micro-batch, and learn from it. ``returned``: what it gives, where ``call`` does
@@ -268,10 +270,10 @@ class Chunks:
             self._learn(stage, micro, did, of.chunks, last)
         return result
 
-    def _learn(self, stage: Stage, micro: Micro, did: Template, chunks: int, last: bool) -> None:
+    def _learn(self, stage: CapturedStage, micro: Micro, did: ChunkTemplate, chunks: int, last: bool) -> None:
         course, part, digest = stage.course, did.part, did.digest()
         if micro.position == 0:
-            if part == Part.FORWARD:
+            if part == RecordedPart.FORWARD:
                 self._look_up(course, f"{course.number} {chunks} {digest}")
             elif not course.learns and course.firsts.get(part) != digest:
                 self._doubt(stage)
@@ -303,13 +305,13 @@ class Chunks:
             course.firsts, course.kind, course.last = pickle.loads(course.path.read_bytes())
             course.learns = False
 
-    def _doubt(self, stage: Stage) -> None:
+    def _doubt(self, stage: CapturedStage) -> None:
         """Micro-batches are not alike: run them all."""
         stage.course.plain = True
         if any(micro.replayed for micro in stage.micros.values()):
             again()
 
-    def replay(self, part: Part, of: Any, number: int) -> Any:
+    def replay(self, part: RecordedPart, of: Any, number: int) -> Any:
         """Write a part of a micro-batch down that is not run; returns what stands for what it would
         return."""
         stage, native, observer = self.stages[of], self.native, self.observer

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.training.emulate.graph import Place
-from windtunnel.training.emulate.live.scopes import Given, Names, Scope, called
-from windtunnel.training.emulate.policy import Condition, Source
+from windtunnel.training.emulate.live.scopes import NameValue, ProgramNames, Scope, called
+from windtunnel.training.emulate.policy import Condition, RankSource
 
 KEEPING = frozenset((
     "abs", "all", "any", "bool", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hash",
@@ -55,7 +55,7 @@ Atom = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Value:
+class RankExpression:
     """An expression of the answers alone."""
 
     atom: Atom
@@ -75,18 +75,18 @@ class Mixed:
     atoms: frozenset[Atom]
 
 
-Found = Value | Each | Mixed | None
+Found = RankExpression | Each | Mixed | None
 """None: it does not depend on the rank."""
 
 
 def conditions(
     answers: Mapping[Place, Mapping[int, list[int]]], files: Iterable[str], world_size: int,
     devices_per_host: int,
-) -> tuple[tuple[Condition, ...], tuple[Source, ...]]:  # fmt: skip
+) -> tuple[tuple[Condition, ...], tuple[RankSource, ...]]:  # fmt: skip
     """The conditions on the rank in the user's ``files``. ``answers``: of each place, to each rank."""
     files = tuple(dict.fromkeys((*files, *sorted(place.file for place in answers))))
     names, read = _names(tuple(_texts(files)))
-    reader = _Reader(answers, world_size, devices_per_host, names)
+    reader = _AnswerReader(answers, world_size, devices_per_host, names)
     result = reader.read()
     unread = sorted({place.file for place in answers} - read)
     if unread or (answers and len(read) < len(files)):
@@ -101,10 +101,10 @@ def _texts(files: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 @functools.lru_cache(maxsize=1)
-def _names(texts: tuple[tuple[str, bytes], ...]) -> tuple[Names, frozenset[str]]:
+def _names(texts: tuple[tuple[str, bytes], ...]) -> tuple[ProgramNames, frozenset[str]]:
     """The names of a program, and the files that could be read. By the texts: a path may hold another program
     at the next run."""
-    names, trees = Names(), {}
+    names, trees = ProgramNames(), {}
     if sum(len(text) for _, text in texts) > BYTES:
         return names, frozenset()
     for file, text in texts:
@@ -117,12 +117,12 @@ def _names(texts: tuple[tuple[str, bytes], ...]) -> tuple[Names, frozenset[str]]
 
 
 @dataclass
-class _Reader:
+class _AnswerReader:
     answers: Mapping[Place, Mapping[int, list[int]]]
     world_size: int
     devices_per_host: int
-    names: Names
-    sources: list[Source] = field(default_factory=list)
+    names: ProgramNames
+    sources: list[RankSource] = field(default_factory=list)
     _rows: dict[Place, tuple[int, ...]] = field(default_factory=dict)
     _known: dict[ast.expr, Found] = field(default_factory=dict)
     _open: set[ast.expr] = field(default_factory=set)
@@ -138,8 +138,8 @@ class _Reader:
                 if self._answers(decides, scope):
                     continue  # os.environ["RANK"] looks nothing up in a table of the program's
                 what = self.follow(decides, scope)
-                if isinstance(what, Value | Each):
-                    for text, sources in [what.atom] if isinstance(what, Value) else what.atoms:
+                if isinstance(what, RankExpression | Each):
+                    for text, sources in [what.atom] if isinstance(what, RankExpression) else what.atoms:
                         text = f"bool({text})" if is_test else text
                         sites.setdefault((text, sources, is_test is None), site)
                 elif isinstance(what, Mixed):
@@ -160,7 +160,7 @@ class _Reader:
             same = next((row for row, source in enumerate(self.sources) if source.values == values), None)
             if same is None:
                 same = len(self.sources)
-                self.sources.append(Source(site, values))
+                self.sources.append(RankSource(site, values))
             rows[same] = None
         return tuple(rows)
 
@@ -210,9 +210,9 @@ class _Reader:
             return Mixed(frozenset((f"s{row}", (row,)) for row in rows))
         text = "s{}" if isinstance(node, ast.Call) and called(node) not in ("get", "getenv") else "str(s{})"
         atoms = tuple((text.format(row), (row,)) for row in rows)
-        return Value(atoms[0]) if len(atoms) == 1 else Each(atoms)
+        return RankExpression(atoms[0]) if len(atoms) == 1 else Each(atoms)
 
-    def _given(self, given: list[Given]) -> Found:
+    def _given(self, given: list[NameValue]) -> Found:
         """What enters a name: where one thing that it gets is of the rank and the others are constants, that
         one (the others are for a world of one rank)."""
         pairs = [(argument, self._one_given(argument)) for argument in given]
@@ -223,7 +223,7 @@ class _Reader:
             return of_rank[0]
         return of_rank[0] if len(set(of_rank)) == 1 and len(of_rank) == len(pairs) else _mixed(of_rank)
 
-    def _one_given(self, given: Given) -> Found:
+    def _one_given(self, given: NameValue) -> Found:
         value, scope, part = given.value, given.scope, given.part
         if part is None:
             return self.follow(value, scope)
@@ -274,7 +274,7 @@ class _Reader:
         atoms: dict[Atom, None] = {}
         turn, turns = 0, 1
         while turn < turns:
-            written = _Writer(self, scope, turn)
+            written = _AnswerWriter(self, scope, turn)
             try:
                 text = ast.unparse(ast.fix_missing_locations(written.visit(_copied(node))))
             except _Unknown:
@@ -283,7 +283,7 @@ class _Reader:
                 return None  # which of one goes with which of the other is not known
             atoms[text, tuple(sorted(written.sources))] = None
             turn, turns = turn + 1, max(written.turns, default=1)
-        return Value(next(iter(atoms))) if len(atoms) == 1 else Each(tuple(atoms))
+        return RankExpression(next(iter(atoms))) if len(atoms) == 1 else Each(tuple(atoms))
 
     def _constant(self, node: ast.expr, scope: Scope) -> bool:
         return self.follow(node, scope) is None and self._written(node, scope) is not None
@@ -296,7 +296,9 @@ class _Reader:
                 if len(given) == 1 and given[0].part is None:
                     written = self._written(given[0].value, given[0].scope)
                     return (
-                        ast.parse(written.atom[0], mode="eval").body if isinstance(written, Value) else None
+                        ast.parse(written.atom[0], mode="eval").body
+                        if isinstance(written, RankExpression)
+                        else None
                     )
             case ast.Call(args=[], keywords=[]) if called(node) in ("get_world_size", "device_count"):
                 return ast.Constant(
@@ -316,10 +318,10 @@ class _Unknown(Exception):
     pass
 
 
-class _Writer(ast.NodeTransformer):
+class _AnswerWriter(ast.NodeTransformer):
     """Replaces what depends on the rank by its expression, and names by the constants that they are."""
 
-    def __init__(self, reader: _Reader, scope: Scope, turn: int) -> None:
+    def __init__(self, reader: _AnswerReader, scope: Scope, turn: int) -> None:
         self.reader, self.scope, self.turn = reader, scope, turn
         self.sources: set[int] = set()
         self.turns: set[int] = set()  # how many there are of what has several
@@ -331,7 +333,7 @@ class _Writer(ast.NodeTransformer):
         source = self.reader._known.get(original)
         if original not in self.reader._open and source is None:
             source = self.reader.follow(original, self.scope)
-        if isinstance(source, Value | Each):
+        if isinstance(source, RankExpression | Each):
             if isinstance(source, Each):
                 self.turns.add(len(source.atoms))
             text, sources = source.atoms[self.turn] if isinstance(source, Each) else source.atom
@@ -392,7 +394,7 @@ def _mixed(parts: Iterable[Found]) -> Found:
     """All that enters, as atoms."""
     atoms: set[Atom] = set()
     for part in parts:
-        if isinstance(part, Value):
+        if isinstance(part, RankExpression):
             atoms.add(part.atom)
         elif part is not None:
             atoms.update(part.atoms)

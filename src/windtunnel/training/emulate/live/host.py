@@ -123,7 +123,7 @@ class StorageMode(TorchDispatchMode):
             self.storages.measure(tensor.untyped_storage())
 
 
-class Held:
+class HeldBytes:
     """Bytes held by all storages now, and the most since the last `take_peak`."""
 
     def __init__(self) -> None:

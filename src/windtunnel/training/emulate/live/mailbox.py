@@ -36,12 +36,12 @@ ASKED = 16
 @dataclass
 class Mailbox:
     """``earlier`` are the ranks whose capture comes before this rank's. ``tell`` tells the worker what this
-    rank waits for (`Want`), or that it goes on (None)."""
+    rank waits for (`MailboxWait`), or that it goes on (None)."""
 
     directory: Path
     rank: int
     earlier: frozenset[int]
-    tell: Callable[[Want | None], None] = lambda want: None
+    tell: Callable[[MailboxWait | None], None] = lambda want: None
     counts: dict[str, int] = field(default_factory=dict)
     place: str = ""  # where in the program tensors are said: what is said elsewhere is counted without them
     known: int = 0  # tensors whose values were said
@@ -85,7 +85,7 @@ class Mailbox:
         path = path_of(self.directory, sender, topic, number)
         done = self.directory / f"done-{sender}"
         stuck = self.directory / f"stuck-{self.rank}"
-        want = Want(sender, topic.partition(" ")[0], str(path))
+        want = MailboxWait(sender, topic.partition(" ")[0], str(path))
         waits = False
         while not path.exists():
             if done.exists() and not path.exists():
@@ -112,7 +112,7 @@ class Mailbox:
 
 
 @dataclass(frozen=True)
-class Want:
+class MailboxWait:
     """A rank waits for the ``sender`` to say something in a call (``kind``), which will lie at ``path``."""
 
     sender: int
@@ -120,7 +120,7 @@ class Want:
     path: str
 
 
-def hanging(waiting: dict[int, Want]) -> str | None:
+def hanging(waiting: dict[int, MailboxWait]) -> str | None:
     """In one sentence, why nothing goes on when only these ranks run and wait; None where something does."""
     for want in waiting.values():
         path = Path(want.path)

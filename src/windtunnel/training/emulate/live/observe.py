@@ -37,10 +37,10 @@ from windtunnel.training.emulate.graph import (
 )
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.collector import Collector
-from windtunnel.training.emulate.live.progress import Loops
+from windtunnel.training.emulate.live.progress import WaitingLoops
 from windtunnel.training.emulate.live.world import WorldView
 from windtunnel.training.emulate.policy.alike import only_reads
-from windtunnel.training.emulate.program import Calls, find_period, on_mark
+from windtunnel.training.emulate.program import OptimizerCalls, find_period, on_mark
 
 LEFT_OUT = (EventKind.FREE, EventKind.SYNC, EventKind.CALL)
 """Of the kind of a step. Where Python's collector runs differs from step to step, so frees of cycles do."""
@@ -70,7 +70,7 @@ class Observer:
     device: str
     on_step: Callable[[], None]
     on_mark: Callable[[], None]
-    loops: Loops
+    loops: WaitingLoops
     settled: tuple[int, int] | None = None
     marked: bool = False
     scopes: list[str] = field(default_factory=lambda: [""])
@@ -92,7 +92,7 @@ class Observer:
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}
         self._stepping = 0  # calls of optimisers that have not ended: a wrapper's and those inside it
-        self._calls: Calls[After] = Calls()
+        self._calls: OptimizerCalls[After] = OptimizerCalls()
         self._reads: list[bool] = []  # of each row of the operators' table
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._updated: set[int] = set()  # parameters, and the optimisers that were called

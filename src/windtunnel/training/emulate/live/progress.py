@@ -3,8 +3,8 @@
 A rank *gets on* when it records events (operators, memory, collectives), when it reads or writes files, which
 imports, data sets and checkpoints do, or when it needs more memory than ever before. All else may be a hang:
 a wait that nothing ends, or a loop that nothing leaves; and so may be, whatever it does, a loop that waits
-for a value of the device which never changes (`Loops`). It is one when it has lasted for ``timeout`` seconds,
-of which these are not counted in full:
+for a value of the device which never changes (`WaitingLoops`). It is one when it has lasted for ``timeout``
+seconds, of which these are not counted in full:
 
 * those in which the rank could run and another process had the CPU. A busy machine makes nobody hang;
 * more than count for an earlier rank that runs, for which it may be waiting;
@@ -236,7 +236,7 @@ MOST_READS = 10_000
 
 
 @dataclass
-class Loops:
+class WaitingLoops:
     """Loops of the user's program that wait for a value of the device which never changes.
 
     ``while x.sum().item() < 100`` issues operators, allocates, and may print, for ever: on the absent device

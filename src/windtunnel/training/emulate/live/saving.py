@@ -112,7 +112,7 @@ def _let_lightning_save(native: ctypes.CDLL, module: ModuleType) -> None:
     lightning._atomic_save = save
 
 
-class _Finder(pickle.Pickler):
+class _TensorFinder(pickle.Pickler):
     """Goes through an object as ``torch.save`` does, and gathers the tensors in it."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Nowhere(io.RawIOBase):
 def unknown(native: ctypes.CDLL, value: Any) -> list[torch.Tensor]:
     """The local tensors in an object whose values nobody knows: those on the device, and those on the host
     that were copied from it."""
-    finder = _Finder()
+    finder = _TensorFinder()
     try:
         finder.dump(value)
     except Exception:

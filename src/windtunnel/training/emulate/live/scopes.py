@@ -19,11 +19,11 @@ class Scope:
 
     file: str
     parent: Scope | None = None
-    given: dict[str, list[Given]] = field(default_factory=dict)
+    given: dict[str, list[NameValue]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class NameValue:
     """What a name gets: an expression in its scope; ``part``: its n-th element (-1: any one of them)."""
 
     value: ast.expr
@@ -32,7 +32,7 @@ class Given:
 
 
 @dataclass(eq=False)
-class Names:
+class ProgramNames:
     """All files of a program. ``functions``, ``classes``: own ones by name. ``attributes``: what is assigned
     to attributes (``.rank``) and items (``[rank]``) of that name. ``scope_of``: of every expression.
     ``imported``: the module that a name is, or is from."""
@@ -40,7 +40,7 @@ class Names:
     modules: list[Scope] = field(default_factory=list)
     functions: dict[str, list[tuple[Function, Scope]]] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
-    attributes: dict[str, list[Given]] = field(default_factory=dict)
+    attributes: dict[str, list[NameValue]] = field(default_factory=dict)
     scope_of: dict[ast.AST, Scope] = field(default_factory=dict)
     imported: dict[str, str] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class Names:
             if isinstance(node, ast.Call):
                 self._bind(node, scope)
 
-    def look_up(self, name: str, scope: Scope) -> list[Given]:
+    def look_up(self, name: str, scope: Scope) -> list[NameValue]:
         """What the name gets, as seen from ``scope``; a name of another own module where it is from there."""
         at: Scope | None = scope
         while at is not None:
@@ -111,7 +111,7 @@ class Names:
             self._walk(list(ast.iter_child_nodes(node)), inner)
 
     def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, part: int | None = None) -> None:
-        given = Given(value, scope, part)
+        given = NameValue(value, scope, part)
         match target:
             case ast.Name(id=name):
                 scope.given.setdefault(name, []).append(given)
@@ -145,7 +145,7 @@ class Names:
             ]
             pairs = [*zip(fields, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
             for field_name, value in pairs:
-                self.attributes.setdefault(f".{field_name}", []).append(Given(value, scope))
+                self.attributes.setdefault(f".{field_name}", []).append(NameValue(value, scope))
 
     def _bind_function(
         self, function: Function, inner: Scope, call: ast.Call, scope: Scope, bound: bool = False
@@ -155,10 +155,10 @@ class Names:
             names = names[1:]
         keywords = {*names, *(kwonlyarg.arg for kwonlyarg in function.args.kwonlyargs)}
         for name, value in zip(names, call.args, strict=False):
-            inner.given[name].append(Given(value, scope))
+            inner.given[name].append(NameValue(value, scope))
         for keyword in call.keywords:
             if keyword.arg in keywords:
-                inner.given[keyword.arg].append(Given(keyword.value, scope))
+                inner.given[keyword.arg].append(NameValue(keyword.value, scope))
 
 
 def called(call: ast.Call) -> str:

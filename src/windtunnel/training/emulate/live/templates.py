@@ -42,7 +42,7 @@ INPUT = 5
 """From here on the micro-batch's buffers for what comes from other stages stand in the place of a part."""
 
 
-class Part(IntEnum):
+class RecordedPart(IntEnum):
     """Of a micro-batch. ``WEIGHTS``: the backward of weights, where that of inputs is one by itself."""
 
     FORWARD = 1
@@ -60,7 +60,7 @@ class Taken:
 
 
 @dataclass
-class Names:
+class TemplateNames:
     """What rows and streams of this process are called elsewhere: a process group by its place among those
     of the rank, and a layer by its place among those of the stage (``layers``: their numbers, as they ran
     first)."""
@@ -107,7 +107,7 @@ class Names:
 
 
 def _named(events: Events) -> list[Where]:
-    """Where the rows of the tables of `Names` stand."""
+    """Where the rows of the tables of `TemplateNames` stand."""
     kind, all_ = events["kind"], np.ones(len(events), np.bool_)
     operators, collectives, sites = (kind == k for k in (EventKind.OP, EventKind.COLLECTIVE, EventKind.CALL))
     return [("ref", operators), ("ref", collectives), ("stream", all_), ("scope", all_), ("ref", sites)]
@@ -144,12 +144,12 @@ def own(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
 
 
 @dataclass
-class Template:
+class ChunkTemplate:
     """What a part did. ``events`` refer to ``names``, a list for each table. ``returned``: what it gave back,
     in words; ``blocks``: of these tensors. ``communicated``: blocks of its collectives; ``categories``: of
     blocks that were marked. ``modules``: entered in it."""
 
-    part: Part
+    part: RecordedPart
     count: tuple[int, ...]
     events: Events
     names: list[list[str]]
@@ -179,9 +179,9 @@ class Template:
 
 
 def template(
-    part: Part, events: Events, names: Names, taken: dict[int, Taken], returned: str, blocks: list[int],
-    communicated: list[int], categories: dict[int, int], modules: int,
-) -> Template:  # fmt: skip
+    part: RecordedPart, events: Events, names: TemplateNames, taken: dict[int, Taken], returned: str, blocks:
+    list[int], communicated: list[int], categories: dict[int, int], modules: int,
+) -> ChunkTemplate:  # fmt: skip
     """The template of a part, from its events and blocks as they are in this process."""
     for which, (column, where) in enumerate(_numbered(events)):
         events[column][where] = portable(events[column][where], taken, which)
@@ -191,13 +191,13 @@ def template(
         events[column][where] = np.argsort(np.argsort(first))[inverse]
         texts.append([names.text(table, number) for number in values[np.argsort(first)].tolist()])
     marked = portable(list(categories), taken, 0).tolist()
-    return Template(
+    return ChunkTemplate(
         part, taken[part].count, events, texts, returned, portable(blocks, taken, 0).tolist(),
         portable(communicated, taken, 0), dict(zip(marked, categories.values(), strict=True)), modules,
     )  # fmt: skip
 
 
-def localised(given: Template, names: Names) -> Events:
+def localised(given: ChunkTemplate, names: TemplateNames) -> Events:
     """The events of a template that refer to the tables of this process."""
     events = given.events.copy()
     for table, (column, where) in enumerate(_named(events)):
@@ -207,7 +207,7 @@ def localised(given: Template, names: Names) -> Events:
 
 
 def write(
-    given: Template, events: Events, taken: dict[int, Taken], native: ctypes.CDLL,
+    given: ChunkTemplate, events: Events, taken: dict[int, Taken], native: ctypes.CDLL,
     stands: dict[int, Any], drop: Callable[[int, Any], None],
 ) -> None:  # fmt: skip
     """Write the events of a template (as `localised`) down for another micro-batch, which takes the

@@ -35,7 +35,7 @@ from windtunnel.training.emulate.live import failure, native_library, progress
 from windtunnel.training.emulate.program import run_program
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.live.mailbox import Want
+    from windtunnel.training.emulate.live.mailbox import MailboxWait
 
 # torch is imported in main(), after the absent device is loaded
 
@@ -54,7 +54,7 @@ optimiser steps; some are there only beside some builds of torch."""
 
 
 @dataclass(frozen=True)
-class Request:
+class CaptureRequest:
     """What to run: see `session.Session`, which sends it. Without a ``script`` or a ``module`` it is the
     function that lies pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name.
     ``steps``, ``least``, ``further`` and ``to_end``: see `ending.Ending`; ``marked`` and ``settled``:
@@ -98,7 +98,7 @@ def main() -> None:
     native.wt_register_collectives()
     gc.freeze()
     for line in sys.stdin:
-        request = Request(**json.loads(line))
+        request = CaptureRequest(**json.loads(line))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _serve(request, device, native)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whatever else ends now leaves nothing behind
@@ -107,7 +107,7 @@ def main() -> None:
     _end_all()
 
 
-def _answer(request: Request, **content: Any) -> None:
+def _answer(request: CaptureRequest, **content: Any) -> None:
     print(json.dumps({"request": request.number, **content}), flush=True)
 
 
@@ -134,7 +134,7 @@ def _import_torch() -> None:
     torch.set_num_threads(1)
 
 
-def _serve(request: Request, device: Any, native: Any) -> None:
+def _serve(request: CaptureRequest, device: Any, native: Any) -> None:
     """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
     from windtunnel.training.emulate.live.chunks import AGAIN
     from windtunnel.training.emulate.live.mailbox import hanging
@@ -143,7 +143,7 @@ def _serve(request: Request, device: Any, native: Any) -> None:
     waiting = list(request.ranks)
     parent = os.getppid()
     running: dict[int, progress.Watch] = {}  # by process, in the order of their beginning
-    blocked: dict[int, Want] = {}  # rank -> what it waits for
+    blocked: dict[int, MailboxWait] = {}  # rank -> what it waits for
     hung: set[int] = set()
     started = set(request.earlier)
 
@@ -216,16 +216,16 @@ def _serve(request: Request, device: Any, native: Any) -> None:
     os.close(write)
 
 
-def _wants(pipe: int) -> list[tuple[int, Want | None]]:
+def _wants(pipe: int) -> list[tuple[int, MailboxWait | None]]:
     """What ranks have told through the pipe since it was read last; a message is one line, written whole."""
-    from windtunnel.training.emulate.live.mailbox import Want
+    from windtunnel.training.emulate.live.mailbox import MailboxWait
 
     data = b""
     with contextlib.suppress(BlockingIOError):
         while part := os.read(pipe, 1 << 16):
             data += part
     lines = [json.loads(line) for line in data.splitlines()]
-    return [(rank, None if want is None else Want(**want)) for rank, want in lines]
+    return [(rank, None if want is None else MailboxWait(**want)) for rank, want in lines]
 
 
 def _reap() -> None:
@@ -242,7 +242,7 @@ def _end_all() -> None:
 
 
 def _run_rank(
-    request: Request, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
+    request: CaptureRequest, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
 ) -> None:
     """In the forked child: never returns."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -269,7 +269,7 @@ def _run_rank(
 
 
 def _prepare(
-    request: Request, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
+    request: CaptureRequest, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
 ) -> Any:
     """Pretend the world for this rank. Returns its observer, and its ending."""
     import torch
@@ -292,7 +292,7 @@ def _prepare(
     from windtunnel.training.emulate.live.fused.attention import install_flex
     from windtunnel.training.emulate.live.mailbox import Mailbox
     from windtunnel.training.emulate.live.observe import Observer
-    from windtunnel.training.emulate.live.progress import Loops
+    from windtunnel.training.emulate.live.progress import WaitingLoops
 
     # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
     # only while there is one thread: else those of autograd race, and one finds no pool and aborts.
@@ -301,7 +301,7 @@ def _prepare(
     local = rank % request.devices_per_host
     machine.launch(rank, request.world_size, request.devices_per_host)
 
-    def tell(want: Want | None) -> None:
+    def tell(want: MailboxWait | None) -> None:
         os.write(pipe, json.dumps((rank, None if want is None else asdict(want))).encode() + b"\n")
 
     mailbox = Mailbox(directory, rank, earlier, tell)
@@ -333,7 +333,9 @@ def _prepare(
         host.install(native)
         world.install(the_world, native, "cpu")
     reads = machine.RankReads()
-    loops = Loops(failure.loop_file(directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1))
+    loops = WaitingLoops(
+        failure.loop_file(directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1)
+    )
     observer = Observer(
         native, the_world, device.name, ending.step, ending.marked, loops, request.settled, request.marked
     )
@@ -362,7 +364,7 @@ def _prepare(
     return observer, ending
 
 
-def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int:
+def _run_program(request: CaptureRequest, rank: int, observer: Any, ending: Any) -> int:
     """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
     directory = Path(request.directory)
 

@@ -3,11 +3,11 @@
 from windtunnel.training.emulate.policy.checks import (
     Capture,
     Check,
+    CheckedCells,
     Condition,
     Decision,
-    Known,
     Observation,
-    Source,
+    RankSource,
 )
 from windtunnel.training.emulate.policy.search import POLICIES, decide
 
@@ -15,10 +15,10 @@ __all__ = [
     "POLICIES",
     "Capture",
     "Check",
+    "CheckedCells",
     "Condition",
     "Decision",
-    "Known",
     "Observation",
-    "Source",
+    "RankSource",
     "decide",
 ]

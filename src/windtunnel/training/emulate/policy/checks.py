@@ -37,7 +37,7 @@ REFUSED = -1
 
 
 @dataclass(frozen=True)
-class Source:
+class RankSource:
     """A place in the user's program that asks which rank it is: ``values[rank]`` is what that captured rank
     was told there."""
 
@@ -88,7 +88,7 @@ class Observation:
     calls: tuple[int, ...] = ()
     checked: dict[int, int] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[RankSource, ...] = ()
     devices_per_host: int = 1
 
     @property
@@ -116,7 +116,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Known:
+class CheckedCells:
     """Nothing more need be run. The cells of the world: on axis a, index i belongs to the segment that the
     last of ``starts[a]`` up to i begins, and a cell's ranks do what its first one does. None: every rank
     does what the nearest captured one does. ``alike``: for ranks of which another captured one is known to
@@ -126,13 +126,13 @@ class Known:
     alike: dict[int, int] = field(default_factory=dict)
 
 
-Decision = Capture | Check | Known
+Decision = Capture | Check | CheckedCells
 
 
 Longs = NDArray[np.int64]
 
 
-def verify(observation: Observation, known: Known) -> Decision:
+def verify(observation: Observation, known: CheckedCells) -> Decision:
     """What remains to be run before ``known`` holds; in the end, ``known`` with what the checks showed."""
     captured, checked = observation.captured, observation.checked
     if not observation.checks:
@@ -151,7 +151,7 @@ def verify(observation: Observation, known: Known) -> Decision:
     finer = _numbered([cases, *involved])
     if wanted := _spread(_first_of_each(finer, run), max(room, 0)):
         return Check(wanted, "conditions on the rank that only a run can tell")
-    return Known(known.starts, _alike(observation, finer, row[stands]))
+    return CheckedCells(known.starts, _alike(observation, finer, row[stands]))
 
 
 def _strange(observation: Observation) -> tuple[int, ...]:
@@ -251,7 +251,7 @@ def _columns(condition: Condition, observation: Observation) -> list[tuple[Longs
     return columns
 
 
-def _meanings(observation: Observation, source: Source) -> list[Longs]:
+def _meanings(observation: Observation, source: RankSource) -> list[Longs]:
     """What the source may tell each rank: all that fits what it told the captured ones."""
     ranks = np.arange(observation.world_size, dtype=np.int64)
     known = [ranks, ranks % observation.devices_per_host, ranks // observation.devices_per_host]
@@ -309,7 +309,7 @@ def _hash(value: Any) -> int:
     return hash(value)
 
 
-def stand_ins(observation: Observation, known: Known) -> tuple[Longs, Longs]:
+def stand_ins(observation: Observation, known: CheckedCells) -> tuple[Longs, Longs]:
     """For every rank the captured one that stands for it, and the ranks that play a part for which none was
     captured: there the nearest one stands in."""
     captured = np.array(sorted(observation.captured), np.int64)
@@ -325,7 +325,7 @@ def stand_ins(observation: Observation, known: Known) -> tuple[Longs, Longs]:
     return stands, doubtful
 
 
-def _corners(observation: Observation, known: Known) -> Longs:
+def _corners(observation: Observation, known: CheckedCells) -> Longs:
     """For every rank the one at the first corner of its cell, or itself."""
     if known.starts is None:
         return np.arange(observation.world_size)

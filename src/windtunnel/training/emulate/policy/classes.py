@@ -21,8 +21,8 @@ from windtunnel.training.emulate.policy.checks import (
     CHECK_LIMIT,
     REFUSED,
     Capture,
+    CheckedCells,
     Decision,
-    Known,
     Observation,
     stand_ins,
 )
@@ -87,7 +87,7 @@ class Classes:
 
 
 @dataclass
-class Evidence:
+class RankEvidence:
     """What has been run so far: a digest for each captured rank, one slice for each distinct digest, and the
     outlines (as digests) of these and of the ranks that were only checked."""
 
@@ -170,9 +170,9 @@ def slice_world(
         Deadlock: two ranks made different process groups.
     """
     named = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
-    evidence = Evidence(world_size)
+    evidence = RankEvidence(world_size)
     checks = CHECK_LIMIT if check is not None else 0
-    while not isinstance(decision := choose(evidence.observe(named, limit, checks)), Known):
+    while not isinstance(decision := choose(evidence.observe(named, limit, checks)), CheckedCells):
         if isinstance(decision, Capture):
             _take(evidence, capture, list(decision.ranks))
         else:
@@ -182,7 +182,7 @@ def slice_world(
     return _classes(evidence, decision)
 
 
-def _take(evidence: Evidence, capture: Slices, ranks: list[int]) -> None:
+def _take(evidence: RankEvidence, capture: Slices, ranks: list[int]) -> None:
     slices = {slice_.rank: slice_ for slice_ in capture(ranks)}
     for rank in ranks:
         if rank not in slices:
@@ -190,7 +190,7 @@ def _take(evidence: Evidence, capture: Slices, ranks: list[int]) -> None:
         evidence.add(slices[rank])
 
 
-def _classes(evidence: Evidence, known: Known) -> Classes:
+def _classes(evidence: RankEvidence, known: CheckedCells) -> Classes:
     """Classes in which every rank has the graph of the captured rank that stands for it."""
     captured = np.array(sorted(evidence.digest_of), np.int64)
     stand_in, assumed = stand_ins(evidence.observe("", 0), known)
@@ -236,7 +236,7 @@ def _classes(evidence: Evidence, known: Known) -> Classes:
     )
 
 
-def _doubt(evidence: Evidence, assumed: Longs) -> Note:
+def _doubt(evidence: RankEvidence, assumed: Longs) -> Note:
     """Warns that the captured ranks which stand in for these play another part."""
     parts = [axis.name for axis in evidence.axes.axes if axis.positional]
     return Note(
@@ -255,7 +255,7 @@ def _name(axes: Axes, members: Longs) -> str:
     return " ".join(words) or "all"
 
 
-def _note(evidence: Evidence, slice_: Slice, members: Longs, rank_class: NDArray[np.int32]) -> str:
+def _note(evidence: RankEvidence, slice_: Slice, members: Longs, rank_class: NDArray[np.int32]) -> str:
     """Why the class is not that of the rank at the origin of its part, where it is not."""
     axes = evidence.axes
     point = axes.point(slice_.rank)

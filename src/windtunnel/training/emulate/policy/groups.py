@@ -271,7 +271,7 @@ class CallRow:
 
 
 @dataclass(frozen=True)
-class Calls:
+class ClassCalls:
     """All calls of a class, in issue order.
 
     ``event[n]``: position in the slice's events. ``row[n]``: row of its collective table.
@@ -303,7 +303,7 @@ class Calls:
         return self.slice.collectives[int(self.row[position])]
 
 
-def read_calls(slice_: Slice, families: Families, steady: bool) -> Calls:
+def read_calls(slice_: Slice, families: Families, steady: bool) -> ClassCalls:
     """The calls of a slice; with ``steady`` only those of its steady step, numbered from its start."""
     family_of = families.of_slice(slice_)
     rows = [_row(row, slice_.rank, family_of[row.group], families) for row in slice_.collectives]
@@ -317,7 +317,7 @@ def read_calls(slice_: Slice, families: Families, steady: bool) -> Calls:
         channel = rows[number].channel
         order[position] = counts.get(channel, 0)
         counts[channel] = counts.get(channel, 0) + 1
-    return Calls(slice_, event, row, order, rows)
+    return ClassCalls(slice_, event, row, order, rows)
 
 
 def _row(row: Collective, rank: int, family_number: int, families: Families) -> CallRow:

@@ -24,7 +24,7 @@ from itertools import pairwise, product
 from math import prod
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.policy.checks import Capture, Decision, Known, Observation, verify
+from windtunnel.training.emulate.policy.checks import Capture, CheckedCells, Decision, Observation, verify
 from windtunnel.training.emulate.policy.groups import Point
 
 
@@ -42,13 +42,13 @@ def chosen(observation: Observation) -> Decision:
     named = observation.ranks
     wanted = [0] if named == "auto" else parse_ranks(named, observation.world_size)
     missing = tuple(rank for rank in wanted if rank not in observation.captured)
-    return Capture(missing, "named by the user") if missing else Known(None)
+    return Capture(missing, "named by the user") if missing else CheckedCells(None)
 
 
 def every_rank(observation: Observation) -> Decision:
     """All ranks of the world."""
     missing = tuple(rank for rank in range(observation.world_size) if rank not in observation.captured)
-    return Capture(missing, "every rank") if missing else Known(None)
+    return Capture(missing, "every rank") if missing else CheckedCells(None)
 
 
 def search(observation: Observation) -> Decision:
@@ -129,7 +129,7 @@ def search(observation: Observation) -> Decision:
         wanted := missing(cells)
     ):
         return Capture(wanted, "one of each segment of the parts inside")
-    return verify(observation, Known(starts))
+    return verify(observation, CheckedCells(starts))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

@@ -24,8 +24,8 @@ from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.policy.groups import (
     COLLECTIVE,
     RECV,
-    Calls,
     Channel,
+    ClassCalls,
     Deadlock,
     Family,
     at,
@@ -40,7 +40,7 @@ class StitchedWorld:
     """All ranks: their classes, and for each class the calls of the steady step, which meet by number."""
 
     classes: Classes
-    calls: list[Calls]
+    calls: list[ClassCalls]
 
     @property
     def size(self) -> int:
@@ -86,7 +86,7 @@ def _doubt(classes: Classes) -> str:
     return f" (but {ranks_words(classes.assumed)} were not captured; use `ranks` auto to be sure)"
 
 
-def _first_break(classes: Classes, calls: list[Calls]) -> _Break | None:
+def _first_break(classes: Classes, calls: list[ClassCalls]) -> _Break | None:
     channels = sorted({channel for call in calls for channel in call.channels})
     breaks = [_outsiders(classes, calls, channel) for channel in channels]
     breaks += [_collectives(classes, calls, channel) for channel in channels if channel[1] == COLLECTIVE]
@@ -100,7 +100,7 @@ def _numbers(keys: list[Hashable], numbers: dict[Hashable, int]) -> NDArray[np.i
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def _outsiders(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
+def _outsiders(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _Break | None:
     family = classes.families.families[channel[0]]
     for row, call in enumerate(calls):
         if channel not in call.channels:
@@ -117,7 +117,7 @@ def _outsiders(classes: Classes, calls: list[Calls], channel: Channel) -> _Break
     return None
 
 
-def _collectives(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
+def _collectives(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _Break | None:
     family = classes.families.families[channel[0]]
     numbers = _numbers([call.agreed(channel) for call in calls], {})
     met = numbers[classes.rank_class][family.members]
@@ -126,7 +126,7 @@ def _collectives(classes: Classes, calls: list[Calls], channel: Channel) -> _Bre
 
 
 def _mismatch(
-    classes: Classes, calls: list[Calls], channel: Channel, family: Family, members: NDArray[np.int32],
+    classes: Classes, calls: list[ClassCalls], channel: Channel, family: Family, members: NDArray[np.int32],
     groups: int,
 ) -> _Break:  # fmt: skip
     sequences = {rank: calls[classes.rank_class[rank]].agreed(channel) for rank in members.tolist()}
@@ -160,7 +160,7 @@ def _mismatch(
 
 
 def _call_of(
-    classes: Classes, calls: list[Calls], channel: Channel, rank: int, number: int
+    classes: Classes, calls: list[ClassCalls], channel: Channel, rank: int, number: int
 ) -> tuple[str, tuple[int, str]]:
     call = calls[classes.rank_class[rank]]
     position = int(call.channels[channel][number])
@@ -173,13 +173,13 @@ def _call_of(
     return words, (event, at(call.slice, event))
 
 
-def _last_site(classes: Classes, calls: list[Calls], channel: Channel, rank: int) -> str:
+def _last_site(classes: Classes, calls: list[ClassCalls], channel: Channel, rank: int) -> str:
     call = calls[classes.rank_class[rank]]
     positions = call.channels.get(channel)
     return at(call.slice, int(call.event[positions[-1]])) if positions is not None else ""
 
 
-def _messages(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
+def _messages(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _Break | None:
     number, _, distance = channel
     family = classes.families.families[number]
     back: Channel = (number, RECV, -distance % family.size)

@@ -268,7 +268,8 @@ def emulate_on_ray(
     with RayCluster(on) as cluster:
         progress("on Ray", 0.0)
         actors = [
-            cluster.actor(_Group, group, CAPTURE_JOBS, pictures, fabrics, cpus=1) for group in groups(points)
+            cluster.actor(_PointGroup, group, CAPTURE_JOBS, pictures, fabrics, cpus=1)
+            for group in groups(points)
         ]
         running = {actor.call("next"): actor for actor in actors}
         while running:
@@ -285,7 +286,7 @@ def emulate_on_ray(
                 yield row
 
 
-class _Group:
+class _PointGroup:
     """What an actor does: the points of a group, whose outcomes are had one by one."""
 
     def __init__(self, *arguments: Any) -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-from windtunnel.training.emulate.policy import Decision, Known, Observation
+from windtunnel.training.emulate.policy import CheckedCells, Decision, Observation
 
 UNMEASURED_SECONDS = 10.0
 """That the process of a rank is taken to need before any was measured."""
@@ -13,6 +13,6 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
 
     A rank takes as long as those before it took in the mean, also where it is only checked.
     """
-    ranks = 0 if isinstance(decision, Known) else len(decision.ranks)
+    ranks = 0 if isinstance(decision, CheckedCells) else len(decision.ranks)
     each = UNMEASURED_SECONDS if observation.seconds_each is None else observation.seconds_each
     return {"ranks": float(ranks), "seconds": math.ceil(ranks / observation.jobs) * each}

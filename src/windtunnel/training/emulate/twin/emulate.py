@@ -24,10 +24,10 @@ from windtunnel.engines.replay import ReplayResult, Stalled, replay
 from windtunnel.training.emulate.graph import EventKind, Note, Slice
 from windtunnel.training.emulate.policy.groups import COLLECTIVE, Deadlock, at, call_words, ranks_words
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
-from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait, collective_table, largest_waits
+from windtunnel.training.emulate.twin.findings import CollectiveUse, RankWait, collective_table, largest_waits
 from windtunnel.training.emulate.twin.job import CollectiveSeconds, Slow, WorldJob, build, slowness
 from windtunnel.training.emulate.twin.program import StepProgram, step_program
-from windtunnel.training.emulate.twin.walk import Split, Walker, compute_spans, intervals
+from windtunnel.training.emulate.twin.walk import StepSplit, Walker, compute_spans, intervals
 
 Floats = NDArray[np.float64]
 
@@ -71,12 +71,12 @@ class Timing:
     critical_rank: int
     critical_path: dict[str, float]
     collectives: list[CollectiveUse]
-    waits: list[Wait]
+    waits: list[RankWait]
     simulated: int
     events: int
     job: WorldJob
     result: ReplayResult
-    split: Split
+    split: StepSplit
     window: tuple[float, float]
     notes: list[Note] = field(default_factory=list)
 

@@ -17,7 +17,7 @@ from windtunnel.engines.replay import ReplayResult
 from windtunnel.training.emulate.graph import Collective, Phase
 from windtunnel.training.emulate.policy.groups import COLLECTIVE
 from windtunnel.training.emulate.twin.job import WorldJob
-from windtunnel.training.emulate.twin.walk import Split
+from windtunnel.training.emulate.twin.walk import StepSplit
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CollectiveUse:
     exposed_seconds: float
 
 
-def collective_table(job: WorldJob, result: ReplayResult, split: Split) -> list[CollectiveUse]:
+def collective_table(job: WorldJob, result: ReplayResult, split: StepSplit) -> list[CollectiveUse]:
     """All distinct calls of the steady step, the most exposed first, then the longest in all."""
     exposed: dict[tuple[object, ...], float] = defaultdict(float)
     for (kind, row, node), seconds in split.reasons.items():
@@ -103,7 +103,7 @@ SMALLEST_SHARE = 0.002
 
 
 @dataclass(frozen=True)
-class Wait:
+class RankWait:
     """A wait of the slowest rank."""
 
     what: str
@@ -134,8 +134,8 @@ OTHER_WAITS = {
 
 
 def largest_waits(
-    job: WorldJob, cluster: Cluster, split: Split, iteration: float, most: int = 3
-) -> list[Wait]:
+    job: WorldJob, cluster: Cluster, split: StepSplit, iteration: float, most: int = 3
+) -> list[RankWait]:
     """At most ``most`` waits, the largest first."""
     causes: dict[tuple[str, str], float] = defaultdict(float)
     for (kind, row, node), seconds in split.reasons.items():
@@ -147,13 +147,13 @@ def largest_waits(
             causes[OTHER_WAITS[kind]] += seconds
     ordered = sorted(causes.items(), key=lambda item: -item[1])[:most]
     return [
-        Wait(what, seconds, seconds / iteration, remedy)
+        RankWait(what, seconds, seconds / iteration, remedy)
         for (what, remedy), seconds in ordered
         if seconds > SMALLEST_SHARE * iteration
     ]
 
 
-def _imbalance(job: WorldJob, cluster: Cluster, split: Split) -> tuple[str, str]:
+def _imbalance(job: WorldJob, cluster: Cluster, split: StepSplit) -> tuple[str, str]:
     late = max(split.late, key=lambda colour: split.late[colour])
     ranks = job.replay
     rank = int(job.leader[late])

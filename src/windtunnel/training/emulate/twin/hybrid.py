@@ -33,7 +33,7 @@ KEPT = 4
 
 
 @dataclass(frozen=True)
-class Call:
+class HybridCall:
     """A call of a live rank as it says it. ``peer``: the other end of a message, else -1."""
 
     kind: str
@@ -56,7 +56,7 @@ class Expected:
     the program, and its join. ``own_s``: what the model says that the rank takes for itself; ``at_s``: of
     that, up to each call. ``alike``: joins whose other members are virtual ranks of its class."""
 
-    calls: list[Call]
+    calls: list[HybridCall]
     words: list[str]
     joins: list[int]
     own_s: float
@@ -78,7 +78,7 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
         family = world.family(channel)
         peer = family.peer(rank, channel[2]) if channel[1] != COLLECTIVE else -1
         ranks = tuple(family.group(rank).tolist())
-        met.append(Call(call.kind, ranks, max(call.in_bytes, call.out_bytes), peer))
+        met.append(HybridCall(call.kind, ranks, max(call.in_bytes, call.out_bytes), peer))
         words.append(call_words(call) + at(calls.slice, int(calls.event[position])))
     nodes = slice(last * program.nodes, None)
     issue, duration = program.program.issue[nodes], program.program.duration[nodes]
@@ -221,7 +221,7 @@ class Free:
     came: dict[tuple[object, ...], dict[int, float]] = field(default_factory=dict)
     counts: dict[tuple[object, ...], int] = field(default_factory=dict)
 
-    def arrive(self, rank: int, call: Call, seconds: float) -> tuple[object, ...]:
+    def arrive(self, rank: int, call: HybridCall, seconds: float) -> tuple[object, ...]:
         """A live rank has come to its next such call; the name of where it meets the others."""
         channel: tuple[object, ...] = (call.ranks,)
         if call.is_message:

@@ -27,7 +27,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Calls, Channel
+from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Channel, ClassCalls
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.program import StepProgram
 
@@ -252,7 +252,9 @@ class _Joins:
         sender = family.peer(rank, distance) if direction == RECV else rank
         return (int(self.colours[sender]),), sender, 2
 
-    def _durations(self, row: int, calls: Calls, positions: Longs, channel: Channel, rank: int) -> Floats:
+    def _durations(
+        self, row: int, calls: ClassCalls, positions: Longs, channel: Channel, rank: int
+    ) -> Floats:
         crossing = self.crossings[channel]
         key = int(crossing.key[rank])
         durations = np.empty(len(positions))

@@ -38,7 +38,7 @@ Reason = tuple[str, int, int]  # kind of time, class of ranks and node that spen
 
 
 @dataclass
-class Split:
+class StepSplit:
     """Seconds of the step of ``rank`` by kind, and by kind, class and node (in one copy of the step)."""
 
     rank: int
@@ -47,7 +47,7 @@ class Split:
     late: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of imbalance by the colour that was late."""
 
-    def over(self, steps: int) -> Split:
+    def over(self, steps: int) -> StepSplit:
         """The same of one of ``steps``, in the mean."""
         seconds = {kind: spent / steps for kind, spent in self.seconds.items()}
         reasons = {reason: spent / steps for reason, spent in self.reasons.items()}
@@ -93,9 +93,9 @@ class Walker:
         self.job, self.result = job, result
         self.ready = result.ready
 
-    def split(self, colour: int, begin: float, end: float) -> Split:
+    def split(self, colour: int, begin: float, end: float) -> StepSplit:
         """The split of [begin, end] of one simulated rank. The kinds add up to ``end - begin``."""
-        split = Split(int(self.job.leader[colour]))
+        split = StepSplit(int(self.job.leader[colour]))
         starts, stops = compute_spans(self.job, self.result, colour, begin, end)
         split.add("compute", -1, -1, float((stops - starts).sum()))
         starts, stops = self._transfers_in_place(split, colour, starts, stops, begin, end)
@@ -125,7 +125,7 @@ class Walker:
         return split
 
     def _transfers_in_place(
-        self, split: Split, colour: int, starts: Floats, stops: Floats, begin: float, end: float
+        self, split: StepSplit, colour: int, starts: Floats, stops: Floats, begin: float, end: float
     ) -> tuple[Floats, Floats]:
         """Count the transfers on the compute streams themselves where nothing computes; join their spans."""
         row = self.job.class_of(colour)
@@ -145,7 +145,7 @@ class Walker:
         return intervals(np.concatenate([starts, low_ends]), np.concatenate([stops, high_ends]))
 
     def _walk(
-        self, split: Split, colour: int, node: int, at: float, low: float, *, ended: bool = False
+        self, split: StepSplit, colour: int, node: int, at: float, low: float, *, ended: bool = False
     ) -> None:
         """Explain [low, at]: ``node`` begins its operator at ``at``, or (``ended``) ends there."""
         walk = _Walk(self, split, colour, low, at)
@@ -164,7 +164,7 @@ class Walker:
 class _Walk:
     """One walk: where it is (colour, instant) and how time is named from here on."""
 
-    def __init__(self, walker: Walker, split: Split, colour: int, low: float, at: float) -> None:
+    def __init__(self, walker: Walker, split: StepSplit, colour: int, low: float, at: float) -> None:
         self.walker, self.split, self.low, self.at = walker, split, low, at
         self.abroad = False
         self._move(colour)

@@ -11,7 +11,7 @@ from windtunnel.training.checkpoint.policy.restore import plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.simulate import Setback
-from windtunnel.training.goodput.twin.supervisor import Supervisor
+from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 
 
 def regroup_time(costs: PhaseCosts, hosts: int) -> float:
@@ -52,7 +52,7 @@ class StorageRestart:
     def __init__(self, job: JobModel, costs: PhaseCosts, every: int, spares: int = 0, saves: int = 1) -> None:
         self.name = "restart from storage"
         self.job, self.costs, self.every, self.saves = job, costs, max(every, saves), saves
-        self.supervisor = Supervisor(job.hosts, spares, Rules("restart"))
+        self.supervisor = TwinSupervisor(job.hosts, spares, Rules("restart"))
         self.load = job.state_bytes / costs.storage_bandwidth
         self.write = write_time(job, costs)
         self.stall = save_stall(job, costs)
@@ -118,7 +118,7 @@ class PeerMemory:
     ) -> None:
         self.name = name
         self.job, self.costs, self.placement = job, costs, placement
-        self.supervisor = Supervisor(job.hosts, spares, Rules("replace"))
+        self.supervisor = TwinSupervisor(job.hosts, spares, Rules("replace"))
         self.share = job.state_bytes / job.hosts
         self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over

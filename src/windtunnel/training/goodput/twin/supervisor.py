@@ -28,7 +28,7 @@ SETTINGS = Settings(0, 1, lease=math.inf, settle=0.0, deadlines=Deadlines(grace=
 INSTANT = 1e-3
 
 
-class Supervisor:
+class TwinSupervisor:
     """Numbers of hosts are those of a trace: a replacement has that of the host that it comes for. In a job
     that keeps its size number n holds place n.
 

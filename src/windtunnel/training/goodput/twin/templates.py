@@ -13,7 +13,7 @@ from windtunnel.training.goodput.twin import copy_seconds
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
 from windtunnel.training.goodput.twin.simulate import Setback
-from windtunnel.training.goodput.twin.supervisor import Supervisor
+from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy import HostsChanged, after_change
 from windtunnel.training.pipelines.policy.compose import share, step_seconds
@@ -59,7 +59,7 @@ class Templates:
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self._timed: tuple[Layout, float] | None = None
         self.scale = job.work / self._time()
-        self.supervisor = Supervisor(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
+        self.supervisor = TwinSupervisor(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
 
     def pace(self) -> tuple[float, float]:
         saving = self.storage.stall / self.storage.every

@@ -47,7 +47,7 @@ ENDING = 1.0
 
 
 @dataclass
-class _Group:
+class _LiveGroup:
     """One of a plan's, at ``place`` in it. ``peers``: of a scope, for one collective.
     ``seed``: the plan's. ``step``: how often it was synchronised.
 
@@ -155,7 +155,7 @@ def _padded(row: Tensor, parts: int) -> Tensor:
 
 
 @dataclass
-class _Run:
+class _GroupRun:
     """A group in one step of training."""
 
     group: int
@@ -165,7 +165,7 @@ class _Run:
     mark: torch.cuda.Event | None = None
 
 
-class Executor:
+class PlanExecutor:
     """Runs a plan's groups. ``deadline``: seconds that a collective may take. All ranks make it at once."""
 
     def __init__(
@@ -184,15 +184,15 @@ class Executor:
         self._groups = []
         for place, one in enumerate(plan.groups):
             codec = find(NONE if one.option.scheme == "sparse" else one.option.codec)
-            self._groups.append(_Group(place, one.option, codec, peers, feedback, plan.seed))
+            self._groups.append(_LiveGroup(place, one.option, codec, peers, feedback, plan.seed))
         # a sparse sum is one call, whatever it sends
         self._order = [
             group for group, step in plan.order if plan.groups[group].option.scheme != "sparse" or step == 0
         ]
         self._ready = threading.Condition()
-        self._waiting: dict[int, _Run] = {}
+        self._waiting: dict[int, _GroupRun] = {}
         self._failed: Exception | None = None
-        self._arrived: queue.SimpleQueue[tuple[_Run, Tensor] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[_GroupRun, Tensor] | None] = queue.SimpleQueue()
         self._closed = False
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._run_network, self._run_work)
@@ -208,7 +208,7 @@ class Executor:
 
     def begin(self, group: int, row: Tensor, done: Done) -> None:
         """Synchronise a group whose gradients are in ``row`` (1-D, contiguous; or COO for a sparse sum)."""
-        run = _Run(group, self._groups[group].begin(row), done)
+        run = _GroupRun(group, self._groups[group].begin(row), done)
         if self._failed is not None:
             done(self._failed)
         else:
@@ -272,7 +272,7 @@ class Executor:
                 self._take(arrived[0])
                 self._advance(*arrived)
 
-    def _advance(self, run: _Run, tensor: Tensor | None) -> None:
+    def _advance(self, run: _GroupRun, tensor: Tensor | None) -> None:
         """Work up to the next collective, or to the end."""
         try:
             run.call = run.steps.send(tensor)
@@ -291,7 +291,7 @@ class Executor:
         if failed is not None:
             run.done(failed)
 
-    def _fail(self, run: _Run, error: Exception) -> None:
+    def _fail(self, run: _GroupRun, error: Exception) -> None:
         with self._ready:
             self._failed = self._failed or error
             ended = [run, *self._waiting.values()]
@@ -302,12 +302,12 @@ class Executor:
     def _stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._cuda else nullcontext()
 
-    def _mark(self, run: _Run) -> None:
+    def _mark(self, run: _GroupRun) -> None:
         """What this thread's stream has done for ``run`` is what the next one waits for."""
         if self._cuda:
             run.mark = torch.cuda.Event()
             run.mark.record()
 
-    def _take(self, run: _Run) -> None:
+    def _take(self, run: _GroupRun) -> None:
         if run.mark is not None:
             torch.cuda.current_stream().wait_event(run.mark)

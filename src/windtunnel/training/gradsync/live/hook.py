@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
-from windtunnel.training.gradsync.live.executor import Executor
+from windtunnel.training.gradsync.live.executor import PlanExecutor
 from windtunnel.training.gradsync.live.feedback import Feedback, redistributed
 from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Keep
@@ -79,7 +79,7 @@ class Handle:
         self._parameters = named(ddp)
         self._device = next(iter(self._parameters.values())).device
         self._name_of = {parameter: name for name, parameter in self._parameters.items()}
-        self._executor: Executor | None = None
+        self._executor: PlanExecutor | None = None
         self._views: dict[int, dict[str, Tensor]] = {}
         self._buckets: list[_Bucket] = []
         self._lock = threading.Lock()
@@ -106,7 +106,9 @@ class Handle:
             self._feedback = Feedback(
                 [{name: sizes[name] for name in group.tensors} for group in plan.groups]
             )
-            self._executor = Executor(plan, self._device, self._feedback, ddp.process_group, self.deadline)
+            self._executor = PlanExecutor(
+                plan, self._device, self._feedback, ddp.process_group, self.deadline
+            )
             ddp.register_comm_hook(self, _hook)
         else:
             self._feedback = Feedback(

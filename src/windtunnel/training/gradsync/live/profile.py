@@ -28,19 +28,19 @@ from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
 from windtunnel.training.gradsync.live.feedback import Feedback
 from windtunnel.training.gradsync.live.hook import apply, named
-from windtunnel.training.gradsync.live.replay import Replay, replay
+from windtunnel.training.gradsync.live.replay import GradientReplay, replay
 from windtunnel.training.gradsync.live.units import units_of
 from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
-    CollectiveCost,
+    CollectiveFit,
+    JobNetwork,
     Kind,
-    Network,
     Profile,
     Scope,
     SumTime,
 )
-from windtunnel.training.gradsync.model import Tensor as Gradient
+from windtunnel.training.gradsync.model import GradientTensor as Gradient
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 
 CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
@@ -58,7 +58,7 @@ REPEATS, LARGE, FEW = 7, 1 << 20, 3
 """Calls of each codec, and how many there are of ``LARGE`` elements and more, whose times vary little."""
 
 
-class Times:
+class BackwardTimes:
     """When backward makes which gradient: marks that hooks of one module leave in some steps.
 
     A *step* is from one `begin` to the next; it has a forward and at least one backward.
@@ -137,7 +137,7 @@ def profile(
     Raises:
         UserError: no gradients were made, a codec is unknown, or ``hosts`` does not divide the ranks.
     """
-    times = Times(ddp)
+    times = BackwardTimes(ddp)
     with ddp.no_sync():
         for _ in range(steps + 2):
             times.begin()
@@ -147,7 +147,7 @@ def profile(
 
 
 def measured(
-    ddp: DistributedDataParallel, times: Times, codecs: Sequence[str], hosts: int, deadline: float
+    ddp: DistributedDataParallel, times: BackwardTimes, codecs: Sequence[str], hosts: int, deadline: float
 ) -> Profile:
     """The profile of a job whose gradients have been timed, the same on all ranks."""
     group, world = ddp.process_group, dist.get_world_size(ddp.process_group)
@@ -199,14 +199,16 @@ def handing(ddp: DistributedDataParallel, job: Profile, deadline: float) -> floa
     device = next(iter(named(ddp).values())).device
     # of its own, so that what DDP itself waits for ends by the deadline
     group = scopes(1, ddp.process_group, deadline, hierarchical=False)["flat"]
-    model = DistributedDataParallel(Replay(numels, [pause] * HANDED, 0.0, device), process_group=group)
+    model = DistributedDataParallel(
+        GradientReplay(numels, [pause] * HANDED, 0.0, device), process_group=group
+    )
     rows = tuple(Gradient(name, tensor.numel(), pause) for name, tensor in named(model).items())[::-1]
     replayed = replace(job, tensors=rows)
     plans = [(codec, uniform_plan(replayed, codec.codec, 1)) for codec in job.codecs]
     used, plan = min(plans, key=lambda plan: plan[1].forecasts[0].nbytes)
 
     def until_last() -> float:
-        times = Times(model)
+        times = BackwardTimes(model)
         for _ in range(STEPS + 2):
             times.begin()
             replay(model)
@@ -269,7 +271,7 @@ def _seconds(call: Callable[[], object], on: torch.device, repeats: int) -> floa
     return median(taken[1:])
 
 
-def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Network:
+def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> JobNetwork:
     """What collectives take between these ranks, by lines through the times of some sizes."""
     world = dist.get_world_size(ddp.process_group)
     places = world // hosts
@@ -286,13 +288,13 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     ]
     for group in groups.values():
         dist.destroy_process_group(group)
-    return Network(hosts, places, tuple(collective_costs))
+    return JobNetwork(hosts, places, tuple(collective_costs))
 
 
 def _line(
     group: dist.ProcessGroup, deadline: float, scope: Scope, kind: Kind, nbytes: Sequence[int],
     device: torch.device,
-) -> CollectiveCost:  # fmt: skip
+) -> CollectiveFit:  # fmt: skip
     members, slowest = group.size(), list[float]()
     for size in nbytes:
         if len(slowest) >= 4 and CALLS * slowest[-1] > LONG:
@@ -319,4 +321,4 @@ def _line(
     fixed = float(seconds[0])
     (per_byte,) = least_squares([sizes[1:]], np.maximum(0.0, seconds[1:] - fixed))
     error = float(np.sum(np.abs(fixed + per_byte * sizes - seconds)) / np.sum(seconds))
-    return CollectiveCost(scope, kind, fixed, per_byte, error)
+    return CollectiveFit(scope, kind, fixed, per_byte, error)

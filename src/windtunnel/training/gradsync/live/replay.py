@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Replay(nn.Module):
+class GradientReplay(nn.Module):
     """``numels``: elements of each layer's gradient, in the order of forward; ``backward``: seconds of each;
     ``forward``: of all together."""
 
@@ -41,6 +41,6 @@ def _computed(gradient: Tensor, seconds: float, _: Tensor) -> Tensor:
 
 
 def replay(ddp: DistributedDataParallel) -> None:
-    """A forward and backward of a `Replay`."""
+    """A forward and backward of a `GradientReplay`."""
     ddp.zero_grad(set_to_none=True)
     ddp(torch.zeros(1, device=next(ddp.parameters()).device)).sum().backward()

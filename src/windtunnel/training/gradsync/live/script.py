@@ -27,7 +27,7 @@ from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.training.gradsync.files import PROFILE, read, write
 from windtunnel.training.gradsync.live.exchange import DEADLINE
 from windtunnel.training.gradsync.live.hook import apply, fits
-from windtunnel.training.gradsync.live.profile import CODECS, STEPS, Times, measured
+from windtunnel.training.gradsync.live.profile import CODECS, STEPS, BackwardTimes, measured
 from windtunnel.training.gradsync.model import Plan, Profile
 
 Begin = Callable[[DistributedDataParallel], object]
@@ -39,7 +39,7 @@ def profiled(
 ) -> None:
     """Time the steps of the script's model, then measure all else, into ``found`` and by rank 0 into
     ``file``, and end the script."""
-    times = Times(ddp)
+    times = BackwardTimes(ddp)
     begun, steps = ddp._pre_forward, 0
 
     def forward(*arguments: Any, **named: Any) -> Any:

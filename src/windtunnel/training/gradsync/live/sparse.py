@@ -37,7 +37,7 @@ from windtunnel.training.gradsync.live.units import (
     units_of,
     unpack,
 )
-from windtunnel.training.gradsync.model import Network
+from windtunnel.training.gradsync.model import JobNetwork
 from windtunnel.training.gradsync.policy.partition import Order, growth_of, slice_length
 from windtunnel.training.gradsync.policy.sparse import SCHEMES, Sparsity, choose, promising
 
@@ -51,7 +51,7 @@ TURNS = 30
 
 def all_reduce(
     tensor: Tensor, group: dist.ProcessGroup | None = None, scheme: str = "auto", *,
-    network: Network | None = None, seed: int = 0, deadline: float = DEADLINE,
+    network: JobNetwork | None = None, seed: int = 0, deadline: float = DEADLINE,
 ) -> Tensor:  # fmt: skip
     """The sum of ``tensor`` over the ranks of ``group``, COO or dense as it is; ``tensor`` stays.
 
@@ -69,7 +69,7 @@ def all_reduce(
 
 
 def reduce_with(
-    peers: Peers, tensor: Tensor, scheme: str, network: Network | None = None, seed: int = 0
+    peers: Peers, tensor: Tensor, scheme: str, network: JobNetwork | None = None, seed: int = 0
 ) -> Tensor:
     """`all_reduce` over ``peers``."""
     wrong = _wrong(tensor, scheme)
@@ -107,7 +107,7 @@ def _wrong(tensor: Tensor, scheme: str) -> str:
     return ""
 
 
-def _words(tensor: Tensor, scheme: str, network: Network | None, seed: int) -> str:
+def _words(tensor: Tensor, scheme: str, network: JobNetwork | None, seed: int) -> str:
     """What must be the same on all ranks."""
     shape = "x".join(map(str, tensor.shape)) or "no dimensions"
     layout = "dense" if tensor.layout == torch.strided else f"sparse in {tensor.sparse_dim()} dimensions"
@@ -179,7 +179,7 @@ def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -
 
 
 def tried(
-    tensor: Tensor, sparsity: Sparsity, network: Network, group: dist.ProcessGroup | None = None,
+    tensor: Tensor, sparsity: Sparsity, network: JobNetwork, group: dist.ProcessGroup | None = None,
     deadline: float = DEADLINE, enough: float = TRIED,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds that the sum of ``tensor``, as sparse as ``one`` on ``network``, takes by each scheme that may

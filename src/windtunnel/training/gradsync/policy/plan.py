@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import NONE, PLAIN, Forecast, Group, Option, Plan, Profile
+from windtunnel.training.gradsync.model import (
+    NONE,
+    PLAIN,
+    GradientGroup,
+    IterationForecast,
+    Option,
+    Plan,
+    Profile,
+)
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import (
     BETWEEN,
@@ -324,7 +332,7 @@ class _Job:
 
     # -- what is told of a choice
 
-    def plan(self, found: _Found, compared: Sequence[Forecast]) -> Plan:
+    def plan(self, found: _Found, compared: Sequence[IterationForecast]) -> Plan:
         network = self.profile.network
         return Plan(
             groups=tuple(self._groups(found)), order=self._order(found),
@@ -332,12 +340,12 @@ class _Job:
             world=network.world, hosts=network.hosts, emulated=self.profile.emulated,
         )  # fmt: skip
 
-    def forecast(self, name: str, found: _Found) -> Forecast:
+    def forecast(self, name: str, found: _Found) -> IterationForecast:
         chosen = self.chosen(found)
         # what a part of the gradients costs is not known: they are priced as if all had the worst codec
         steps = max(self.steps.get(option.codec, 1.0) for option, _ in chosen)
         sent = round(sum(task.sent for _, work in chosen for task in work))
-        return Forecast(name, found.seconds, sent, steps)
+        return IterationForecast(name, found.seconds, sent, steps)
 
     def _order(self, found: _Found) -> tuple[tuple[int, int], ...]:
         """The collectives by when the timeline begins them."""
@@ -351,12 +359,12 @@ class _Job:
         ]
         return tuple((group, step) for _, group, step in sorted(calls))
 
-    def _groups(self, found: _Found) -> Iterator[Group]:
+    def _groups(self, found: _Found) -> Iterator[GradientGroup]:
         """With the reason of each: what the iteration would take with its next best option."""
         rows = zip(spans(found.cuts), self.chosen(found), strict=True)
         for group, ((begin, end), (option, work)) in enumerate(rows):
             names = tuple(tensor.name for tensor in self.tensors[begin:end])
-            yield Group(names, option, self._reason(found, group, begin, work))
+            yield GradientGroup(names, option, self._reason(found, group, begin, work))
 
     def _reason(self, found: _Found, group: int, begin: int, work: list[Task]) -> str:
         choice = np.array(found.choice, np.int64)

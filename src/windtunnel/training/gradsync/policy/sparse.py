@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from windtunnel.training.gradsync.model import Kind, Network, Option, Profile, SumTime, Tensor
+from windtunnel.training.gradsync.model import GradientTensor, JobNetwork, Kind, Option, Profile, SumTime
 from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, Task
 
 SCHEMES = ("zen", "hierarchy", "allgather", "dense")
@@ -31,7 +31,7 @@ seconds more: what processes' turns and their work add to any."""
 @dataclass(frozen=True)
 class Sparsity:
     """Of a gradient: ``units`` (rows or elements) of ``width`` elements of ``itemsize`` bytes, of which
-    ``density`` are not zero on one rank; ``growth`` as in `Tensor`."""
+    ``density`` are not zero on one rank; ``growth`` as in `GradientTensor`."""
 
     units: int
     width: int
@@ -62,7 +62,7 @@ class Sparsity:
         return count * self.width * self.itemsize + index
 
 
-def sparsity(tensor: Tensor) -> Sparsity:
+def sparsity(tensor: GradientTensor) -> Sparsity:
     """What a profile knows of a gradient."""
     width = max(1, tensor.width)
     return Sparsity(max(1, tensor.numel // width), width, ELEMENT, tensor.density, tensor.growth)
@@ -97,7 +97,7 @@ def traffic(scheme: str, sparsity: Sparsity, world: int) -> Traffic:
     return Traffic(sum(map(sparsity.message, sums)), 2 * (levels + 2 * folded))
 
 
-def seconds(scheme: str, sparsity: Sparsity, network: Network) -> float:
+def seconds(scheme: str, sparsity: Sparsity, network: JobNetwork) -> float:
     """Predicted, of one sum: its rounds, and the bytes of a rank.
 
     Raises:
@@ -114,14 +114,14 @@ def seconds(scheme: str, sparsity: Sparsity, network: Network) -> float:
     return moved.rounds * empty / turns + moved.nbytes * each
 
 
-def promising(sparsity: Sparsity, network: Network) -> list[str]:
+def promising(sparsity: Sparsity, network: JobNetwork) -> list[str]:
     """The schemes that may be the best: what a sum takes beside rounds and bytes is not predicted."""
     predicted = {name: seconds(name, sparsity, network) for name in SCHEMES}
     most = NEAR * min(predicted.values()) + BESIDE
     return [name for name in SCHEMES if predicted[name] <= most]
 
 
-def carried(job: Profile, network: Network) -> Network:
+def carried(job: Profile, network: JobNetwork) -> JobNetwork:
     """``network`` with what sums of the job's gradients would take on it: what they took on the job's own, as
     much longer or shorter as they are predicted to."""
     sparsities = {tensor.name: sparsity(tensor) for tensor in job.tensors}
@@ -136,14 +136,14 @@ def carried(job: Profile, network: Network) -> Network:
     return replace(network, sums=tuple(sums))
 
 
-def choose(sparsity: Sparsity, network: Network | None, world: int) -> str:
+def choose(sparsity: Sparsity, network: JobNetwork | None, world: int) -> str:
     """The scheme that takes least; where no network is known, that whose ranks send fewest bytes."""
     if network is None:
         return min(SCHEMES, key=lambda name: traffic(name, sparsity, world).nbytes)
     return min(SCHEMES, key=lambda name: seconds(name, sparsity, network))
 
 
-def choices(tensor: Tensor, profile: Profile) -> list[tuple[Option, list[Task]]]:
+def choices(tensor: GradientTensor, profile: Profile) -> list[tuple[Option, list[Task]]]:
     """The options of a sparse gradient, with their one task each: a scheme is one call. Where schemes were
     tried between these ranks, only those, by what they took."""
     of, network = sparsity(tensor), profile.network

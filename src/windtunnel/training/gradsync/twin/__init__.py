@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.gradients import backward_of
-from windtunnel.training.gradsync.model import Plan, Profile, Tensor
+from windtunnel.training.gradsync.model import GradientTensor, Plan, Profile
 from windtunnel.training.gradsync.policy import Decision, Observation, Wanted
 from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
@@ -33,7 +33,7 @@ def profile_of(result: EmulationResult) -> Profile:
     backward, cluster = backward_of(result), result.cluster
     return Profile(
         tensors=tuple(
-            Tensor(gradient.name, gradient.numel, gradient.seconds) for gradient in backward.gradients
+            GradientTensor(gradient.name, gradient.numel, gradient.seconds) for gradient in backward.gradients
         ),
         codecs=codecs_of(cluster),
         network=network_of(cluster),

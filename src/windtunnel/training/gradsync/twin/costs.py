@@ -18,9 +18,9 @@ from windtunnel.training.emulate.gradients import collective_times
 from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
-    CollectiveCost,
+    CollectiveFit,
+    JobNetwork,
     Kind,
-    Network,
     Scope,
 )
 
@@ -65,7 +65,7 @@ CODECS = {
 }
 
 
-def network_of(cluster: Cluster) -> Network:
+def network_of(cluster: Cluster) -> JobNetwork:
     """All collectives that an option may use.
 
     Raises:
@@ -84,8 +84,8 @@ def network_of(cluster: Cluster) -> Network:
         for kind, name in KINDS.items() if len(ranks) > 1 else ():
             times = collective_times(cluster, name, ranks, SIZES, alike=scope == "between")
             line = least_squares([np.ones_like(sizes), sizes], np.array(times))
-            collective_costs.append(CollectiveCost(scope, kind, *line))
-    return Network(cluster.hosts, places, tuple(collective_costs))
+            collective_costs.append(CollectiveFit(scope, kind, *line))
+    return JobNetwork(cluster.hosts, places, tuple(collective_costs))
 
 
 def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:

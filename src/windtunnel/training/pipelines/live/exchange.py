@@ -25,7 +25,7 @@ _HEADER_TAG = 1
 Spec = list[tuple[str, list[int], bool]]  # dtype, shape, whether it wants a gradient
 
 
-class Exchange:
+class StageExchange:
     """The two neighbours of this stage in its pipeline: their ranks, None at the ends."""
 
     def __init__(self, before: int | None, after: int | None, device: torch.device) -> None:

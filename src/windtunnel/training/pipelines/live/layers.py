@@ -38,7 +38,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-class Layer:
+class HostLayer:
     """Layer ``index`` on this host. ``optimizer`` and ``scheduler`` are None where nothing is trained.
 
     Raises:

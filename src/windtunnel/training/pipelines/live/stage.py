@@ -18,17 +18,17 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.determinism import seed_for, seed_generators
-from windtunnel.training.pipelines.live.layers import Layer
+from windtunnel.training.pipelines.live.layers import HostLayer
 
 Loss = Callable[[Any, Any], Tensor]
-Sink = Callable[[Layer, list[Tensor]], None]
+Sink = Callable[[HostLayer, list[Tensor]], None]
 
 
 @dataclass
-class Kept:
+class LayerActivations:
     """What one layer needs for its backward."""
 
-    layer: Layer
+    layer: HostLayer
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
@@ -37,29 +37,29 @@ class Kept:
 class InFlight:
     """A microbatch between its forward and its backward. ``loss`` and ``head``: at the last stage."""
 
-    layers: list[Kept]
+    layers: list[LayerActivations]
     loss: Tensor | None = None
     head: tuple[Tensor, ...] = ()
 
 
-class Stage:
+class LiveStage:
     """``layers`` in the order of the model."""
 
-    def __init__(self, layers: Sequence[Layer], seed: int, autocast: torch.dtype | None) -> None:
+    def __init__(self, layers: Sequence[HostLayer], seed: int, autocast: torch.dtype | None) -> None:
         self.layers = layers
         self.seed = seed
         self.autocast = autocast
 
     def forward(self, step: int, microbatch: int, inputs: tuple[Tensor, ...]) -> InFlight:
         """Run all layers; the outputs are those of the last in ``layers``."""
-        kept: list[Kept] = []
+        kept: list[LayerActivations] = []
         for layer in self.layers:
             seed_generators(seed_for(self.seed, step, microbatch, layer.index))
             fed = _cut(inputs)
             with self._precision(layer.device):
                 output = layer.module(*fed)
             inputs = as_tuple(output, layer.name)
-            kept.append(Kept(layer, fed, inputs))
+            kept.append(LayerActivations(layer, fed, inputs))
         return InFlight(kept)
 
     def loss(self, flight: InFlight, target: Any, loss: Loss) -> float:

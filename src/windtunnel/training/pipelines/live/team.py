@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.pipelines.live.layers import Layer
+from windtunnel.training.pipelines.live.layers import HostLayer
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
 from windtunnel.training.pipelines.policy.transfers import layers_by_host
 
@@ -154,7 +154,7 @@ class Sums:
     _own: dict[int, Tensor] = field(default_factory=dict)
     _works: dict[int, Any] = field(default_factory=dict)
 
-    def add(self, layer: Layer, gradients: list[Tensor]) -> None:
+    def add(self, layer: HostLayer, gradients: list[Tensor]) -> None:
         """Take in the gradients of the layer's parameters from one microbatch."""
         parts = [g.reshape(-1) for g in gradients]
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -168,14 +168,14 @@ class Sums:
             # A single gradient may be memory that somebody else holds, too
             self._own[layer.index] = flat.clone() if len(gradients) == 1 else flat
 
-    def start(self, layer: Layer) -> None:
+    def start(self, layer: HostLayer) -> None:
         """All microbatches of this host are in: begin the sum over the holders."""
         group = self.groups[layer.index]
         own = self._own[layer.index] = self._own[layer.index].cpu()
         if group is not None:
             self._works[layer.index] = dist.all_reduce(own, group=group, async_op=True)
 
-    def finish(self, layer: Layer) -> Tensor:
+    def finish(self, layer: HostLayer) -> Tensor:
         """The layer's gradient summed over the whole step: flat, in the parameters' order, on their device,
         in single precision or better."""
         if (work := self._works.pop(layer.index, None)) is not None:

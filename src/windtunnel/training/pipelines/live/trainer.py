@@ -41,15 +41,15 @@ from windtunnel.training.checkpoint import store
 from windtunnel.training.elastic import determinism
 from windtunnel.training.elastic.determinism import seed_for, seed_generators
 from windtunnel.training.pipelines.live import entry
-from windtunnel.training.pipelines.live.exchange import Exchange
+from windtunnel.training.pipelines.live.exchange import StageExchange
 from windtunnel.training.pipelines.live.layers import (
-    Layer,
+    HostLayer,
     LayerSpec,
     MakeOptimizer,
     MakeScheduler,
     shard_of,
 )
-from windtunnel.training.pipelines.live.stage import InFlight, Loss, Stage
+from windtunnel.training.pipelines.live.stage import InFlight, LiveStage, Loss
 from windtunnel.training.pipelines.live.team import SCALE, Reduction, Sums, Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
 from windtunnel.training.pipelines.policy.commit import commit_key
@@ -153,7 +153,7 @@ class PipelineTrainer:
         self.order = SampleOrder(samples, microbatches, microbatch_size, seed)
         _check(self)
         # What lives over regroupings:
-        self.layers: dict[int, Layer] = {}
+        self.layers: dict[int, HostLayer] = {}
         self.version = 0
         self.era = 0
         self.before = 0  # the newest generation that was in storage when the job began or went back there
@@ -167,10 +167,10 @@ class PipelineTrainer:
     def names(self) -> list[str]:
         return [spec.name for spec in self.specs]
 
-    def build(self, index: int) -> Layer:
+    def build(self, index: int) -> HostLayer:
         """Layer ``index`` as it is before the first step: the same on every host."""
         spec = self.specs[index]
-        return Layer(index, spec, self.seed, self.optimizer, self.scheduler, self.device)
+        return HostLayer(index, spec, self.seed, self.optimizer, self.scheduler, self.device)
 
     def settings(self) -> str:
         """Digest of what must be the same on all hosts."""
@@ -204,7 +204,7 @@ class PipelineTrainer:
         self._calls = (job.generation, calls)
         prefix = f"pipelines/{calls}"
         team = entry.enter(self, job, prefix)
-        exchange = Exchange(team.before, team.after, self.device)
+        exchange = StageExchange(team.before, team.after, self.device)
         while self.version < steps:
             step = self.version
             self.pending = self._prepare(team, exchange, step)
@@ -240,7 +240,7 @@ class PipelineTrainer:
         self.pending = None
         return prepared
 
-    def _prepare(self, team: Team, exchange: Exchange, step: int) -> Prepared:
+    def _prepare(self, team: Team, exchange: StageExchange, step: int) -> Prepared:
         sums = Sums(self.reduction, team.groups, self.order.microbatches, self.scale)
         # One sum over all hosts, in which each entry has one contributor: exact in any order.
         losses = torch.zeros(self.order.microbatches, dtype=torch.float64)
@@ -276,12 +276,14 @@ class PipelineTrainer:
             raise FloatingPointError(f"step {step}: gradients{where} are no finite numbers (loss {loss})")
         return Prepared(step, {} if skipped else gradients, loss, norm, skipped)
 
-    def _run_pipeline(self, team: Team, exchange: Exchange, sums: Sums, step: int, losses: Tensor) -> None:
+    def _run_pipeline(
+        self, team: Team, exchange: StageExchange, sums: Sums, step: int, losses: Tensor
+    ) -> None:
         assert team.stage is not None
         first, last = team.before is None, team.after is None
         stages = len(team.layout.pipelines[team.pipeline or 0])
         actions = one_forward_one_backward(team.stage, stages, len(team.microbatches))
-        stage = Stage([self.layers[index] for index in team.layers], self.seed, self.autocast)
+        stage = LiveStage([self.layers[index] for index in team.layers], self.seed, self.autocast)
         flights: dict[int, InFlight] = {}
         left = len(team.microbatches)
         for number, action in enumerate(actions):
@@ -301,7 +303,7 @@ class PipelineTrainer:
                 left -= 1
                 done = left == 0
 
-                def sink(layer: Layer, tensors: list[Tensor], done: bool = done) -> None:
+                def sink(layer: HostLayer, tensors: list[Tensor], done: bool = done) -> None:
                     sums.add(layer, tensors)
                     if done:
                         sums.start(layer)

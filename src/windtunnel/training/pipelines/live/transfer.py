@@ -23,7 +23,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint import Whole, steps
 from windtunnel.training.checkpoint.model import StoredStep
-from windtunnel.training.pipelines.live.layers import Layer, require_name
+from windtunnel.training.pipelines.live.layers import HostLayer, require_name
 from windtunnel.training.pipelines.model import Transfer
 from windtunnel.training.pipelines.policy.transfers import spread
 
@@ -55,7 +55,9 @@ def plan_transfers(
     return tuple(spread(wanted, holders.__getitem__, lambda layer: float(nbytes.get(layer, 0))))
 
 
-def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank: int) -> dict[int, Whole]:
+def copy_layers(
+    transfers: Sequence[Transfer], layers: Mapping[int, HostLayer], rank: int
+) -> dict[int, Whole]:
     """Do this rank's part of ``transfers`` (ranks, not host ids); what it received, verified.
 
     Raises:

@@ -13,9 +13,9 @@ For a given time, a pipeline of some size has room for so many microbatches, and
 sizes for that time are a knapsack, and the least time at which they have room for all microbatches is found
 by bisection (times are whole femtoseconds):
 
-* `_Problem.exact`: a table over hosts and pipelines. Optimal, for up to some dozens of hosts.
-* `_Problem.two_sizes`: two neighbouring sizes for each number of pipelines, for large jobs. It always has
-  a result; beside the optimum its steps were as long in nine of ten trials, and 2.3 % longer at most.
+* `_ChoiceProblem.exact`: a table over hosts and pipelines. Optimal, for up to some dozens of hosts.
+* `_ChoiceProblem.two_sizes`: two neighbouring sizes for each number of pipelines, for large jobs. It always
+  has a result; beside the optimum its steps were as long in nine of ten trials, and 2.3 % longer at most.
 
 Oobleck enumerates all sums of sizes (Jang et al., SOSP 2023, section 4.2); their number explodes.
 """
@@ -106,14 +106,14 @@ def choose_sizes(
         raise UserError(
             f"{hosts} hosts are no sum of at most {microbatches} sizes from {set.n0} to {largest}"
         )
-    problem = _Problem(set, hosts, microbatches, low, high, reduce_seconds)
+    problem = _ChoiceProblem(set, hosts, microbatches, low, high, reduce_seconds)
     best = problem.two_sizes()
     if hosts * high * len(set.templates) <= _EXACT:
         return problem.exact(best)
     return best
 
 
-class _Problem:
+class _ChoiceProblem:
     """Sizes to choose, in femtoseconds."""
 
     def __init__(

@@ -58,7 +58,7 @@ def plan(
     Raises:
         UserError: the profile is empty, or a number is not positive.
     """
-    problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
+    problem = _CutProblem(profile, hosts, devices_per_host, memory, microbatches)
     if problem.most < hosts:
         return None
     solution = problem.search()
@@ -76,7 +76,7 @@ def fits(
     microbatches: int | None = None,
 ) -> bool:
     """Whether any plan for ``hosts`` hosts fits their memory (one pass, much cheaper than `plan`)."""
-    problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
+    problem = _CutProblem(profile, hosts, devices_per_host, memory, microbatches)
     return problem.most >= hosts and problem.feasible()
 
 
@@ -89,7 +89,7 @@ def why_not(
     microbatches: int | None = None,
 ) -> str | None:
     """Why `plan` finds nothing, in one sentence; None where it finds something."""
-    problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
+    problem = _CutProblem(profile, hosts, devices_per_host, memory, microbatches)
     if problem.most < hosts:
         return f"{len(profile)} layers make no {hosts} stages, one a host at least"
     if problem.feasible():
@@ -115,7 +115,7 @@ def why_not(
     )
 
 
-class _Problem:
+class _CutProblem:
     """The profile as integers: picoseconds and bytes, summed from the first layer on."""
 
     def __init__(

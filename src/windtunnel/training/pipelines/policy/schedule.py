@@ -15,14 +15,14 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Action:
+class StageAction:
     """One piece of work of a stage; ``microbatch`` counts from 0 within the pipeline's own share."""
 
     kind: Literal["forward", "backward"]
     microbatch: int
 
 
-def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
+def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tuple[StageAction, ...]:
     """What stage ``stage`` (0-based) of ``stages`` does in a step, in order.
 
     At most ``min(stages - stage, microbatches)`` microbatches are in flight at once.
@@ -33,10 +33,10 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tupl
     if not 0 <= stage < stages or microbatches < 1:
         raise ValueError(f"stage {stage} of {stages} with {microbatches} microbatches")
     ahead = min(stages - stage - 1, microbatches)
-    order = [Action("forward", m) for m in range(ahead)]
+    order = [StageAction("forward", m) for m in range(ahead)]
     for m in range(ahead, microbatches):
-        order += [Action("forward", m), Action("backward", m - ahead)]
-    order += [Action("backward", m) for m in range(microbatches - ahead, microbatches)]
+        order += [StageAction("forward", m), StageAction("backward", m - ahead)]
+    order += [StageAction("backward", m) for m in range(microbatches - ahead, microbatches)]
     return tuple(order)
 
 

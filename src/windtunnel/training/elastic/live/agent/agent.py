@@ -37,10 +37,10 @@ from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeepe
 from windtunnel.training.elastic.live import forked, tunnel
 from windtunnel.training.elastic.live.agent import reach
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
-from windtunnel.training.elastic.live.agent.link import Link
+from windtunnel.training.elastic.live.agent.link import SupervisorLink
 from windtunnel.training.elastic.live.agent.trainers import Answer, Trainers, nobody
-from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
-from windtunnel.training.elastic.live.calls import Hello, Host, Message, News, Post, Welcome
+from windtunnel.training.elastic.live.agent.workers import Stream, TrainerOutputs, TrainerProcess, Workers
+from windtunnel.training.elastic.live.calls import Hello, HostAgent, Message, News, Post, TrainerWelcome
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.leases import Leases
 from windtunnel.training.elastic.policy.words import cause_in
@@ -91,14 +91,14 @@ class Agent:
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
-        self._outputs = Outputs()
+        self._outputs = TrainerOutputs()
         self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.workers.exited(m)))
         self.workers = Workers(self._forks, self._outputs, self.do, self._started, self._gone)
         self._socket = self.memory / "agent.sock"
-        self._server = RpcServer(RpcService.of(Host, Trainers(self)), f"unix:{self._socket}")
+        self._server = RpcServer(RpcService.of(HostAgent, Trainers(self)), f"unix:{self._socket}")
         self.keys = Keys.of_job(config.secret, config.tls)
         self._door = tunnel.Door(self.keys, lambda: self.member.store if self.member else "")
-        self.link = Link(
+        self.link = SupervisorLink(
             config.supervisor, self.keys, self._greeting, lambda m: self.do(lambda: self._hear(m))
         )
 
@@ -203,7 +203,7 @@ class Agent:
             posts=[Post(generation, key, {rank: value}) for (generation, key, rank), value in posts],
         )
 
-    def _present(self) -> list[Worker]:
+    def _present(self) -> list[TrainerProcess]:
         return [w for w in self.workers.living() if w.rank in self.mine and not w.stopped]
 
     def _hear(self, message: Message) -> None:
@@ -278,7 +278,7 @@ class Agent:
         logs = Path(self.config.run) / "logs"
         logs.mkdir(exist_ok=True)
         stream = Stream(logs / f"rank-{rank}.gen-{self.generation}.log", rank)
-        worker = Worker(local, rank, self.generation, stream)
+        worker = TrainerProcess(local, rank, self.generation, stream)
         wanted = {
             "script": str(self.config.job.script),
             "arguments": self.config.job.arguments,
@@ -320,7 +320,7 @@ class Agent:
             path = self.services[0].path if self.services else None
             faults, config = list(self.config.job.faults), self.config.worker
             news = self._news()
-            answer(Welcome(news, worker.rank, worker.local, self.host or 0, path, faults, config))
+            answer(TrainerWelcome(news, worker.rank, worker.local, self.host or 0, path, faults, config))
 
     def _news(self) -> News:
         assert self.member is not None
@@ -365,7 +365,7 @@ class Agent:
         for answer in self._agreeing.pop((generation, key), []):
             answer(by_rank)
 
-    def finish(self, worker: Worker, result: Any) -> None:
+    def finish(self, worker: TrainerProcess, result: Any) -> None:
         """A rank is done."""
         if not worker.done:
             worker.done = True
@@ -373,7 +373,7 @@ class Agent:
             self._results[worker.rank] = about
             self.link.send("done", **about)
 
-    def _started(self, worker: Worker) -> None:
+    def _started(self, worker: TrainerProcess) -> None:
         self._report(worker, "started", None, None, "")
         self._write_status()
         self._hear_early()
@@ -383,7 +383,7 @@ class Agent:
         for welcome in early:
             welcome()
 
-    def _gone(self, worker: Worker, status: int | None, number: int | None) -> None:
+    def _gone(self, worker: TrainerProcess, status: int | None, number: int | None) -> None:
         self.leases.end(worker.pid or 0)
         if worker.stopped:
             self._reconcile()
@@ -397,7 +397,9 @@ class Agent:
         self._report(worker, "exit", status, number, error)
         self._write_status()
 
-    def _report(self, worker: Worker, what: str, status: int | None, number: int | None, error: str) -> None:
+    def _report(
+        self, worker: TrainerProcess, what: str, status: int | None, number: int | None, error: str
+    ) -> None:
         self.link.send(
             "worker",
             what=what,

@@ -35,7 +35,7 @@ def _ignore(value: object) -> None:
 _BEAT: Call = ("beat", {}, _ignore)
 
 
-class Link:
+class SupervisorLink:
     """``hello()`` makes the first message of each attendance, ``deliver(message)`` gets all that comes."""
 
     def __init__(

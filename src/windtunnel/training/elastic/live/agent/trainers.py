@@ -1,4 +1,4 @@
-"""What the trainers of a host call at its agent (`calls.Host`), each in a thread of its own.
+"""What the trainers of a host call at its agent (`calls.HostAgent`), each in a thread of its own.
 
 What is said is handed to the agent's thread before the call returns. So a trainer's last words are there
 before the word of its end.
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.training.elastic.live import inject
-from windtunnel.training.elastic.live.calls import Message, News, Values, Welcome
+from windtunnel.training.elastic.live.calls import Message, News, TrainerWelcome, Values
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic.live.agent.agent import Agent
-    from windtunnel.training.elastic.live.agent.workers import Worker
+    from windtunnel.training.elastic.live.agent.workers import TrainerProcess
 
 PATIENCE = 10.0
 Answer = Callable[[Any], object]
@@ -34,9 +34,9 @@ class Trainers:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    def join(self, pid: int) -> Welcome:
+    def join(self, pid: int) -> TrainerWelcome:
         agent = self._agent
-        welcome: Welcome = _answered(
+        welcome: TrainerWelcome = _answered(
             "welcome", PATIENCE, lambda put: agent.do(lambda: agent.welcome(pid, put))
         )
         return welcome
@@ -80,7 +80,7 @@ class Trainers:
     def inject(self, pid: int, action: str, shard: str = "", rate: float = 0.0) -> None:
         self._of(pid, lambda worker: inject.inject_on_host(self._agent, action, shard, rate))
 
-    def _of(self, pid: int, deed: Callable[[Worker], object]) -> None:
+    def _of(self, pid: int, deed: Callable[[TrainerProcess], object]) -> None:
         """Done in the agent's thread, for a trainer that is one then."""
 
         def do() -> None:

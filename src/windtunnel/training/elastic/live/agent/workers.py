@@ -55,7 +55,7 @@ class Stream:
             os.close(fd)
 
 
-class Outputs:
+class TrainerOutputs:
     """One thread that reads all streams."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ LAST_WORDS = 0.3  # seconds to wait for the end of what a worker printed
 
 
 @dataclass
-class Worker:
+class TrainerProcess:
     """One process. ``pid`` is None until it has been forked. ``stopped``: we ended it ourselves."""
 
     local: int
@@ -163,16 +163,16 @@ class Workers:
     def __init__(
         self,
         forks: ForkServerClient,
-        outputs: Outputs,
+        outputs: TrainerOutputs,
         enqueue: Enqueue,
-        started: Callable[[Worker], None],
-        gone: Callable[[Worker, int | None, int | None], None],
+        started: Callable[[TrainerProcess], None],
+        gone: Callable[[TrainerProcess, int | None, int | None], None],
     ) -> None:
-        self.by_local: dict[int, Worker] = {}
+        self.by_local: dict[int, TrainerProcess] = {}
         self._forks, self._outputs = forks, outputs
         self._enqueue, self._begun, self._gone = enqueue, started, gone
 
-    def start(self, worker: Worker, wanted: dict[str, Any]) -> None:
+    def start(self, worker: TrainerProcess, wanted: dict[str, Any]) -> None:
         """Start a process for ``worker``.
 
         Raises:
@@ -187,21 +187,21 @@ class Workers:
         self._outputs.add(worker.stream)
         self.by_local[worker.local] = worker
 
-    def kill(self, worker: Worker, number: int = signal.SIGKILL) -> None:
+    def kill(self, worker: TrainerProcess, number: int = signal.SIGKILL) -> None:
         """Send a signal to the worker's session."""
         if worker.pid is not None and not worker.ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, number)
 
-    def stop(self, worker: Worker) -> None:
+    def stop(self, worker: TrainerProcess) -> None:
         """End a worker that is no longer wanted; nothing is reported of it."""
         worker.stopped = True
         self.kill(worker)
 
-    def of_pid(self, pid: int) -> Worker | None:
+    def of_pid(self, pid: int) -> TrainerProcess | None:
         return next((w for w in self.by_local.values() if w.pid == pid and not w.ended), None)
 
-    def living(self) -> list[Worker]:
+    def living(self) -> list[TrainerProcess]:
         return [worker for worker in self.by_local.values() if not worker.ended]
 
     def exited(self, message: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ class Workers:
         if worker is not None:
             self._end(worker, message["status"], message["signal"])
 
-    def _started(self, worker: Worker, message: dict[str, Any]) -> None:
+    def _started(self, worker: TrainerProcess, message: dict[str, Any]) -> None:
         if message["op"] != "started":
             worker.error = message.get("error", "")
             self._end(worker, None, None)
@@ -226,7 +226,7 @@ class Workers:
             return  # it ended already, and the fork server says how
         threading.Thread(target=self._watch, args=(worker, worker.pidfd), name="watch", daemon=True).start()
 
-    def _watch(self, worker: Worker, pidfd: int) -> None:
+    def _watch(self, worker: TrainerProcess, pidfd: int) -> None:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         poll.poll()
@@ -234,7 +234,7 @@ class Workers:
         time.sleep(UNTOLD)
         self._enqueue(lambda: self._end(worker, None, None))
 
-    def _end(self, worker: Worker, status: int | None, number: int | None) -> None:
+    def _end(self, worker: TrainerProcess, status: int | None, number: int | None) -> None:
         if worker.ended:
             return
         worker.ended = True

@@ -28,7 +28,7 @@ from torch._C import _distributed_c10d as below  # where the names are PyTorch's
 from torch.futures import Future
 from torch.utils._python_dispatch import _disable_current_modes
 
-from windtunnel.training.emulate.live.hybrid.link import Link
+from windtunnel.training.emulate.live.hybrid.link import CoordinatorLink
 
 PATIENCE = timedelta(days=1)
 """Of gloo between live ranks: a debugger may hold one of them. The coordinator sees that a rank ends."""
@@ -44,15 +44,17 @@ class LiveWorld:
 
     live: frozenset[int]
     rule: str
-    link: Link
+    link: CoordinatorLink
     directory: Path
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
-class Work(below.Work):
+class GroupWork(below.Work):
     """A call that was made. ``pending``: messages between live ranks that are on their way."""
 
-    def __init__(self, link: Link, number: int, result: list[Tensor], pending: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, link: CoordinatorLink, number: int, result: list[Tensor], pending: Sequence[Any] = ()
+    ) -> None:
         super().__init__()
         self._link, self._number, self._tensors, self._pending = link, number, result, pending
 
@@ -78,7 +80,7 @@ class Work(below.Work):
         return self._tensors
 
 
-class Group(Base):  # type: ignore[misc]
+class HybridGroup(Base):  # type: ignore[misc]
     """See the module. Methods are those of c10d's groups, by all names that it calls them."""
 
     def __init__(self, world: LiveWorld, rank: int, size: int) -> None:
@@ -110,14 +112,14 @@ class Group(Base):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         pass
 
-    def allreduce(self, tensors: Any, opts: Any) -> Work:
+    def allreduce(self, tensors: Any, opts: Any) -> GroupWork:
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         return self._call(
             "all_reduce", "allreduce", (tensors, opts), tensors, tensors,
             lambda: self._reduce(tensors, opts.reduceOp),
         )  # fmt: skip
 
-    def reduce(self, tensors: Any, opts: Any) -> Work:
+    def reduce(self, tensors: Any, opts: Any) -> GroupWork:
         root = int(opts.rootRank)
         return self._call(
             "reduce", "reduce", (tensors, opts), tensors, tensors,
@@ -126,7 +128,7 @@ class Group(Base):  # type: ignore[misc]
             ), root,
         )  # fmt: skip
 
-    def broadcast(self, tensors: Any, opts: Any) -> Work:
+    def broadcast(self, tensors: Any, opts: Any) -> GroupWork:
         root = int(opts.rootRank)
 
         def data() -> None:
@@ -136,21 +138,21 @@ class Group(Base):  # type: ignore[misc]
 
         return self._call("broadcast", "broadcast", (tensors, opts), tensors, tensors, data, root)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         return self._gathered("all_gather", outputs, inputs, opts or below.AllgatherOptions())
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> GroupWork:
         return self.allgather([self._chunks(output)], [input.view(-1)], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         return self.allgather(
             [self._chunks(output) for output in outputs], [tensor.view(-1) for tensor in inputs], opts
         )
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> GroupWork:
         return self._gathered("gather", outputs, inputs, opts, int(opts.rootRank))
 
-    def _gathered(self, kind: str, outputs: Any, inputs: Any, opts: Any, root: int = -1) -> Work:
+    def _gathered(self, kind: str, outputs: Any, inputs: Any, opts: Any, root: int = -1) -> GroupWork:
         def data() -> None:
             held = self._held(inputs)
             for n, parts in enumerate(outputs):
@@ -160,7 +162,7 @@ class Group(Base):  # type: ignore[misc]
         flat = [part for parts in outputs for part in parts]
         return self._call(kind, kind.replace("_", ""), (outputs, inputs, opts), inputs, flat, data, root)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> GroupWork:
         root = int(opts.rootRank)
 
         def data() -> None:
@@ -173,7 +175,7 @@ class Group(Base):  # type: ignore[misc]
         flat = [part for parts in inputs for part in parts]
         return self._call("scatter", "scatter", (outputs, inputs, opts), flat, outputs, data, root)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> GroupWork:
         def data() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
                 if self._real is None:
@@ -187,7 +189,7 @@ class Group(Base):  # type: ignore[misc]
         flat = [part for parts in inputs for part in parts]
         return self._call("reduce_scatter", "reduce_scatter", (outputs, inputs, opts), flat, outputs, data)
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> GroupWork:
         self._members()
         if self._real is not None or not output.numel():
             return self.reduce_scatter([output.view(-1)], [self._chunks(input)], opts)
@@ -202,12 +204,12 @@ class Group(Base):  # type: ignore[misc]
 
         return self._call("reduce_scatter", "", (), [input], [output], data)
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> GroupWork:
         return self.reduce_scatter(
             [output.view(-1) for output in outputs], [self._chunks(tensor) for tensor in inputs], opts
         )
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         def data() -> None:
             if self._real is not None:
                 raise NotImplementedError(
@@ -222,22 +224,24 @@ class Group(Base):  # type: ignore[misc]
         args = (outputs, inputs, opts or below.AllToAllOptions())
         return self._call("all_to_all", "alltoall", args, inputs, outputs, data)
 
-    def all_to_all_single(self, output: Any, input: Any, out_sizes: Any, in_sizes: Any, opts: Any) -> Work:
+    def all_to_all_single(
+        self, output: Any, input: Any, out_sizes: Any, in_sizes: Any, opts: Any
+    ) -> GroupWork:
         def split(tensor: Tensor, sizes: Any) -> list[Tensor]:
             return list(tensor.split(list(sizes) or tensor.shape[0] // self._count))
 
         return self.alltoall(split(output, out_sizes), split(input, in_sizes), opts)
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> GroupWork:
         return self._call(
             "barrier", "barrier", (opts or below.BarrierOptions(),), (), (),
             lambda: self._real.barrier().wait() if self._real else None,
         )  # fmt: skip
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> GroupWork:
         return self._message("send", tensors, dst, tag)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> GroupWork:
         return self._message("recv", tensors, src, tag)
 
     allreduce_coalesced = allreduce
@@ -248,7 +252,7 @@ class Group(Base):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _message(self, kind: str, tensors: Tensors, peer: int, tag: int) -> Work:
+    def _message(self, kind: str, tensors: Tensors, peer: int, tag: int) -> GroupWork:
         link, pending = self._world.link, []
         with link.clock, torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             ranks = self._members()
@@ -259,12 +263,12 @@ class Group(Base):  # type: ignore[misc]
             elif kind == "recv":
                 for tensor in tensors:
                     tensor.zero_()
-            return Work(link, number, list(tensors), pending)
+            return GroupWork(link, number, list(tensors), pending)
 
     def _call(
         self, kind: str, name: str, args: Sequence[Any], ins: Tensors, outs: Tensors,
         data: Callable[[], None], root: int = -1,
-    ) -> Work:  # fmt: skip
+    ) -> GroupWork:  # fmt: skip
         """Note the call and supply its data. ``name`` and ``args``: what a group of live ranks does."""
         link = self._world.link
         with link.clock, torch.no_grad() if torch.is_grad_enabled() else nullcontext():
@@ -280,7 +284,7 @@ class Group(Base):  # type: ignore[misc]
                         getattr(self._real, name)(*args).wait()
                     else:
                         data()
-            return Work(link, number, list(outs))
+            return GroupWork(link, number, list(outs))
 
     def _members(self) -> tuple[int, ...]:
         if not self._ranks:

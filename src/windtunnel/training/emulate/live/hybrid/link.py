@@ -56,7 +56,7 @@ class Clock:
             self.spent += (self._since if self.read is cpu_seconds else cpu_seconds()) - self._began
 
 
-class Link:
+class CoordinatorLink:
     """Notes for the coordinator. Calls are numbered from 0. The clock stands in all of this."""
 
     def __init__(self, connection: Connection, clock: Clock) -> None:

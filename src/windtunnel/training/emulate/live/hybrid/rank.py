@@ -32,18 +32,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.live import failure, machine, values, world
-from windtunnel.training.emulate.live.host import Held
-from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
-from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
-from windtunnel.training.emulate.live.mailbox import Mailbox, Want
-from windtunnel.training.emulate.program import Calls, on_mark, run_program
+from windtunnel.training.emulate.live.host import HeldBytes
+from windtunnel.training.emulate.live.hybrid.group import HybridGroup, LiveWorld
+from windtunnel.training.emulate.live.hybrid.link import Clock, CoordinatorLink, cpu_seconds, cuda_seconds
+from windtunnel.training.emulate.live.mailbox import Mailbox, MailboxWait
+from windtunnel.training.emulate.program import OptimizerCalls, on_mark, run_program
 
 FOLLOWED = 2
 """Steps in which tensor memory is counted."""
 
 
 @dataclass(frozen=True)
-class Request:
+class LiveRankRequest:
     """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``attach``: the step
     before which the first live rank stops."""
 
@@ -67,10 +67,10 @@ Figures = tuple[float, float, int, float | None]
 class Steps:
     """Tells the coordinator of each step that ends: the clock, and what was found in it."""
 
-    def __init__(self, link: Link, memory: Held | None, attach: int) -> None:
+    def __init__(self, link: CoordinatorLink, memory: HeldBytes | None, attach: int) -> None:
         self.link, self.memory, self.attach = link, memory, attach
         self.mode = memory.follow() if memory is not None else None
-        self.calls: Calls[Figures] = Calls()
+        self.calls: OptimizerCalls[Figures] = OptimizerCalls()
         self.ended = 0
         self.loss: float | None = None
         self.marked = False
@@ -137,17 +137,17 @@ def _own_frame(frame: FrameType) -> FrameType:
 def main() -> None:
     end_with_parent()
     directory, rank = Path(sys.argv[1]), int(sys.argv[2])
-    request = Request(**json.loads((directory / "live.json").read_text()))
+    request = LiveRankRequest(**json.loads((directory / "live.json").read_text()))
     stack = open(failure.stack_file(directory, rank), "w")  # noqa: SIM115 - lives as long as the process
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     connection = Connection(int(sys.argv[3]))
     on_host = request.device == "cpu"
     clock = Clock(cpu_seconds if on_host else cuda_seconds)
-    link = Link(connection, clock)
+    link = CoordinatorLink(connection, clock)
     _join(request, rank, directory, link)
     attach = request.attach if rank == request.live[0] else 0
-    observed = Steps(link, Held() if on_host else None, attach)
+    observed = Steps(link, HeldBytes() if on_host else None, attach)
     observed.install()
     words = (request.script, request.module, request.arguments, request.paths)
     code = failure.status_of(lambda: run_program(*words, directory), directory, rank) or 0
@@ -158,11 +158,11 @@ def main() -> None:
     os._exit(code)  # gloo's destructors can wait for each other
 
 
-def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
+def _join(request: LiveRankRequest, rank: int, directory: Path, link: CoordinatorLink) -> None:
     """Make the world of which this is a rank."""
     machine.launch(rank, request.world_size, request.devices_per_host)
 
-    def nobody(want: Want | None) -> None:
+    def nobody(want: MailboxWait | None) -> None:
         """What was not said in the capture is never said."""
         if want is not None:
             (directory / f"done-{want.sender}").touch()
@@ -171,7 +171,9 @@ def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
     view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
     live = LiveWorld(frozenset(request.live), request.rule, link, directory)
     native = SimpleNamespace(wt_batch=lambda count: None)
-    world.install(view, native, request.device, lambda place, size: Group(live, place, size), Group)
+    world.install(
+        view, native, request.device, lambda place, size: HybridGroup(live, place, size), HybridGroup
+    )
     values.install_objects(view)
 
 

@@ -42,7 +42,7 @@ LARGEST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Loops:
+class KernelLoops:
     """``points``: how often the innermost statement runs; ``rows``: results of a row reduction, else 0."""
 
     kind: Literal["pointwise", "row", "full", "column"]
@@ -56,11 +56,11 @@ class Loops:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KernelPart:
     """A part of an operator: its loops (None: extern), which of the operator's inputs it reads, which results
     it reads that an earlier part wrote, and which it writes; positions among tensors."""
 
-    loops: Loops | None
+    loops: KernelLoops | None
     reads: tuple[int, ...]
     again: tuple[int, ...]
     writes: tuple[int, ...]
@@ -71,11 +71,11 @@ NORM_BACKWARDS = ("_fused_rms_norm_backward", "native_layer_norm_backward")
 NEVER = frozenset({"split_with_sizes_copy", "_chunk_cat", "_local_scalar_dense", "item", "_pin_memory"})
 
 
-def parts_of(op: Operator) -> tuple[Part, ...]:
+def parts_of(op: Operator) -> tuple[KernelPart, ...]:
     """The parts of ``op``, in order; an operator that is no loop has one, with ``loops`` None."""
     tensors, base, kind = op.tensors(), base_name(op.name), kind_of(op)
     reads, writes = tuple(range(len(tensors))), tuple(range(len(op.outputs)))
-    extern = (Part(None, reads, (), writes),)
+    extern = (KernelPart(None, reads, (), writes),)
     every = [*tensors, *op.outputs]
     if (
         base in NEVER
@@ -89,54 +89,56 @@ def parts_of(op: Operator) -> tuple[Part, ...]:
     if base in NORMS and len(op.outputs) > 1 and tensors:
         rows = op.outputs[-1].numel
         return (
-            Part(Loops("row", points, rows), (0,), (), writes[1:]),
-            Part(Loops("pointwise", points), reads, writes[1:], (0,)),
+            KernelPart(KernelLoops("row", points, rows), (0,), (), writes[1:]),
+            KernelPart(KernelLoops("pointwise", points), reads, writes[1:], (0,)),
         )
     if base in NORM_BACKWARDS and len(tensors) > 2:
         rows = min(tensor.numel for tensor in tensors[2:3])
-        given = [Part(Loops("row", points, rows), reads, (), (0,))]
+        given = [KernelPart(KernelLoops("row", points, rows), reads, (), (0,))]
         if writes[1:]:
-            given.append(Part(Loops("column", points), reads[:-1], (), writes[1:]))
+            given.append(KernelPart(KernelLoops("column", points), reads[:-1], (), writes[1:]))
         return tuple(given)
     if kind == "softmax" and base.endswith(("softmax", "softmax_backward_data")):
         axis = next((arg for arg in op.inputs if isinstance(arg, int) and not isinstance(arg, bool)), -1)
         shape = op.outputs[0].shape
         rows = points // max(1, shape[axis] if shape else 1)
-        return (Part(Loops("row", points, rows), reads, (), writes),)
+        return (KernelPart(KernelLoops("row", points, rows), reads, (), writes),)
     if (
         kind == "reduction"
         and tensors
         and base not in ("topk", "sort", "msort", "median", "cumsum", "cumprod")
     ):
-        return (Part(_reduction(op, tensors[0]), reads, (), writes),)
+        return (KernelPart(_reduction(op, tensors[0]), reads, (), writes),)
     if op.name.endswith(".out") and kind in ("elementwise", "other") and len(op.outputs) == 1 and reads[1:]:
         # The last tensor is only written; where it is made to fit, it is recorded as it was before.
-        return (Part(Loops("pointwise", max(t.numel for t in tensors)), reads[:-1], (), writes),)
+        return (KernelPart(KernelLoops("pointwise", max(t.numel for t in tensors)), reads[:-1], (), writes),)
     if kind in ("elementwise", "copy"):
         overwritten = base in OVERWRITES
         points = max(tensor.numel for tensor in op.outputs)
-        return (Part(Loops("pointwise", points), reads[1:] if overwritten else reads, (), writes),)
+        return (
+            KernelPart(KernelLoops("pointwise", points), reads[1:] if overwritten else reads, (), writes),
+        )
     return extern
 
 
-def _reduction(op: Operator, given: TensorMeta) -> Loops:
+def _reduction(op: Operator, given: TensorMeta) -> KernelLoops:
     out = op.outputs[0].numel
     each = given.numel // max(1, out)
     if each <= UNROLLED:
-        return Loops("pointwise", max(out, 1))
+        return KernelLoops("pointwise", max(out, 1))
     axes = next((arg for arg in op.inputs[1:] if isinstance(arg, tuple) and arg), None)
     if axes is None:
         number = next((a for a in op.inputs[1:] if isinstance(a, int) and not isinstance(a, bool)), None)
         axes = None if number is None or base_name(op.name) == "linalg_vector_norm" else (number,)
     rank = len(given.shape)
     if out == 1 and given.numel <= UNSPLIT:
-        return Loops("row", given.numel, 1)
+        return KernelLoops("row", given.numel, 1)
     if out == 1 or axes is None or not all(isinstance(axis, int) for axis in axes):
-        return Loops("full", given.numel)
+        return KernelLoops("full", given.numel)
     inner = {axis % rank for axis in axes} == set(range(rank - len(axes), rank))
     if inner and prod(given.shape[rank - len(axes) :]) == each:
-        return Loops("row", given.numel, out)
-    return Loops("column", given.numel)
+        return KernelLoops("row", given.numel, out)
+    return KernelLoops("column", given.numel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Item:
     """A node as fusion sees it: its loops (None: extern), values read and written (numbers), bytes of each
     value read, whether what it writes is wanted outside the graph, and its segment."""
 
-    loops: Loops | None
+    loops: KernelLoops | None
     reads: tuple[int, ...]
     sizes: tuple[int, ...]
     writes: tuple[int, ...]
@@ -254,7 +256,7 @@ class _Fusion:
                     return False
         return True
 
-    def _loops(self, kernel: int) -> list[Loops]:
+    def _loops(self, kernel: int) -> list[KernelLoops]:
         loop = [self.items[i].loops for i in _bits(self.members[kernel])]
         return [loops for loops in loop if loops is not None]
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
 
-from windtunnel.training.emulate.twin.compiler.regions import Graph, Node, Regions, Value, graphs
+from windtunnel.training.emulate.twin.compiler.regions import Graph, RegionNode, Regions, RegionValue, graphs
 
 BEFORE = 2.0**-16  # of an event: less than what stands between two events
 Edges = tuple[tuple[int, int], ...]
@@ -132,11 +132,11 @@ def _computed_again(regions: Regions, numbers: list[int], sizes: dict[int, int],
     return again
 
 
-def _cheap(node: Node) -> bool:
+def _cheap(node: RegionNode) -> bool:
     return node.part.loops is not None and node.part.loops.kind == "pointwise"
 
 
-def _written_anyway(value: Value, nodes: list[Node]) -> bool:
+def _written_anyway(value: RegionValue, nodes: list[RegionNode]) -> bool:
     """Whether the forward pass has to write it: it is given, or an extern operator makes or reads it."""
     if value.maker < 0 or nodes[value.maker].part.loops is None:
         return True
@@ -176,9 +176,11 @@ def _copy(
                 regions.owned[next_block] = (-1, -1)
                 next_block += 1
             new[write.value] = len(values)
-            values.append(Value(blocks[block], copy))
+            values.append(RegionValue(blocks[block], copy))
             writes.append(replace(write, value=new[write.value]))
-        nodes.append(Node(graph, node.event, node.row, node.part, reads, writes, True, node.at, live=True))
+        nodes.append(
+            RegionNode(graph, node.event, node.row, node.part, reads, writes, True, node.at, live=True)
+        )
         for read in reads:
             values[read.value].users.append(copy)
     for value, copied in new.items():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.training.emulate.graph import Category, EventKind, Operator, Phase, Slice
-from windtunnel.training.emulate.twin.compiler.loops import NEVER, Part, parts_of
+from windtunnel.training.emulate.twin.compiler.loops import NEVER, KernelPart, parts_of
 from windtunnel.training.emulate.twin.costs.work import base_name, kind_of, stored_bytes
 
 Graph = tuple[int, bool]
@@ -27,7 +27,7 @@ FIXED = (Category.PARAMETER, Category.OPTIMIZER, Category.COMMUNICATION)
 
 
 @dataclass(slots=True)
-class Value:
+class RegionValue:
     """What ``maker`` (a node, -1: something outside of all regions) wrote into ``block``. ``outside``: it is
     read by something outside of all regions, or outlives them. A block of -1 is no memory."""
 
@@ -48,7 +48,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Node:
+class RegionNode:
     """``event`` is where the operator stands, ``at`` where the node does (a recomputed one moves to its first
     reader). ``writes``: value, offset and bytes. ``row`` of the operator table. ``merged``: another node
     stands for it."""
@@ -56,7 +56,7 @@ class Node:
     graph: Graph
     event: int
     row: int
-    part: Part
+    part: KernelPart
     reads: list[Read]
     writes: list[Read]
     recomputed: bool
@@ -70,8 +70,8 @@ class Regions:
     """The ``nodes`` in the order of events, the ``values``, the events that the graphs take the place of, and
     of each block that a graph makes (``owned``) where it is allocated and freed (-1: never)."""
 
-    nodes: list[Node]
-    values: list[Value]
+    nodes: list[RegionNode]
+    values: list[RegionValue]
     taken: list[int]
     owned: dict[int, tuple[int, int]]
     segment: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -79,17 +79,17 @@ class Regions:
 
 def read_regions(slice_: Slice) -> Regions:
     """The regions of ``slice_``, which has some."""
-    return _Reader(slice_).read()
+    return _RegionReader(slice_).read()
 
 
-class _Reader:
+class _RegionReader:
     def __init__(self, slice_: Slice) -> None:
         self.slice = slice_
         self.flow = slice_.flow.tolist()
         self.operators = slice_.operators
-        self.parts: dict[int, tuple[Part, ...]] = {}
-        self.nodes: list[Node] = []
-        self.values: list[Value] = []
+        self.parts: dict[int, tuple[KernelPart, ...]] = {}
+        self.nodes: list[RegionNode] = []
+        self.values: list[RegionValue] = []
         self.current: dict[int, int] = {}  # block -> its value
         self.first: dict[int, int] = {}  # block -> the node that wrote it first, -1 for something outside
         self.streams: dict[int, int] = {}
@@ -139,7 +139,7 @@ class _Reader:
         return call, pairs[:reads], pairs[reads : reads + writes]
 
     def _value(self, block: int, maker: int) -> int:
-        self.values.append(Value(block, maker))
+        self.values.append(RegionValue(block, maker))
         number = len(self.values) - 1
         if block >= 0:
             self.current[block] = number
@@ -170,7 +170,7 @@ class _Reader:
         produced: dict[int, Read] = {}
         for part in self.parts[row]:
             number = len(self.nodes)
-            node = Node(graph, event, row, part, [], [], recomputed, float(event))
+            node = RegionNode(graph, event, row, part, [], [], recomputed, float(event))
             for place in part.reads:
                 if place in given:
                     node.reads.append(given[place])
@@ -221,7 +221,7 @@ def merge_equal(regions: Regions, operators: list[Operator]) -> None:
     nodes, values = regions.nodes, regions.values
     written = Counter(value.block for value in values)
     stands: dict[int, int] = {}  # value -> the one that it equals
-    known: dict[tuple[object, ...], Node] = {}
+    known: dict[tuple[object, ...], RegionNode] = {}
     for number, node in enumerate(nodes):
         for place, read in enumerate(node.reads):
             if read.value in stands:

@@ -28,7 +28,7 @@ from math import ceil
 import numpy as np
 
 from windtunnel.training.emulate.graph import Category, EventKind, Operator, Phase, Slice, TensorMeta
-from windtunnel.training.emulate.twin.compiler.loops import Item, Loops, kernels
+from windtunnel.training.emulate.twin.compiler.loops import Item, KernelLoops, kernels
 from windtunnel.training.emulate.twin.compiler.partition import partition, sink
 from windtunnel.training.emulate.twin.compiler.regions import (
     Read,
@@ -47,7 +47,7 @@ Key = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class FusedKernel:
     """A kernel, or an extern operator by itself: its nodes, and where it goes. Of ``nodes``, those in
     ``first`` have only their first stage here, and write nothing; those in ``second`` have read before what
     they read."""
@@ -74,10 +74,10 @@ def compiled(slice_: Slice) -> Slice:
     partition(regions, sizes, first_new)
     mark_live(regions)
     sink(regions)
-    kernels: list[Kernel] = []
+    kernels: list[FusedKernel] = []
     for _, numbers in graphs(regions):
         kernels += _kernels(regions, numbers)
-    return _Writer(slice_, regions, sizes, kernels).written()
+    return _EventWriter(slice_, regions, sizes, kernels).written()
 
 
 @lru_cache(maxsize=4096)
@@ -85,7 +85,7 @@ def _grouped(items: tuple[Item, ...]) -> tuple[int, ...]:
     return tuple(kernels(items))
 
 
-def _kernels(regions: Regions, numbers: list[int]) -> list[Kernel]:
+def _kernels(regions: Regions, numbers: list[int]) -> list[FusedKernel]:
     """The kernels of one graph, whose live nodes are ``numbers`` in order."""
     items, owner = _items(regions, numbers)
     members: dict[int, list[int]] = defaultdict(list)
@@ -117,7 +117,7 @@ def _kernels(regions: Regions, numbers: list[int]) -> list[Kernel]:
         first = frozenset(owner[p] for p in members[kernel] if p + 1 < len(owner) and owner[p + 1] == -1)
         second = frozenset(owner[p] for p in members[kernel] if p and owner[p - 1] == -1)
         fused = items[members[kernel][0]].loops is not None
-        result.append(Kernel(nodes, (placed[kernel], 1.0 + number), fused, first, second))
+        result.append(FusedKernel(nodes, (placed[kernel], 1.0 + number), fused, first, second))
     return result
 
 
@@ -153,16 +153,18 @@ def _items(regions: Regions, numbers: list[int]) -> tuple[tuple[Item, ...], list
         items += [
             Item(loops, reads, sizes, (partial,), False, segment),
             Item(None, (partial,), (0,), (total,), False, segment),
-            Item(Loops("pointwise", max(1, out // 4)), (total,), (0,), writes, wanted, segment),
+            Item(KernelLoops("pointwise", max(1, out // 4)), (total,), (0,), writes, wanted, segment),
         ]
         owner += [number, -1, number]
     return tuple(items), owner
 
 
-class _Writer:
+class _EventWriter:
     """Writes the events anew."""
 
-    def __init__(self, slice_: Slice, regions: Regions, sizes: dict[int, int], kernels: list[Kernel]) -> None:
+    def __init__(
+        self, slice_: Slice, regions: Regions, sizes: dict[int, int], kernels: list[FusedKernel]
+    ) -> None:
         self.slice, self.regions, self.sizes, self.kernels = slice_, regions, sizes, kernels
         self.operators = list(slice_.operators)
         self.rows: dict[Operator, int] = {}
@@ -246,7 +248,9 @@ class _Writer:
                 uses[value.block] = (makers, users, outside or value.outside)
         return uses
 
-    def _freed(self, block: int, died: int, first: Kernel, last: Kernel, outside: bool) -> Key | None:
+    def _freed(
+        self, block: int, died: int, first: FusedKernel, last: FusedKernel, outside: bool
+    ) -> Key | None:
         """Where ``block`` is freed: None where it is not."""
         after = (last.key[0], last.key[1] + 0.5)
         written, read = (self.regions.nodes[kernel.nodes[0]].graph for kernel in (first, last))
@@ -274,7 +278,7 @@ class _Writer:
         row["value"] = self.sizes[block] if kind == EventKind.ALLOC else 0
         return row  # type: ignore[no-any-return]
 
-    def _event(self, kernel: Kernel) -> np.void:
+    def _event(self, kernel: FusedKernel) -> np.void:
         nodes = [self.regions.nodes[number] for number in kernel.nodes]
         last = max(nodes, key=lambda node: node.at)
         row = self.slice.events[last.event].copy()
@@ -293,7 +297,7 @@ class _Writer:
             self.operators.append(op)
         return row
 
-    def _operator(self, kernel: Kernel) -> Operator:
+    def _operator(self, kernel: FusedKernel) -> Operator:
         """The kernel as one operator, on bytes."""
         nodes, values = self.regions.nodes, self.regions.values
         inside = {w.value for n in kernel.nodes if n not in kernel.first for w in nodes[n].writes}

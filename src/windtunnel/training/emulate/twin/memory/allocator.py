@@ -43,9 +43,9 @@ from windtunnel.training.emulate.twin.memory.blocks import (
     UNLIMITED,
     UNMAPPED,
     USED,
+    AllocatorRules,
     Heap,
     Int64,
-    Rules,
     collect_garbage,
     compiled,
     cut_front,
@@ -68,7 +68,7 @@ MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20
 
 
-class Waiting(NamedTuple):
+class PendingUses(NamedTuple):
     """Uses of PENDING blocks on other streams, in the order of freeing; a queue from FIRST to LAST."""
 
     block: Int64
@@ -102,7 +102,7 @@ def reach(heap: Heap, block: int) -> int:
 
 
 @compiled
-def take_cached(heap: Heap, rules: Rules, row: int, size: int) -> int:
+def take_cached(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
     """Best fit among the free blocks of the row, or NONE (``get_free_block``)."""
     if rules.collect_above > 0:
         heap.totals[LOOKUPS + (row & 1)] += 1
@@ -128,7 +128,7 @@ def take_cached(heap: Heap, rules: Rules, row: int, size: int) -> int:
 
 
 @compiled
-def finish(heap: Heap, waiting: Waiting, stream: int, event: int, launch: int) -> None:
+def finish(heap: Heap, waiting: PendingUses, stream: int, event: int, launch: int) -> None:
     """Other streams' uses are over: those on ``stream`` (-1: any) of blocks that were freed before ``event``
     and when at most ``launch`` kernels had been launched. A block without further uses becomes free."""
     kept = heap.totals[FIRST]
@@ -149,7 +149,9 @@ def finish(heap: Heap, waiting: Waiting, stream: int, event: int, launch: int) -
 
 
 @compiled
-def allocate(heap: Heap, rules: Rules, waiting: Waiting, stream: int, size: int) -> tuple[int, bool]:
+def allocate(
+    heap: Heap, rules: AllocatorRules, waiting: PendingUses, stream: int, size: int
+) -> tuple[int, bool]:
     """A USED block for ``size`` rounded bytes, and whether the device had too little for it. When it had, the
     device has no limit from then on, so that what the program would have needed is still found out."""
     while heap.totals[FIRST] < heap.totals[LAST]:
@@ -195,7 +197,7 @@ def allocate(heap: Heap, rules: Rules, waiting: Waiting, stream: int, size: int)
 
 @compiled
 def release(
-    heap: Heap, waiting: Waiting, block: int, event: int, uses: Int64, link: Int64, head: int
+    heap: Heap, waiting: PendingUses, block: int, event: int, uses: Int64, link: Int64, head: int
 ) -> None:
     """The host frees a USED block. ``head`` starts the chain (through ``link``) of its other streams."""
     heap.totals[ALLOCATED] -= heap.blocks[block].size
@@ -253,9 +255,9 @@ class Trajectory:
 # Numba's cache notices changes of this file alone: touch it after changing what is called from here.
 @jit
 def _run(
-    heap: Heap, rules: Rules, waiting: Waiting, kind: np.ndarray[Any, np.dtype[np.uint8]], stream: Int64,
-    ref: Int64, value: Int64, records: tuple[Int64, Int64], uses: tuple[Int64, Int64], heads: Int64,
-    place: Int64, life: tuple[Int64, Int64, Int64], curve: tuple[Int64, Int64],
+    heap: Heap, rules: AllocatorRules, waiting: PendingUses, kind: np.ndarray[Any, np.dtype[np.uint8]],
+    stream: Int64, ref: Int64, value: Int64, records: tuple[Int64, Int64], uses: tuple[Int64, Int64], heads:
+    Int64, place: Int64, life: tuple[Int64, Int64, Int64], curve: tuple[Int64, Int64],
 ) -> tuple[int, int, int]:  # fmt: skip
     """Status, the event at which it stopped, and the first event that was out of memory."""
     record_stream, record_event = records
@@ -335,7 +337,7 @@ def simulate(
     ids, ref[of_block] = _dense(ref[of_block])
     record_ids, ref[of_record] = _dense(ref[of_record])
     limit = UNLIMITED if math.isinf(capacity) else int(capacity)
-    rules = Rules(
+    rules = AllocatorRules(
         config.expandable_segments, config.max_split_size, config.max_non_split_rounding,
         config.large_segment_size, int(config.garbage_collection_threshold * limit), lag,
         np.array(config.roundup_power2_divisions, np.int64),
@@ -344,7 +346,7 @@ def simulate(
     nodes = 4096
     while True:
         heap = new_heap(len(streams), nodes, limit)
-        waiting = Waiting(*(np.empty(use_count, np.int64) for _ in range(4)))
+        waiting = PendingUses(*(np.empty(use_count, np.int64) for _ in range(4)))
         heads, place, born = (np.full(len(ids), NONE, np.int64) for _ in range(3))
         size, died = np.zeros(len(ids), np.int64), np.full(len(ids), len(events), np.int64)
         records = (np.zeros(len(record_ids), np.int64), np.full(len(record_ids), NONE, np.int64))

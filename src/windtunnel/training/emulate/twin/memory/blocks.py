@@ -194,7 +194,7 @@ UNLIMITED = 1 << 62
 RANGE_BITS = 46  # address space of one expandable segment: more than any device, so that a row needs one only
 
 
-class Rules(NamedTuple):
+class AllocatorRules(NamedTuple):
     """`AllocatorConfig` as numbers, the capacity (bytes) and the lag (kernel launches)."""
 
     expandable: bool
@@ -207,12 +207,12 @@ class Rules(NamedTuple):
 
 
 @compiled
-def page_size(row: int, rules: Rules) -> int:
+def page_size(row: int, rules: AllocatorRules) -> int:
     return rules.large_segment if row & 1 else SMALL_SEGMENT
 
 
 @compiled
-def new_segment(heap: Heap, rules: Rules, row: int, size: int) -> int:
+def new_segment(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
     """Ask the device for memory that holds ``size`` bytes; NONE when it has not enough (``alloc_block``)."""
     if rules.expandable:
         return extend_range(heap, rules, row, size)
@@ -231,7 +231,7 @@ def new_segment(heap: Heap, rules: Rules, row: int, size: int) -> int:
 
 
 @compiled
-def extend_range(heap: Heap, rules: Rules, row: int, size: int) -> int:
+def extend_range(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
     """Back enough pages at the lowest address of the row's range where ``size`` bytes fit."""
     unmapped = row + heap.filled.size // 2
     if heap.filled[unmapped] == 0:
@@ -270,7 +270,7 @@ def extend_range(heap: Heap, rules: Rules, row: int, size: int) -> int:
 
 
 @compiled
-def back_pages(heap: Heap, rules: Rules, block: int, size: int) -> bool:
+def back_pages(heap: Heap, rules: AllocatorRules, block: int, size: int) -> bool:
     """Back the first ``size`` bytes (whole pages) of an UNMAPPED block; False when the device is full."""
     page = page_size(heap.blocks[block].row, rules)
     backed = (size + page - 1) // page * page
@@ -296,7 +296,7 @@ def back_pages(heap: Heap, rules: Rules, block: int, size: int) -> bool:
 
 
 @compiled
-def give_back(heap: Heap, rules: Rules, block: int) -> None:
+def give_back(heap: Heap, rules: AllocatorRules, block: int) -> None:
     """Return a FREE block to the device: the whole segment, or the pages that lie within the block."""
     if not rules.expandable:
         if heap.blocks[block].before == NONE and heap.blocks[block].after == NONE:
@@ -322,7 +322,7 @@ def give_back(heap: Heap, rules: Rules, block: int) -> None:
 
 
 @compiled
-def give_back_all(heap: Heap, rules: Rules) -> None:
+def give_back_all(heap: Heap, rules: AllocatorRules) -> None:
     """Return everything that is cached and can be returned (``release_cached_blocks``)."""
     for row in range(heap.filled.size // 2):
         for block in heap.members[row, : heap.filled[row]].copy():
@@ -330,7 +330,7 @@ def give_back_all(heap: Heap, rules: Rules) -> None:
 
 
 @compiled
-def give_back_oversize(heap: Heap, rules: Rules, row: int, size: int) -> bool:
+def give_back_oversize(heap: Heap, rules: AllocatorRules, row: int, size: int) -> bool:
     """With a split limit: return oversize blocks, only as many as the request needs
     (``release_available_cached_blocks``)."""
     if rules.max_split == UNLIMITED or rules.expandable:
@@ -351,7 +351,7 @@ def give_back_oversize(heap: Heap, rules: Rules, row: int, size: int) -> bool:
 
 
 @compiled
-def collect_garbage(heap: Heap, rules: Rules) -> None:
+def collect_garbage(heap: Heap, rules: AllocatorRules) -> None:
     """Above the threshold, return large segments that were not reused for longer than the average one is
     (``garbage_collect_cached_blocks``); the age of a block is in look-ups of its pool."""
     excess = heap.totals[RESERVED] - rules.collect_above
