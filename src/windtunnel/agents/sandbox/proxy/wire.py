@@ -136,8 +136,8 @@ def head_fault(target: bytes, headers: list[tuple[bytes, bytes]], version: str) 
 
 
 async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> AgentRequest:
-    """The whole request. Raises ProxyRefused where it is too large, too slow or not for the upstream, Gone where
-    it does not end."""
+    """The whole request. Raises ProxyRefused where it is too large, too slow or not for the upstream, Gone
+    where it does not end."""
     if scope["method"] in ("CONNECT", "TRACE"):  # for tunnels, and to show what was added on the way
         raise ProxyRefused(405, "method_not_allowed", f"{scope['method']} is not passed on")
     headers = tuple(
@@ -161,8 +161,8 @@ async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> A
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
-    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises ProxyRefused where
-    the proxy ends first.
+    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises ProxyRefused
+    where the proxy ends first.
 
     The request's body has been read, so that the only thing still to be received is the client's leaving.
     """
