@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -37,17 +38,18 @@ def between(address: str, meddle: Callable[[socket.socket, socket.socket], None]
         listener.close()
 
 
-def relay(client: socket.socket, server: socket.socket, heard: bytearray) -> None:
-    """Pass all on, and keep it."""
+def relay(client: socket.socket, server: socket.socket, heard: bytearray, most: int = sys.maxsize) -> None:
+    """Pass all on, and keep it; after ``most`` bytes of the client the connection ends."""
     back = threading.Thread(target=_one_way, args=(server, client, heard), daemon=True)
     back.start()
-    _one_way(client, server, heard)
+    _one_way(client, server, heard, most)
     back.join(10.0)
 
 
-def _one_way(source: socket.socket, to: socket.socket, heard: bytearray) -> None:
+def _one_way(source: socket.socket, to: socket.socket, heard: bytearray, most: int = sys.maxsize) -> None:
     with contextlib.suppress(OSError):
-        while part := source.recv(1 << 16):
+        while most and (part := source.recv(min(most, 1 << 16))):
+            most -= len(part)
             heard.extend(part)
             to.sendall(part)
     with contextlib.suppress(OSError):

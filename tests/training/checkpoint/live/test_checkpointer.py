@@ -151,6 +151,18 @@ def test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step(folder: Pa
     assert starts == [2, 2]
 
 
+def test_all_copies_bad_begins_anew_and_says_so(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+    save_some(cluster, 3)
+    for step in (1, 2):
+        for place in (0, 1):
+            cluster.flip(place, "rank0", step)
+    cluster.regroup(2)
+    starts, _ = restore_all(cluster)
+    assert starts == [0, 0]
+    assert any("nothing can be restored" in note for note in cluster.notes())
+
+
 def test_a_state_of_another_shape_is_refused_by_all_and_changes_nothing(folder: Path) -> None:
     cluster = Cluster(folder, world=2)
     save_some(cluster, 2)

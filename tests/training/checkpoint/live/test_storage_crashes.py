@@ -3,6 +3,7 @@ writers."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 import xxhash
 
 from support.disk import Crash, Disk, Killed
-from windtunnel.store.objects import LocalFiles
+from windtunnel.store.objects import LocalFiles, ObjectError
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.storage import (
     complete_step,
@@ -117,6 +118,63 @@ def test_killed_between_any_two_calls(crash: Crash) -> None:
         assert good(LocalFiles("/store", disk.after("power"))) == [3]
     assert seen == {(1,), (1, 2), (2,)}
     assert number > 100
+
+
+@pytest.mark.parametrize("crash", ["kill", "power"])
+def test_killed_again_at_the_repair(crash: Crash) -> None:
+    """A second kill, while what the first left is saved and swept."""
+    for first in range(5, 400, 23):
+        for second in range(3, 300, 41):
+            disk = started(1)
+            for number, step in ((first, 2), (second, 3)):
+                kill_at(disk, disk.calls + number)
+                try:
+                    save(LocalFiles("/store", disk), step)
+                    prune(LocalFiles("/store", disk), 1)
+                except Killed:
+                    pass
+                disk = disk.after(crash)
+                assert good(LocalFiles("/store", disk))
+
+
+@pytest.mark.parametrize(
+    ("calls", "number"),
+    [
+        ({"write", "mkdir", "open"}, errno.ENOSPC),
+        ({"fsync"}, errno.EIO),
+        ({"replace"}, errno.EIO),
+        ({"close"}, errno.EDQUOT),
+    ],
+)
+def test_a_disk_that_fails_at_any_call(calls: set[str], number: int) -> None:
+    """A clear error, the old checkpoint unharmed, and the next save succeeds."""
+    for at in itertools.count(1):
+        disk = started(1)
+        hits = 0
+
+        def before(call: str, count: int, at: int = at) -> None:
+            nonlocal hits
+            hits += call in calls
+            if call in calls and hits == at:
+                raise OSError(number, "injected")
+
+        disk.before = before
+        files = LocalFiles("/store", disk)
+        try:
+            save(files, 2)
+        except ObjectError as error:
+            full = number in (errno.ENOSPC, errno.EDQUOT)
+            assert ("what was stored before is unharmed" in str(error)) == full
+            assert "step 2" in str(error)
+        else:
+            assert hits < at  # no failure is passed over
+            break
+        disk.before = lambda call, count: None
+        assert good(files) in ([1], [1, 2])
+        save(files, 2)
+        assert good(files) == [1, 2]
+        assert good(LocalFiles("/store", disk.after("power"))) == [1, 2]
+    assert at > 5
 
 
 def within(disk: Disk, at: int, work: Callable[[], object]) -> list[int]:

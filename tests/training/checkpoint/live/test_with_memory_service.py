@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoint_world import FakeJob, together
+from checkpoint_world import FakeJob, Regrouped, together
 from torch import nn
 
 from support.waiting import until
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import checkpointer
-from windtunnel.training.checkpoint.live.access import Access
+from windtunnel.training.checkpoint.live.access import Access, MemoryLost
 from windtunnel.training.checkpoint.live.memory import LocalMemory
+from windtunnel.training.checkpoint.live.memory.holder import Holder
 
 sys.path.append(str(Path(__file__).parent.parent / "memory"))
 import memory_cluster
@@ -182,3 +185,67 @@ def test_all_copies_lost_falls_to_storage_for_everybody(make: Any, tmp_path: Pat
     assert all(torch.equal(weight, straight(rank, 6)) for rank, (_, (weight, _)) in enumerate(out))
     tiers = {event["tier"] for event in world.events if event["kind"] == "restored"}
     assert tiers == {"storage"}
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_second_loss_while_the_restored_step_lacks_copies(
+    make: Any, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Step 2 is complete at home everywhere, but rank 2's copy does not get through; host 0 is lost, all
+    go back to step 2. Nobody may overwrite step 1 before rank 2's copy is there: host 2 is lost next."""
+    put, blocked = Holder._put, threading.Event()
+
+    def held_up(self: Holder, sock: Any, message: dict[str, Any], raw: bytes) -> Any:
+        if not blocked.is_set() and (message["shard"]["name"], message["shard"]["step"]) == ("rank2", 2):
+            return {"answer": "wait"}
+        return put(self, sock, message, raw)
+
+    monkeypatch.setattr(Holder, "_put", held_up)
+    world = make(4)
+
+    def resume(rank: int, steps: int) -> int:
+        state = program(rank)
+        ck = PeerCheckpointer(Job(world, rank), rng=False, patience=20.0, slots=slots)
+        start = ck.restore(state)
+        with contextlib.suppress(Regrouped, MemoryLost):
+            for step in range(start, steps):
+                train(state, step)
+                ck.step(step, state)
+            ck._settle()
+        ck._end()
+        return start
+
+    def kept() -> set[tuple[int, str, int]]:
+        return {(c.place, c.shard.name, c.shard.step) for m in world.hosts.ranks for c in m.copies()}
+
+    assert together(4, lambda r: resume(r, 3)) == [0] * 4
+    # Step 2 can only be gone back to where the lost host's shard of it has come to its neighbour.
+    copies = {(1, "rank0", 2), (0, "rank1", 2), (2, "rank3", 2)}
+    until(lambda: copies <= kept())
+    assert {(r, f"rank{r}", 2) for r in range(4)} <= kept() and (3, "rank2", 2) not in kept()
+    waits: Counter[int] = Counter()
+    wait_committed = LocalMemory.wait_committed
+
+    def counted(self: LocalMemory, step: int, timeout: float) -> bool:
+        committed = wait_committed(self, step, timeout)
+        waits[self._caller.rank] += 1
+        return committed
+
+    world.lose(0)
+    monkeypatch.setattr(LocalMemory, "wait_committed", counted)
+    jobs = [threading.Thread(target=resume, args=(r, 5)) for r in range(4)]
+    for job in jobs:
+        job.start()
+    # The new host has its copy again, all but rank 2's are there.
+    until(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
+    # Each rank wants to save a step, was refused a slot and has heard, more than once, that it must wait on.
+    until(lambda: all(waits[rank] > 1 for rank in range(4)))
+    assert {(r, f"rank{r}", 1) for r in range(1, 4)} <= kept()
+    assert [memory.committed() for memory in world.hosts.ranks] == [-1] * 4
+    world.lose(2)
+    for job in jobs:
+        job.join(30.0)
+    blocked.set()
+    out = together(4, lambda r: run(world, r, 6, slots=slots))
+    assert [start for start, _ in out] == [2] * 4
+    assert all(torch.equal(weight, straight(rank, 6)) for rank, (_, (weight, _)) in enumerate(out))

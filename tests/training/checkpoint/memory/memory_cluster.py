@@ -132,7 +132,6 @@ class Cluster:
         nbytes: int = 10_000,
         ranks: list[int] | None = None,
         kind: Kind = "mixed",
-        slots: int = 2,
         **pace: Any,
     ) -> None:
         """All ranks at once, as they do."""

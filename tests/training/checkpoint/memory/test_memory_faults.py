@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,12 +20,12 @@ import xxhash
 from memory_cluster import DIGEST, LAYOUT, Cluster, content
 
 from support import secret
-from support.between import between
+from support.between import between, relay
 from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import transfer
-from windtunnel.training.checkpoint.live.slot import load, read_header
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
 from windtunnel.training.checkpoint.model import Shard
 
 N = 300_000
@@ -150,19 +153,117 @@ def test_garbage_does_not_harm(cluster: Cluster) -> None:
             verdict(sock)
 
 
-def test_a_holder_that_dies_in_a_copy_has_no_torn_complete_slot(cluster: Cluster) -> None:
-    """It keeps the one before, and takes the copy anew."""
-    folder = cluster.folder / "n0"
-    for _ in range(2):
-        with secret.memory(cluster.service(0).address) as sock:
-            for step in (3, 4):
-                if put(sock, step, content(SHARD, step, N)) == "go":
-                    send(sock, content(SHARD, step, N))
-                    assert verdict(sock) == "complete"
-            assert put(sock, 5, content(SHARD, 5, N), keeps=[4], committed=4) == "go"
-            sock.sendall(transfer.LENGTH.pack(N) + content(SHARD, 5, N)[: N // 2])
-        until(lambda: not cluster.service(0)._holder._under_way)
+@contextlib.contextmanager
+def killed_service(folder: Path) -> Iterator[str]:
+    """The address of a service in a process of its own, which is killed at the end."""
+    script = Path(__file__).with_name("memory_process.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def put_whole(sock: socket.socket, step: int) -> None:
+    assert put(sock, step, content(SHARD, step, N)) == "go"
+    send(sock, content(SHARD, step, N))
+    assert verdict(sock) == "complete"
+
+
+def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Path) -> None:
+    """Killed at random bytes of a copy, it keeps the one before."""
+    rng = random.Random(5)
+    for attempt, at in enumerate([0, N - 1, *(rng.randrange(N) for _ in range(4))]):
+        folder = tmp_path / f"f{attempt}"
+        with killed_service(folder) as address, secret.memory(address) as sock:
+            put_whole(sock, 3)
+            put_whole(sock, 4)
+            data = content(SHARD, 5, N)
+            assert put(sock, 5, data, keeps=[4], committed=4) == "go"
+            sock.sendall(transfer.LENGTH.pack(N) + data[:at])
+            (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.shard.step == 5]
+            until(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
         assert list(whole(folder)) == [4]
+
+
+def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Cluster) -> None:
+    """The copy before stays, and the torn one is taken anew."""
+    holder = cluster.service(0)
+    for step, complete in ((3, []), (4, [3]), (5, [4])):
+        data = content(SHARD, step, N)
+        with secret.memory(holder.address) as sock:
+            assert put(sock, step, data, keeps=complete, committed=step - 1) == "go"
+            sock.sendall(transfer.LENGTH.pack(N) + data[: N // 2])
+        until(lambda: not holder._holder._under_way)
+        assert list(whole(cluster.folder / "n0")) == complete
+        with secret.memory(holder.address) as sock:
+            put_whole(sock, step)
+        assert step in whole(cluster.folder / "n0")
+
+
+@pytest.mark.parametrize("where", [HEADER + N // 2, 40])
+def test_a_flipped_bit_in_a_replica_is_noticed_and_mended(cluster: Cluster, where: int) -> None:
+    cluster.reserve(N)
+    cluster.save(0, 0, N)
+    cluster.wait(0)
+    replicas = (cluster.folder / "n1").glob("rank0*.slot")
+    (path,) = [p for p in replicas if (h := read_header(p)) and h.shard.step == 0]
+    with path.open("r+b") as file:
+        file.seek(where)
+        byte = file.read(1)
+        file.seek(where)
+        file.write(bytes([byte[0] ^ 0x10]))
+    into = memoryview(bytearray(N))
+    with pytest.raises(CopyError):
+        cluster.ranks[0].fetch(1, "rank0", 0, into)
+    cluster.ranks[0].fetch(0, "rank0", 0, into)
+    assert bytes(into) == content("rank0", 0, N)
+    cluster.form(cluster.places)
+    cluster.go_back(0, N)
+    cluster.wait(0)
+    assert cluster.holders("rank0", 0) == [0, 1]
+
+
+def test_a_flipped_bit_in_a_layout_is_noticed(cluster: Cluster) -> None:
+    cluster.reserve(N)
+    for host in (0, 1):
+        assert cluster.ranks[0].layout(DIGEST) == LAYOUT
+        path = cluster.folder / f"n{host}" / f"layout-{DIGEST}"
+        path.write_bytes(bytes([LAYOUT[0] ^ 0x10]) + LAYOUT[1:])
+    with pytest.raises(CopyError, match="layout"):
+        cluster.ranks[0].layout(DIGEST)
+
+
+def test_connections_that_break_anywhere_are_made_again(tmp_path: Path) -> None:
+    """Each of the first connections to a holder is cut after so many bytes."""
+    rng = random.Random(3)
+    cuts = [0, 5, 300, *(rng.randrange(2 * N) for _ in range(5))]
+
+    def cutting(client: socket.socket, server: socket.socket) -> None:
+        relay(client, server, bytearray(), cuts.pop(0) if cuts else sys.maxsize)
+
+    cluster = Cluster(tmp_path, 2)
+    target = cluster.services[1]
+    real = target.address
+    with between(real, cutting) as through:
+        target.address = through
+        cluster.form([0, 1])
+        target.address = real
+        cluster.reserve(N)
+        for step in range(4):
+            cluster.save(step, step % 2, N)
+            cluster.wait(step)
+            assert cluster.holders("rank0", step) == [0, 1]
+    assert not cuts
+    cluster.close()
 
 
 def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_path: Path) -> None:

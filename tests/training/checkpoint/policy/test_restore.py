@@ -70,6 +70,14 @@ def test_shared_state_is_needed_too() -> None:
     assert places(plan)["shared"] == [1]
 
 
+def test_a_group_that_is_gone_sends_all_to_storage() -> None:
+    left = [one for one in whole(9, 4) if one.place not in (0, 1)]
+    plan = plan_restore(left, [stored(4, 4)])
+    assert plan.step == 4
+    assert all(row == [None] for row in places(plan).values())
+    assert "step 9 lacks rank0" in plan.reason
+
+
 def test_bad_copies_are_passed_over_then_the_step() -> None:
     copies = [*whole(8), *whole(7)]
     one = frozenset({BadCopy(0, "rank0", 8)})

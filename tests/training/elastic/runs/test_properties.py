@@ -56,7 +56,7 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - checkpoint/live/test_parallel_state.py
       test_new_processes_go_on_bit_identical
   - checkpoint/live/test_exchange.py
-      test_round_trip_through_dcp_and_another_process
+      test_round_trip_through_dcp
 7. Resharding gives the same whole state; other layouts are refused
   - checkpoint/live/test_state.py
       test_resharding_puts_any_grid_together_from_any_other test_other_layouts_are_refused_by_name
