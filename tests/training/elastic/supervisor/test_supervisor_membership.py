@@ -19,7 +19,7 @@ from windtunnel.base import handshake, remote
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.training.elastic.live.calls import Hello, Supervision
-from windtunnel.training.elastic.live.supervisor import Deadlines
+from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy import core
 from windtunnel.training.elastic.policy.rules import Decision, Fence, Observation, Rules, decide
 
@@ -411,6 +411,22 @@ def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
         until(lambda: agents[1].of("decided", key="x"), "the agreement")
         assert len(run.events("lost")) == 1 and len(run.events("decided")) == 2
         assert not run.events("done") and run.supervisor.snapshot()["generation"] == 2
+
+
+def test_what_killed_a_launcher_does_not_kill_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent calls again what was not answered: whoever was killed by it does not answer."""
+    killed: list[int] = []
+    monkeypatch.setattr(Supervisor, "kill_launcher", lambda supervisor: killed.append(supervisor.epoch))
+    with a_run(tmp_path, 1) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        epoch = run.supervisor.epoch
+        agent.say("kill_launcher", epoch=epoch - 1)
+        assert not killed
+        agent.say("kill_launcher", epoch=epoch)
+        assert killed == [epoch]
 
 
 def test_nonsense_on_the_wire_costs_its_own_connection_only(

@@ -77,7 +77,8 @@ class Supervision(Protocol):
 
     def done(self, link: int, rank: int, generation: int, result: Any = None) -> None: ...
 
-    def kill_launcher(self, link: int) -> None: ...
+    def kill_launcher(self, link: int, epoch: int) -> None:
+        """The launcher of the supervisor ``epoch``: its successor, which is called again, goes on."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def inject_on_host(agent: Agent, action: str, shard: str = "", rate: float = 0.0
     strikes is known by then."""
     agent.link.flush(_TOLD)
     if action == LAUNCHER:
-        agent.link.send("kill_launcher")
+        agent.link.send("kill_launcher", epoch=agent.epoch)
     elif action == "kill-host":
         kill_host(agent)
     elif action == "kill-agent":

@@ -87,7 +87,8 @@ def message(core: Core, link: int, message: Message, now: float) -> Any:
             if core.round is not None and message["round"] == core.round.number:
                 core.round.told[host.member.id] = tuple(message["silent"])
         case "kill-launcher":
-            core.effects.kill_launcher()
+            if int(message["epoch"]) == core.epoch:
+                core.effects.kill_launcher()
         case "done":
             if _mine(core, host, message):
                 core.is_done(int(message["rank"]), message.get("result"), now)
