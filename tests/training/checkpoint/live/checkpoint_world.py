@@ -15,7 +15,7 @@ from windtunnel.training.checkpoint.model import Copy, Health
 
 
 class Regrouped(BaseException):
-    """As `Regroup`."""
+    """As `MembershipChanged`."""
 
 
 @dataclass

@@ -76,7 +76,7 @@ class ElasticAccelerator(Accelerator):
         training only: each step that is complete when the next batch is asked for is saved.
 
         Raises:
-            Regroup: the membership changed.
+            MembershipChanged: the membership changed.
             UserError: the state cannot be saved; ``loader`` is not a prepared `DataLoader`.
         """
         self._restore()

@@ -104,7 +104,7 @@ class PeerCheckpointer:
             LessError: there was a committed step, nothing of it can be restored, and the job may not begin
                 anew (``on_no_checkpoint``).
             UserError: what was saved is of another state; nothing was changed.
-            Regroup: the membership changed meanwhile.
+            MembershipChanged: the membership changed meanwhile.
         """
         loaders.require_stateful(state)
         self._restores += 1
@@ -141,7 +141,7 @@ class PeerCheckpointer:
 
         Raises:
             UserError: the state cannot be saved, or the memory for it is not there.
-            Regroup: the membership changed.
+            MembershipChanged: the membership changed.
         """
         loaders.require_stateful(state)
         with self._current():
@@ -217,7 +217,7 @@ class PeerCheckpointer:
         """Wait, up to ``patience``, until the newest save is committed; whether it is.
 
         Raises:
-            Regroup: the membership changed.
+            MembershipChanged: the membership changed.
         """
         with self._current():
             self._settle()

@@ -125,7 +125,7 @@ def restore(
     Raises:
         LessError: it had one, nothing of it can be restored, and it may not; all ranks raise.
         UserError: what was saved does not fit ``program``; all ranks raise.
-        Regroup, TimeoutError: from the agreements.
+        MembershipChanged, TimeoutError: from the agreements.
     """
     begin = time.monotonic()
     there, seed = _inventory(job, reader, key, restart)

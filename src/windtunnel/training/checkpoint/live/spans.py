@@ -197,7 +197,7 @@ class IdleSender:
         All ranks call it.
 
         Raises:
-            Regroup: the membership changed.
+            MembershipChanged: the membership changed.
         """
         with self._lock:
             known = self._profile.expected is not None
