@@ -19,7 +19,7 @@ STRIKES = """
 import sys
 from windtunnel.data.group.live import engine
 from windtunnel.linux.faults import inject_at
-inject_at(engine.Engine, *{point!r})
+inject_at(engine.RegionEngine, *{point!r})
 engine.main(sys.argv[1:])
 """
 

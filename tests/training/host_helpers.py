@@ -11,8 +11,8 @@ T = TypeVar("T")
 # A trainer without torch: it beats, and writes down each membership that it is told.
 SPEAKER = """
 import json, os, sys, threading, time
-from windtunnel.training.elastic.live.link import Link
-link = Link(os.environ["WINDTUNNEL_AGENT"], lambda reason: os._exit(1))
+from windtunnel.training.elastic.live.link import AgentLink
+link = AgentLink(os.environ["WINDTUNNEL_AGENT"], lambda reason: os._exit(1))
 generation = link.membership.generation
 print(json.dumps(link.membership.plain()), flush=True)
 """

@@ -34,12 +34,12 @@ def main():
     from torchdata.stateful_dataloader import StatefulDataLoader
     from support.ingest import table, ROWS
     from windtunnel.data.ingest import IngestDataset
-    from windtunnel.data.ingest.live.calls import Settings
+    from windtunnel.data.ingest.live.calls import MasterSettings
     from windtunnel.data.ingest.live.serve import started
 
     folder = Path(sys.argv[1])
     session = replace(table(folder), epochs=9)
-    process, address = started(session, folder / "m", Settings(workers=1, every=0.05))
+    process, address = started(session, folder / "m", MasterSettings(workers=1, every=0.05))
     secret, told = folder / "m" / "secret", {}
 
     def rows(batches):

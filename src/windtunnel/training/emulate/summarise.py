@@ -166,10 +166,13 @@ def _provenance(result: EmulationResult) -> dict[str, str]:
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process plus that of its largest child, bytes."""
-    return 1024 * sum(
-        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    """Peak resident memory of this process plus that of its largest child, bytes.
+
+    Its own is not `getrusage`'s, which begins with the peak of whatever process started it.
+    """
+    status = Path("/proc/self/status").read_text()
+    own = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return 1024 * (int(own.split()[1]) + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def _price(result: EmulationResult) -> float | None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from catalogue import PROGRAMS
 
 from support import quick
 from windtunnel.report.timeline import Timeline, read_trace
 
 pytestmark = pytest.mark.conformance
 GROUPED = True
-LLAMA = Path(__file__).parents[4] / "examples" / "train_llama.py"
 
 
 def _copies(path: str) -> set[tuple[int, int]]:
@@ -65,7 +65,7 @@ def test_its_breakdown_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     done = quick.windtunnel(
         "emulate", "--json", "--jobs", "1", "--cluster", "h100-sxm:2x8",
-        LLAMA, "--size", "debug", "--seq", "1024", "--batch", "4", lent=quick.STRANGERS,
+        PROGRAMS / "fsdp1_train.py", "--batch", "16", "--sequence", "1024", lent=quick.STRANGERS,
         env={"WINDTUNNEL_HOME": str(tmp_path / "home")}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
