@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def _overlap(some: list[tuple[float, float]], others: list[tuple[float, float]])
 
 
 def test_its_breakdown_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pandas would take the folder of tests of that name for the package
+    monkeypatch.setitem(sys.modules, "bottleneck", None)
     analysis: Any = pytest.importorskip(
         "hta.trace_analysis", reason="pip install --no-deps HolisticTraceAnalysis"
     )
