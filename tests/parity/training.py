@@ -592,7 +592,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.gradsync", "training/gradsync/live/executor.py",
-        "_LiveGroup(place, one.option, codec", "_Group(place, Option(), codec", live=True,
+        "_LiveGroup(place, one.option, codec", "_LiveGroup(place, Option(), codec", live=True,
     ),
     Mutant(
         "training.emulate", "training/emulate/policy/search.py",
