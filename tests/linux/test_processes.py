@@ -64,6 +64,17 @@ def test_processes_are_found_and_killed_by_what_they_carry() -> None:
     assert processes.carrying(mark) == []
 
 
+def test_who_is_beginning_a_program_is_found() -> None:
+    """The kernel gives a new program its environment a moment after the old one has gone."""
+    mark = f"WINDTUNNEL_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    name, _, value = mark.partition("=")
+    again = ["sh", "-c", 'exec sh -c "$0" "$0"', 'exec sh -c "$0" "$0"']
+    with subprocess.Popen(again, env={**os.environ, name: value}) as process:
+        pids = [processes.carrying(mark) for _ in range(300)]
+        process.kill()
+    assert pids == [[process.pid]] * 300
+
+
 def test_the_stubborn_are_killed_at_last() -> None:
     program = (
         "import signal, time\n"

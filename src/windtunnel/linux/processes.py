@@ -20,6 +20,9 @@ from windtunnel.linux.system import checked, libc
 
 TICKS = os.sysconf("SC_CLK_TCK")
 _STANDS = frozenset("TtZX")
+_FLAGS, _ENV_START, _ENV_END, _KERNEL_THREAD = 6, 47, 48, 0x0020_0000
+"""Places among the fields of `stat`, and PF_KTHREAD among the flags. Source: proc(5), linux/sched.h."""
+_EXEC_TURNS = 100
 SESSION_WEIGHT, SESSION_FIRST = Path("/proc/self/autogroup"), "-10"
 """Where the kernel shares the CPUs by sessions, the nice value of one, and the one of a session that others
 wait for; processes in a control group of their own are not counted to their session. Source: sched(7)."""
@@ -108,13 +111,31 @@ def descendants(pid: int) -> list[int]:
 def carrying(variable: str) -> list[int]:
     """Process ids of all, but for this one, that were started with ``NAME=value`` in their environment."""
     wanted = variable.encode()
-    pids = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    pids.append(int(entry))
-    return pids
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+    return [pid for pid in pids if wanted in _environment(pid).split(b"\0")]
+
+
+def _environment(pid: int) -> bytes:
+    """As proc(5) has it, empty when it may not be read.
+
+    A program that execve(2) has begun has none for a moment: that is waited for.
+    """
+    last = [""]
+    for _ in range(_EXEC_TURNS):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:
+            return b""
+        fields = [] if environment else stat(pid)
+        if not fields or fields[0] in "ZX" or int(fields[_FLAGS]) & _KERNEL_THREAD:
+            return environment
+        span = fields[_ENV_START : _ENV_END + 1]
+        if span == last and span[0] == span[1] != "0":
+            return b""
+        last = span
+        time.sleep(1e-3)
+    return b""
 
 
 def inner_pid(pid: int) -> int:

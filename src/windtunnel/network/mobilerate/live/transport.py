@@ -48,8 +48,8 @@ def send(
     room = settings.packet - HEADERS - HEAD.size
     begin, last, sent_at, gap, logged = time.monotonic(), -1, -1.0, 0.0, -LOGGED
     now = 0.0
-    while now < seconds:
-        while (tick := len(late) * settings.delta) <= now:
+    while now < seconds or len(late) * settings.delta < seconds:
+        while (tick := len(late) * settings.delta) <= min(now, seconds):
             acks = tuple(ack for ack in waiting if ack.at <= tick)
             waiting = waiting[len(acks) :]
             observation = Observation(settings, acks, last, memory)
@@ -60,7 +60,7 @@ def send(
                 log.decision(CAPABILITY, policy, observation, decision)
                 log.append("effect", gap_ns=round(gap * 1e9))
                 logged = tick
-        while sent_at + gap <= now:
+        while sent_at + gap <= min(now, seconds):
             last += 1
             sent_at = max(sent_at + gap, now - CATCHES_UP)
             with suppress(OSError):  # no room in the socket, or nobody there: as lost as on the way
