@@ -17,7 +17,7 @@ def advise(
     arguments: Arguments = None,
     as_json: Json = False,
 ) -> None:
-    """Emulate SCRIPT once on a cluster, and say what would make it faster there.
+    """Emulate SCRIPT once on a cluster, and list what would make it faster there.
 
     Example: windtunnel advise --cluster v100:8x8,nic=ethernet-25 examples/train_resnet.py
     """

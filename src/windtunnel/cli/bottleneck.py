@@ -24,19 +24,18 @@ def bottleneck(
     rules: Annotated[
         str, typer.Option(help="windtunnel, or netai20: the paper's simulator, on its models without SCRIPT.")
     ] = "windtunnel",
-    hosts: Annotated[
-        str, typer.Option(metavar="N,N", help="Other numbers of hosts, each emulated by itself.")
-    ] = "",
+    hosts: Annotated[str, typer.Option(metavar="N,N", help="Further numbers of hosts to emulate.")] = "",
     live: Annotated[
-        str, typer.Option(metavar="N,N", help="Run it here, too: so many ranks, over gloo (needs root).")
+        str,
+        typer.Option(metavar="N,N", help="Also run the job here with this many ranks over gloo. Needs root."),
     ] = "",
     live_rates: Annotated[
-        str, typer.Option(metavar="R,R", help="Gb/s of the links between ranks that run here.")
+        str, typer.Option(metavar="R,R", help="Link rates of --live, in Gb/s.")
     ] = "0.1,0.25,0.5,1",
     page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether the network holds a job up, and what a faster one, compression or devices would give.
+    """Find out whether the network limits a job, and what a faster network, compression or devices gain.
 
     Example: windtunnel bottleneck --cluster v100:8x8,nic=ethernet-25 examples/train_resnet.py
     """

@@ -25,14 +25,14 @@ def calibrate(
     name: str = typer.Argument(
         "cpu", help="A device of the catalogue that this machine has, a capability, or 'show'."
     ),
-    shown: str = typer.Argument("", metavar="DEVICE", help="With 'show': the device to tell about."),
+    shown: str = typer.Argument("", metavar="DEVICE", help="With 'show': the device."),
     quick: bool = typer.Option(False, "--quick", help="Fewer and smaller cases: about half a minute."),
     threads: int = typer.Option(1, min=1, help="Threads of each rank on a CPU."),
     operators: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON file of further operators to measure exactly.")
     ] = None,
 ) -> None:
-    """Measure how long things take on this machine and keep the profile for later emulations.
+    """Measure operation times on this machine, and save the profile for later emulations.
 
     'calibrate show DEVICE' prints the profile's origin and every parameter of the cost model with its source.
 

@@ -16,7 +16,7 @@ from windtunnel.cli.common import Json, print_json, print_table
 if TYPE_CHECKING:
     from windtunnel.training.checkpoint.model import StoredStep
 
-group = new_group("Look after the checkpoints of a job in storage.")
+group = new_group("List, verify, prune, export and import the checkpoints of a job in storage.")
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A folder, or a URL of fsspec such as s3://bucket/run.")
@@ -25,7 +25,7 @@ Url = Annotated[
 
 @group.command("list")
 def list_steps(url: Url, as_json: Json = False) -> None:
-    """Say which steps are there, and of those that cannot be restored why.
+    """List the steps in storage, and why some cannot be restored.
 
     Example: windtunnel checkpoint list s3://bucket/run
     """
@@ -79,9 +79,7 @@ def verify(
 
 
 @group.command()
-def prune(
-    url: Url, keep: Annotated[int, typer.Option(min=1, help="How many complete steps stay, the newest.")]
-) -> None:
+def prune(url: Url, keep: Annotated[int, typer.Option(min=1, help="Newest complete steps to keep.")]) -> None:
     """Remove older steps. Safe beside a job that is writing.
 
     Example: windtunnel checkpoint prune s3://bucket/run --keep 3
@@ -98,8 +96,10 @@ def prune(
 @group.command()
 def export(
     url: Url,
-    folder: Annotated[Path, typer.Argument(help="Where to: must not exist or be empty.")],
-    step: Annotated[int | None, typer.Option(min=0, help="The newest complete one if not given.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Target folder. It must not exist, or be empty.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step to export. Default: the newest complete step.")
+    ] = None,
 ) -> None:
     """Write a step as a checkpoint of torch.distributed.checkpoint.
 
@@ -123,7 +123,7 @@ def export(
 def import_step(
     folder: Annotated[Path, typer.Argument(help="A checkpoint of torch.distributed.checkpoint.")],
     url: Url,
-    step: Annotated[int, typer.Option(min=0, help="As which step it is stored.")],
+    step: Annotated[int, typer.Option(min=0, help="Number of the step in storage.")],
 ) -> None:
     """Put a checkpoint of torch.distributed.checkpoint into storage, where a job of any size restores it.
 

@@ -20,12 +20,12 @@ TOPOLOGIES = {
     "optical-torus": "a torus in which light can pass hosts, a wavelength for each pair; needs dims",
 }
 
-group = new_group("The hardware catalogue, and cluster files.")
+group = new_group("Show the hardware catalogue, and check cluster files.")
 
 
 @group.command("list")
 def list_catalogue(as_json: Json = False) -> None:
-    """List the devices, links, hosts and topologies that a cluster can be made of.
+    """List the available devices, links, hosts and topologies.
 
     Example: windtunnel cluster list
     """
@@ -103,7 +103,7 @@ def show(
 
 @group.command()
 def validate(file: str = typer.Argument(help="A cluster file (YAML) or a name.")) -> None:
-    """Check a cluster file: one line when it is right, one sentence and exit status 2 when it is not.
+    """Check a cluster file. Exit status 2, with one sentence, when it is wrong.
 
     Example: windtunnel cluster validate ours.yaml
     """

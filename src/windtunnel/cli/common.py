@@ -17,17 +17,21 @@ from windtunnel.base.errors import UserError
 Word = TypeVar("Word", bound=str)
 Number = TypeVar("Number", int, float)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
-LogFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")]
+LogFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File for the log of decisions, for replay.")
+]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free port.")]
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")]
 CLUSTER = typer.Option("--cluster", "-c", help="A name such as h100-sxm:16x8,nic=ib-200, or a YAML file.")
 OUT = typer.Option("--out", "-o", metavar="FILE", help="Write it there.")
-TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="Encrypt (TLS 1.3): this certificate.")]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key (mode 0600).")]
-TlsCa = Annotated[Path | None, typer.Option(metavar="FILE", help="The CA of both sides' certificates.")]
+TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for encryption (TLS 1.3).")]
+TlsKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Private key of the certificate (mode 0600).")
+]
+TlsCa = Annotated[Path | None, typer.Option(metavar="FILE", help="CA certificate of both sides.")]
 
 
 def quantity(name: str, text: str, unit: str, *, zero: bool = False) -> float:

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from windtunnel.control.debug.live.trace import DebugTrace
     from windtunnel.store.eventlog import EventLog
 
-group = new_group("Past requests of a service: asked about, replayed, tried anew.")
+group = new_group("Query, replay and retry past requests of a service (TROD).")
 Where = Annotated[str, typer.Argument(metavar="TRACE", help="A run's id, 'last', or a folder with a trace.")]
-Query = Annotated[str, typer.Argument(help="Over requests, transactions, reads, writes, as_of(table, n).")]
-Database = Annotated[str | None, typer.Option(metavar="URL", help="A server, for a trace of Postgres.")]
+Query = Annotated[
+    str, typer.Argument(help="SQL query over requests, transactions, reads, writes, as_of(table, n).")
+]
+Database = Annotated[
+    str | None, typer.Option(metavar="URL", help="A database server, for a trace of Postgres.")
+]
 
 
 @group.command("sql")
 def sql(trace: Where, query: Query, database: Database = None, as_json: Json = False) -> None:
-    """Ask who wrote a row, who read it, and what a table was after a commit, in DuckDB's SQL.
+    """Query who wrote or read a row, and the past state of a table, in SQL.
 
     Example: windtunnel debug sql last "SELECT n, handler FROM writes WHERE table_name = 'task' AND key = '7'"
     """
@@ -44,13 +48,13 @@ def sql(trace: Where, query: Query, database: Database = None, as_json: Json = F
 @group.command("replay")
 def replay(
     trace: Where,
-    request: Annotated[int | None, typer.Option(metavar="ID", help="Only tell of this request.")] = None,
+    request: Annotated[int | None, typer.Option(metavar="ID", help="Only this request.")] = None,
     debugger: Annotated[bool, typer.Option("--pdb", help="Stop in the handlers of --request.")] = False,
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Make past requests again, in the order of their snapshots, and compare every read. Exit status 3: a
-    transaction did otherwise, or part of the trace is missing.
+    """Replay past requests in the order of their snapshots, and compare each read. Exit status 3:
+    a transaction differed, or part of the trace is missing.
 
     Example: windtunnel debug replay last --request 27 --pdb
     """
@@ -71,13 +75,17 @@ def replay(
 @group.command("retro")
 def retro(
     trace: Where,
-    code: Annotated[Path, typer.Option(metavar="FILE.py", help="Has a dict with the changed handlers.")],
-    check: Annotated[str | None, typer.Option(metavar="SQL", help="Finds rows that must not be.")] = None,
+    code: Annotated[
+        Path, typer.Option(metavar="FILE.py", help="A Python file with a dict of the changed handlers.")
+    ],
+    check: Annotated[
+        str | None, typer.Option(metavar="SQL", help="A query for rows that must not exist.")
+    ] = None,
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Make past requests with changed code, in the recorded order and in those that could have been. Exit
-    status 3: --check found rows, or part of the trace is missing.
+    """Replay past requests with changed code, in the recorded order and other possible ones. Exit status 3:
+    --check returned rows, or part of the trace is missing.
 
     Example: windtunnel debug retro last --code examples/control/fixed.py
     """

@@ -13,7 +13,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, print_json, print_table, quantity
 
-group = new_group("Embedding tables: how they are asked for, and where their rows should lie.")
+group = new_group("Profile embedding tables, and place their rows on devices (RecShard, FlexShard).")
 
 
 SHOWN = 25
@@ -27,31 +27,35 @@ def profile(
         list[str],
         typer.Argument(help="Parquet, Arrow IPC or .npz files, folders or globs of them, here or at a URL."),
     ],
-    out: Annotated[Path, typer.Option(help="A new folder for the statistics and the tables' orders.")],
+    out: Annotated[Path, typer.Option(help="New folder for statistics and row orders.")],
     feature: Annotated[
-        list[str] | None, typer.Option(help="Read only this one (may be repeated); default: all.")
+        list[str] | None, typer.Option(help="Read only this feature (may be repeated). Default: all.")
     ] = None,
     rows: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]N", help="Rows of its table; default: up to the highest id."),
+        typer.Option(metavar="[NAME=]N", help="Rows of the feature's table. Default: the highest id."),
     ] = None,
     hashes: Annotated[
         list[str] | None,
-        typer.Option("--hash", metavar="[NAME=]HASH", help="How ids become rows: splitmix64 or modulo."),
+        typer.Option("--hash", metavar="[NAME=]HASH", help="Hash from ids to rows: splitmix64 or modulo."),
     ] = None,
     dim: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]N", help="Dimension of its table; default: 64.")
+        list[str] | None,
+        typer.Option(metavar="[NAME=]N", help="Dimension of the feature's table. Default: 64."),
     ] = None,
     sequence: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Its rows are not pooled.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A feature whose rows are not pooled (may be repeated)."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of all tables: float32, float16 or bfloat16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Data type of all tables: float32, float16 or bfloat16.")
+    ] = "float32",
     window: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a window of drift; default: a file is a window.")
+        int | None, typer.Option(min=1, help="Samples in a window of drift. Default: a file is a window.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What logs of lookups say of their tables: skew, pooling, coverage, unused rows, drift.
+    """Profile tables from logs of lookups: skew, pooling, coverage, unused rows, drift.
 
     Example: windtunnel embeddings profile 'logs/day-*.parquet' --out stats --dim 128
     """
@@ -128,38 +132,42 @@ def plan(
         str, typer.Option("--cluster", "-c", help="A name such as a100-80:2x8, or a file of a cluster.")
     ],
     synthetic: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Tables made up: rm1, rm2, rm3, dlrm2021 or small.")
+        str | None, typer.Option(metavar="NAME", help="Synthetic tables: rm1, rm2, rm3, dlrm2021 or small.")
     ] = None,
     statistics: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What windtunnel embeddings profile wrote.")
+        Path | None, typer.Option(metavar="DIR", help="Folder that `windtunnel embeddings profile` wrote.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="recshard, search, size, lookup or size-lookup.")] = "recshard",
-    batch: Annotated[int, typer.Option(min=1, help="Samples of an iteration, of all devices.")] = 16_384,
+    policy: Annotated[
+        str, typer.Option(help="Policy: recshard, search, size-lookup, size or lookup.")
+    ] = "recshard",
+    batch: Annotated[int, typer.Option(min=1, help="Samples in an iteration, over all devices.")] = 16_384,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of each device for rows, such as 24GB; default: 30% of it."),
+        typer.Option(
+            metavar="SIZE", help="Device memory for rows, such as 24GB. Default: 30% of the device."
+        ),
     ] = None,
     host_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of the host for each device; default: 128GB.")
+        str | None, typer.Option(metavar="SIZE", help="Host memory for each device. Default: 128GB.")
     ] = None,
     state_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="What the optimiser keeps for a row; default: as the statistics have it."),
+        typer.Option(min=0, help="Optimiser state of a row, in bytes. Default: from the statistics."),
     ] = None,
     columns: Annotated[
-        int, typer.Option(min=0, help="The fewest of a shard of a table that is cut; 0: none is.")
+        int, typer.Option(min=0, help="Fewest columns of a table's shard; 0: tables are not cut by column.")
     ] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of synthetic tables and the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of synthetic tables and the search.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan there.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File for the plan.")
     ] = None,
     torchrec: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write there what TorchRec needs to shard as the plan says."),
+        typer.Option(metavar="FILE", help="File for TorchRec's form of the plan."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Which table lies on which device, and which of its rows in fast memory.
+    """Place each table on a device, and its hot rows in fast memory.
 
     Example: windtunnel embeddings plan --synthetic rm2 --cluster a100-80:2x8
     """

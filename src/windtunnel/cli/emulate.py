@@ -26,18 +26,18 @@ def emulate(
     ] = False,
     options: Options = DEFAULT,
     timeline: Annotated[
-        str, typer.Option(help="Ranks in the timeline, as --ranks; default: one of each part.")
+        str, typer.Option(help="Ranks in the timeline, in the form of --ranks. Default: one of each part.")
     ] = "",
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="End with status 3 on: oom, hang, slower:10%.")
+        list[str] | None, typer.Option(help="Exit with status 3 on: oom, hang, slower:10%.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="What slower compares with: a run's id or a summary.json.")
+        str | None, typer.Option(help="The run that slower compares with: its id, or a summary.json.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Emulate SCRIPT on a cluster that is not there: iteration time, waits, memory of every rank.
+    """Emulate SCRIPT on a cluster that you do not have: iteration time, waits, and memory of every rank.
 
     The script runs unmodified, as chosen ranks of the whole world, on this machine. Options come before
     SCRIPT; what follows it is the script's own.

@@ -13,10 +13,10 @@ from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, emit, print_json, print_table, quantity
 
 group = new_group(
-    "Federated learning: what a round costs, who learns how fast, and a Flower app in groups (FedP2P)."
+    "Federated learning: cost of a round, accuracy by round, and Flower apps in groups (FedP2P)."
 )
-Devices = Annotated[int, typer.Option(metavar="N", help="Devices that there are.")]
-Groups = Annotated[int, typer.Option(metavar="N", help="Groups of a round; 0: as many as are best.")]
+Devices = Annotated[int, typer.Option(metavar="N", help="Number of devices.")]
+Groups = Annotated[int, typer.Option(metavar="N", help="Groups of a round; 0: the best number.")]
 ServerLink = Annotated[str, typer.Option(metavar="RATE", help="The server's link, such as 100Mb/s.")]
 DeviceLink = Annotated[str, typer.Option(metavar="RATE", help="Each device's link, such as 20Mb/s.")]
 
@@ -29,12 +29,14 @@ def _rate(name: str, text: str) -> float:
 def plan(
     devices: Devices = 50,
     groups: Groups = 0,
-    model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="The model, such as 4MB.")] = "4e6",
+    model_bytes: Annotated[
+        str, typer.Option(metavar="BYTES", help="Size of the model, such as 4MB.")
+    ] = "4e6",
     server_link: ServerLink = "100Mb/s",
     device_link: DeviceLink = "20Mb/s",
     as_json: Json = False,
 ) -> None:
-    """Say what a round of each scheme costs, and whether groups pay.
+    """Compute what a round of each scheme costs, and whether groups pay.
 
     Example: windtunnel federated plan --devices 50 --model-bytes 4e6 --server-link 100Mb/s
     """
@@ -60,25 +62,31 @@ def plan(
 @group.command()
 def run(
     data: Annotated[str, typer.Option(help="digits, synthetic:A,B, or a FILE.npz with x and y.")] = "digits",
-    split: Annotated[str, typer.Option(help="iid, dirichlet:A or shards:K.")] = "dirichlet:0.1",
+    split: Annotated[
+        str, typer.Option(help="Split of the data: iid, dirichlet:A or shards:K.")
+    ] = "dirichlet:0.1",
     scheme: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help="fedavg, fedp2p, hierarchical, gossip.")
+        str, typer.Option(metavar="NAME,NAME", help="Scheme: fedavg, fedp2p, hierarchical or gossip.")
     ] = "fedp2p,fedavg",
-    model: Annotated[str, typer.Option(help="softmax, mlp or cnn.")] = "softmax",
+    model: Annotated[str, typer.Option(help="Model: softmax, mlp or cnn.")] = "softmax",
     devices: Devices = 50,
     groups: Groups = 5,
-    sample: Annotated[int, typer.Option(metavar="N", help="Devices that train in a round; 0: all.")] = 0,
+    sample: Annotated[
+        int, typer.Option(metavar="N", help="Devices that are sampled for a round; 0: all.")
+    ] = 0,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds.")] = 60,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Epochs of a device in a round.")] = 5,
-    weighting: Annotated[str, typer.Option(help="What a device counts: samples or uniform.")] = "samples",
-    grouping: Annotated[str, typer.Option(help="random, bandwidth or labels.")] = "random",
-    exchange: Annotated[str, typer.Option(help="ring or doubling.")] = "ring",
+    epochs: Annotated[int, typer.Option(metavar="N", help="Local epochs of a device in a round.")] = 5,
+    weighting: Annotated[str, typer.Option(help="Weight of a device: samples or uniform.")] = "samples",
+    grouping: Annotated[
+        str, typer.Option(help="Grouping of devices: random, bandwidth or labels.")
+    ] = "random",
+    exchange: Annotated[str, typer.Option(help="Algorithm of the all-reduce: ring or doubling.")] = "ring",
     seeds: Annotated[int, typer.Option(metavar="N", help="Seeds, each with a split of its own.")] = 1,
     server_link: ServerLink = "100Mb/s",
     device_link: DeviceLink = "20Mb/s",
     as_json: Json = False,
 ) -> None:
-    """Let the schemes learn the same samples: accuracy by round, time, and bytes. The links are emulated.
+    """Train each scheme on the same samples: accuracy by round, time and bytes. The links are emulated.
 
     Example: windtunnel federated run --data digits --split dirichlet:0.1 --devices 50 --groups 5
     """
@@ -117,17 +125,17 @@ def run(
 @group.command()
 def up(
     app: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A Flower app; without it one that learns digits.")
+        Path | None, typer.Option(metavar="DIR", help="A Flower app. Default: one that learns digits.")
     ] = None,
     devices: Devices = 8,
     groups: Annotated[int, typer.Option(metavar="N", help="Groups of FedP2P; 0: FedAvg.")] = 2,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds.")] = 3,
-    model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="The model is padded to this.")] = "1MB",
+    model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Pad the model to this size.")] = "1MB",
     server_link: ServerLink = "20Mb/s",
     device_link: DeviceLink = "20Mb/s",
     as_json: Json = False,
 ) -> None:
-    """Run a Flower app on devices of this machine, each in a network of its own. Needs root.
+    """Run a Flower app on emulated devices, each in its own network namespace. Needs root.
 
     Example: windtunnel federated up --devices 8 --groups 2 --rounds 3 --server-link 20Mb/s
     """

@@ -14,27 +14,31 @@ from windtunnel.cli.common import Json, choice, emit, quantity
 if TYPE_CHECKING:
     from windtunnel.data.files.model import Status
 
-group = new_group("Files on the disks of several hosts, of which some may fail.")
-Name = Annotated[str, typer.Option(help="Under which lines://NAME finds the files on this host.")]
-ModeOption = Annotated[str, typer.Option(help="linefs, serial (no pipeline), or host (no cores set aside).")]
+group = new_group("Replicated files on the disks of several hosts (LineFS, Hyperloop).")
+Name = Annotated[str, typer.Option(help="Name of the files in URLs lines://NAME on this host.")]
+ModeOption = Annotated[
+    str, typer.Option(help="Replication: linefs, serial (no pipeline), or host (no reserved cores).")
+]
 
 
 @group.command("serve")
 def serve(
-    host: Annotated[str, typer.Argument(help="The name of this host among those that hold the files.")],
-    store: Annotated[str, typer.Option(help="Where the hosts find each other: a folder or URL for all.")],
-    secret_file: Annotated[Path, typer.Option(metavar="FILE", help="The secret that all hosts share.")],
-    listen: Annotated[str, typer.Option(metavar="ADDRESS:PORT", help="PORT and the next two are used.")],
-    folder: Annotated[Path, typer.Option(help="For the log and the files.")] = Path("files"),
+    host: Annotated[str, typer.Argument(help="Name of this replica.")],
+    store: Annotated[str, typer.Option(help="Folder or URL where the hosts find each other.")],
+    secret_file: Annotated[Path, typer.Option(metavar="FILE", help="File with the secret of all hosts.")],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS:PORT", help="HOST:PORT. The next two ports are used, too.")
+    ],
+    folder: Annotated[Path, typer.Option(help="Folder of the event log and the files.")] = Path("files"),
     name: Name = "files",
-    domain: Annotated[str, typer.Option(help="What fails with this host, such as its rack.")] = "",
-    copies: Annotated[int, typer.Option(min=1, help="Hosts that are to hold the files.")] = 3,
-    least: Annotated[int, typer.Option(min=1, help="Hosts without which no fsync returns.")] = 2,
+    domain: Annotated[str, typer.Option(help="Failure domain of this host, such as its rack.")] = "",
+    copies: Annotated[int, typer.Option(min=1, help="Replicas of the files.")] = 3,
+    least: Annotated[int, typer.Option(min=1, help="Fewest replicas for an fsync to return.")] = 2,
     mode: ModeOption = "linefs",
-    cores: Annotated[str, typer.Option(help="Set aside for replication, such as 6,7.")] = "",
-    log_size: Annotated[str, typer.Option(help="Of the write-ahead log.")] = "64 MiB",
+    cores: Annotated[str, typer.Option(help="CPU cores reserved for replication, such as 6,7.")] = "",
+    log_size: Annotated[str, typer.Option(help="Size of the write-ahead log.")] = "64 MiB",
 ) -> None:
-    """Be one of the hosts that hold the files, until stopped; one that comes again copies what it lacks.
+    """Run a replica of the files until interrupted. A restarted replica copies what it lacks.
 
     Example: windtunnel files serve a --store /shared/files --secret-file secret --listen 10.0.0.1:7000
     """
@@ -61,7 +65,7 @@ def serve(
 
 @group.command("status")
 def status(name: Name = "demo", as_json: Json = False) -> None:
-    """The hosts that hold the files, up to which operation. Exit status 3: fewer hosts than were asked for.
+    """Show the replicas, and the last operation of each. Exit status 3: fewer replicas than requested.
 
     Example: windtunnel files status --name files
     """
@@ -89,9 +93,10 @@ def _line(row: Status) -> str:
 
 @group.command("mount")
 def mount(
-    folder: Annotated[Path, typer.Argument(help="Where; made if it is not there.")], name: Name = "demo"
+    folder: Annotated[Path, typer.Argument(help="Target folder. It is created if missing.")],
+    name: Name = "demo",
 ) -> None:
-    """Have the files in a folder, by FUSE, until it is unmounted (fusermount3 -u FOLDER).
+    """Mount the files in a folder by FUSE, until it is unmounted (fusermount3 -u FOLDER).
 
     Example: windtunnel files mount /mnt/files --name files
     """
@@ -106,7 +111,7 @@ def fsck(
     folders: Annotated[list[Path], typer.Argument(help="Folders of hosts that have ended.")],
     as_json: Json = False,
 ) -> None:
-    """Check what hosts have on their disks; several are compared. Exit status 3: damaged, or not alike.
+    """Check the replicas' disks, and compare them. Exit status 3: damaged, or different.
 
     Example: windtunnel files fsck /data/a /data/b
     """
@@ -136,13 +141,13 @@ def fsck(
 
 @group.command("demo")
 def demo(
-    replicas: Annotated[int, typer.Option(min=1, max=16, help="Hosts, on this computer.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="Number of replicas on this machine.")] = 3,
     kill: Annotated[str, typer.Option(metavar="primary|N", help="Kill this host of the chain.")] = "",
-    freeze: Annotated[int, typer.Option(metavar="N", min=0, help="Stop this host for 10 s.")] = 0,
+    freeze: Annotated[int, typer.Option(metavar="N", min=0, help="Pause this host for 10 s.")] = 0,
     mode: ModeOption = "linefs",
     as_json: Json = False,
 ) -> None:
-    """Start hosts, write and fsync, strike one of them, and compare what all have.
+    """Start replicas, write and fsync, fail one of them, and compare their contents.
 
     Example: windtunnel files demo --replicas 3 --kill primary
     """

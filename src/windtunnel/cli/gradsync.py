@@ -10,7 +10,7 @@ import typer
 from windtunnel.cli import SCRIPT, new_group
 from windtunnel.cli.common import Arguments, Json, Script, print_json
 
-group = new_group("Gradient synchronisation that chooses for itself.")
+group = new_group("Choose how gradients are compressed and synchronised.")
 Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this host.")]
 
 
@@ -18,7 +18,7 @@ Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this h
 def profile(
     script: Script,
     arguments: Arguments = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the profile there.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File for the profile.")] = Path(
         "profile.json"
     ),
     ranks: Ranks = 2,
@@ -26,7 +26,7 @@ def profile(
         list[str] | None, typer.Option("--codec", help="A codec to measure, such as dragonn:0.01.")
     ] = None,
 ) -> None:
-    """Measure a script's gradients, codecs and collectives with real processes; the script ends with it.
+    """Measure a script's gradients, codecs and collectives with real processes. The script ends afterwards.
 
     Example: windtunnel gradsync profile --ranks 2 examples/train_resnet.py --steps 10
     """
@@ -44,14 +44,14 @@ def apply(
     ranks: Ranks = 2,
     profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What the plan was made for; profile.json beside it by default."),
+        typer.Option(metavar="FILE", help="Profile of the plan. Default: profile.json beside it."),
     ] = None,
     check_every: Annotated[
         int,
-        typer.Option(min=0, help="Iterations after which a plan whose times drift is made anew; 0: never."),
+        typer.Option(min=0, help="Iterations between checks of the plan for drift; 0: no checks."),
     ] = 25,
 ) -> None:
-    """Run a script with its gradients synchronised as a plan says, made anew where times drift.
+    """Run a script with a plan for its gradients. The plan is computed again when times drift.
 
     Example: windtunnel gradsync apply plan.json examples/train_resnet.py --steps 50
     """
@@ -75,18 +75,18 @@ def plan(
     ] = None,
     codecs: Annotated[
         list[str] | None,
-        typer.Option("--codec", help="A codec that may be used; by default all that lose no steps."),
+        typer.Option("--codec", help="A codec that may be used. Default: all that need no further steps."),
     ] = None,
     lossy: Annotated[
-        bool, typer.Option("--lossy", help="Also codecs with which training needs more steps to a loss.")
+        bool, typer.Option("--lossy", help="Allow codecs that need more steps to the same loss.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the codecs' random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the codecs' random numbers.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan there.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File for the plan.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Decide before the run: which gradients to compress, how, in which groups; or not at all.
+    """Decide before the run which gradients to compress, with which codec, and in which groups.
 
     Example: windtunnel gradsync plan --cluster v100:8x8,nic=ethernet-25 examples/train_resnet.py
     """
@@ -117,7 +117,7 @@ def explain(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a plan's run, or last.")] = "last",
     as_json: Json = False,
 ) -> None:
-    """Tell of a plan why each group of gradients got its option.
+    """Explain why a plan gave each group of gradients its option.
 
     Example: windtunnel gradsync explain last
     """

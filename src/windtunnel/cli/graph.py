@@ -13,7 +13,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, print_table
 
-group = new_group("Execution graphs in MLCommons Chakra's form.")
+group = new_group("Execution graphs in the MLCommons Chakra format.")
 
 
 @group.command()
@@ -21,7 +21,7 @@ def show(
     what: Annotated[
         str, typer.Argument(metavar="RUN_ID|FILE|DIR", help="A run (or 'last'), an .et file, or a folder.")
     ],
-    limit: Annotated[int, typer.Option(min=0, help="How many of the first nodes.")] = 12,
+    limit: Annotated[int, typer.Option(min=0, help="Number of nodes to list.")] = 12,
     as_json: Json = False,
 ) -> None:
     """Count the nodes and bytes of each graph, follow its longest chain, and list its first nodes.

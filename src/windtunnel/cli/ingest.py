@@ -30,28 +30,31 @@ if TYPE_CHECKING:
     from windtunnel.data.ingest.live.calls import MasterSettings
 
 HERE = Path("ingest")
-Workers = Annotated[str, typer.Option(metavar="auto|N", help="auto: as many as trainers need.")]
-Least = Annotated[int, typer.Option("--min", min=1, help="Workers that there are at least, with auto.")]
-Most = Annotated[int, typer.Option("--max", min=0, help="At most; 0: as many as this host has processors.")]
-On = Annotated[str, typer.Option(metavar="ENGINE", help="Workers on ray or ray://HOST:PORT.")]
-SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The session's secret.")]
+Workers = Annotated[
+    str, typer.Option(metavar="auto|N", help="Number of workers; auto: as many as trainers need.")
+]
+Least = Annotated[int, typer.Option("--min", min=1, help="Fewest workers, with auto.")]
+Most = Annotated[int, typer.Option("--max", min=0, help="Most workers; 0: the number of this host's CPUs.")]
+On = Annotated[str, typer.Option(metavar="ENGINE", help="Run workers on ray or ray://HOST:PORT.")]
+SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="File with the session's secret.")]
 
-group = new_group("Samples for trainers: read, transformed and batched by workers beside them.")
+group = new_group("Read, transform and batch training samples with separate workers (Meta's DSI).")
 
 
 @group.command("layout")
 def layout(
     table: Annotated[str, typer.Argument(help="A Parquet file or a folder of them, here or at a URL.")],
     sessions: Annotated[
-        list[Path], typer.Option(help="A file of a session that reads it (may be repeated).", metavar="YAML")
+        list[Path],
+        typer.Option(help="File of a session that reads the table (may be repeated).", metavar="YAML"),
     ],
-    out: Annotated[Path, typer.Option(help="A new folder for the table.")],
+    out: Annotated[Path, typer.Option(help="New folder for the table.")],
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Of a row group; default: as many as take 256 MiB of memory.")
+        int | None, typer.Option(min=1, help="Rows of a row group. Default: 256 MiB of memory.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a table anew as its sessions read it: features as columns, those read together side by side.
+    """Rewrite a table for its sessions: features become columns, and those read together lie together.
 
     Example: windtunnel ingest layout table --sessions session.yaml --out flat
     """
@@ -86,15 +89,13 @@ def layout(
 @group.command("characterise")
 def characterise(
     path: Annotated[Path, typer.Argument(metavar="SESSION", help="The file of a session (YAML).")],
-    splits: Annotated[
-        int | None, typer.Option(min=1, help="Read only so many splits; default: an epoch.")
-    ] = None,
+    splits: Annotated[int | None, typer.Option(min=1, help="Splits to read. Default: an epoch.")] = None,
     demand: Annotated[
-        float | None, typer.Option(help="Rows a second that the trainers take: what they would stall.")
+        float | None, typer.Option(help="Rows per second that trainers take, to compute their stalls.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a session asks of storage, processors, memory and network, by reading it once.
+    """Measure what a session needs of storage, CPU, memory and network by reading it once.
 
     Example: windtunnel ingest characterise session.yaml
     """
@@ -119,15 +120,17 @@ def demo(
     workers: Workers = "auto",
     least: Least = 1,
     most: Most = 0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="To train for, about.")] = 20.0,
-    rows: Annotated[int, typer.Option(min=1024, help="Of the table.")] = 524_288,
-    step: Annotated[float, typer.Option(min=0, help="Seconds of one; 0: by what a worker makes.")] = 0.0,
-    kill: Annotated[bool, typer.Option("--kill", help="Kill a worker on the way.")] = False,
-    loaders: Annotated[int, typer.Option(min=0, help="Processes of a DataLoader before the service.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Approximate training time in seconds.")] = 20.0,
+    rows: Annotated[int, typer.Option(min=1024, help="Rows of the table.")] = 524_288,
+    step: Annotated[
+        float, typer.Option(min=0, help="Seconds of a training step; 0: from a worker's throughput.")
+    ] = 0.0,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill a worker during the demo.")] = False,
+    loaders: Annotated[int, typer.Option(min=0, help="DataLoader processes that read from the service.")] = 0,
     on: On = "",
     as_json: Json = False,
 ) -> None:
-    """Train a small model on a synthetic table through the service: stalls, ramp, every row once.
+    """Train a small model on a synthetic table through the service, and check that each row came once.
 
     Example: windtunnel ingest demo --workers auto --kill
     """
@@ -146,23 +149,28 @@ def demo(
 @group.command("master")
 def master(
     session: Annotated[Path, typer.Argument(metavar="SESSION", help="The session's file (YAML).")],
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="Of its log, secret and address.")] = HERE,
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the session's log, secret and address.")
+    ] = HERE,
     host: Host = "127.0.0.1",
     port: Port = 0,
     workers: Workers = "auto",
     least: Least = 1,
     most: Most = 0,
     ends: Annotated[str, typer.Option(help="Ranks with fewer batches: uneven, pad or drop.")] = "uneven",
-    on_error: Annotated[str, typer.Option(help="A split that cannot be read: fail or skip.")] = "fail",
+    on_error: Annotated[
+        str, typer.Option(help="What to do with an unreadable split: fail or skip.")
+    ] = "fail",
     secret: Annotated[
-        Path | None, typer.Option("--secret-file", metavar="FILE", help="What clients and workers must know.")
+        Path | None,
+        typer.Option("--secret-file", metavar="FILE", help="File with the secret of clients and workers."),
     ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
     on: On = "",
 ) -> None:
-    """Serve a session to trainers until interrupted; one that was killed goes on where its log ends.
+    """Serve a session to trainers until interrupted. After a kill it continues from its log.
 
     Example: windtunnel ingest master session.yaml --folder ingest --workers auto
     """
@@ -180,16 +188,16 @@ def master(
 
 @group.command("worker")
 def worker(
-    master: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the master.")],
+    master: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the master.")],
     secret_file: SecretFile = None,
-    host: Annotated[str, typer.Option(help="Address to serve at, as clients reach it.")] = "127.0.0.1",
-    name: Annotated[str, typer.Option(help="Default: host and process.")] = "",
+    host: Annotated[str, typer.Option(help="Address to serve at, as clients see it.")] = "127.0.0.1",
+    name: Annotated[str, typer.Option(help="Name of the worker. Default: host and process.")] = "",
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a master.")] = 30.0,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Read, transform and batch splits for a master, until it lets this worker go.
+    """Read, transform and batch splits for a master until the session ends.
 
     Example: windtunnel ingest worker --master 10.0.0.1:7070 --host 10.0.0.2 --secret-file secret
     """
@@ -212,15 +220,17 @@ def worker(
 
 @group.command("status")
 def status(
-    master: Annotated[str, typer.Option(metavar="HOST:PORT", help="Default: of the folder's master.")] = "",
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="The master's folder.")] = HERE,
+    master: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the master. Default: from the folder.")
+    ] = "",
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the master.")] = HERE,
     secret_file: SecretFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far a session is, its clients and its workers.
+    """Show the progress of a session, its clients and its workers.
 
     Example: windtunnel ingest status --folder ingest
     """

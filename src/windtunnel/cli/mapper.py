@@ -10,16 +10,23 @@ import typer
 from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, emit, print_json, print_table
 
-group = new_group("What layers cost on a chip that is a drawing.")
+group = new_group("Map neural network layers onto an accelerator design (Interstellar).")
 Chip = Annotated[
     str, typer.Option("--accelerator", "-a", metavar="NAME|FILE", help="eyeriss, tpu, cpu, or a YAML file.")
 ]
 Layers = Annotated[
-    str, typer.Option("--layer", "-l", metavar="NAME|FILE", help="alexnet, vgg16, lstm, mlp.fc1, a file.")
+    str,
+    typer.Option(
+        "--layer", "-l", metavar="NAME|FILE", help="Layers: alexnet, vgg16, lstm, mlp.fc1, or a file."
+    ),
 ]
-Dataflow = Annotated[str, typer.Option(metavar="A|B", help="Only this unrolling, such as 'C|K'; '' for all.")]
-Policy = Annotated[str, typer.Option(help="energy, or fastest: fewest cycles, then least energy.")]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="For the cluster.")]
+Dataflow = Annotated[
+    str, typer.Option(metavar="A|B", help="Only this spatial unrolling, such as 'C|K'; '' for all.")
+]
+Policy = Annotated[
+    str, typer.Option(help="Objective: energy, or fastest (fewest cycles, then least energy).")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File for the cluster.")]
 
 
 @group.command("search")
@@ -27,7 +34,7 @@ def search(
     accelerator: Chip, layer: Layers, dataflow: Dataflow = "", policy: Policy = "energy",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Find the best mapping of each layer, what it takes, and of a single layer the schedule.
+    """Find each layer's best mapping and its cost. For a single layer, show the schedule too.
 
     Example: windtunnel mapper search --accelerator eyeriss --layer alexnet.conv3
     """
@@ -50,7 +57,7 @@ def search(
 
 @group.command("allocate")
 def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_json: Json = False) -> None:
-    """Size the memories for all layers together; the array and its throughput stay.
+    """Choose memory sizes for all layers together. The array stays as it is.
 
     Example: windtunnel mapper allocate --accelerator eyeriss --layer lstm
     """
@@ -75,7 +82,7 @@ def profile(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of an emulation, or last.")],
     accelerator: Chip, out: Out = Path("chip.yaml"), policy: Policy = "fastest", as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Price the step of an emulated run on an accelerator, and make it a device that emulate takes.
+    """Estimate an emulated run's step on an accelerator, and write it as a device for `emulate`.
 
     Example: windtunnel mapper profile last --accelerator tpu --out tpu.yaml
     """

@@ -7,7 +7,7 @@ from windtunnel.cli.common import Html, Json, print_json
 from windtunnel.cli.options import takes
 from windtunnel.training.goodput.request import PlanRequest
 
-group = new_group("What a cluster's failures will cost, and what to do about them.")
+group = new_group("Plan for the failures of a cluster: what they cost, and how to recover.")
 
 
 @group.command("resilience")
@@ -17,7 +17,7 @@ def resilience(
     as_json: Json = False,
     html: Html = None,
 ) -> None:
-    """Recommend intervals, copies, placement and the way to go on, with the reasons and the command.
+    """Recommend checkpoint intervals, copies, placement and a recovery method, with reasons and a command.
 
     All of it is emulated: a trace of failures is drawn, and each way to go on goes through it with the
     decisions of the policies that also run live.

@@ -25,7 +25,7 @@ def replay(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make the decisions of a recorded run anew, and list those that come out otherwise.
+    """Replay the decisions of a recorded run, and list those that differ.
 
     Example: windtunnel replay last --policy all
     """

@@ -24,13 +24,13 @@ STYLES = {"done": "green", "running": "cyan", "failed": "red", "killed": "red"}
 SHOWN = ("iteration_time_s", "mfu", "peak_reserved_bytes")
 NOTE = "Figures of training.emulate are emulated, except wall time, which is measured."
 
-group = new_group("List, show, compare and remove what was run.")
+group = new_group("List, show, compare and remove runs.")
 
 
 @group.command("list")
 def list_runs(
-    limit: Annotated[int, typer.Option(min=1, help="How many of the newest runs.")] = 20,
-    capability: Annotated[str | None, typer.Option(help="Only of one capability.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of runs to list.")] = 20,
+    capability: Annotated[str | None, typer.Option(help="Show runs of one capability only.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the newest runs.
@@ -61,7 +61,7 @@ def list_runs(
 
 @group.command()
 def show(run_id: Id, as_json: Json = False) -> None:
-    """Show everything that is known of one run.
+    """Show all details of a run.
 
     Example: windtunnel runs show last
     """
@@ -91,7 +91,7 @@ def show(run_id: Id, as_json: Json = False) -> None:
 
 @group.command()
 def compare(run_ids: Ids, as_json: Json = False) -> None:
-    """Put two or more runs side by side, with the ratio to the first.
+    """Compare runs side by side, with ratios to the first.
 
     Example: windtunnel runs compare last 20261121-045018
     """
@@ -120,7 +120,8 @@ def compare(run_ids: Ids, as_json: Json = False) -> None:
 
 @group.command("rm")
 def remove(
-    run_ids: Ids, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    run_ids: Ids,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete runs and their files.
 

@@ -20,47 +20,56 @@ def serve(
     config: Annotated[
         str | None, typer.Option(metavar="NAME", help="A model built at random, such as tiny-hybrid.")
     ] = None,
-    name: Annotated[str, typer.Option(help="What clients call it; its own name by default.")] = "",
+    name: Annotated[str, typer.Option(help="Model name for clients. Default: the model's own name.")] = "",
     host: Host = "127.0.0.1",
     port: Port = 8000,
     branching: Annotated[
         str,
-        typer.Option(
-            "--policy", help="Which extra branches take part in a step: a name, or your own FILE.py."
-        ),
+        typer.Option("--policy", help="Policy for extra branches in a step: a name, or your own FILE.py."),
     ] = "taper",
     admission: Annotated[
-        str, typer.Option(help="Requests whose first token is late: refuse, defer or wait.")
+        str, typer.Option(help="What to do with requests that will miss --ttft: refuse, defer or wait.")
     ] = "refuse",
-    max_rows: Annotated[int, typer.Option(min=1, help="Units that decode in one step.")] = 64,
+    max_rows: Annotated[int, typer.Option(min=1, help="Most sequences in a decode batch.")] = 64,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")] = 512,
     kv: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="For what running requests may hold; 2GiB, emulated what fits."),
+        typer.Option(
+            metavar="SIZE", help="KV cache for running requests. Default: 2GiB; emulated: what fits."
+        ),
     ] = None,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get status 429.")] = 1024,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Most waiting requests. Further ones get status 429.")
+    ] = 1024,
     rules: Annotated[
         str | None,
-        typer.Option(
-            "--prefix-cache", metavar="RULES", help="What is kept of prompts: density; none: nothing."
-        ),
+        typer.Option("--prefix-cache", metavar="RULES", help="Prefix cache of prompts: density, or none."),
     ] = None,
     prefix_bytes: Annotated[
         str | None,
-        typer.Option("--prefix-kv", metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv."),
+        typer.Option(
+            "--prefix-kv",
+            metavar="SIZE",
+            help="Size of the prefix cache. Default: 1GiB; emulated: half of --kv.",
+        ),
     ] = None,
     ttft: Annotated[
-        float | None, typer.Option(min=0, help="Objective: seconds until the first token.")
+        float | None, typer.Option(min=0, help="Objective: seconds until the first token (TTFT).")
     ] = None,
     tpot: Annotated[
-        float | None, typer.Option(min=0, help="Objective: seconds for each further one.")
+        float | None, typer.Option(min=0, help="Objective: seconds per further output token (TPOT).")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: one for each idle core.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads of the engine; 0: one for each idle core.")
+    ] = 0,
     dtype: Annotated[
-        str, typer.Option(help="Of weights and caches: auto (the model's), float32, bfloat16 or float16.")
+        str,
+        typer.Option(
+            help="Data type of weights and caches: auto (the model's), float32, bfloat16 or float16."
+        ),
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     log: Annotated[
         int, typer.Option(min=0, metavar="N", help="Log the decisions of every Nth step; 0: none.")
     ] = 10,
@@ -73,24 +82,26 @@ def serve(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Emulate: requests of Azure, BurstGPT, Mooncake, Vidur … as they are."
+            metavar="FILE", help="Emulate the requests of a trace file: Azure, BurstGPT, Mooncake, Vidur …"
         ),
     ] = None,
     on: Annotated[
-        str, typer.Option(metavar="CLUSTER", help="Emulated: such as h100-sxm:1x2; hosts are replicas.")
+        str,
+        typer.Option(
+            metavar="CLUSTER", help="Emulated cluster, such as h100-sxm:1x2. Each host is a replica."
+        ),
     ] = "",
     model_like: Annotated[
         str, typer.Option(metavar="NAME", help="Emulated: such as qwen3-32b, or a config.json.")
     ] = "",
     step_time: Annotated[
         str,
-        typer.Option(
-            metavar="SPEC", help="Emulated, for both of these: calibrated, a profile, or base=…,row=…."
-        ),
+        typer.Option(metavar="SPEC", help="Emulated step times: calibrated, a profile, or base=…,row=…."),
     ] = "",
     speed_up: Annotated[float, typer.Option(help="Emulated: how much faster requests arrive.")] = 1.0,
     requests: Annotated[
-        int, typer.Option(min=0, help="Emulated: so many, the trace repeated; 0: as it is.")
+        int,
+        typer.Option(min=0, help="Number of emulated requests; the trace repeats. 0: the trace as it is."),
     ] = 0,
     branches: Annotated[
         str, typer.Option(metavar="SPEC", help="Emulated: synthetic, as share=0.6,count=3-10,tokens=90.")

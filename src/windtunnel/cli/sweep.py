@@ -12,18 +12,18 @@ from windtunnel.cli.common import Json, print_json
 
 def sweep(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A sweep file (YAML), see docs/sweep.md.")],
-    jobs: Annotated[int, typer.Option(min=1, help="Processes; each captures in one or two more.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Parallel processes. Each starts one or two more.")] = 1,
     on: Annotated[
         str | None,
-        typer.Option(metavar="ENGINE", help="ray, ray://HOST:PORT, or the URL of a control plane."),
+        typer.Option(metavar="ENGINE", help="Run on ray, ray://HOST:PORT, or the URL of a control plane."),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Keep the points that an earlier call has done.")] = True,
+    resume: Annotated[bool, typer.Option(help="Keep the points of an earlier sweep.")] = True,
     report: Annotated[bool, typer.Option(help="Write the report of each run, too.")] = True,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Emulate a script over a grid of clusters and arguments: which is fastest, smallest, cheapest?
+    """Emulate a script over a grid of clusters and arguments, to find the fastest, smallest or cheapest.
 
-    Each point is a run in the store, remembered as it ends: after a kill, the same command goes on.
+    Each point of the grid is a stored run. After an interruption the same command continues.
 
     Example: windtunnel sweep --jobs 2 examples/sweeps/llama_debug.yaml
     """

@@ -15,13 +15,13 @@ from windtunnel.training.elastic.spec import JobSpec
 DEFAULT = JobSpec()
 SECRET = typer.Option(
     metavar="FILE",
-    help="The secret that the job's processes share (mode 0600); else WINDTUNNEL_SECRET, else one is made.",
+    help="File with the job's secret (mode 0600). Default: WINDTUNNEL_SECRET, or a new secret.",
 )
 CERTIFICATE = typer.Option(
-    metavar="FILE", help="Encrypt all connections between hosts (TLS 1.3): this host's certificate, PEM."
+    metavar="FILE", help="This host's certificate (PEM), to encrypt connections between hosts (TLS 1.3)."
 )
-KEY = typer.Option(metavar="FILE", help="The certificate's private key (mode 0600).")
-CA = typer.Option(metavar="FILE", help="The CA whose certificates all hosts of the job have.")
+KEY = typer.Option(metavar="FILE", help="Private key of the certificate (mode 0600).")
+CA = typer.Option(metavar="FILE", help="CA certificate of all hosts of the job.")
 RESUMED = ("resume", "as_json", "secret_file", "tls_cert", "tls_key", "tls_ca")
 
 
@@ -45,11 +45,11 @@ def train(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
+        Path | None, typer.Option(help="Folder of the run's files. Default: one in the store.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run SCRIPT on emulated hosts, and carry it over their failures.
+    """Run SCRIPT on emulated hosts, and recover it from their failures.
 
     Options come before SCRIPT; what follows it is the script's own. The script's output appears as it comes,
     lines of other ranks than 0 with their rank. Exit status 0 when all ranks ended well, 1 when the job
@@ -102,15 +102,15 @@ def host(
         str, typer.Argument(metavar="HOST:PORT", help="Where `windtunnel train --external-hosts` listens.")
     ],
     address: Annotated[
-        str, typer.Option(help="Address of this host for its peers; else that of the connection.")
+        str, typer.Option(help="This host's address for its peers. Default: the connection's address.")
     ] = "",
-    domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
+    domain: Annotated[str, typer.Option(help="Failure domain of the host, such as a rack or switch.")] = "",
     secret_file: Annotated[Path | None, SECRET] = None,
     tls_cert: Annotated[Path | None, CERTIFICATE] = None,
     tls_key: Annotated[Path | None, KEY] = None,
     tls_ca: Annotated[Path | None, CA] = None,
 ) -> None:
-    """Lend this host to a job that was begun elsewhere; ends with the job.
+    """Join this host to a job that was started elsewhere, until the job ends.
 
     Example: windtunnel host 10.0.0.1:29400 --domain rack-3
     """

@@ -10,15 +10,15 @@ from windtunnel.base.errors import LessError, UserError
 from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, choice, emit
 
-group = new_group("Training where host and storage are not trusted.")
+group = new_group("Train where host and storage are not trusted (ShEF, HIX).")
 Demo = Annotated[bool, typer.Option("--demo", help="A simulated device and a hostile host, as processes.")]
-Tier = Annotated[str, typer.Option(help="simulator, or tpm: Debian's swtpm stands beside the device.")]
-Mode = Annotated[str, typer.Option(help="mac, versions, tree, or all.")]
+Tier = Annotated[str, typer.Option(help="Tier: simulator, or tpm (Debian's swtpm).")]
+Mode = Annotated[str, typer.Option(help="Protection mode: mac, versions, tree, or all.")]
 
 
 @group.command("attest")
 def attest(demo: Demo = False, tier: Tier = "simulator", as_json: Json = False) -> None:
-    """Attest a device by way of a host that attacks it. Exit status 3: an attack came through.
+    """Attest a device through a hostile host. Exit status 3: an attack succeeded.
 
     Example: windtunnel trust attest --demo --tier tpm
     """
@@ -36,7 +36,7 @@ def attest(demo: Demo = False, tier: Tier = "simulator", as_json: Json = False) 
 
 @group.command("attack")
 def attack(mode: Mode = "all", as_json: Json = False) -> None:
-    """Attack memory behind a shield. Exit status 3: a mode finds out less than it must.
+    """Attack shielded memory. Exit status 3: a mode detects less than it must.
 
     Example: windtunnel trust attack --mode all
     """

@@ -14,21 +14,23 @@ from windtunnel.cli.common import Host, Port
 if TYPE_CHECKING:
     from windtunnel.serving.variants.model import Variant
 
-group = new_group("Models that are asked for by what they must do.")
-Home = Annotated[Path, typer.Option(metavar="DIR", help="Where variants are registered.")]
+group = new_group("Serve model variants chosen by accuracy and latency (INFaaS).")
+Home = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the registry of variants.")]
 HERE = Path("variants")
 
 
 @group.command("add")
 def add(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX, or a module kept by torch.save.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An ONNX file, or a module saved by torch.save.")
+    ],
     data: Annotated[Path, typer.Option(metavar="FILE", help="An .npz with each input and labels.")],
-    task: Annotated[str, typer.Option(help="What it does, such as digits.")],
-    architecture: Annotated[str, typer.Option("--name", help="Of the model among those that do so.")],
+    task: Annotated[str, typer.Option(help="Task of the model, such as digits.")],
+    architecture: Annotated[str, typer.Option("--name", help="Name of the model within its task.")],
     home: Home = HERE,
-    compile: Annotated[bool, typer.Option(help="A module of torch: by its compiler, too.")] = True,
+    compile: Annotated[bool, typer.Option(help="Compile torch modules, too.")] = True,
 ) -> None:
-    """Make variants of a model, hold them against it, and measure them.
+    """Build variants of a model, compare their outputs with it, and measure them.
 
     Example: windtunnel variants add small.pt --data digits.npz --task digits --name small
     """
@@ -60,10 +62,10 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Answer gRPC there, too; 0: any free one.")
+        int | None, typer.Option(min=0, max=65535, help="Port of the gRPC server; 0: a free port.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="The rule of dispatching and loading.")] = "cheapest",
-    on: Annotated[str, typer.Option(metavar="ENGINE", help="Replicas on ray or ray://HOST:PORT.")] = "",
+    policy: Annotated[str, typer.Option(help="Policy of dispatching and loading.")] = "cheapest",
+    on: Annotated[str, typer.Option(metavar="ENGINE", help="Run replicas on ray or ray://HOST:PORT.")] = "",
 ) -> None:
     """Answer requests over the Open Inference Protocol until interrupted.
 

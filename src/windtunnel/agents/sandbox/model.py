@@ -171,19 +171,23 @@ class Limits:
     """
 
     memory: int | None = option(
-        "2G", "Such as 512M or 2G, or 'none'.", kind=str, metavar="SIZE",
+        "2G", "Memory limit, such as 512M or 2G, or 'none'.", kind=str, metavar="SIZE",
         read=or_none(read_bytes, "a size such as 512M or 2G"),
     )  # fmt: skip
     cpus: float | None = option(
-        "none", "Such as 1.5, or 'none'.", kind=str, metavar="N", read=or_none(float, "a number such as 1.5")
+        "none",
+        "CPU limit, such as 1.5, or 'none'.",
+        kind=str,
+        metavar="N",
+        read=or_none(float, "a number such as 1.5"),
     )
     pids: int | None = option(
         "512", "Processes and threads, or 'none'.", kind=str, metavar="N",
         read=or_none(int, "a number such as 512"),
     )  # fmt: skip
     disk: int | None = option(
-        "auto", "Beyond the image: such as 20G, or 'none'. 'auto': 10G, less in a small pool, and none where "
-        "a limit cannot be held.",
+        "auto", "Disk limit beyond the image, such as 20G, or 'none'. 'auto': 10G, less in a small pool, "
+        "none where a limit cannot be held.",
         kind=str, metavar="SIZE", read=lambda text: 0 if text == "auto" else _read_disk(text),
     )  # fmt: skip
 
@@ -204,23 +208,23 @@ class SandboxSpec:
     )  # fmt: skip
     limits: Limits = field(default_factory=Limits)
     environment: dict[str, str] = option(  # noqa: RUF009 - a field
-        None, "Environment of its shells.", kind=list[str], read=read_pairs, flags=("--env",),
+        None, "Environment variable of the shells.", kind=list[str], read=read_pairs, flags=("--env",),
         metavar="KEY=VALUE",
     )  # fmt: skip
-    workdir: str = option("/workspace", "Where its shells start.")
+    workdir: str = option("/workspace", "Working directory of the shells.")
     hostname: str = ""
     services: dict[str, str] = option(  # noqa: RUF009 - a field
-        None, "Started with it, and again by a restore that lost it.", kind=list[str], read=read_pairs,
-        flags=("--service",), metavar="NAME=COMMAND",
+        None, "A service to start with the sandbox, and after a restore that lost it.", kind=list[str],
+        read=read_pairs, flags=("--service",), metavar="NAME=COMMAND",
     )  # fmt: skip
     proxy_upstream: str = option(
         "", "Base URL of the model API behind --network proxy.", flags=("--upstream",), metavar="URL"
     )
     allow_less: bool = option(
-        False, "What this sandbox cannot keep is reported, and never an error.", flags=("--allow-less",)
+        False, "Report what a checkpoint cannot keep without exit status 3.", flags=("--allow-less",)
     )
     proxy_key_file: str = option(
-        "", "Holds that API's key, which the daemon reads at each request; mode 600.", flags=("--key-file",),
+        "", "File with the API's key. The daemon reads it at each request. Mode 600.", flags=("--key-file",),
         metavar="FILE",
     )  # fmt: skip
 

@@ -4,6 +4,6 @@ from windtunnel.cli import new_group
 
 _VERBS = ("init", "serve", "worker", "submit", "ps", "sql", "demo")
 group = new_group(
-    "A cluster's state in a database: tasks, workers, messages, files; and agents on its hosts.",
+    "Keep a cluster's tasks, messages and files in a database (DBOS), and run agents on hosts (SOL).",
     {**{verb: f"control.database:{verb}" for verb in _VERBS}, "node": "control.node"},
 )

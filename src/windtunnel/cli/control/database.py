@@ -21,7 +21,7 @@ _WHERE = (
     "sqlite:///FILE or postgresql://USER@HOST/NAME; $WINDTUNNEL_CONTROL, or control.db in windtunnel's home."
 )
 Database = Annotated[str | None, typer.Option("--db", metavar="URL", help=_WHERE)]
-Policy = Annotated[str, typer.Option(help="least, fifo, locality, priority or gang.")]
+Policy = Annotated[str, typer.Option(help="Policy: least, fifo, locality, priority or gang.")]
 _HANDLERS = "windtunnel.control.database.handlers:HANDLERS"
 _PS = {
     "workers": "SELECT name, state, slots, free, tasks, epoch, lease FROM load",
@@ -57,7 +57,7 @@ def _plain(table: tuple[list[str], list[tuple[Any, ...]]]) -> list[dict[str, Any
 
 
 def init(db: Database = None) -> None:
-    """Make the tables, where they are not there.
+    """Create the tables if they are missing.
 
     Example: windtunnel control init --db sqlite:///control.db
     """
@@ -69,7 +69,7 @@ def serve(
     policy: Policy = "least",
     log: LogFile = None,
 ) -> None:
-    """Schedule what waits, until interrupted; several may run at once.
+    """Schedule waiting tasks until interrupted. Several schedulers may run at once.
 
     Example: windtunnel control serve --policy priority
     """
@@ -83,12 +83,15 @@ def serve(
 
 def worker(
     db: Database = None,
-    name: Annotated[str, typer.Option(help="Of this worker; the host's, unless given.")] = "",
-    slots: Annotated[int, typer.Option(min=1, help="Tasks of one slot at a time.")] = os.cpu_count() or 1,
-    data: Annotated[str, typer.Option(help="What it holds, for locality.")] = "",
-    lease: Annotated[float, typer.Option(min=0.5, help="Seconds until it counts as lost.")] = 10.0,
+    name: Annotated[str, typer.Option(help="Name of this worker. Default: the host's name.")] = "",
+    slots: Annotated[int, typer.Option(min=1, help="Slots: concurrent one-slot tasks.")] = os.cpu_count()
+    or 1,
+    data: Annotated[str, typer.Option(help="Names of the data that this worker holds, for locality.")] = "",
+    lease: Annotated[
+        float, typer.Option(min=0.5, help="Seconds without a message after which a worker is lost.")
+    ] = 10.0,
 ) -> None:
-    """Run what is assigned to this host, until interrupted.
+    """Run the tasks assigned to this host until interrupted.
 
     Example: windtunnel control worker --slots 8
     """
@@ -102,15 +105,17 @@ def worker(
 def submit(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Words after --.")],
     db: Database = None,
-    key: Annotated[str, typer.Option(help="The same key is the same task.")] = "",
-    priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
-    slots: Annotated[int, typer.Option(min=1, help="Of one worker.")] = 1,
-    data: Annotated[str, typer.Option(help="What it reads, for locality.")] = "",
-    gang: Annotated[int, typer.Option(min=1, help="So many tasks that begin together.")] = 1,
-    after: Annotated[float, typer.Option(min=0, help="Seconds from now until it may begin.")] = 0.0,
-    attempts: Annotated[int, typer.Option(min=1, help="After so many it has failed.")] = 3,
+    key: Annotated[
+        str, typer.Option(help="Idempotency key: submissions with the same key are one task.")
+    ] = "",
+    priority: Annotated[int, typer.Option(help="Priority. Higher goes first.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, help="Slots of a worker.")] = 1,
+    data: Annotated[str, typer.Option(help="Names of the data that the task reads, for locality.")] = "",
+    gang: Annotated[int, typer.Option(min=1, help="Number of tasks that start together.")] = 1,
+    after: Annotated[float, typer.Option(min=0, help="Earliest start, in seconds from now.")] = 0.0,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts before the task counts as failed.")] = 3,
 ) -> None:
-    """Put a command on the queue, and print the ids of its tasks.
+    """Submit a command, and print the ids of its tasks.
 
     Example: windtunnel control submit --slots 2 -- python train.py
     """
@@ -123,7 +128,7 @@ def submit(
 
 
 def ps(db: Database = None, as_json: Json = False) -> None:
-    """Show workers, states, and who waits for what.
+    """Show workers, task states, and why tasks wait.
 
     Example: windtunnel control ps
     """
@@ -137,11 +142,11 @@ def ps(db: Database = None, as_json: Json = False) -> None:
 
 
 def sql(
-    statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="One that reads.")],
+    statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="A read-only SQL statement.")],
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Ask the tables and the views waiting, load and history; nothing can be changed.
+    """Query the tables and the views load, waiting and history in read-only SQL.
 
     Example: windtunnel control sql "select why, count(*) from waiting group by why"
     """
@@ -154,17 +159,20 @@ def sql(
 
 def demo(
     db: Database = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes of this host.")] = 2,
-    tasks: Annotated[int, typer.Option(min=1, help="Commands that they run.")] = 1000,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes of this host.")] = 2,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 1000,
     kill: Annotated[
-        int | None, typer.Option(min=0, help="Of scheduler and workers, by kill -9; 3, or 0 if recorded.")
+        int | None,
+        typer.Option(min=0, help="Kills (SIGKILL) of scheduler and workers. Default: 3, or 0 with --record."),
     ] = None,
     policy: Policy = "least",
-    seed: Annotated[int, typer.Option(help="Of who is killed when.")] = 0,
-    record: Annotated[bool, typer.Option("--record", help="As one process, for windtunnel debug.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the kills.")] = 0,
+    record: Annotated[
+        bool, typer.Option("--record", help="Record the run, in one process, for windtunnel debug.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run tasks here while processes are killed, and show that none is lost or done twice.
+    """Run tasks here while processes are killed, and check that none is lost or run twice.
 
     Example: windtunnel control demo --workers 2 --tasks 1000 --kill 3
     """

@@ -17,11 +17,11 @@ group = new_group("Agents that learn on a host (SOL).")
 
 @group.command("demo")
 def demo(
-    agent: Annotated[str, typer.Argument(help="harvest lends idle CPU time, memory sends cold pages away.")],
-    seconds: Annotated[float, typer.Option(min=1, help="Of each of both runs.")] = 6.0,
+    agent: Annotated[str, typer.Argument(help="harvest lends idle CPU time; memory moves cold pages away.")],
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each of both runs.")] = 6.0,
     as_json: Json = False,
 ) -> None:
-    """Lend what a bursty load leaves of this host, or send cold memory away, as root; show what that does.
+    """Lend idle CPU time, or move cold memory away, and show the effect. Needs root.
 
     Example: windtunnel control node demo harvest --json
     """
@@ -49,7 +49,7 @@ def demo(
 
 @group.command("clean")
 def clean() -> None:
-    """End agents that lend CPU time, frozen ones too, and restore every quota; as root, any number of times.
+    """Stop all agents that lend CPU time, and restore every quota. Needs root.
 
     Example: windtunnel control node clean
     """

@@ -6,6 +6,6 @@ _VERBS = (
     "probe", "run", "aggregation", "sharing", "multicast", "torus", "hostrate", "mobilerate", "dag",
 )  # fmt: skip
 group = new_group(
-    "Networks that are shared: by whom, in which order, and what that costs.",
+    "Shared networks: bandwidth shares, in-network aggregation, multicast, routing and scheduling.",
     {verb: f"network.{verb}" for verb in _VERBS},
 )

@@ -17,18 +17,20 @@ group = new_group("Gradients summed by a switch (SwitchML, ATP, ESA).")
 @group.command("serve")
 def serve(
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The parameter server behind it.")],
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where workers find it.")] = "0.0.0.0:7000",
-    slots: Annotated[int, typer.Option(help="Sums of one packet that it holds at a time.")] = 512,
-    policy: Annotated[str, typer.Option(help="switchml, atp, or esa.")] = "esa",
-    jobs: Annotated[int, typer.Option(help="At most at a time; switchml gives each as many slots.")] = 4,
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address and port for workers.")
+    ] = "0.0.0.0:7000",
+    slots: Annotated[int, typer.Option(help="Slots for sums. Each holds one packet.")] = 512,
+    policy: Annotated[str, typer.Option(help="Policy: switchml, atp, or esa.")] = "esa",
+    jobs: Annotated[int, typer.Option(help="Most concurrent jobs. switchml divides the slots by it.")] = 4,
     results: Annotated[
-        str, typer.Option(help="server: results come from there; direct: from here.")
+        str, typer.Option(help="Sender of results: server (the parameter server), or direct (the switch).")
     ] = "server",
-    loss: Annotated[float, typer.Option(help="Throw away this share of all packets, for trials.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of what is thrown away.")] = 0,
+    loss: Annotated[float, typer.Option(help="Share of packets to drop, for tests.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of dropped packets.")] = 0,
     log: LogFile = None,
 ) -> None:
-    """Be the switch: add fragments of gradients that workers send, until interrupted.
+    """Run the switch: sum the gradient fragments that workers send, until interrupted.
 
     Example: windtunnel network aggregation serve --bind 10.0.0.9:7000 --server 10.0.0.8:7001 --slots 512
     """
@@ -48,13 +50,13 @@ def serve(
 
 @group.command("server")
 def serve_sums(
-    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="The switch that it is behind.")],
+    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address and port of the switch.")],
     bind: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the switch finds it.")
+        str, typer.Option(metavar="HOST:PORT", help="Address and port for the switch.")
     ] = "0.0.0.0:7001",
     log: LogFile = None,
 ) -> None:
-    """Be the parameter server: add what the switch does not, until interrupted.
+    """Run the parameter server: sum what the switch does not, until interrupted.
 
     Example: windtunnel network aggregation server --bind 10.0.0.8:7001 --switch 10.0.0.9:7000
     """

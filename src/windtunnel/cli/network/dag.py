@@ -13,7 +13,7 @@ from windtunnel.cli.common import Json, LogFile, emit
 
 SHORT = 0.05
 """Of their time, without a CPU: more, and the figures are of this machine."""
-group = new_group("Jobs of computing and sending, in one order (MXDAG).")
+group = new_group("Schedule jobs of compute and transfer tasks together (MXDAG).")
 
 
 @group.command("run")
@@ -21,12 +21,14 @@ def run(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.yaml", help="The jobs and their cluster: docs/dag.md.")
     ],
-    schedule: Annotated[str, typer.Option(help="mxdag, fair, fifo, sebf, cpath, or all.")] = "mxdag",
+    schedule: Annotated[
+        str, typer.Option(help="Schedule: mxdag, fair, fifo, sebf, cpath, or all.")
+    ] = "mxdag",
     what_if: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WHAT=VALUE",
-            help="Run once more with another size, unit, host or rate: JOB/TASK=2 GB, TASK.host=b,"
+            help="Compare with another size, unit, host or rate: JOB/TASK=2 GB, TASK.host=b,"
             " TASK.unit=1 MB, HOST.nic=25 Gb/s. May be repeated.",
         ),
     ] = None,
@@ -34,13 +36,13 @@ def run(
         bool,
         typer.Option(
             "--live",
-            help="Run them: programs (or spins) and TCP flows on hosts that are namespaces of this one.",
+            help="Run the jobs here: programs and TCP flows on hosts that are network namespaces.",
         ),
     ] = False,
     log: LogFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say when the jobs of a file end, by which schedule, and which tasks that hangs on.
+    """Compute when the jobs of a file end under each schedule, and which tasks are critical.
 
     Example: windtunnel network dag run jobs.yaml --schedule all --what-if 'shuffle=1 GB'
     """

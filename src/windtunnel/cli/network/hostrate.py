@@ -10,7 +10,7 @@ import typer
 from windtunnel.cli import new_group
 from windtunnel.cli.common import LogFile, choice, stop_event
 
-group = new_group("Keep this host's own queue short, whoever sends (CERA).")
+group = new_group("Keep this host's send queue short (CERA).")
 
 
 @group.command("run")
@@ -20,11 +20,14 @@ def run(
         Path, typer.Argument(metavar="SPEC.yaml", help="The senders and their queue: docs/hostrate.md.")
     ],
     policy: Annotated[
-        str, typer.Option(help="weights; published: windows as in the paper; free: no window is clamped.")
+        str,
+        typer.Option(
+            help="Policy: weights, published (windows as in the paper), or free (no limit on windows)."
+        ),
     ] = "weights",
     log: LogFile = None,
 ) -> None:
-    """Give windows to new connections of these senders until interrupted; nothing is left behind.
+    """Set the windows of new connections of these senders until interrupted, then remove everything.
 
     Example: windtunnel network hostrate run eth0 senders.yaml
     """

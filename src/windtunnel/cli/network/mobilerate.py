@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from windtunnel.network.mobilerate.outcome import MobileWorld
 
 TRACE = "near-stationary, driving, lossy, a file of Mahimahi's format or CSV, or a folder of files."
-group = new_group("Send over mobile links: full rate, and a short queue (SIRA-H).")
-Policies = Annotated[str, typer.Option(metavar="A,B,…", help="Of ours sira-h, sira-h-literal, sira.")]
-Seconds = Annotated[float, typer.Option(min=1, max=3600, help="How long each sends.")]
-Delay = Annotated[str, typer.Option(help="A round trip when nothing waits.")]
-Packets = Annotated[int, typer.Option(min=1, max=2**20, help="What the link's queue holds.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of a drawn trace, and of losses.")]
+group = new_group("Send over mobile links at the full rate with a short queue (SIRA-H).")
+Policies = Annotated[
+    str, typer.Option(metavar="A,B,…", help="Policy of the sender: sira-h, sira-h-literal or sira.")
+]
+Seconds = Annotated[float, typer.Option(min=1, max=3600, help="Seconds that each sender sends.")]
+Delay = Annotated[str, typer.Option(help="Round-trip time without queueing.")]
+Packets = Annotated[int, typer.Option(min=1, max=2**20, help="Queue length of the link, in packets.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of generated traces and losses.")]
 
 
 @group.command("run")
@@ -27,7 +29,7 @@ def run(
     policy: Policies = "sira-h,cubic,bbr,vegas", seconds: Seconds = 60.0, delay: Delay = "40 ms",
     packets: Packets = 500, seed: Seed = 0, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Emulate senders on mobile links: what of the rate each uses, and how long its packets wait.
+    """Emulate senders on mobile links: link use and queueing delay of each.
 
     Beside ours there are cubic, reno, bbr, vegas, sprout (a forecast) and oracle (it knows the trace).
 
@@ -49,15 +51,15 @@ def run(
 def link(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help=TRACE)],
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- PROGRAM]", help="To run over it.")
+        list[str] | None, typer.Argument(metavar="[-- PROGRAM]", help="Program to run over the link.")
     ] = None,
     policy: Policies = "sira-h,cubic,reno,bbr", seconds: Seconds = 20.0, delay: Delay = "40 ms",
     packets: Packets = 500, seed: Seed = 0,
-    server: Annotated[str, typer.Option(help="With a program: another one, for the other side.")] = "",
+    server: Annotated[str, typer.Option(help="A program for the other side of the link.")] = "",
     log: LogFile = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Let real packets over a mobile link: a relay over TUN between two networks of this machine. Needs root.
+    """Send real packets over a mobile link: a TUN relay between two networks of this machine. Needs root.
 
     Ours are datagrams over UDP; cubic, reno, bbr this kernel's TCP. A program finds its server on 10.77.0.2.
 

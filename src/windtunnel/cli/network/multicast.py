@@ -13,33 +13,34 @@ from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, LogFile, emit, numbers, quantity
 
 group = new_group("From one rack to many over passive splitters (Shufflecast).")
-Split = Annotated[int, typer.Option("--split", help="Outputs of each splitter, p.")]
+Split = Annotated[int, typer.Option("--split", help="Outputs of each splitter (p).")]
 
 
 @group.command("plan")
 def plan(
-    racks: Annotated[int, typer.Option(help="k * p^k of them: 8, 24, 64 with p = 2; 18, 81; 32, 192.")],
+    racks: Annotated[
+        int, typer.Option(help="Number of racks, k * p^k: 8, 24, 64 with p = 2; 18, 81; 32, 192.")
+    ],
     splitter: Split = 2,
     sources: Annotated[str, typer.Option("--from", help="Racks that send to all others, such as 0,3.")] = "0",
-    size: Annotated[str, typer.Option(help="What each sends.")] = "1 GB",
-    rate: Annotated[str, typer.Option(help="Of every port.")] = "100 Gb/s",
-    hop: Annotated[str, typer.Option(help="From a rack to the next.")] = "1 us",
-    packet: Annotated[str, typer.Option(help="Bytes of a packet.")] = "9 kB",
+    size: Annotated[str, typer.Option(help="Bytes that each sends.")] = "1 GB",
+    rate: Annotated[str, typer.Option(help="Rate of each port.")] = "100 Gb/s",
+    hop: Annotated[str, typer.Option(help="Latency of a hop between racks.")] = "1 us",
+    packet: Annotated[str, typer.Option(help="Packet size in bytes.")] = "9 kB",
     loss: Annotated[
-        float, typer.Option(help="Packets lost at each receive port: packet by packet, too.")
+        float, typer.Option(help="Packet loss at each receive port. Adds a packet-level emulation.")
     ] = 0,
     failed: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fail", metavar="RACK|FIBRE", help="A transmitter (3) or a fibre (3-6) that has failed."
-        ),
+        typer.Option("--fail", metavar="RACK|FIBRE", help="A failed transmitter (3) or fibre (3-6)."),
     ] = None,
     parts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Watts, prices, losses of your parts (YAML).")
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file with power, prices and losses of your parts."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The racks that relay, the multicasts that go at once, and the time beside an electrical network.
+    """Plan a multicast: relay racks, concurrent multicasts, and the time compared with an electrical network.
 
     Times are emulated. --json has every rack's rules.
 
@@ -84,17 +85,18 @@ def _check_loss(loss: float) -> None:
 
 @group.command("send")
 def send(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What every rack is to get.")],
-    racks: Annotated[int, typer.Option(help="Racks that are made on this machine, k * p^k.")] = 8,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to send.")],
+    racks: Annotated[int, typer.Option(help="Number of emulated racks, k * p^k.")] = 8,
     splitter: Split = 2,
-    source: Annotated[int, typer.Option("--from", help="The rack that has it.")] = 0,
-    rate: Annotated[str, typer.Option(help="Of every port.")] = "100 Mb/s",
+    source: Annotated[int, typer.Option("--from", help="The rack that sends.")] = 0,
+    rate: Annotated[str, typer.Option(help="Rate of each port.")] = "100 Mb/s",
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Into FOLDER/rack-N; memory by default.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write received files to FOLDER/rack-N. Default: memory only."),
     ] = None,
-    loss: Annotated[float, typer.Option(help="Racks throw away this share of what comes, for trials.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of what is thrown away.")] = 0,
-    deadline: Annotated[float, typer.Option(help="Seconds until it is given up.")] = 600.0,
+    loss: Annotated[float, typer.Option(help="Share of packets that racks drop, for tests.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of dropped packets.")] = 0,
+    deadline: Annotated[float, typer.Option(help="Time limit in seconds.")] = 600.0,
     log: LogFile = None,
     as_json: Json = False,
 ) -> None:

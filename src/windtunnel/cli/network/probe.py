@@ -6,9 +6,9 @@ from windtunnel.cli.common import Json, print_json, print_table
 
 
 def probe(as_json: Json = False) -> None:
-    """Say what this host can do with networks, and what goes without each thing that it lacks.
+    """Show what this host's kernel and tools can do with networks, and what is missing.
 
-    Queues and programs are tried in a network namespace that goes with the trial.
+    Queues and programs are tried in a temporary network namespace.
 
     Example: windtunnel network probe --json
     """

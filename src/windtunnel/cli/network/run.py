@@ -16,10 +16,10 @@ def run(
     ],
     sharing: Annotated[
         str,
-        typer.Option(help="What jobs get of a full link: fifo (by messages), fair, or aq (rates by weight)."),
+        typer.Option(help="Sharing of a full link: fifo (by messages), fair, or aq (rates by weight)."),
     ] = "fifo",
     schedule: Annotated[
-        str, typer.Option(help="Which collective goes first: fair (none), fifo, sebf, mxdag.")
+        str, typer.Option(help="Order of collectives: fair (none), fifo, sebf, mxdag.")
     ] = "fair",
     aggregation: Annotated[
         str,
@@ -27,7 +27,7 @@ def run(
     ] = "none",
     as_json: Json = False,
 ) -> None:
-    """Emulate several jobs on one cluster: each one's iteration alone and beside the others, and the links.
+    """Emulate several jobs on one cluster: each job's iteration time alone and together, and the links' load.
 
     Jobs are runs of `windtunnel emulate`, scripts that are emulated at once, Chakra traces, or generated.
 

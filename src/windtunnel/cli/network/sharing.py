@@ -18,13 +18,13 @@ group = new_group("Bandwidth shares on an interface of this host (Augmented Queu
 Device = Annotated[str, typer.Argument(metavar="IFACE", help="An interface of this host.")]
 File = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The tenants and shares: docs/sharing.md.")]
 Lend = Annotated[
-    bool, typer.Option("--lend", help="Stay, and lend what some leave to others until interrupted.")
+    bool, typer.Option("--lend", help="Run until interrupted, and lend unused bandwidth to others.")
 ]
 
 
 @group.command("attach")
 def attach(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -> None:
-    """Put shares on an interface; they stay until they are cleared, whoever runs.
+    """Put bandwidth shares on an interface. They stay until `clear`.
 
     Example: windtunnel network sharing attach eth0 shares.yaml --lend
     """
@@ -38,7 +38,7 @@ def attach(device: Device, spec: File, lends: Lend = False, log: LogFile = None)
 
 @group.command("set")
 def set_(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -> None:
-    """Give the attached tenants other rates, limits and marks.
+    """Change the rates, limits and marks of the attached tenants.
 
     Example: windtunnel network sharing set eth0 shares.yaml
     """
@@ -52,7 +52,7 @@ def set_(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -
 
 @group.command("show")
 def show(device: Device, as_json: Json = False) -> None:
-    """Say who has which rate, and what passed, was marked and was dropped.
+    """Show each tenant's rate, and the traffic that passed, was marked and was dropped.
 
     Example: windtunnel network sharing show eth0 --json
     """
@@ -80,7 +80,7 @@ def show(device: Device, as_json: Json = False) -> None:
 
 @group.command("clear")
 def clear(device: Device) -> None:
-    """Take all shares from an interface; what others put there stays.
+    """Remove all shares from an interface. Queues of other programs stay.
 
     Example: windtunnel network sharing clear eth0
     """

@@ -25,9 +25,11 @@ def plan(
             " ('0,0,0>0,0,1'). May be repeated.",
         ),
     ] = None,
-    method: Annotated[str, typer.Option(help="auto, closed-form, recursion, gar, or first-fit.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="Algorithm: auto, closed-form, recursion, gar, or first-fit.")
+    ] = "auto",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For the paths (CSV); torus-DIMS.csv by default.")
+        Path | None, typer.Option(metavar="FILE", help="File for the paths (CSV). Default: torus-DIMS.csv.")
     ] = None,
     as_json: Json = False,
 ) -> None:

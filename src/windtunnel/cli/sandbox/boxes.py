@@ -120,7 +120,7 @@ def stop(context: typer.Context, names: Names) -> None:
 def remove(
     context: typer.Context,
     names: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Kill sandboxes and forget them, with all checkpoints that no other sandbox rests on.
 
@@ -144,7 +144,7 @@ def put(
     ],
     path: Inside,
     mode: Annotated[
-        str | None, typer.Option(metavar="OCTAL", help="Such as 755; by default that of FILE.")
+        str | None, typer.Option(metavar="OCTAL", help="File mode, such as 755. Default: the mode of FILE.")
     ] = None,
 ) -> None:
     """Write a file, or a folder with all that it holds, into a sandbox. A PATH that ends with '/' is a folder

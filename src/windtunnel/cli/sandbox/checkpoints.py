@@ -38,7 +38,7 @@ CHANGES = {"created": "+", "deleted": "-", "modified": "~", "renamed": ">"}
 
 @calls(AnySandbox.checkpoint)
 def checkpoint(manifest: Manifest) -> None:
-    """Keep the state of a sandbox as it is now. A checkpoint that lacks something is kept too.
+    """Save the current state of a sandbox. An incomplete checkpoint is saved too.
 
     Exit status 3: it lacks something. With --allow-less a reply that is held for it goes out.
 
@@ -50,12 +50,12 @@ def checkpoint(manifest: Manifest) -> None:
     _print_lacks(manifest.lacks)
 
 
-NEWEST = typer.Argument(metavar="CHECKPOINT", help="By default the newest; see `log`.")
+NEWEST = typer.Argument(metavar="CHECKPOINT", help="A checkpoint. Default: the newest; see `log`.")
 
 
 @calls(AnySandbox.restore, checkpoint=NEWEST)
 def restore(report: RestoreReport) -> None:
-    """Bring a checkpoint of a sandbox back. Whatever of it still runs is killed.
+    """Restore a checkpoint of a sandbox. Its running processes are killed.
 
     Exit status 3: something would not come back. What runs is left alone where that is known beforehand;
     where it turned out, the sandbox is stopped.
@@ -67,7 +67,7 @@ def restore(report: RestoreReport) -> None:
 
 @calls(AnySandbox.rollback)
 def rollback(report: RestoreReport) -> None:
-    """Go back to an earlier checkpoint. Later ones stay, as another branch of the tree.
+    """Return to an earlier checkpoint. Later ones stay, as another branch of the tree.
 
     Exit status 3: as of `restore`.
 
@@ -85,14 +85,17 @@ def _print_report(report: RestoreReport) -> None:
 def fork(
     context: typer.Context,
     source: Annotated[str, SOURCE],
-    count: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="Number of sandboxes.")] = 1,
     name: Annotated[
-        str, typer.Option(metavar="PREFIX", help="They are called PREFIX-1 and so on, or, if one, PREFIX.")
+        str,
+        typer.Option(
+            metavar="PREFIX", help="PREFIX of the names PREFIX-1, PREFIX-2, ...; a single fork is PREFIX."
+        ),
     ] = "",
     less: TakesLess = False,
     as_json: Json = False,
 ) -> None:
-    """Start sandboxes that go on from one checkpoint, each with an identity of its own.
+    """Start new sandboxes from one checkpoint, each with its own identity.
 
     Exit status 3: something would lack; none is started then.
 
@@ -135,7 +138,7 @@ def import_(info: BoxInfo) -> None:
 
 @calls(AnyHost.notice)
 def notice(outcome: dict[str, Saved], as_json: bool, takes_less: TakesLess = False) -> None:
-    """The machine will be taken: checkpoint every sandbox that runs, cheapest first.
+    """Checkpoint all running sandboxes before the machine is taken, cheapest first.
 
     Exit status 3: not all of every sandbox is kept.
 
@@ -160,7 +163,7 @@ def notice(outcome: dict[str, Saved], as_json: bool, takes_less: TakesLess = Fal
 
 @calls(AnyHost.gc)
 def gc(report: GcReport, dry_run: bool) -> None:
-    """Drop checkpoints that nothing needs, and whatever a crash left: mounts, cgroups, namespaces.
+    """Remove unneeded checkpoints, and a crash's leftovers: mounts, cgroups, namespaces.
 
     Example: windtunnel sandbox gc --dry-run
     """
@@ -217,7 +220,7 @@ def _print_lacks(lacks: tuple[Lack, ...]) -> None:
         typer.echo(f"  lacks {lack}")
 
 
-Turns = Annotated[bool, typer.Option("--turns", help="List the turns, also those that needed none.")]
+Turns = Annotated[bool, typer.Option("--turns", help="List all turns, with or without a checkpoint.")]
 
 
 @calls(AnySandbox.log)

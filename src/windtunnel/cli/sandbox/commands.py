@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import RemoteBox
     from windtunnel.agents.sandbox.model import TurnResult
 
-Shell = Annotated[str, typer.Option(help="The persistent shell that runs it.")]
+Shell = Annotated[str, typer.Option(help="Name of the persistent shell.")]
 
 
 def execute(
@@ -33,13 +33,13 @@ def execute(
             metavar="-- COMMAND...", help="One argument is a line for the shell; several are arguments."
         ),
     ],
-    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds until it is cut off.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.001, help="Time limit in seconds.")] = None,
     shell: Shell = "main",
     interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="Give it this standard input.")
+        bool, typer.Option("--interactive", "-i", help="Forward standard input to the command.")
     ] = False,
     no_turn: Annotated[
-        bool, typer.Option("--no-turn", help="Leave the turn open, so that no checkpoint is made.")
+        bool, typer.Option("--no-turn", help="Leave the turn open: no checkpoint follows.")
     ] = False,
 ) -> None:
     """Run a command. Output, errors and exit status are the command's own.

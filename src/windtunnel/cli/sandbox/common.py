@@ -124,27 +124,27 @@ def local_url(text: str) -> str:
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
-_LESS = typer.Option("--allow-less", help="Report what lacks, but not as an error (status 3).")
+_LESS = typer.Option("--allow-less", help="Report what is missing without exit status 3.")
 TakesLess = Annotated[bool, _LESS]
 WORDS = {
     "allow_less": _LESS,
     "label": typer.Option(help="A name for it; a checkpoint with a label is never dropped."),
-    "full": typer.Option("--full", help="Dump the processes in any case."),
+    "full": typer.Option("--full", help="Dump the processes even if they did not change."),
     "checkpoint": CHECKPOINT,
     "older": typer.Argument(metavar="A", help="A checkpoint."),
-    "newer": typer.Argument(metavar="B", help="A later one; by default the state as it is now."),
+    "newer": typer.Argument(metavar="B", help="A later checkpoint. Default: the current state."),
     "url": typer.Argument(
         metavar="URL", help="A directory, or a URL such as s3://bucket/path.", parser=local_url
     ),
     "name": typer.Argument(metavar="NAME", help="The sandbox."),
     "key_file": typer.Option(
-        metavar="FILE", help="Holds the key of its model API, as for 'create'.",
+        metavar="FILE", help="File with the key of the model API, as for 'create'.",
         parser=lambda text: text and os.path.abspath(text),
     ),
-    "seconds": typer.Argument(min=0.001, help="How long the machine will still be there."),
-    "dry_run": typer.Option("--dry-run", help="Only say what would go."),
+    "seconds": typer.Argument(min=0.001, help="Seconds until the machine is taken."),
+    "dry_run": typer.Option("--dry-run", help="Print what would be removed, and remove nothing."),
     "what": typer.Argument(metavar="CHECKPOINT|NAME", help="A checkpoint, or a sandbox; by default all."),
-    "port": typer.Argument(metavar="PORT", help="A TCP port that is listened on inside."),
+    "port": typer.Argument(metavar="PORT", help="A listening TCP port inside the sandbox."),
 }  # fmt: skip
 """How the parameters of methods are written; those that are not here are not on the command line."""
 

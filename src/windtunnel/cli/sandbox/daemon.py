@@ -14,7 +14,7 @@ from windtunnel.cli.sandbox.common import client, print_json
 
 
 def doctor(context: typer.Context, as_json: Json = False) -> None:
-    """Say what this host has, what that gives, and the exact command for what is missing.
+    """Check this host for what sandboxes need, with the command for each missing part.
 
     Also what a crash has left in the home: 'gc' removes it.
 
@@ -49,14 +49,14 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
 def setup(
     context: typer.Context,
     prefix: Annotated[
-        Path | None, typer.Option(help="Where CRIU is put; by default a folder of this account.")
+        Path | None, typer.Option(help="Folder to install CRIU to. Default: a folder of this account.")
     ] = None,
     pool_size: Annotated[
         str,
         typer.Option(
             metavar="SIZE",
-            help="Of the file that holds the files of all sandboxes, taken from the disk at once; by default "
-            "32G, or a quarter of what the disk has free where that is less.",
+            help="Size of the pool file for all sandboxes, allocated at once. Default: 32G, or a quarter of "
+            "the free disk if that is less.",
         ),
     ] = "",
 ) -> None:
@@ -97,17 +97,17 @@ def serve(
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(metavar="[ADDRESS:]PORT", help="Also by HTTP, for other languages, with a token."),
+        typer.Option(metavar="[ADDRESS:]PORT", help="Serve HTTP on this address too, with a token."),
     ] = None,
     token: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the token; without it, WINDTUNNEL_SANDBOX_TOKEN."),
     ] = None,
     print_unit: Annotated[
-        bool, typer.Option("--print-unit", help="Print a unit for systemd that runs it so, and do nothing.")
+        bool, typer.Option("--print-unit", help="Print a systemd unit for this command, and exit.")
     ] = False,
 ) -> None:
-    """Run the daemon here until Ctrl-C. Sandboxes run on when it ends, and the next one takes them over.
+    """Run the daemon until Ctrl-C. Sandboxes keep running, and the next daemon takes them over.
 
     Example: windtunnel sandbox serve --tcp 8080 --token token.txt
     """
@@ -133,7 +133,7 @@ def serve(
 
 
 def down(context: typer.Context) -> None:
-    """End the daemon. Sandboxes run on, and the next command starts a daemon that takes them over.
+    """Stop the daemon. Sandboxes keep running, and the next command starts a daemon for them.
 
     Example: windtunnel sandbox down
     """

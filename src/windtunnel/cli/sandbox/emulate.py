@@ -17,33 +17,37 @@ if TYPE_CHECKING:
 
 
 def emulate(
-    hosts: Annotated[int, typer.Option(min=1, max=1000, help="Hosts, all alike.")] = 4,
-    cores: Annotated[int, typer.Option(min=1, max=1024, help="CPUs of a host.")] = 32,
-    memory: Annotated[float, typer.Option(help="Bytes of memory of a host.")] = 256e9,
-    disk: Annotated[float, typer.Option(help="Bytes a second of a host's disk.")] = 1e9,
-    network: Annotated[float, typer.Option(help="Bytes a second of a host's network.")] = 1.25e9,
-    workers: Annotated[int | None, typer.Option(min=1, help="Checkpoints at once; default: CPUs.")] = None,
+    hosts: Annotated[int, typer.Option(min=1, max=1000, help="Number of hosts.")] = 4,
+    cores: Annotated[int, typer.Option(min=1, max=1024, help="CPUs of each host.")] = 32,
+    memory: Annotated[float, typer.Option(help="Memory of each host, in bytes.")] = 256e9,
+    disk: Annotated[float, typer.Option(help="Disk bandwidth of a host, in bytes per second.")] = 1e9,
+    network: Annotated[
+        float, typer.Option(help="Network bandwidth of a host, in bytes per second.")
+    ] = 1.25e9,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Concurrent checkpoints. Default: number of CPUs.")
+    ] = None,
     density: Annotated[str, typer.Option(metavar="N,N,…", help="Sandboxes on each host.")] = "8,16,32,64,128",
     trace: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Traces to play; default: generated ones.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Traces to play. Default: generated ones.")
     ] = None,
     turns: Annotated[int, typer.Option(min=2, max=1000, help="Turns of a generated session.")] = 40,
     session_memory: Annotated[
-        float, typer.Option(help="Bytes that a session's services hold at its end, median.")
+        float, typer.Option(help="Median bytes of a session's services at its end.")
     ] = 256e6,
-    run: Annotated[float, typer.Option(help="Seconds of a command alone, median.")] = 1.0,
+    run: Annotated[float, typer.Option(help="Median seconds of a command by itself.")] = 1.0,
     notice: Annotated[str, typer.Option(metavar="S,S,…", help="Seconds of notice.")] = "30,60,120",
     forks: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Forks of one checkpoint, over all hosts.")
+        int, typer.Option(min=1, max=10_000, help="Forks of one checkpoint over all hosts.")
     ] = 40,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; default: all.")] = None,
     costs: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A profile of 'calibrate agents.sandbox'; default: the user's own."
+            metavar="FILE", help="A profile by 'calibrate agents.sandbox'. Default: the user's own."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of sessions, starts and deaths.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sessions, starts and failures.")] = 0,
     as_json: Json = False,
     html: Html = None,
 ) -> None:

@@ -55,13 +55,15 @@ class JobSpec:
 
     script: Path = Path()
     arguments: tuple[str, ...] = ()
-    hosts: int = option(1, "Hosts, emulated on this computer.", least=1, flags=("--hosts", "--nodes"))
-    on: str = option("", f"Hosts of an engine instead: {ENGINES}.", metavar="ENGINE")
+    hosts: int = option(
+        1, "Number of hosts, emulated on this machine.", least=1, flags=("--hosts", "--nodes")
+    )
+    on: str = option("", f"Run on hosts of an engine: {ENGINES}.", metavar="ENGINE")
     image: str = option("", "With --on kubernetes: the image of the containers.", metavar="IMAGE")
     per_host: int = option(1, "Ranks on each host.", least=1)
-    spares: int = option(0, "Further hosts that wait for a loss.", least=0)
+    spares: int = option(0, "Spare hosts for losses.", least=0)
     on_loss: str = option(
-        Rules.on_loss, "replace the host, shrink the job, or restart every process.",
+        Rules.on_loss, "What to do after a loss: replace the host, shrink the job, or restart all processes.",
         among=("replace", "shrink", "restart", "shrink-restart"),
     )  # fmt: skip
     min_hosts: int = option(Rules.minimum, "Fewest hosts with which --on-loss shrink goes on.", least=1)
@@ -73,54 +75,54 @@ class JobSpec:
         None, "Copies of each checkpoint, the own one included; 2 by default.", least=1
     )
     placement: str | None = option(
-        None, "Of copies: group, ring, mixed or domains (default where they are given).",
+        None, "Placement of copies: group, ring, mixed or domains (default with --domains).",
         among=("group", "ring", "mixed", "domains"),
     )  # fmt: skip
     domains: tuple[str, ...] = option(
-        "", "What fails together: a,a,b,b for the hosts in turn, or a file of lines.", kind=str
+        "", "Failure domains: a,a,b,b for the hosts in turn, or a file of lines.", kind=str
     )
     mode: str = option(
-        Checkpoints.mode, "Of checkpoints: blocking, concurrent or idle.",
+        Checkpoints.mode, "Transfer of checkpoints: blocking, concurrent or idle.",
         among=("blocking", "concurrent", "idle"),
     )  # fmt: skip
-    slots: int = option(Checkpoints.slots, "Steps that are kept of each copy, 2 or 3.", least=2, most=3)
+    slots: int = option(Checkpoints.slots, "Steps kept in each copy, 2 or 3.", least=2, most=3)
     every: int = option(Checkpoints.every, "Steps between checkpoints to memory.", least=1)
     budget: float | None = option(
-        None, "Share of the time that these may cost (0.03): how often is then measured."
+        None, "Share of the training time that checkpoints may cost (0.03). Intervals follow from it."
     )
     persist: str = option("", "Storage for checkpoints (fsspec).", metavar="URL")
     persist_every: int = option(
         Checkpoints.persist_every, "Steps between checkpoints that go to storage.", least=1
     )
-    keep: int = option(Checkpoints.keep, "Checkpoints that stay in storage, the newest; 0: all.", least=0)
+    keep: int = option(Checkpoints.keep, "Newest checkpoints to keep in storage; 0: all.", least=0)
     on_no_checkpoint: str = option(
         Checkpoints.on_no_checkpoint,
-        "When every committed step is lost: fail (status 3), or restart at step 0.",
+        "If all committed steps are lost: fail (status 3), or restart at step 0.",
         among=("fail", "restart"),
     )
     network: str = option(
         "loopback", "loopback, or netns: a network for each host (root).", among=("loopback", "netns")
     )
-    rate: float | None = option(None, "Of each host's network, such as 1Gbit; with netns.", kind=str | None)
-    lease: float = option(Settings.lease, "Seconds of silence after which a host or worker is given up.")
-    timeout: float = option(60.0, "Seconds that ranks have to form a group, and its operations to end.")
+    rate: float | None = option(
+        None, "Rate of each host's network, such as 1Gbit; with --network netns.", kind=str | None
+    )
+    lease: float = option(Settings.lease, "Seconds without a message after which a host or worker is lost.")
+    timeout: float = option(60.0, "Time limit for forming a group and for its operations, in seconds.")
     deadlines: dict[str, float] = option(  # noqa: RUF009
-        None, "All other deadlines: YAML, a name and seconds a line.", kind=Path | None, metavar="FILE"
+        None, "A YAML file of other deadlines: a name and seconds per line.", kind=Path | None, metavar="FILE"
     )
     preload: tuple[str, ...] = option(
-        "", "Modules that trainers find imported when they start: transformers.trainer,lightning.", kind=str
+        "", "Modules to import before trainers start, such as transformers.trainer,lightning.", kind=str
     )
     max_restarts: int = option(
-        Rules.max_own_failures, "How often the program may end by its own fault.", least=0
+        Rules.max_own_failures, "Restarts after failures of the program itself.", least=0
     )
-    replace_after: float = option(0.0, "Seconds until a host that was ordered comes.", least=0)
+    replace_after: float = option(0.0, "Seconds until an ordered host arrives.", least=0)
     external_hosts: bool = option(
-        False, "Hosts come by `windtunnel host`; none is emulated.", flags=("--external-hosts",)
+        False, "Wait for hosts that join by `windtunnel host`, and emulate none.", flags=("--external-hosts",)
     )
-    listen: str = option("", "Where such hosts find this one.", metavar="HOST:PORT")
-    orphan_after: float = option(
-        300.0, "Seconds that hosts, memory and trainers wait for --resume, then end.", least=0
-    )
+    listen: str = option("", "Address and port for these hosts.", metavar="HOST:PORT")
+    orphan_after: float = option(300.0, "Seconds that hosts, memory and trainers wait for --resume.", least=0)
     order: bool = True
     frozen_after: float = 0.0
     secret_file: Path | None = None

@@ -37,21 +37,27 @@ class Options:
     )
     seed: int = option(0, "Seed of the jitter.", words="a whole number")
     alloc_conf: str = option(
-        "", "As PYTORCH_CUDA_ALLOC_CONF.", environment="PYTORCH_CUDA_ALLOC_CONF",
+        "", "Allocator settings, as PYTORCH_CUDA_ALLOC_CONF has them.", environment="PYTORCH_CUDA_ALLOC_CONF",
         words="text as in PYTORCH_CUDA_ALLOC_CONF",
     )  # fmt: skip
     tokens: int | None = option(
-        None, "Tokens (or samples) of a step of the whole job.", least=0, words="a whole number from 0 up"
+        None, "Tokens or samples of the whole job in a step.", least=0, words="a whole number from 0 up"
     )
     jobs: int = option(2, "Ranks captured at once.", least=1)
     timeout: float = option(
-        900.0, "Seconds without progress that are a hang.", least=1.0, words="seconds, a number from 1 up"
+        900.0,
+        "Seconds without progress that count as a hang.",
+        least=1.0,
+        words="seconds, a number from 1 up",
     )
     steps: int | None = option(
-        None, "Steps to run at most for a sequence that repeats.", least=1, words="a whole number from 1 up"
+        None,
+        "Most steps to run in search of a repeating sequence.",
+        least=1,
+        words="a whole number from 1 up",
     )
     reserve: float = option(
-        500.0, "Device memory that no tensor can have, MiB.", least=0.0, unit=MIB,
+        500.0, "Device memory reserved outside of tensors, in MiB.", least=0.0, unit=MIB,
         words="MiB, a number from 0 up",
     )  # fmt: skip
     profile: str | None = option(
@@ -62,15 +68,15 @@ class Options:
         among=("none", "switchml", "atp", "esa"), words="none, switchml, atp or esa",
     )  # fmt: skip
     neighbours: int = option(
-        0, "Other jobs that share the slots of these switches.", least=0, most=15,
+        0, "Further jobs that share the switches' slots.", least=0, most=15,
         words="a whole number from 0 to 15",
     )  # fmt: skip
     confidential: str = option(
-        "none", "What protects all that leaves a GPU: none, hix, graviton or h100-cc.",
+        "none", "Protection of data that leaves a GPU: none, hix, graviton or h100-cc.",
         words="none, hix, graviton or h100-cc",
     )  # fmt: skip
-    live: str | Sequence[int] = option("", "Ranks that run for real beside the others, as --ranks.", kind=str)
-    data: str = option("uniform", "What virtual ranks give live ones: uniform (the same data), or zeros.")
+    live: str | Sequence[int] = option("", "Ranks that run for real, in the form of --ranks.", kind=str)
+    data: str = option("uniform", "Data from virtual ranks for live ones: uniform (the same data), or zeros.")
     attach: int | None = option(None, "Stop the first live rank in pdb before this step.", least=3)
 
     def __post_init__(self) -> None:

@@ -36,35 +36,31 @@ class PlanRequest:
         " of lines 'milliseconds,add|remove,host' or of SkyPilot (.json).",
         metavar="NAME|FILE",
     )
-    step_time: float = _seconds("10s", "Of one step, without failures.")
+    step_time: float = _seconds("10s", "Seconds of a step without failures.")
     step_overhead: float | None = _seconds(
-        None, "Of it, what fewer hosts do not lengthen (optimizer ..); none."
+        None, "Seconds of a step that do not depend on the number of hosts. Default: 0."
     )
-    days: float = option(30.0, "How far to look ahead.", least=0.01, most=3650)
-    software: float = option(0.13, "Part of the failures that leaves the host alive.", least=0, most=1)
-    leaf_share: float = option(
-        0.0, "Part of the host failures that takes a whole leaf switch.", least=0, most=1
-    )
-    replace: float = _seconds("10min", "Until a lost host is replaced.")
-    spares: int | None = option(None, "Hosts that wait idle; by default none, compared with one.", least=0)
-    detect: float = _seconds("1s", "Until a loss is noticed.")
-    start: float = _seconds("60s", "For a new process until it can train.")
-    storage: float = _rate("20 GB/s", "Bandwidth of the shared storage, for all hosts together.")
-    storage_share: float = option(1.0, "Part of that bandwidth that saving may take.", least=0.001, most=1)
-    storage_within: float = _seconds("1d", "Longest time between two checkpoints to storage.")
+    days: float = option(30.0, "Length of the forecast, in days.", least=0.01, most=3650)
+    software: float = option(0.13, "Share of failures that leave the host alive.", least=0, most=1)
+    leaf_share: float = option(0.0, "Share of host failures that take a whole leaf switch.", least=0, most=1)
+    replace: float = _seconds("10min", "Seconds until a lost host is replaced.")
+    spares: int | None = option(None, "Idle spare hosts. Default: none, compared with one.", least=0)
+    detect: float = _seconds("1s", "Seconds until a loss is detected.")
+    start: float = _seconds("60s", "Seconds until a new process can train.")
+    storage: float = _rate("20 GB/s", "Bandwidth of the shared storage for all hosts.")
+    storage_share: float = option(1.0, "Share of that bandwidth for checkpoints.", least=0.001, most=1)
+    storage_within: float = _seconds("1d", "Longest interval of checkpoints to storage.")
     save_stall: float | None = _seconds(
-        None, "What a checkpoint to storage takes from training; the copy within a host by default."
+        None, "Seconds of training lost to a checkpoint in storage. Default: the copy within a host."
     )
-    host_memory: float = _bytes("1 TB", "Memory of a host that checkpoints may take.")
-    network_share: float = option(
-        0.25, "Part of a host's NICs that replication may take.", least=0.001, most=1
-    )
-    stages: int = option(0, "Hosts of one pipeline; 0: the fewest that hold the state twice.", least=0)
-    microbatches: int = option(0, "Of one step; 0: four for every stage of every pipeline.", least=0)
-    layers: int = option(96, "Of the model, for pipelines.", least=1, most=1000)
+    host_memory: float = _bytes("1 TB", "Memory of each host for checkpoints.")
+    network_share: float = option(0.25, "Share of a host's NICs for replication.", least=0.001, most=1)
+    stages: int = option(0, "Hosts of a pipeline; 0: the fewest that hold the state twice.", least=0)
+    microbatches: int = option(0, "Microbatches of a step; 0: four for each stage of each pipeline.", least=0)
+    layers: int = option(96, "Layers of the model, for pipelines.", least=1, most=1000)
     costs: Path | None = option(  # noqa: RUF009 - a field
         None, 'Measured costs: JSON such as {"detect": 0.03}, in seconds and bytes/s.', metavar="FILE"
     )
-    seed: int = option(0, "Of the failures.", least=0)
-    script: str = option("train.py", "Of the command that is printed.")
-    persist: str = option("checkpoints", "Of the command that is printed: the storage.", metavar="URL")
+    seed: int = option(0, "Seed of the failures.", least=0)
+    script: str = option("train.py", "Script in the printed command.")
+    persist: str = option("checkpoints", "Storage (--persist) in the printed command.", metavar="URL")
