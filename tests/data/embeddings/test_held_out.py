@@ -74,7 +74,7 @@ def test_a_plan_says_what_samples_to_come_find(
     assert in_sample < 0.85 * truth, "else this shows nothing"
     unseen = sum(one.held_out.unseen for one in statistics.tables if one.held_out)
     assert told["forecast"] == {"from": "held-out samples", "samples": 1_200, "unseen_rows": unseen}
-    assert f"forecast from held-out samples, 1,200 in all; {unseen:,} rows" in str(told["shown"])
+    assert f"forecast from the held-out samples, 1,200 in all; {unseen:,} rows" in str(told["shown"])
 
 
 def test_made_up_tables_are_forecast_from_their_distribution(
@@ -83,7 +83,7 @@ def test_made_up_tables_are_forecast_from_their_distribution(
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     told = plan("--synthetic", "small", "--memory", "20MB")
     assert told["forecast"] == {"from": "distribution", "samples": 0, "unseen_rows": 0}
-    assert "slow accesses are forecast from distribution the tables are made up by" in str(told["shown"])
+    assert "slow accesses are forecast from the distribution of the synthetic tables" in str(told["shown"])
     tables = {one.name: one for one in synthetic.tables("small")}
     found, rng = 0, np.random.default_rng(7)
     for one in told["plan"]["shards"]:  # type: ignore[index]
@@ -91,7 +91,7 @@ def test_made_up_tables_are_forecast_from_their_distribution(
     assert told["summary"]["slow_accesses"] == pytest.approx(found, rel=0.05)  # type: ignore[index]
     write_statistics(tmp_path / "old", synthetic.tables("small"), {})
     told = plan("--statistics", str(tmp_path / "old"), "--memory", "20MB")
-    assert "forecast from counted samples, so too low" in str(told["shown"])
+    assert "forecast from the counted samples, which is too low" in str(told["shown"])
 
 
 BAGS = st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=5, max_size=40)

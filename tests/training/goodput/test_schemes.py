@@ -97,7 +97,7 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     by_name["peer memory, a spare"] *= 24 / 25
     assert advice.scheme == max(RUN, key=lambda name: by_name[name])
     assert any("failure domains" in reason for reason in advice.reasons)
-    promise = [reason for reason in advice.reasons if "hosts may be lost at once" in reason]
+    promise = [reason for reason in advice.reasons if "a copy of each layer is left" in reason]
     assert len(promise) == (advice.scheme == "templates")
 
 

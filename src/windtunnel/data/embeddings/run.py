@@ -140,12 +140,12 @@ def show(planned: PlacementRun) -> None:
     )
     basis = planned.forecast()
     more = {
-        "distribution": " the tables are made up by",
-        "counted samples": ", so too low: a log that is profiled anew has some held out",
-        "held-out samples": f", {basis['samples']:,} in all; {basis['unseen_rows']:,} rows that the samples"
-        " counted do not ask for are slow ones",
+        "distribution": " of the synthetic tables",
+        "counted samples": ", which is too low: profile the log again to hold some samples out",
+        "held-out samples": f", {basis['samples']:,} in all; {basis['unseen_rows']:,} rows that no"
+        " counted sample reads lie in slow memory",
     }
-    console.print(f"slow accesses are forecast from {basis['from']}{more[basis['from']]}", style="dim")
+    console.print(f"slow accesses are forecast from the {basis['from']}{more[basis['from']]}", style="dim")
     bounds = [("all work spread evenly", plan.pooled), ("largest shard alone", plan.largest)]
     bounds += [("proven by the solver", plan.proven)] if plan.proven else []
     words = ", ".join(f"{name} {units.seconds(value)}" for name, value in bounds)

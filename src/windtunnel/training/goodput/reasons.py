@@ -1,4 +1,4 @@
-"""The advice in sentences: why so many copies, these intervals, and this way to go on."""
+"""The advice in sentences: the reasons for the copies, the intervals and the recovery method."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _copies(question: Question, choices: Sequence[Choice], chosen: Choice) -> st
         if abs(other.copies - chosen.copies) == 1
     )
     return (
-        f"{chosen.copies} copies: {chosen.fallbacks:.3g} recoveries from storage are to be expected in"
-        f" {question.horizon / 86400:.3g} days{others}; memory of a host: {chosen.sum_in_words}."
+        f"Keep {chosen.copies} copies: {chosen.fallbacks:.3g} recoveries from storage are expected in"
+        f" {question.horizon / 86400:.3g} days{others}. Memory of a host: {chosen.sum_in_words}."
     )
 
 
@@ -70,8 +70,8 @@ def _to_memory(question: Question, chosen: Choice) -> str:
     took = (chosen.copies - 1) * job.state_bytes / job.hosts / costs.peer_bandwidth
     often = "step" if chosen.every == 1 else f"{chosen.every} steps"
     return (
-        f"A checkpoint every {often}: the copy within a host stops training for"
-        f" {copy_time(job, costs):.3g} s, replication takes {took:.3g} s beside it."
+        f"Checkpoint to memory every {often}: the copy within a host stops training for"
+        f" {copy_time(job, costs):.3g} s. Replication takes {took:.3g} s beside training."
     )
 
 
@@ -80,16 +80,17 @@ def _to_storage(question: Question, chosen: Choice, intervals: Mapping[str, int]
     seconds = chosen.storage_every * job.step_time
     least = write_time(job, costs)
     if seconds < least + job.step_time:
-        bound = ", the time that it takes"
+        bound = ", as long as a save takes"
     elif seconds > question.longest - job.step_time:
-        bound = ", the longest that is allowed"
+        bound = ", the longest allowed"
     else:
         bound = ""
     return (
-        f"To storage every {chosen.storage_every} steps ({seconds / 3600:.3g} h{bound}) for what memory does"
-        f" not cover: a save takes {save_stall(job, costs):.3g} s from training and {least:.3g} s until it is"
-        f" whole, and one failure in {_one_in(question, chosen)} needs it; without peer memory it had to be"
-        f" every {intervals[STORAGE]} ({intervals[STORAGE] * job.step_time / 60:.3g} min)."
+        f"Checkpoint to storage every {chosen.storage_every} steps ({seconds / 3600:.3g} h{bound}):"
+        f" one failure in {_one_in(question, chosen)} needs it. A save stops training for"
+        f" {save_stall(job, costs):.3g} s, and is complete after {least:.3g} s. Without copies in memory"
+        f" the interval would be {intervals[STORAGE]} steps"
+        f" ({intervals[STORAGE] * job.step_time / 60:.3g} min)."
     )
 
 
@@ -108,13 +109,13 @@ def _ways(
     others = ", ".join(
         f"{by_name[name].goodput:.1%} {name}" for name in RUN if name in by_name and name != best.scheme
     )
-    sentences = [f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}."]
+    sentences = [f"Recover by {best.scheme}: goodput {best.goodput:.1%} (emulated), compared with {others}."]
     if best.scheme == WITH_SPARE:
         sentences.append(f"The spare is one host more than the {question.job.hosts} that train.")
     if best.scheme == TEMPLATES:
         other = by_name.get(WITH_SPARE, by_name[MEMORY])
         sentences.append(
             "Templates need a program with a PipelineTrainer that takes --checkpoint and --checkpoint-every,"
-            f" as examples/train_pipeline.py; any other takes {other.scheme} ({other.goodput:.1%})."
+            f" as examples/train_pipeline.py. Any other program uses {other.scheme} ({other.goodput:.1%})."
         )
     return sentences

@@ -138,10 +138,8 @@ def show(plan: Plan, console: Console) -> None:
         style="dim",
         highlight=False,
     )
-    table = Table(
-        title="Copies in memory: bytes of a host, checkpoint interval, recovery when two hosts are lost"
-    )
-    for name in ("copies", "memory", "fits", "every", "two lost", "fall to storage"):
+    table = Table(title="Copies in memory: memory of a host, interval, recovery after the loss of two hosts")
+    for name in ("copies", "memory", "fits", "every", "two lost", "from storage"):
         table.add_column(name, justify="right")
     for choice in advice.choices:
         mark = "→ " if choice is advice.chosen else ""
@@ -156,7 +154,7 @@ def show(plan: Plan, console: Console) -> None:
         )
     console.print(table)
     days = f"{question.horizon / 86400:g} days (emulated)"
-    console.print(_ways(f"Ways to go on, {days}", advice.results, advice.scheme))
+    console.print(_ways(f"Recovery methods, {days}", advice.results, advice.scheme))
     console.print("Recommended", style="bold")
     for reason in advice.reasons:
         console.print(f"  • {reason}", highlight=False)

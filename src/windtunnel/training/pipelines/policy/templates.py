@@ -133,11 +133,11 @@ def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
     else:
         sentences.append(
             f"From {full} to {hosts} hosts, at least {f + 1} pipelines run:"
-            f" any {f} hosts may be lost at once with a copy of every layer left."
+            f" after the loss of any {f} hosts at once, a copy of each layer is left."
         )
         sentences.append(
             f"From {n0} to {full - 1} hosts the job still runs, with fewer copies:"
-            f" the loss of all holders of a layer then takes a checkpoint."
+            f" after the loss of all holders of a layer it needs a checkpoint."
         )
     if uncovered:
         sentences.append(
@@ -149,6 +149,6 @@ def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
             f"There is no template above {largest} hosts, so a merge of short pipelines,"
             f" up to {2 * n0 - 1} hosts, may leave some idle."
         )
-    sentences.append("More losses at once than that may or may not spare a copy of every layer.")
+    sentences.append("After more losses at once, a copy of each layer may be left or not.")
     at_once = f if hosts >= full and hosts not in uncovered else max(0, copies - 1)
     return Guarantee(hosts, copies, at_once, uncovered, tuple(sentences))
