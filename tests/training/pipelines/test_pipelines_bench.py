@@ -85,7 +85,7 @@ def profile_of(times: Sequence[int]) -> list[LayerProfile]:
 
 def planned(times: Sequence[int], stages: int) -> int:
     """Microseconds of the planner's plan, by the published formula."""
-    found = plan(profile_of(times), stages, 1, 1.0)
+    found = plan(profile_of(times), stages, 1.0)
     assert found is not None  # memory does not bind
     return formula(times, (0, *(stage.last for stage in found.stages)))
 

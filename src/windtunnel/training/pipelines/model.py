@@ -10,8 +10,7 @@ class LayerProfile:
     """What one layer costs for one microbatch on one device.
 
     ``forward``, ``backward``: seconds. ``state_bytes``: all that training keeps of it (parameters, gradients,
-    optimizer). ``activation_bytes``: kept for each microbatch in flight. ``in_host``: seconds of its
-    all-reduce over 2, 4, .. devices of a host, by number of devices. ``gradient_bytes``: what pipelines
+    optimizer). ``activation_bytes``: kept for each microbatch in flight. ``gradient_bytes``: what pipelines
     reduce of it.
     """
 
@@ -21,32 +20,31 @@ class LayerProfile:
     state_bytes: float = 0.0
     activation_bytes: float = 0.0
     gradient_bytes: float = 0.0
-    in_host: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers ``first`` .. ``last - 1`` on ``devices`` devices of one host; ``time``: seconds a microbatch."""
+    """Layers ``first`` .. ``last - 1``; ``time``: seconds a microbatch."""
 
     first: int
     last: int
-    devices: int
     time: float
 
 
 @dataclass(frozen=True)
 class Template:
-    """How to cut the model over ``hosts`` hosts: ``hosts_of_stage[s]`` is the host of stage ``s``
-    (0-based).
+    """How to cut the model over hosts, a stage for each.
 
     ``time``: seconds for ``microbatches`` microbatches (Oobleck, section 4.2, with 4 a stage).
     """
 
-    hosts: int
     stages: tuple[Stage, ...]
-    hosts_of_stage: tuple[int, ...]
     time: float
     microbatches: int
+
+    @property
+    def hosts(self) -> int:
+        return len(self.stages)
 
 
 @dataclass(frozen=True)

@@ -14,65 +14,33 @@ def layers(times: Sequence[float], state: float = 0.0, activation: float = 0.0) 
     return [LayerProfile(f"layer{i}", t / 4, 3 * t / 4, state, activation) for i, t in enumerate(times)]
 
 
-def divisions(devices: int, per_host: int) -> Iterator[tuple[int, ...]]:
-    """All sequences of stages' devices (powers of two) that fill host after host."""
-    if devices == 0:
-        yield ()
-        return
-    room = (devices - 1) % per_host + 1
-    d = 1
-    while d <= room:
-        for rest in divisions(devices - d, per_host):
-            yield (d, *rest)
-        d *= 2
-
-
-def plans(
-    profile: Sequence[LayerProfile], hosts: int, per_host: int, memory: float, microbatches: int | None
-) -> Iterator[tuple[float, int, tuple[int, ...], tuple[int, ...]]]:
-    """Every plan that fits: (seconds, microbatches, cuts, devices)."""
-    count = len(profile)
-    for devices in divisions(hosts * per_host, per_host):
-        stages = len(devices)
-        rounds = 4 * stages if microbatches is None else microbatches
-        if stages > max(hosts, rounds // 2):
-            continue
-        for inner in combinations(range(1, count), stages - 1) if stages <= count else ():
-            cuts = (0, *inner, count)
-            times = []
-            for s, d in enumerate(devices):
-                part = profile[cuts[s] : cuts[s + 1]]
-                held = min(stages - s, rounds)
-                if sum(p.state_bytes + held * p.activation_bytes for p in part) > memory * d:
-                    break
-                inside = sum(dict(p.in_host)[d] for p in part) if d > 1 else 0.0
-                times.append(sum(p.forward + p.backward for p in part) / d + 2 * inside)
-            else:
-                yield iteration_time(times, rounds), rounds, cuts, devices
-
-
 def brute_force(
-    profile: Sequence[LayerProfile], hosts: int, per_host: int, memory: float, microbatches: int | None
+    profile: Sequence[LayerProfile], hosts: int, memory: float, microbatches: int | None
 ) -> float | None:
-    """The least seconds a microbatch of any plan."""
-    return min((t / n for t, n, _, _ in plans(profile, hosts, per_host, memory, microbatches)), default=None)
+    """The least seconds of any plan that fits."""
+    rounds, best = 4 * hosts if microbatches is None else microbatches, None
+    for inner in combinations(range(1, len(profile)), hosts - 1):
+        cuts = (0, *inner, len(profile))
+        parts = [profile[first:last] for first, last in pairwise(cuts)]
+        if all(_held(part, s, hosts, rounds) <= memory for s, part in enumerate(parts)):
+            time = iteration_time([sum(p.forward + p.backward for p in part) for part in parts], rounds)
+            best = time if best is None else min(best, time)
+    return best
 
 
-def check_template(template: Template, profile: Sequence[LayerProfile], per_host: int, memory: float) -> None:
-    """It covers all layers and devices in order, and each stage fits."""
+def check_template(template: Template, profile: Sequence[LayerProfile], memory: float) -> None:
+    """It covers all layers in order, and each stage fits."""
     stages = template.stages
     assert [s.first for s in stages] == [0, *(s.last for s in stages[:-1])]
     assert stages[-1].last == len(profile)
-    assert all(s.last > s.first for s in stages)
-    assert list(template.hosts_of_stage) == sorted(template.hosts_of_stage)
-    used = [0] * template.hosts
-    for s, (stage, host) in enumerate(zip(stages, template.hosts_of_stage, strict=True)):
-        used[host] += stage.devices
-        held = min(len(stages) - s, template.microbatches)
+    for s, stage in enumerate(stages):
         part = profile[stage.first : stage.last]
-        need = sum(p.state_bytes + held * p.activation_bytes for p in part)
-        assert need <= memory * stage.devices
-    assert used == [per_host] * template.hosts
+        assert part and _held(part, s, len(stages), template.microbatches) <= memory
+
+
+def _held(part: Sequence[LayerProfile], stage: int, stages: int, microbatches: int) -> float:
+    flying = min(stages - stage, microbatches)
+    return sum(p.state_bytes + flying * p.activation_bytes for p in part)
 
 
 def even_set(n0: int, count: int, failures: int, layers: int = 12) -> TemplateSet:
@@ -80,9 +48,9 @@ def even_set(n0: int, count: int, failures: int, layers: int = 12) -> TemplateSe
     made = []
     for hosts in range(n0, n0 + count):
         cuts = [layers * s // hosts for s in range(hosts + 1)]
-        stages = tuple(Stage(u, v, 1, float(v - u)) for u, v in pairwise(cuts))
+        stages = tuple(Stage(u, v, float(v - u)) for u, v in pairwise(cuts))
         time = iteration_time([s.time for s in stages], 4 * hosts)
-        made.append(Template(hosts, stages, tuple(range(hosts)), time, 4 * hosts))
+        made.append(Template(stages, time, 4 * hosts))
     return TemplateSet(n0, failures, tuple(made))
 
 
@@ -109,12 +77,7 @@ def held_by(set: TemplateSet, layout: Layout) -> dict[int, frozenset[int]]:
     for pipeline in layout.pipelines:
         template = set.of(len(pipeline))
         for i, host in enumerate(pipeline):
-            held[host] = frozenset(
-                layer
-                for stage, where in zip(template.stages, template.hosts_of_stage, strict=True)
-                if where == i
-                for layer in range(stage.first, stage.last)
-            )
+            held[host] = frozenset(range(template.stages[i].first, template.stages[i].last))
     return held
 
 

@@ -31,8 +31,8 @@ def uneven_set(n0: int, count: int, failures: int, seed: int) -> TemplateSet:
     draw = random.Random(seed)
     made = []
     for hosts in range(n0, n0 + count):
-        stages = tuple(Stage(s, s + 1, 1, float(draw.randint(1, 40))) for s in range(hosts))
-        made.append(Template(hosts, stages, tuple(range(hosts)), 1.0, 4 * hosts))
+        stages = tuple(Stage(s, s + 1, float(draw.randint(1, 40))) for s in range(hosts))
+        made.append(Template(stages, 1.0, 4 * hosts))
     return TemplateSet(n0, failures, tuple(made))
 
 

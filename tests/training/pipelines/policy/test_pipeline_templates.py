@@ -63,20 +63,20 @@ def test_covered_is_what_sums_say(n0: int, count: int) -> None:
 @pytest.mark.parametrize("memory", [12.0, 7.0, 5.0])
 def test_sizes_of_a_set(hosts: int, failures: int, memory: float) -> None:
     profile = layers([1.0] * 12, state=1.0)
-    n0 = minimum_hosts(profile, 1, memory)
+    n0 = minimum_hosts(profile, memory)
     assert n0 == {12.0: 1, 7.0: 2, 5.0: 3}[memory]
     if hosts < (failures + 1) * n0:
         with pytest.raises(UserError, match=f"{failures + 1} copies"):
-            template_set(profile, hosts, failures, 1, memory)
+            template_set(profile, hosts, failures, memory)
         return
-    made = template_set(profile, hosts, failures, 1, memory)
+    made = template_set(profile, hosts, failures, memory)
     assert [t.hosts for t in made.templates] == list(range(n0, n0 + len(made.templates)))
     # Everything that a merge can lead to has a template, and so has every size that is of use.
     assert largest_size(made) >= min(hosts, 2 * n0 - 1)
-    every = template_set(profile, hosts, failures, 1, memory, largest=hosts)
+    every = template_set(profile, hosts, failures, memory, largest=hosts)
     assert largest_size(every) == min(12, hosts, max(2 * n0 - 1, hosts - failures * n0))
     assert largest_size(made) == min(largest_size(every), 4 * n0)
-    short = template_set(profile, hosts, failures, 1, memory, largest=n0)
+    short = template_set(profile, hosts, failures, memory, largest=n0)
     assert largest_size(short) >= min(hosts, 2 * n0 - 1)
     said = guarantee(made, hosts)
     assert said.uncovered == () and said.at_once == failures
@@ -85,21 +85,21 @@ def test_sizes_of_a_set(hosts: int, failures: int, memory: float) -> None:
 def test_minimum() -> None:
     # State and one activation over the memory are 2 hosts; but the first stage holds two microbatches.
     profile = layers([1.0] * 4, state=4.0, activation=2.0)
-    assert minimum_hosts(profile, 1, 12.0) == 3
-    assert not fits(profile, 2, 1, 12.0)
-    assert minimum_hosts(profile, 1, 1e9) == 1
+    assert minimum_hosts(profile, 12.0) == 3
+    assert not fits(profile, 2, 12.0)
+    assert minimum_hosts(profile, 1e9) == 1
 
 
 def test_a_model_that_fits_nowhere_says_why() -> None:
     with pytest.raises(UserError, match="layer0 needs 12 bytes"):
-        minimum_hosts(layers([1.0] * 3, state=12.0), 1, 10.0)
+        minimum_hosts(layers([1.0] * 3, state=12.0), 10.0)
     with pytest.raises(UserError, match="fits no number of hosts up to 2"):
-        template_set(layers([1.0] * 9, state=1.0), 2, 0, 1, 3.0)
+        template_set(layers([1.0] * 9, state=1.0), 2, 0, 3.0)
 
 
 def test_a_negative_number_of_failures() -> None:
     with pytest.raises(UserError, match="failures is -1"):
-        template_set(layers([1.0]), 2, -1, 1, 1.0)
+        template_set(layers([1.0]), 2, -1, 1.0)
 
 
 def test_guarantees_in_words() -> None:

@@ -147,6 +147,6 @@ def even_templates(
     if not 1 <= n0 <= largest <= len(layers):
         raise UserError(f"templates for {n0} to {largest} hosts; accepted: 1 to {len(layers)}, the layers")
     profile = [LayerProfile(layer.name, forward=1.0, backward=2.0) for layer in layers]
-    planned = [plan(profile, hosts, 1, 1.0) for hosts in range(n0, largest + 1)]
+    planned = [plan(profile, hosts, 1.0) for hosts in range(n0, largest + 1)]
     templates = tuple(template for template in planned if template is not None)
     return TemplateSet(n0, failures, templates)

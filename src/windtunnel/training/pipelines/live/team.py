@@ -25,10 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.live.layers import HostLayer
-from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
-from windtunnel.training.pipelines.policy.transfers import layers_by_host
+from windtunnel.training.pipelines.model import Layout, TemplateSet
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,12 @@ class Team:
 
 
 def assigned(set: TemplateSet, layout: Layout, ranks: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    """The layers of each rank that is in a pipeline, ascending. ``ranks``: by host.
-
-    Raises:
-        UserError: a template gives a host several devices, or layers that do not follow each other.
-    """
-    layers_of: dict[int, tuple[int, ...]] = {}
-    for pipeline in layout.pipelines:
-        template = set.of(len(pipeline))
-        for host, layers in zip(pipeline, _contiguous(template), strict=True):
-            layers_of[ranks[host]] = layers
-    return layers_of
+    """The layers of each rank that is in a pipeline, ascending. ``ranks``: by host."""
+    return {
+        ranks[host]: tuple(range(stage.first, stage.last))
+        for pipeline in layout.pipelines
+        for host, stage in zip(pipeline, set.of(len(pipeline)).stages, strict=True)
+    }
 
 
 def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: int) -> Team:
@@ -98,21 +91,6 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
         line[stage + 1] if stage + 1 < len(line) else None,
         groups,
     )
-
-
-def _contiguous(template: Template) -> list[tuple[int, ...]]:
-    runs = []
-    for layers in layers_by_host(template):
-        ordered = tuple(sorted(layers))
-        if ordered != tuple(range(ordered[0], ordered[-1] + 1)):
-            raise UserError(f"the template for {template.hosts} hosts gives one of them layers {ordered}")
-        runs.append(ordered)
-    if any(stage.devices != 1 for stage in template.stages):
-        raise UserError(
-            f"the template for {template.hosts} hosts has stages of several devices; one rank a host"
-            " works on one device: make templates with one device a host"
-        )
-    return runs
 
 
 Reduction = Literal["float", "fixed"]

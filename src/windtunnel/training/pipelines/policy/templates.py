@@ -28,7 +28,6 @@ pipelines are faster than longer ones."""
 
 def minimum_hosts(
     profile: Sequence[LayerProfile],
-    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
@@ -41,9 +40,9 @@ def minimum_hosts(
     """
     limit = len(profile) if most is None else min(most, len(profile))
     for hosts in range(1, limit + 1):
-        if fits(profile, hosts, devices_per_host, memory, microbatches=microbatches):
+        if fits(profile, hosts, memory, microbatches=microbatches):
             return hosts
-    reason = why_not(profile, limit, devices_per_host, memory, microbatches=microbatches)
+    reason = why_not(profile, limit, memory, microbatches=microbatches)
     raise UserError(f"the model fits no number of hosts up to {limit}: {reason}")
 
 
@@ -56,7 +55,6 @@ def template_set(
     profile: Sequence[LayerProfile],
     hosts: int,
     failures: int,
-    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
@@ -72,7 +70,7 @@ def template_set(
     """
     if failures < 0:
         raise UserError(f"failures is {failures}; 0 or more is needed")
-    n0 = minimum_hosts(profile, devices_per_host, memory, microbatches=microbatches, most=hosts)
+    n0 = minimum_hosts(profile, memory, microbatches=microbatches, most=hosts)
     if hosts < (failures + 1) * n0:
         raise UserError(
             f"{hosts} hosts cannot hold {failures + 1} copies of the model, which needs {n0} hosts;"
@@ -83,7 +81,7 @@ def template_set(
     size = max(needed, min(useful, USUAL_LARGEST * n0 if largest is None else largest))
     templates: list[Template] = []
     for number in range(n0, min(size, hosts, len(profile)) + 1):
-        template = plan(profile, number, devices_per_host, memory, microbatches=microbatches)
+        template = plan(profile, number, memory, microbatches=microbatches)
         if template is None:  # More stages hold more microbatches; sizes must be successive.
             break
         templates.append(template)

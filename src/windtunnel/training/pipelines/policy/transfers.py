@@ -15,10 +15,7 @@ from windtunnel.training.pipelines.model import Layout, Template, TemplateSet, T
 
 def layers_by_host(template: Template) -> tuple[frozenset[int], ...]:
     """The layers that each host of a template has."""
-    sets: list[set[int]] = [set() for _ in range(template.hosts)]
-    for stage, host in zip(template.stages, template.hosts_of_stage, strict=True):
-        sets[host].update(range(stage.first, stage.last))
-    return tuple(map(frozenset, sets))
+    return tuple(frozenset(range(stage.first, stage.last)) for stage in template.stages)
 
 
 class Holders:
