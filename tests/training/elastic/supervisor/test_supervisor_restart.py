@@ -23,7 +23,7 @@ from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.calls import Post
+from windtunnel.training.elastic.live.calls import Post, Supervision
 from windtunnel.training.elastic.live.supervisor import Deadlines, server
 from windtunnel.training.elastic.live.supervisor.lead import Lead
 from windtunnel.training.elastic.policy.rules import Rules
@@ -203,6 +203,31 @@ def test_a_loss_that_was_known_but_not_acted_on(tmp_path: Path) -> None:
         restart(run)
         run.formed(2)
         assert len(run.events("lost")) == 1 and len(run.events("decided")) == 2
+
+
+def test_a_supervisor_that_is_abandoned_in_the_middle_of_a_turn_finishes_nothing(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
+        agents = run.add(1)
+        run.formed(1)
+        leaving = run.supervisor
+        with leaving._lock:  # for which its turn waits
+            leaving._changed.set()
+            until(lambda: not leaving._changed.is_set(), "a turn")
+            leaving.abandon()
+        restart(run)
+        back(run, agents)
+        assert not run.events("finished") and not agents[0].ended.is_set()
+
+
+def test_an_attendance_is_over_with_its_supervisor(tmp_path: Path) -> None:
+    """What is said late is not taken for another host's, which attends by the same number now."""
+    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
+        (agent,) = run.add()
+        before = agent.of("welcome")[0]["link"]
+        restart(run)
+        back(run, [agent])
+        with pytest.raises(OSError, match="this attendance is over"):
+            agent._calls.call(Supervision, "beat", "", before)
 
 
 def test_a_decision_that_nobody_got(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import itertools
 import os
 import queue
@@ -80,7 +81,7 @@ class Supervisor:
         self._lock = threading.RLock()
         self._changed = threading.Event()
         self._links: dict[int, queue.SimpleQueue[Message | None]] = {}  # what is to be told, None: all is
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(self.epoch << 32)  # of attendances: no other supervisor gave them
         self._order = order_hosts
         self._stop: tuple[str, bool] | None = None
         self._thread: threading.Thread | None = None
@@ -160,18 +161,20 @@ class Supervisor:
         while True:
             self._changed.wait(core.due(time.monotonic()))
             self._changed.clear()
-            if self._stop is not None and not self._stop[1]:
-                return Outcome(1, self._stop[0], {})
-            self._act(self._turn)
+            stop = self._stop  # once: what is abandoned in the middle of a turn is not finished by it
+            if stop is not None and not stop[1]:
+                return Outcome(1, stop[0], {})
+            self._act(functools.partial(self._turn, None if stop is None else stop[0]))
             if core.outcome is not None:
                 ended = ended or time.monotonic()
                 if not self._service.busy or time.monotonic() > ended + self._settings.deadlines.end:
                     return core.outcome
 
-    def _turn(self, now: float) -> None:
+    def _turn(self, stopped: str | None, now: float) -> None:
+        """``stopped``: why the run is to end."""
         core = self._core
-        if self._stop is not None:
-            core.finish(1, self._stop[0], now)
+        if stopped is not None:
+            core.finish(1, stopped, now)
         news = self._stores.look(now) if core.outcome is None else None
         if news is not None:
             kind, text, fields = news
