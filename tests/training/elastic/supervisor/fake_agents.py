@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from support import secret
 from support.waiting import PATIENCE, until
@@ -130,20 +131,20 @@ class Agent:
         if message["epoch"] < self.epoch:
             return
         self.epoch = message["epoch"]
-        # What a test waits for (node, generation, ended) is set when the rest is there to be read.
+        # What a test waits for (a message, the host, generation, ended) is set when the rest is there.
         if message["op"] == "welcome":
-            self.received.append(message)
             self._number = message["link"]
+            self.received.append(message)
             self.host = message["host"]
         elif message["op"] == "membership":
-            restart = message["membership"]["restart_all"]
+            restart, generation = message["membership"]["restart_all"], message["membership"]["generation"]
+            for rank in message["mine"] if self.groups else ():
+                self.event("grouped", rank=rank, generation=generation)
             kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
             self.workers = {rank: kept.get(rank) or next(PIDS) for rank in message["mine"]}
             self.place = message["place"]
             self.received.append(message)
-            self.generation = message["membership"]["generation"]
-            for rank in message["mine"] if self.groups else ():
-                self.event("grouped", rank=rank)
+            self.generation = generation
         elif message["op"] == "fence":
             self.received.append(message)
             if self.workers.get(message["rank"]) == message["pid"]:
@@ -185,7 +186,7 @@ class Run:
         self.rules = rules or Rules()
         self.places = places
         self.given = {name: settings.pop(name) for name in ("start_store", "order_hosts") if name in settings}
-        self.settings: dict[str, Any] = {"deadlines": QUICK, "beat": 0.02, "lease": 1.0, **settings}
+        self.settings: dict[str, Any] = {"deadlines": QUICK, "beat": 0.02, "lease": 20.0, **settings}
         self.stores: list[FakeStore] = []
         self.ordered: list[int] = []
         self.agents: list[Agent] = []
@@ -216,6 +217,17 @@ class Run:
         for agent in self.agents if agents is None else agents:
             until(lambda a=agent: a.generation >= generation, f"generation {generation}")  # type: ignore[misc]
         return self.supervisor.snapshot()
+
+    def together(self) -> contextlib.AbstractContextManager[object]:
+        """What happens within is one change, however long it takes: the supervisor's turns wait for it."""
+        return mock.patch.object(self.supervisor._core, "tick")
+
+    def form_is_over(self) -> None:
+        """As if this generation had had all the time that ranks are given to group."""
+        with self.supervisor._lock:
+            core, deadlines = self.supervisor._core, self.supervisor._settings.deadlines
+            core._formed -= max(deadlines.form, deadlines.process)
+            core._started = core._formed
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         from windtunnel.store import eventlog

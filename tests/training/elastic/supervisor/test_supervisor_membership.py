@@ -56,11 +56,12 @@ def test_a_worker_lost_makes_a_generation_of_the_same_hosts(tmp_path: Path) -> N
 
 
 def test_losses_that_come_together_are_one_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 4, settle=0.3) as run:
+    with a_run(tmp_path, 4) as run:
         agents = run.add(4)
         run.formed(1)
-        for rank in (0, 2, 3):
-            agents[rank].exit(rank, signal=9)
+        with run.together():
+            for rank in (0, 2, 3):
+                agents[rank].exit(rank, signal=9)
         run.formed(2)
         assert len(run.events("decided")) == 2 and len(run.events("lost")) == 3
 
@@ -224,12 +225,13 @@ def test_a_frozen_worker_is_fenced_once(tmp_path: Path) -> None:
 
 
 def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 3, Rules(max_own_failures=2), settle=0.05) as run:
+    with a_run(tmp_path, 3, Rules(max_own_failures=2)) as run:
         agents = run.add(3)
         for generation in (1, 2, 3):
             run.formed(generation)
-            for rank, agent in enumerate(agents):
-                agent.exit(rank, status=1, error="ValueError: bad batch")
+            with run.together():
+                for rank, agent in enumerate(agents):
+                    agent.exit(rank, status=1, error="ValueError: bad batch")
         outcome = run.outcome()
         assert "ended by itself 3 times; restarts allowed: 2" in outcome.reason
         assert "ValueError: bad batch" in outcome.reason
@@ -244,12 +246,13 @@ def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, Rules(max_own_failures=0), settle=0.05) as run:
+    with a_run(tmp_path, 2, Rules(max_own_failures=0)) as run:
         agents = run.add(2)
         for generation in (1, 2, 3):
             run.formed(generation)
-            agents[0].exit(0, signal=9)
-            agents[1].exit(1, status=1, error="RuntimeError: connection closed by peer")
+            with run.together():
+                agents[0].exit(0, signal=9)
+                agents[1].exit(1, status=1, error="RuntimeError: connection closed by peer")
         run.formed(4)
         assert run.supervisor.snapshot()["status"] is None
 
@@ -344,9 +347,13 @@ def test_losses_without_a_step_are_bounded(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_group_are_fenced(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(form=0.4, process=0.4, end=1.0)) as run:
+    with a_run(tmp_path, 2) as run:
         (one,) = run.add()
         (two,) = run.add(groups=False)
+        for generation in (1, 2, 3, 4):
+            run.formed(generation)
+            until(lambda: run.supervisor.snapshot()["grouped"] == [0], "one has met")
+            run.form_is_over()
         reason = run.outcome().reason
         assert reason == "ranks 1 joined no group in 4 generations"
         assert len(two.of("fence", rank=1)) == 3 and not one.of("fence")
