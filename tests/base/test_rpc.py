@@ -60,6 +60,12 @@ class Worker(Protocol):
     def end(self) -> None: ...
 
 
+def passed(on_output: Callable[[str, bytes], None], word: str) -> None:
+    while True:  # the word before may not be under way yet
+        with suppress(BlockingIOError):
+            return on_output("word", word.encode())
+
+
 class Working:
     def __init__(self, name: str = "first") -> None:
         self.name, self.data, self.begun, self.cancelled = name, b"", threading.Event(), threading.Event()
@@ -90,7 +96,7 @@ class Working:
             self.cancelled.set()
         for word in text.split() if isinstance(text, str) else text:
             if on_output is not None:
-                on_output("word", word.encode())
+                passed(on_output, word)
         return Point(float(cancel is not None), (str(text),))
 
     def fail(self, kind: str) -> None:
