@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -145,27 +146,52 @@ def test_a_full_disk_is_told_and_the_others_get_it(tmp_path: Path) -> None:
     assert "No space left on device" in found.lost[5] and "rack-5" in found.lost[5]
 
 
-def test_two_fabrics_stand_side_by_side_and_nothing_is_named_here(tmp_path: Path) -> None:
-    before = socket.if_nameindex()
-    with standing(Shuffle(2, 1)) as one, standing(Shuffle(2, 1)) as other:
-        for racks in (one, other):
-            assert len(send(racks, file_of(tmp_path, SIZE), deadline=60.0).racks) == 2
-        assert socket.if_nameindex() == before
-
-
-def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
-    before, held = socket.if_nameindex(), sorted(Path("/run").glob("netns/*"))
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """A network that no other test names anything in."""
     if (why := network.missing()) is not None:
         pytest.skip(why)
+    namespaces.make_network(tmp_path / "netns")
+    yield tmp_path / "netns"
+    namespaces.release(tmp_path / "netns")
+
+
+def named() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def networks_of(links: list[Path]) -> set[str]:
+    return {str(link.readlink()) for link in links}
+
+
+def test_two_fabrics_stand_side_by_side_and_nothing_is_named_here(here: Path, tmp_path: Path) -> None:
+    def side_by_side() -> None:
+        with standing(Shuffle(2, 1)) as one, standing(Shuffle(2, 1)) as other:
+            for racks in (one, other):
+                assert len(send(racks, file_of(tmp_path, SIZE), deadline=60.0).racks) == 2
+            assert named() == ["lo"]
+
+    namespaces.within(here, side_by_side)
+
+
+def test_a_killed_controller_leaves_nothing(here: Path, tmp_path: Path) -> None:
     words = ["network", "multicast", "send", str(file_of(tmp_path, SIZE)), "--rate", "8 kb/s"]
-    controller = subprocess.Popen([sys.executable, "-c", MAIN, *words])
-    try:
-        below = until(lambda: len(found := processes.descendants(controller.pid)) == 9 and found)
-    finally:
-        controller.kill()
-        controller.wait()
-    until(lambda: all(start_time(pid) is None for pid in below), "racks end with their controller")
-    assert socket.if_nameindex() == before and sorted(Path("/run").glob("netns/*")) == held
+    controller = namespaces.within(here, lambda: subprocess.Popen([sys.executable, "-c", MAIN, *words]))
+    own = Path(f"/proc/{controller.pid}/ns/net")
+    with ExitStack() as stack:
+        try:
+            below = until(lambda: len(found := processes.descendants(controller.pid)) == 9 and found)
+            links = [Path(f"/proc/{pid}/ns/net") for pid in below]
+            spaces = until(lambda: len(found := networks_of(links) - networks_of([own])) == 9 and found)
+            for link in links:  # so that no other test's gets the number of one that went
+                stack.enter_context(link.open("rb"))
+        finally:
+            controller.kill()
+            controller.wait()
+        until(lambda: all(start_time(pid) is None for pid in below), "racks end with their controller")
+        held = {line.split()[3] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+        assert not spaces & held
+    assert namespaces.within(here, named) == ["lo"]
 
 
 @pytest.mark.parametrize(
