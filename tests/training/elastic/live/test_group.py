@@ -12,10 +12,6 @@ import pytest
 import torch.distributed as dist
 from worker_worlds import World, world
 
-from windtunnel.linux import sockets
-from windtunnel.training.elastic.live import group as group_module
-from windtunnel.training.elastic.live.group import cut_works
-
 LAST = group_bodies.WORLD - 1
 
 
@@ -96,10 +92,3 @@ def test_many_recoveries_leak_nothing(store: dist.TCPStore, kind: str) -> None:
             grown = [after - before for before, after in zip(early[:3], late[:3], strict=True)]
             assert max(grown) <= 2, grown
             assert late[3] - early[3] < 8 << 20
-
-
-def test_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cut_works()
-    monkeypatch.setattr(sockets, "shut", lambda fd, inode: False)
-    assert not cut_works(0.3)
-    assert group_module.c10d.ProcessGroupGloo is group_module._Gloo

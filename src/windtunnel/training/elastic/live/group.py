@@ -30,7 +30,6 @@ import json
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
@@ -40,7 +39,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -304,39 +303,6 @@ class CuttableGroup:
             part_meshes()
         gc.collect()
         self._recorder = SocketRecorder()
-
-
-@functools.cache
-def cut_works(bound: float = 2.0) -> bool:
-    """Whether a cut releases a blocked receive with the gloo at hand, tried between two threads of this
-    process; takes some 20 ms, ``bound`` s where it does not work."""
-    store = HashStore()
-    recorder = SocketRecorder()
-    pair: dict[int, Any] = {}
-
-    def connect(rank: int) -> None:
-        with suppress(RuntimeError):
-            pair[rank] = _Gloo(store, rank, 2, timedelta(seconds=bound))
-
-    with recorder.recording():
-        threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if len(pair) < 2:
-        return False
-    waiting = pair[0].recv([torch.zeros(1)], 1, 0)
-    cutter = threading.Timer(0.005, recorder.cut)
-    cutter.start()
-    begin = time.monotonic()
-    try:
-        waiting.wait()
-        return False
-    except RuntimeError:
-        return time.monotonic() - begin < bound / 2
-    finally:
-        cutter.join()
 
 
 def group_sockets() -> list[int]:

@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import HashStore
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.training.elastic.deadlines import NAMES
 from windtunnel.training.elastic.live import buckets
-from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
+from windtunnel.training.elastic.live.group import CuttableGroup
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.job import Job, MembershipChanged
 from windtunnel.training.elastic.live.link import AgentLink
@@ -48,7 +48,6 @@ T = TypeVar("T")
 OPERATION = NAMES["operation"].default
 
 END = "commit/end"  # the key on which all ranks agree that training is over
-_SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
 
 # Where a ConnectionError or TimeoutError comes from that is about a peer: a program has its own, too.
 _LIBRARIES = ("windtunnel.training.", "torch.distributed")
@@ -100,10 +99,6 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
     link = AgentLink(address, _agent_gone)
     timeout = timeout or link.config["operation"]
-    if not cut_works():
-        timeout = min(timeout, _SHORT)
-        text = f"a blocked group cannot be cut here; its operations end after {timeout:g} s"
-        link.event("note", link.membership.generation, text=text)
     injector = Injector(link.faults, Path(os.environ["WINDTUNNEL_RUN"]), link)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     kept: dict[str, Any] = {}
