@@ -132,10 +132,6 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
                 begun = index
         elif begun is None and (kind == "suspected" or (kind == "lost" and _matters(event))):
             begun = index if standing is not None else None
-        elif kind == "finished":  # what follows in the same folder is another run
-            if begun is not None:
-                result.append(_recovery(log, after, begun, index, forming, newest, complete=False))
-            begun, after, standing, newest = None, index + 1, None, None
         elif kind == "step":
             if begun is not None and standing is not None and event["generation"] > standing:
                 result.append(_recovery(log, after, begun, index, forming, newest))

@@ -164,6 +164,23 @@ class Agent:
                 self.say("beat")
 
 
+def snapshot(supervisor: Supervisor) -> dict[str, Any]:
+    """What there is now. ``places``: host ids, None where the host is lost; ``coming``: hosts on order."""
+    with supervisor._lock:
+        core = supervisor._core
+        return {
+            "epoch": core.epoch,
+            "generation": core.generation,
+            "membership": core.plain,
+            "places": list(core.places()),
+            "spares": [id for id in core.hosts.live if id not in core.places()],
+            "coming": core.coming,
+            "grouped": sorted(core.grouped),
+            "store": core.store,
+            "status": core.outcome.status if core.outcome is not None else None,
+        }
+
+
 class FakeStore:
     """A store process that only says whether it lives."""
 
@@ -216,7 +233,7 @@ class Run:
         """Wait until ``agents`` (all) are in ``generation`` or a later one; the supervisor's view."""
         for agent in self.agents if agents is None else agents:
             until(lambda a=agent: a.generation >= generation, f"generation {generation}")  # type: ignore[misc]
-        return self.supervisor.snapshot()
+        return snapshot(self.supervisor)
 
     def together(self) -> contextlib.AbstractContextManager[object]:
         """What happens within is one change, however long it takes: the supervisor's turns wait for it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_agents import Agent, Run, a_run
+from fake_agents import Agent, Run, a_run, snapshot
 
 from support import secret
 from support.waiting import PATIENCE, until
@@ -70,7 +70,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
         agents = run.add(3)
         run.formed(1, agents[:2])
-        assert run.supervisor.snapshot()["spares"] == [2]
+        assert snapshot(run.supervisor)["spares"] == [2]
         agents[0].kill()
         run.formed(2, agents[1:])
         assert [a.place for a in agents[1:]] == [1, 0]
@@ -87,7 +87,7 @@ def test_hosts_are_ordered_and_waited_for(tmp_path: Path) -> None:
         run.add()
         run.formed(2, [agents[0], run.agents[2]])
         assert run.agents[2].place == 1 and run.ordered == [1]
-        assert run.supervisor.snapshot()["coming"] == 0
+        assert snapshot(run.supervisor)["coming"] == 0
 
 
 def test_hosts_that_never_come_fail_the_run(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_another_process_with_a_live_hosts_id_is_refused(tmp_path: Path) -> None
         run.add()
         run.formed(1)
         assert [message["op"] for message in attended(run, Hello("h", "m", 1, 0))] == ["end"]
-        assert run.supervisor.snapshot()["places"] == [0]
+        assert snapshot(run.supervisor)["places"] == [0]
 
 
 def test_a_connection_that_breaks_and_comes_back_changes_nothing(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: 
                 agents[0].exit(0, signal=9)
                 agents[1].exit(1, status=1, error="RuntimeError: connection closed by peer")
         run.formed(4)
-        assert run.supervisor.snapshot()["status"] is None
+        assert snapshot(run.supervisor)["status"] is None
 
 
 def test_a_suspicion_alone_makes_a_generation_and_is_bounded(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
         agents[1].post("x", 1, 0)
         until(lambda: agents[1].of("decided", key="x"), "the agreement")
         assert len(run.events("lost")) == 1 and len(run.events("decided")) == 2
-        assert not run.events("done") and run.supervisor.snapshot()["generation"] == 2
+        assert not run.events("done") and snapshot(run.supervisor)["generation"] == 2
 
 
 def test_what_killed_a_launcher_does_not_kill_the_next(
@@ -449,7 +449,7 @@ def test_nonsense_on_the_wire_costs_its_own_connection_only(
                 assert sock.recv(100) == b""
         with pytest.raises(UserError, match=r"'x', which is not accepted"):
             agent.say("post", generation="x", key="x", values={})
-        assert run.supervisor.snapshot()["generation"] == 1
+        assert snapshot(run.supervisor)["generation"] == 1
 
 
 def test_the_store_is_started_again_for_the_next_generation(tmp_path: Path) -> None:
@@ -457,9 +457,9 @@ def test_the_store_is_started_again_for_the_next_generation(tmp_path: Path) -> N
         agents = run.add(2)
         run.formed(1)
         run.stores[0].status = 1
-        until(lambda: run.supervisor.snapshot()["store"] == "127.0.0.1:60002", "a new store")
+        until(lambda: snapshot(run.supervisor)["store"] == "127.0.0.1:60002", "a new store")
         assert "ended with status 1" in run.events("note")[0]["text"]
-        assert run.supervisor.snapshot()["generation"] == 1
+        assert snapshot(run.supervisor)["generation"] == 1
         agents[0].say("suspect", generation=1, rank=0, error="the store is gone")
         run.formed(2)
         assert agents[0].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
@@ -470,16 +470,16 @@ def test_a_store_that_is_gone_before_all_have_met_makes_another_generation(tmp_p
     with a_run(tmp_path, 2) as run:
         agents = run.add() + run.add(groups=False)
         run.formed(1)
-        until(lambda: run.supervisor.snapshot()["grouped"] == [0], "one has met")
+        until(lambda: snapshot(run.supervisor)["grouped"] == [0], "one has met")
         run.stores[0].status = -9
         run.formed(2)
         assert agents[1].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
         assert "its store was gone before all had met" in run.events("decided")[-1]["reason"]
         agents[1].event("grouped", generation=2, rank=1)
-        until(lambda: run.supervisor.snapshot()["grouped"] == [0, 1], "all have met")
+        until(lambda: snapshot(run.supervisor)["grouped"] == [0, 1], "all have met")
         run.stores[1].status = -9
-        until(lambda: run.supervisor.snapshot()["store"] == "127.0.0.1:60003", "a third store")
-        assert run.supervisor.snapshot()["generation"] == 2
+        until(lambda: snapshot(run.supervisor)["store"] == "127.0.0.1:60003", "a third store")
+        assert snapshot(run.supervisor)["generation"] == 2
 
 
 def test_a_store_that_does_not_start_fails_the_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import supervised_process
-from fake_agents import Agent, Run, a_run
+from fake_agents import Agent, Run, a_run, snapshot
 
 from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
@@ -40,7 +40,7 @@ def restart(run: Run) -> None:
 
 def back(run: Run, agents: list[Agent]) -> None:
     """All agents are connected to the present supervisor."""
-    epoch = run.supervisor.snapshot()["epoch"]
+    epoch = snapshot(run.supervisor)["epoch"]
     for agent in agents:
         until(lambda a=agent: a.of("welcome", epoch=epoch), "a welcome")  # type: ignore[misc]
 
@@ -65,9 +65,9 @@ def test_nothing_missing_no_new_generation(tmp_path: Path) -> None:
             back(run, agents)
         assert run.supervisor.address == address
         agree(run, "x")
-        assert run.supervisor.snapshot()["epoch"] == 4
+        assert snapshot(run.supervisor)["epoch"] == 4
         assert len(run.events("decided")) == 1 and not run.events("lost")
-        assert run.supervisor.snapshot()["spares"] == [2]
+        assert snapshot(run.supervisor)["spares"] == [2]
 
 
 def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
@@ -286,20 +286,6 @@ def test_a_worker_that_ended_while_nobody_supervised(tmp_path: Path) -> None:
         run.formed(2)
 
 
-def test_a_run_that_is_finished_begins_anew(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
-        (agent,) = run.add()
-        run.formed(1)
-        agree(run, "commit/1")
-        agent.done()
-        assert run.outcome().status == 0
-        run.supervise()
-        (other,) = run.add()
-        until(lambda: other.generation == 2, "a generation")
-        assert other.host == 1
-        assert other.ask("commit/1") is None
-
-
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     with a_run(tmp_path, 1, deadlines=PATIENT) as run:
         (agent,) = run.add()
@@ -383,7 +369,7 @@ def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
             run.formed(1)
             restart(run)
             back(run, [agent])
-            assert run.supervisor.snapshot()["store"] == "127.0.0.1:5" and len(started) == 1
+            assert snapshot(run.supervisor)["store"] == "127.0.0.1:5" and len(started) == 1
             agent.done()
             assert run.outcome().status == 0
             assert started[0].wait(PATIENCE) == -9

@@ -302,25 +302,10 @@ class Past:
 
 
 def past(events: list[dict[str, Any]]) -> Past:
-    """The state after ``events``.
-
-    A run that is finished leaves nothing but its numbers: the next one in the same folder begins anew, with
-    higher generations and other ids.
-    """
+    """The state after ``events``."""
     state = Past()
     for event in events:
         _apply(state, event)
-        if event["kind"] == "finished":
-            gone = state.gone | set(state.hosts)
-            stored = Checkpoints(persisted=state.checkpoints.persisted)  # memory went with the run
-            state = Past(
-                epoch=state.epoch,
-                generation=state.generation,
-                gone=gone,
-                next_id=state.next_id,
-                checkpoints=stored,
-                store=state.store,
-            )
     return state
 
 

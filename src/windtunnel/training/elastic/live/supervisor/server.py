@@ -139,14 +139,6 @@ class Supervisor:
         self._stop = "abandoned", False
         self._changed.set()
 
-    def snapshot(self) -> dict[str, Any]:
-        """What there is now, as values of JSON: epoch, generation, membership; places (host ids, None where
-        the host is lost), spares, away (hosts without a connection), coming; ranks that grouped, are done,
-        or are lost; waiting (for hosts), store; status and reason, None and "" while the run goes on.
-        """
-        with self._lock:
-            return _view(self._core)
-
     # the loop
 
     def _run_in_thread(self) -> None:
@@ -273,26 +265,6 @@ class Supervisor:
             self._order(count)
         except Exception as error:
             self._core.finish(1, f"{count} hosts could not be ordered: {error}", time.monotonic())
-
-
-def _view(core: Core) -> dict[str, Any]:
-    places, outcome = core.places(), core.outcome
-    return {
-        "epoch": core.epoch,
-        "generation": core.generation,
-        "membership": core.plain,
-        "places": list(places),
-        "spares": [id for id in core.hosts.live if id not in places],
-        "away": [id for id, host in core.hosts.live.items() if host.link is None],
-        "coming": core.coming,
-        "grouped": sorted(core.grouped),
-        "done": sorted(core.done),
-        "lost": sorted(core.lost),
-        "waiting": core.waiting_since is not None,
-        "store": core.store,
-        "status": outcome.status if outcome is not None else None,
-        "reason": outcome.reason if outcome is not None else "",
-    }
 
 
 class _Calls:
