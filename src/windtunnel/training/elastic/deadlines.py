@@ -7,7 +7,7 @@ that waits, where it has settings of its own, else the one here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,23 +30,10 @@ class WaitBound:
 
 
 WAITS = (
-    WaitBound("grace", "supervisor", Deadlines.grace, "an agent whose connection broke, to come back"),
-    WaitBound("back", "supervisor", Deadlines.back, "the agents, after the supervisor was started again"),
-    WaitBound("suspect", "supervisor", Deadlines.suspect, "evidence, when a rank suspects its peers"),
-    WaitBound("reach", "supervisor", Deadlines.reach, "an answer of one host to another, then"),
-    WaitBound("hello", "supervisor", Deadlines.hello, "the first hosts"),
-    WaitBound("hosts", "supervisor", Deadlines.hosts, "hosts that were ordered"),
-    WaitBound(
-        "form",
-        "supervisor",
-        Deadlines.form,
-        "the ranks of a generation to group, once all have a process (else `--timeout`)",
+    *(
+        WaitBound(each.name, "supervisor", getattr(Deadlines, each.name), each.metadata["what"])
+        for each in fields(Deadlines)
     ),
-    WaitBound(
-        "process", "supervisor", Deadlines.process, "the fork server to start a rank's process, before that"
-    ),
-    WaitBound("store", "supervisor", Deadlines.store, "a store to meet at"),
-    WaitBound("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
     WaitBound("stuck", "agent", 10.0, "a sign of life of a process that is not stopped"),
     WaitBound("leave", "agent", 5.0, "the trainers to end when the job is finished"),
     WaitBound("operation", "trainer", 60.0, "an operation of the group, an agreement (else `--timeout`)"),

@@ -18,28 +18,27 @@ from windtunnel.training.elastic.policy.leases import Leases
 from windtunnel.training.elastic.policy.rules import Decision, Observation
 
 
+def deadline(seconds: float, what: str) -> float:
+    """A field of so many ``seconds``, for ``what`` is waited."""
+    return field(default=seconds, metadata={"what": what})  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Deadlines:
-    """How long is waited for what (seconds); each wait ends in a decision or in a clear error.
+    """How long the supervisor waits for what (seconds); each wait ends in a decision or in a clear error."""
 
-    ``grace``: for an agent whose connection broke. ``back``: for the agents, after the supervisor was
-    started again. ``suspect``: for evidence, when all that is known is that a rank suspects its peers.
-    ``reach``: for a host's answer to another one, when that brought none.
-    ``hello``: for the first hosts. ``hosts``: for hosts that were ordered. ``form``: for the ranks
-    of a generation to group, once all have a process, and ``process``: for these. ``store``: for a store.
-    ``end``: for the agents to go when the run is over.
-    """
-
-    grace: float = 0.15
-    back: float = 2.0
-    suspect: float = 0.5
-    reach: float = 2.0
-    hello: float = 120.0
-    hosts: float = 600.0
-    form: float = 60.0
-    process: float = 120.0
-    store: float = 60.0
-    end: float = 5.0
+    grace: float = deadline(0.15, "an agent whose connection broke, to come back")
+    back: float = deadline(2.0, "the agents, after the supervisor was started again")
+    suspect: float = deadline(0.5, "evidence, when a rank suspects its peers")
+    reach: float = deadline(2.0, "an answer of one host to another, then")
+    hello: float = deadline(120.0, "the first hosts")
+    hosts: float = deadline(600.0, "hosts that were ordered")
+    form: float = deadline(
+        60.0, "the ranks of a generation to group, once all have a process (else `--timeout`)"
+    )
+    process: float = deadline(120.0, "the fork server to start a rank's process, before that")
+    store: float = deadline(60.0, "a store to meet at")
+    end: float = deadline(5.0, "the agents to go when the run is over")
 
 
 @dataclass(frozen=True)
