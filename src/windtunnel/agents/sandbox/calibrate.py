@@ -172,10 +172,6 @@ def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) ->
         basics["files_after"].append(manifest.total_seconds - manifest.freeze_seconds)
         assert manifest.files is not None
         basics["files_new"].append(float(manifest.files.bytes_new))
-        basics["bare_restore"].append(box.restore().seconds)
-        with _metered(basics, "fork"):
-            forked = host.fork(box.tip)
-        host.remove(forked[0].name)
         for other in boxes[1:]:
             other.run(f"kill $(jobs -p) 2> /dev/null; sleep {1000 + number} &")
         with _metered(basics, "at_once"):
@@ -291,7 +287,6 @@ def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:
         restore=restore[0],
         restore_per_byte=restore[1],
         restore_per_process=restore[2],
-        fork=max(0.0, quartile(basics["fork"]) - quartile(basics["bare_restore"])),
         image_base=raw[0],
         image_per_process=raw[1],
         new_base=quartile([value for samples in sizes.values() for value in samples["new_next"]]),

@@ -19,7 +19,7 @@ from windtunnel.calibration import profiles
 if TYPE_CHECKING:
     from rich.table import Table
 
-VERSION = 1
+VERSION = 2
 SHIPPED = Path(__file__).with_name("costs.json")
 NAME = "agents.sandbox"
 
@@ -58,8 +58,6 @@ class SandboxCosts:
     restore_per_byte: float
     restore_per_process: float
     restore_cpu: float
-    fork: float
-    """What a fork takes beyond a restore: a record, a fresh identity."""
     create: float
     """A new sandbox from an image that is imported already, with its first checkpoint."""
     image_base: float
@@ -116,10 +114,10 @@ class SandboxCosts:
         new = self.new_base + self.new_per_byte * min(dirty, memory)
         return OperationCost(freeze, after, self.full_cpu, self.files_new + files + new)
 
-    def bring_back(self, *, memory: float, processes: int, fork: bool = False) -> OperationCost:
-        """What a restore takes, or a fork."""
+    def bring_back(self, *, memory: float, processes: int) -> OperationCost:
+        """What a restore takes."""
         seconds = self.restore + self.restore_per_byte * memory + self.restore_per_process * processes
-        return OperationCost(after=seconds + (self.fork if fork else 0.0), cpu=self.restore_cpu)
+        return OperationCost(after=seconds, cpu=self.restore_cpu)
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,6 @@ OPERATIONS = {
     "full_freeze": "full checkpoint, frozen",
     "full_after": "full checkpoint, after",
     "restore": "restore",
-    "fork": "fork, beyond a restore",
     "create": "create",
 }
 

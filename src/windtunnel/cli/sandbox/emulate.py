@@ -21,9 +21,6 @@ def emulate(
     cores: Annotated[int, typer.Option(min=1, max=1024, help="CPUs of each host.")] = 32,
     memory: Annotated[float, typer.Option(help="Memory of each host, in bytes.")] = 256e9,
     disk: Annotated[float, typer.Option(help="Disk bandwidth of a host, in bytes per second.")] = 1e9,
-    network: Annotated[
-        float, typer.Option(help="Network bandwidth of a host, in bytes per second.")
-    ] = 1.25e9,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Concurrent checkpoints. Default: number of CPUs.")
     ] = None,
@@ -37,9 +34,6 @@ def emulate(
     ] = 256e6,
     run: Annotated[float, typer.Option(help="Median seconds of a command by itself.")] = 1.0,
     notice: Annotated[str, typer.Option(metavar="S,S,…", help="Seconds of notice.")] = "30,60,120",
-    forks: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Forks of one checkpoint over all hosts.")
-    ] = 40,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to compare; default: all.")] = None,
     costs: Annotated[
         Path | None,
@@ -51,7 +45,7 @@ def emulate(
     as_json: Json = False,
     html: Html = None,
 ) -> None:
-    """Emulate hosts full of sandboxes: how many one bears, what a notice saves, how fast forks run.
+    """Emulate hosts full of sandboxes: how many one bears, and what a notice saves.
 
     Every figure is emulated, from costs that were measured (see 'windtunnel calibrate agents.sandbox') and
     from the load of sessions; decisions and queues are those of live sandboxes.
@@ -66,18 +60,18 @@ def emulate(
     from windtunnel.agents.sandbox.twin.world import EmulatedHost
     from windtunnel.base.plain import to_plain
 
-    sizes = {"memory": memory, "disk": disk, "network": network, "session_memory": session_memory, "run": run}
+    sizes = {"memory": memory, "disk": disk, "session_memory": session_memory, "run": run}
     for name, value in sizes.items():
         if not 0 < value < 1e18:
             raise UserError(f"`{name}` {value:g} is not accepted, accepted is a number above 0")
     profile = load_costs(costs)
     setting = EmulationSetting(
-        machine=EmulatedHost(cores=cores, memory=memory, disk=disk, network=network, workers=workers),
+        machine=EmulatedHost(cores=cores, memory=memory, disk=disk, workers=workers),
         costs=profile.costs, hosts=hosts, seed=seed, turns=turns,
         traces=tuple(load(path) for path in trace or ()), shape=SessionShape(memory=session_memory, run=run),
     )  # fmt: skip
     answers = answer(
-        setting, profile.origin, forks=forks,
+        setting, profile.origin,
         policies=cast("list[PolicyName]", [choice("policy", name, POLICIES) for name in policy or POLICIES]),
         numbers=sorted(set(numbers("density", density, int, 1, 2000))) or [1],
         notices=sorted(set(numbers("notice", notice, float, 0.001, 86400))),
@@ -121,13 +115,6 @@ NOTICES: Columns = {
     "work again": ("seconds_lost", SECONDS),
     "whole": ("saved", PERCENT),
 }
-FORKS: Columns = {
-    "forks": ("forks", str),
-    "hosts": ("hosts", str),
-    "first": ("first", SECONDS),
-    "median": ("median", SECONDS),
-    "last": ("last", SECONDS),
-}
 
 
 def _show(answers: EmulationAnswers) -> None:
@@ -140,7 +127,6 @@ def _show(answers: EmulationAnswers) -> None:
         ("Density", answers.densities, DENSITIES),
         (where, answers.breaks, BREAKS),
         ("A host goes", answers.spots, NOTICES),
-        ("Forks of one checkpoint", answers.fanouts, FORKS),
     )
     for title, rows, columns in tables:
         cells = [[word(getattr(row, name)) for name, word in columns.values()] for row in rows]

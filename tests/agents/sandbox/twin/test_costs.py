@@ -86,8 +86,6 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
     basics = {
         **{f"{name}_share": [0.5] for name in ("shell", "files", "full", "restore")},
         **{name: [1.0] for name in ("decide", "shell", "files_freeze", "files_after", "files_new", "create")},
-        "fork": [0.3],
-        "bare_restore": [0.2],
         "at_once": [0.2],
     }
     sizes = {
@@ -109,7 +107,6 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
     assert costs.full_freeze_per_process == pytest.approx(0.003)
     assert costs.full_after_per_new_byte == pytest.approx(2e-9)
     assert costs.restore_per_byte == pytest.approx(2e-9)
-    assert costs.fork == pytest.approx(0.1)
     assert costs.new_per_byte == pytest.approx(0.4)
     assert costs.image_base == pytest.approx(4e6)
     assert "freeze 0%" in errors
@@ -135,4 +132,4 @@ def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, new_home
     assert costs.image_base > 0
     assert 0.1 < costs.new_per_byte < 1
     assert str(new_home) not in Path("/proc/self/mounts").read_text()
-    assert cost_table(profile).row_count == 9
+    assert cost_table(profile).row_count == 8

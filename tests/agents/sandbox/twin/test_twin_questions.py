@@ -11,7 +11,6 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_costs import plain_costs
 from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.costs import load_costs
@@ -20,7 +19,6 @@ from windtunnel.agents.sandbox.twin.questions import (
     EmulationSetting,
     breaking,
     density,
-    fanout,
     search,
     spot,
 )  # fmt: skip
@@ -61,16 +59,6 @@ def test_what_a_notice_saves_and_what_nothing_saves() -> None:
     assert rows["semantic", 120.0].saved == 1.0
 
 
-def test_forks_by_hand() -> None:
-    costs = plain_costs(restore=1.0, fork=1.0, new_per_byte=1.0, disk_lanes=100)
-    machine = EmulatedHost(cores=4, network=10.0, workers=2)
-    one = fanout(machine, costs, 4, 1, memory=20, processes=0)
-    assert (one.first, one.median, one.last) == (2.0, 2.0, 4.0)
-    # the second host waits 2 s for 20 bytes
-    two = fanout(machine, costs, 4, 2, memory=20, processes=0)
-    assert (two.first, two.last) == (2.0, 4.0)
-
-
 def command(*arguments: str) -> Any:
     group = typer.Typer()
     group.callback()(lambda: None)
@@ -78,7 +66,7 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(group, ["emulate", *arguments])
 
 
-SMALL = ("--hosts", "2", "--cores", "2", "--density", "1,2", "--turns", "4", "--notice", "30", "--forks", "4")
+SMALL = ("--hosts", "2", "--cores", "2", "--density", "1,2", "--turns", "4", "--notice", "30")
 
 
 def test_the_command_says_that_it_is_emulated_and_from_what(
@@ -93,12 +81,12 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
         "Emulated, not measured",
         "shipped profile",
         "semantic",
-        "Forks of one checkpoint (emulated)",
+        "A host goes (emulated)",
     ):
         assert word in found.output
     text = page.read_text()
     assert "Every figure is emulated" in text
-    assert text.count("plotly-graph-div") == 5
+    assert text.count("plotly-graph-div") == 4
     assert "<script src" not in text
 
 

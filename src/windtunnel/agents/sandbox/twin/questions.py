@@ -5,15 +5,11 @@
 millisecond. *Overhead* is against the same sandboxes on the same hosts without any checkpoint, so that it
 tells what checkpoints cost and not what a full host costs.
 
-*Forks*: the checkpoint lies on the first host. Every other host that gets a fork fetches it once, all over
-the first host's network; then each host restores its forks, as many at once as it has workers.
-
 All answers together are also one HTML file with its plots, that needs nothing else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -22,21 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import OperationCost, SandboxCosts
+from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.agents.sandbox.twin import Session, SessionShape, sessions, starts
 from windtunnel.agents.sandbox.twin.world import (
-    CheckpointJob,
     EmulatedHost,
     Loss,
     SandboxWorld,
     SessionsOutcome,
-    TwinScheduler,
 )  # fmt: skip
 from windtunnel.base import atomic
-from windtunnel.engines.events import Environment, Event, ProcessGenerator, SharedResource
 from windtunnel.report.page import INK, figure, heading, page, plot
 
 MOST_OVERHEAD = 0.019
@@ -203,55 +196,6 @@ def spot(
 
 
 @dataclass(frozen=True)
-class Fanout:
-    """So many forks over so many hosts; seconds until the first, the median and the last run."""
-
-    forks: int
-    hosts: int
-    first: float
-    median: float
-    last: float
-
-
-def fanout(
-    machine: EmulatedHost, costs: SandboxCosts, forks: int, hosts: int, memory: float, processes: int
-) -> Fanout:
-    """Fork a checkpoint of that much memory and so many processes. What is fetched is compressed."""
-    env, ready = Environment(), list[float]()
-    source = SharedResource(env, machine.network, machine.network)
-    work = costs.bring_back(memory=memory, processes=processes, fork=True)
-    size = costs.new_per_byte * (costs.image_base + memory)
-    for place in range(hosts):
-        count = forks // hosts + (place < forks % hosts)
-        cpu, disk = SharedResource(env, machine.cores, 1.0), SharedResource(env, costs.disk_lanes, 1.0)
-        jobs = [CheckpointJob(env, str(n), _fork(env, cpu, disk, work, ready)) for n in range(count)]
-        if jobs:
-            fetched = source.use(size) if place else env.timeout(0)
-            env.process(_forks(fetched, TwinScheduler(env, machine.lanes), jobs))
-    env.run()
-    return Fanout(forks, hosts, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
-
-
-def _forks(fetched: Event, engine: TwinScheduler, jobs: Sequence[CheckpointJob]) -> ProcessGenerator:
-    yield fetched
-    for job in jobs:
-        engine.submit(job)
-
-
-def _fork(
-    env: Environment, cpu: SharedResource, disk: SharedResource, work: OperationCost, ready: list[float]
-) -> ProcessGenerator:
-    yield cpu.use(work.seconds * work.cpu)
-    yield disk.use(work.seconds * (1 - work.cpu))
-    ready.append(env.now)
-
-
-def powers(most: int) -> list[int]:
-    """1, 2, 4, … and ``most`` itself."""
-    return sorted({*(2**power for power in range(int(math.log2(most)) + 1)), most})
-
-
-@dataclass(frozen=True)
 class EmulationAnswers:
     """What was asked and found. ``assumed`` and ``origin`` say in words what the figures rest on;
     ``classes``: which part of the turns is of which class, as the live policy decides."""
@@ -263,15 +207,14 @@ class EmulationAnswers:
     densities: tuple[Density, ...]
     breaks: tuple[Break, ...]
     spots: tuple[Spot, ...]
-    fanouts: tuple[Fanout, ...]
 
 
 def answer(
     setting: EmulationSetting, origin: str, *, policies: Sequence[PolicyName], numbers: Sequence[int],
-    notices: Sequence[float], forks: int, progress: Callable[[str], None] = lambda question: None,
+    notices: Sequence[float], progress: Callable[[str], None] = lambda question: None,
 ) -> EmulationAnswers:  # fmt: skip
     """Ask everything. Breaks and notices are asked of one host: hosts share nothing there."""
-    alone, machine, shape = replace(setting, hosts=1), setting.machine, setting.shape
+    alone, machine = replace(setting, hosts=1), setting.machine
     progress("density")
     rows: list[Density] = []
     for number in numbers:
@@ -281,26 +224,20 @@ def answer(
     breaks = [breaking(alone, policy, MOST) for policy in policies if policy != "conversation"]
     progress("notice")
     spots = spot(alone, policies, (0.0, *notices), max(numbers))
-    progress("forks")
-    fans = [
-        fanout(machine, setting.costs, count, setting.hosts, shape.memory, shape.processes)
-        for count in powers(forks)
-    ]
     classes = [turn.turn_class for session in alone.play(max(numbers))[0] for turn in session]
     played = f"{len(setting.traces)} given traces" if setting.traces else f"sessions of {setting.turns} turns"
     return EmulationAnswers(
         setting=(
             f"{setting.hosts} hosts of {machine.cores} cores, {machine.memory / 1e9:g} GB, disk "
-            f"{machine.disk / 1e9:g} GB/s, network {machine.network / 1e9:g} GB/s, {machine.lanes} workers; "
+            f"{machine.disk / 1e9:g} GB/s, {machine.lanes} workers; "
             f"{played}, seed {setting.seed}; notices: one such host, {max(numbers)} sandboxes"
         ),
-        assumed=shape.words,
+        assumed=setting.shape.words,
         origin=origin,
         classes={kind.word: classes.count(kind) / len(classes) for kind in TurnClass},
         densities=tuple(rows),
         breaks=tuple(breaks),
         spots=tuple(spots),
-        fanouts=tuple(fans),
     )
 
 
@@ -314,7 +251,6 @@ NOTICE = (
     "conversation keeps nothing at the end of turns: with a notice it shows what saving at the notice alone "
     "gives. Files alone do not bring back processes, so work after the first process that matters is lost."
 )
-FORKS = "Seconds until the first and the last fork run, over all hosts."
 LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("overhead", "overhead, median", {"tickformat": ".1%"}),
     ("gate_p95", "gate wait, 95th percentile, s", {}),
@@ -327,7 +263,6 @@ def write_page(path: Path, answers: EmulationAnswers, title: str) -> None:
     sections = [
         _section("hosts", "How many sandboxes on a host", DENSITY, _breaks(answers), *_densities(answers)),
         _section("notice", "What a notice saves", NOTICE, "", _notice_chart(answers)),
-        _section("forks", "One checkpoint, many forks", FORKS, "", _forks_chart(answers)),
     ]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answers.classes.items())
     assumed = answers.assumed[0].upper() + answers.assumed[1:]
@@ -384,14 +319,4 @@ def _notice_chart(answers: EmulationAnswers) -> Any:
             textposition="outside",
         )  # fmt: skip
     chart.update_xaxes(type="category")
-    return chart
-
-
-def _forks_chart(answers: EmulationAnswers) -> Any:
-    chart = figure("forks", "seconds until they run", yaxis_rangemode="tozero")
-    for part, dash in (("last", "solid"), ("first", "dot")):
-        chart.add_scatter(
-            x=[row.forks for row in answers.fanouts], y=[getattr(row, part) for row in answers.fanouts],
-            mode="lines+markers", name=part, line={"color": COLOURS["semantic"], "dash": dash},
-        )  # fmt: skip
     return chart

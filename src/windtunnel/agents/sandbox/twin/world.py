@@ -54,7 +54,6 @@ class EmulatedHost:
     cores: int = 32
     memory: float = 256e9
     disk: float = 1e9
-    network: float = 1.25e9
     workers: int | None = None
     images: bool = True
 
