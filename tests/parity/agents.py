@@ -43,7 +43,6 @@ from windtunnel.agents.sandbox.policy import (
     Queued,
     Restore,
     Room,
-    Rules,
     SaveOrder,
 )
 from windtunnel.agents.sandbox.policy.queues import Kept
@@ -125,7 +124,6 @@ def _look(draw: Draw) -> Look:
         no_images="" if possible else "no CRIU", full=chance(0.03), named=chance(0.2),
         most=_of(draw, TurnClass.FULL, TurnClass.FULL, TurnClass.FILES),
         least=_of(draw, TurnClass.NONE, TurnClass.FILES), has_lacks=chance(0.2),
-        rules=Rules(strict_dirty=chance(0.2)),
     )  # fmt: skip
 
 
@@ -208,7 +206,7 @@ def _mutant(file: str, rule: str, other: str, *, live: bool = False) -> Mutant:
 
 
 MUTANTS = (
-    _mutant("policy/effects.py", "process.cpu > rules.silent_cpu", "process.cpu >= rules.silent_cpu"),
+    _mutant("policy/effects.py", "process.cpu > SILENT_CPU", "process.cpu >= SILENT_CPU"),
     _mutant("policy/queues.py", "in_a_row >= queued.most_urgent", "in_a_row > queued.most_urgent"),
     _mutant("policy/__init__.py", "max(turn_class, look.least), reasons", "turn_class, reasons"),
     _mutant("checkpoint.py", "keep.made is TurnClass.FILES:", "keep.made is TurnClass.NONE:", live=True),

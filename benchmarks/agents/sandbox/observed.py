@@ -98,7 +98,6 @@ def emulated(run: ObservedRun, costs: SandboxCosts, *, disk: float = 1e9) -> Ses
         run.policy,
         [observed_from(box, costs) for box in run.boxes],
         [box.began for box in run.boxes],
-        rules=looks[0].rules,
     )
     return world.run()
 

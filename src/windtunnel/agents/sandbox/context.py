@@ -63,7 +63,6 @@ from windtunnel.agents.sandbox.policy import (
     Queues,
     Retention,
     Room,
-    Rules,
     Settle,
     disk_limit,
     picked,
@@ -249,7 +248,6 @@ class SandboxContext:
     criu: Criu | None
     inspector: Inspector | None
     engine: JobEngine
-    rules: Rules
     retention: Retention
     policy: PolicyName
     in_use: list[str]

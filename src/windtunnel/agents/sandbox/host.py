@@ -63,7 +63,6 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.observe import service_line
 from windtunnel.agents.sandbox.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.policy import (
-    DEFAULT,
     READS_EFFECTS,
     Endangered,
     Notice,
@@ -71,7 +70,6 @@ from windtunnel.agents.sandbox.policy import (
     PolicyName,
     Queued,
     Retention,
-    Rules,
     Save,
 )  # fmt: skip
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
@@ -99,7 +97,6 @@ class Host:
         *,
         workers: int | None = None,
         policy: PolicyName = "semantic",
-        rules: Rules = DEFAULT,
         retention: Retention | None = None,
         pool_size: int | None = None,
         criu: bool = True,
@@ -134,7 +131,6 @@ class Host:
                 criu=program,
                 inspector=inspector,
                 engine=JobEngine(workers, decide=self._pick, chosen=self._picked),
-                rules=rules,
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],

@@ -75,7 +75,6 @@ def observe(
         has_lacks=tip is not None and bool(tip.lacks),
         memory=machine.cgroup.usage()[1],
         processes=len(machine.cgroup.pids()),
-        rules=context.rules,
     )
 
 

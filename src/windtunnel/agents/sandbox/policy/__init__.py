@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from windtunnel.agents.sandbox.model import LESS, Asks, Effects, LackKind, References, TurnClass
-from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
+from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.policy.queues import (
     Admission,
     Forget,
@@ -39,10 +39,10 @@ from windtunnel.agents.sandbox.policy.queues import (
 )
 
 __all__ = [
-    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Decision",
+    "CAPABILITY", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Decision",
     "Endangered",
 "Forget", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
-    "Queued", "Queues", "Restore", "Retention", "Room", "Rules", "Save", "SaveOrder", "Settle", "decide",
+    "Queued", "Queues", "Restore", "Retention", "Room", "Save", "SaveOrder", "Settle", "decide",
     "disk_limit", "forgettable", "forgotten", "picked", "reserve",
 ]  # fmt: skip
 
@@ -91,7 +91,6 @@ class Look(Asks["Keep"]):
     has_lacks: bool = False
     memory: int = 0
     processes: int = 0
-    rules: Rules = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:
         return TurnClass.FULL, ("the newest checkpoint holds no files",)
     if look.effects is None:
         return TurnClass.FULL, ("in doubt: nobody looked",)
-    turn_class, reasons = class_of(look.effects, look.references, look.rules, has_image=look.has_image)
+    turn_class, reasons = class_of(look.effects, look.references, has_image=look.has_image)
     if turn_class < TurnClass.FULL and look.images_possible and not look.has_image:
         return TurnClass.FULL, ("the newest checkpoint holds no process image", *reasons)
     return max(turn_class, look.least), reasons

@@ -14,7 +14,6 @@ Source: Crab (arXiv 2604.28138), section 4: net changes, mapped-file invalidatio
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.model import (
     Effects,
@@ -26,23 +25,14 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )
 
-
-@dataclass(frozen=True)
-class Rules:
-    """The knobs. ``silent_cpu``: seconds of computation, without input or output, that are worth an image.
-    ``strict_dirty``: any dirty page makes the turn full. ``ignored``: path prefixes inside that never count
-    (the sandbox's own channel, and caches that a user names)."""
-
-    silent_cpu: float = 2.0
-    strict_dirty: bool = False
-    ignored: tuple[str, ...] = ("/.windtunnel/", "/proc/", "/dev/", "/sys/")
-
-
-DEFAULT = Rules()
+SILENT_CPU = 2.0
+"""Seconds of computation, without input or output, that are worth an image."""
+IGNORED = ("/.windtunnel/", "/proc/", "/dev/", "/sys/")
+"""Path prefixes inside that never count."""
 
 
 def class_of(
-    effects: Effects, references: References, rules: Rules = DEFAULT, *, has_image: bool = True
+    effects: Effects, references: References, *, has_image: bool = True
 ) -> tuple[TurnClass, tuple[str, ...]]:
     """The class, and the reasons for it, strongest first.
 
@@ -53,8 +43,8 @@ def class_of(
     full += [
         f"in doubt: {words}" for shell in effects.shells if (words := shell_kept_by_image(shell, has_image))
     ]
-    full += [words for process in effects.processes if (words := process_changed(process, rules))]
-    files = [change for change in effects.files if not change.path.startswith(rules.ignored)]
+    full += [words for process in effects.processes if (words := process_changed(process))]
+    files = [change for change in effects.files if not change.path.startswith(IGNORED)]
     full.extend(promote(files, references))
     doubted = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is Part.FILES]
     unseen = effects.files_total > len(effects.files)
@@ -87,7 +77,7 @@ def shell_kept_by_image(shell: ShellEffect, has_image: bool = True) -> str:
     return f"shell {shell.name}: {'; '.join(lacking)}" if lacking else ""
 
 
-def process_changed(process: ProcessEffect, rules: Rules = DEFAULT) -> str:
+def process_changed(process: ProcessEffect) -> str:
     """Why this process needs a newer image; empty when it needs none."""
     who = f"{process.command} ({process.pid})"
     if process.started:
@@ -104,14 +94,12 @@ def process_changed(process: ProcessEffect, rules: Rules = DEFAULT) -> str:
     dirty = unknown_memory or bool(process.dirty_pages) or process.new_mappings > 0
     if not dirty:
         return ""
-    if rules.strict_dirty:
-        return f"{who} wrote memory"
     if process.inputs is None or process.writes is None:
         return f"{who} may have run, and what it received is not known"
     if process.inputs or process.writes:
         did = "received input" if process.inputs else "wrote"
         return f"{who} wrote memory and {did}"
-    if process.cpu > rules.silent_cpu:
+    if process.cpu > SILENT_CPU:
         return f"{who} computed for {process.cpu:.1f} s"
     return ""
 

@@ -20,7 +20,6 @@ from functools import partial
 from windtunnel.agents.sandbox.costs import OperationCost, SandboxCosts
 from windtunnel.agents.sandbox.model import Effects, TurnClass
 from windtunnel.agents.sandbox.policy import (
-    DEFAULT,
     POLICIES,
     READS_EFFECTS,
     Endangered,
@@ -30,7 +29,6 @@ from windtunnel.agents.sandbox.policy import (
     Occasion,
     PolicyName,
     Queues,
-    Rules,
     SaveOrder,
     picked,
 )  # fmt: skip
@@ -194,10 +192,10 @@ class SandboxWorld:
 
     def __init__(
         self, machine: EmulatedHost, costs: SandboxCosts, policy: PolicyName, sessions: Sequence[Session],
-        starts: Sequence[float], *, hosts: int = 1, rules: Rules = DEFAULT,
+        starts: Sequence[float], *, hosts: int = 1,
     ) -> None:  # fmt: skip
         self.env = Environment()
-        self.machine, self.costs, self.policy, self.rules = machine, costs, policy, rules
+        self.machine, self.costs, self.policy = machine, costs, policy
         self.outcome = SessionsOutcome(ends=[0.0] * len(sessions))
         self.hosts = [
             _Host(
@@ -277,7 +275,7 @@ class SandboxWorld:
     def _decide(self, box: _Box, occasion: Occasion, most: TurnClass = TurnClass.FULL) -> Keep:
         load = box.session[max(0, box.at - 1)]
         look = Look(
-            occasion, box.effects, load.references, has_image=box.has_image, most=most, rules=self.rules,
+            occasion, box.effects, load.references, has_image=box.has_image, most=most,
             images_possible=self.machine.images, memory=int(load.memory), processes=load.processes,
         )  # fmt: skip
         keep = POLICIES[self.policy](look)
