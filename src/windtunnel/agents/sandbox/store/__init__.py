@@ -47,7 +47,6 @@ from windtunnel.agents.sandbox.store.pages import (
     by_frame,
     digests_of,
     files_in,
-    keys_of,
     windows,
     zeros,
 )
@@ -385,9 +384,8 @@ class Store(Database):
         if 2 * len(needed) > len(there):
             return
         gone = np.setdiff1d(there, needed)
-        places = [number * FRAME + int(row) for row in gone]
-        keys = keys_of(digests[gone])
-        db.executemany("DELETE FROM page WHERE key=? AND place=?", zip(keys, places, strict=True))
+        at = [(digests[row].tobytes(), number * FRAME + int(row)) for row in gone]
+        db.executemany("DELETE FROM page WHERE digest=? AND place=?", at)
         if not len(needed):
             db.execute("DELETE FROM frame WHERE id=?", (number,))
             return

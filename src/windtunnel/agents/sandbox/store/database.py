@@ -26,17 +26,17 @@ from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import decompress
 from windtunnel.store.objects.files import ObjectError, checked, object_errors
 
-VERSION = 4
+VERSION = 5
 _LOG_BYTES = 8 << 20
 """A log that is longer than this is brought into the file."""
 _SCHEMA = """
 CREATE TABLE image(id TEXT PRIMARY KEY, recipe BLOB NOT NULL);
 CREATE TABLE frame(id INTEGER PRIMARY KEY, digests BLOB NOT NULL, pages BLOB NOT NULL);
-CREATE TABLE page(key INTEGER PRIMARY KEY, place INTEGER NOT NULL);
+CREATE TABLE page(digest BLOB PRIMARY KEY, place INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
 """
 """``image.recipe``: see `pages.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
-of each. ``page``: where the page lies of whose digest ``key`` is the first 8 bytes."""
+of each. ``page``: where the page of that digest lies."""
 
 
 class Database:

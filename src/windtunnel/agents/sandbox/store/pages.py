@@ -23,7 +23,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import zstandard
@@ -147,11 +146,6 @@ def digests_of(pages: Pages) -> Digests:
     return np.frombuffer(whole, np.uint8).reshape(-1, 32)[:, :DIGEST].copy()
 
 
-def keys_of(digests: Digests) -> list[int]:
-    """What each digest is looked up by."""
-    return [int(key) for key in np.ascontiguousarray(digests[:, :8]).view("<i8")[:, 0]]
-
-
 def zeros(pages: Pages) -> NDArray[np.bool_]:
     """Which pages hold nothing but zeros."""
     words = pages.view(np.uint64)
@@ -254,7 +248,6 @@ class Writer:
         self._sums: list[bytes] = []
         """The digests of its new pages."""
         self._mine: dict[bytes, int] = {}
-        self._held: dict[int, bytes] = {}
         self._places: list[Places] = []
 
     def add(self, id: str, images: Path) -> int:
@@ -266,9 +259,7 @@ class Writer:
             # the digests of a frame are known before it is handed on
             digests = b"".join(self._sums[number * FRAME : (number + 1) * FRAME])
             self._db.execute("INSERT INTO frame VALUES(?,?,?)", (self._first + number, digests, data))
-        keys = keys_of(np.frombuffer(b"".join(self._sums), np.uint8).reshape(-1, DIGEST))
-        rows = sorted(zip(keys, self._mine.values(), strict=True))
-        self._db.executemany("INSERT OR REPLACE INTO page VALUES(?,?)", rows)
+        self._db.executemany("INSERT INTO page VALUES(?,?)", sorted(self._mine.items()))
         places = np.concatenate([np.empty(0, np.int64), *self._places])
         self._db.execute("INSERT INTO image VALUES(?,?)", (id, Recipe(tuple(files), places).pack(id)))
         return sum(size for _, size in files)
@@ -289,35 +280,21 @@ class Writer:
         if empty.any():
             rest, left = rest[~empty], left[~empty]
         fresh = []
-        digests = digests_of(left)
-        for row, place in enumerate(self._stored(digests)):
-            if not place:
-                key = digests[row].tobytes()
-                if not (place := self._mine.get(key, 0)):
-                    place = self._mine[key] = self._first * FRAME + len(self._sums)
-                    self._sums.append(key)
-                    fresh.append(row)
+        digests = [digest.tobytes() for digest in digests_of(left)]
+        known = self._stored(digests)
+        for row, digest in enumerate(digests):
+            if (place := known.get(digest) or self._mine.get(digest)) is None:
+                place = self._mine[digest] = self._first * FRAME + len(self._sums)
+                self._sums.append(digest)
+                fresh.append(row)
             places[rest[row]] = place
         self._places.append(places)
         return left[fresh]
 
-    def _stored(self, digests: Digests) -> list[int]:
-        """Places of pages that the store has; 0: it has not. A key is only part of a digest, so what it leads
-        to is compared."""
-        keys = keys_of(digests)
-        by_key = self._chosen("SELECT key, place FROM page WHERE key IN", keys)
-        wanted = {place // FRAME for place in by_key.values()} - self._held.keys()
-        self._held |= self._chosen("SELECT id, digests FROM frame WHERE id IN", list(wanted))
-        places = []
-        for row, key in enumerate(keys):
-            frame, at = divmod(by_key.get(key, 0), FRAME)
-            held = self._held.get(frame, b"")[at * DIGEST : (at + 1) * DIGEST]
-            places.append(frame * FRAME + at if held == digests[row].tobytes() else 0)
-        return places
-
-    def _chosen(self, query: str, keys: Sequence[int]) -> dict[int, Any]:
-        marks = ",".join("?" * len(keys))
-        return dict(self._db.execute(f"{query} ({marks})", keys).fetchall())
+    def _stored(self, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """Places of those pages that the store has."""
+        marks = ",".join("?" * len(digests))
+        return dict(self._db.execute(f"SELECT digest, place FROM page WHERE digest IN ({marks})", digests))
 
 
 def _in_frames(some: Iterable[Pages]) -> Iterator[Pages]:
