@@ -48,9 +48,6 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
 
 def setup(
     context: typer.Context,
-    prefix: Annotated[
-        Path | None, typer.Option(help="Folder to install CRIU to. Default: a folder of this account.")
-    ] = None,
     pool_size: Annotated[
         str,
         typer.Option(
@@ -70,7 +67,7 @@ def setup(
     from windtunnel.agents.sandbox.place import Home
 
     try:
-        program = install(prefix, progress=typer.echo)
+        program = install(typer.echo)
     except CriuError as error:
         raise ScriptError(f"sandbox setup: {error}") from error
     typer.echo(f"CRIU {'.'.join(map(str, program.version))} works: {program.path}")

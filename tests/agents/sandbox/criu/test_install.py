@@ -59,6 +59,7 @@ def fake_build(text: str) -> Callable[..., Path]:
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_install_packages", lambda progress: None)
+    monkeypatch.setattr(program, "default_prefix", lambda: tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     old = tmp_path / "bin" / "criu"
     old.parent.mkdir()
@@ -72,19 +73,20 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     ):
         monkeypatch.setattr(program, "build", fake_build(text))
         with pytest.raises(CriuError, match=why):
-            setup(tmp_path)
+            setup()
         assert old.read_text() == before
         assert sorted(file.name for file in tmp_path.rglob("*")) == [".lock", "bin", "criu"]
 
 
 def test_a_good_one_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_install_packages", lambda progress: None)
+    monkeypatch.setattr(program, "default_prefix", lambda: tmp_path)
     monkeypatch.setattr(program, "trial", lambda criu: "")
     monkeypatch.setattr(program, "build", fake_build(SAYS))
-    made = setup(tmp_path)
+    made = setup()
     assert made == Criu(tmp_path / "bin" / "criu", (4, 2, 1), patched=True)
     monkeypatch.setattr(program, "build", None)
-    assert setup(tmp_path) == made
+    assert setup() == made
 
 
 @pytest.mark.root

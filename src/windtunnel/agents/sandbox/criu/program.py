@@ -134,12 +134,12 @@ def _dump_and_restore(program: Path, folder: Path) -> str:
             os.kill(child.pid, signal.SIGKILL)
 
 
-def setup(prefix: Path | None = None, progress: Progress = lambda line: None) -> Criu:
-    """Install CRIU as ``prefix/bin/criu``; nothing happens when this very build is there and works.
+def setup(progress: Progress = lambda line: None) -> Criu:
+    """Install CRIU in `default_prefix`; nothing happens when this very build is there and works.
 
-    Raises CriuError where it cannot be built or does not work, UserError where ``prefix`` is not writable.
+    Raises CriuError where it cannot be built or does not work, UserError where that is not writable.
     """
-    prefix = (prefix or default_prefix()).absolute()
+    prefix = default_prefix()
     program = prefix / "bin" / "criu"
     try:
         program.parent.mkdir(parents=True, exist_ok=True)
