@@ -3,7 +3,6 @@ back."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hurt import COUNT, COUNTER, checked, turn
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 
 pytestmark = pytest.mark.root
@@ -50,7 +50,8 @@ def test_a_rung(
 ) -> None:
     from windtunnel.agents.sandbox import host as hosts
 
-    monkeypatch.setattr(hosts, "open_pool", partial(hosts.open_pool, kind=pool))
+    if pool == "copy":
+        monkeypatch.setattr(hosts, "open_pool", lambda folder, size: Pool(folder))
     if no_ebpf:
         monkeypatch.setattr(hosts.kernel, "missing", lambda: no_ebpf)
     services = {"web": "sleep 98765"}

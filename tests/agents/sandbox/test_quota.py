@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from windtunnel.agents.sandbox import context
 from windtunnel.agents.sandbox import host as hosts
 from windtunnel.agents.sandbox.context import disk_limit_of
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.files import btrfs_pool
+from windtunnel.agents.sandbox.files import Pool, btrfs_pool
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit
@@ -125,7 +124,7 @@ def test_what_nobody_asked_for_is_bounded_by_the_pool(host: Any, make: Callable[
 
 
 def test_a_limit_that_cannot_be_held_is_refused(new_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "open_pool", partial(hosts.open_pool, kind="copy"))
+    monkeypatch.setattr(hosts, "open_pool", lambda folder, size: Pool(folder))
     with Host(new_home) as host:
         with pytest.raises(UserError, match="of 64 MiB of disk cannot be held here: that needs a btrfs pool"):
             host.create(SandboxSpec("one", limits=Limits(disk=64 << 20)))

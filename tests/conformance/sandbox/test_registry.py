@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.files import open_pool
+from windtunnel.agents.sandbox.files import Pool, open_pool
 from windtunnel.base.errors import UserError
 
 pytestmark = [pytest.mark.conformance, pytest.mark.root]
@@ -104,7 +104,7 @@ def test_images_of_a_registry_share_their_layers(registry: Registry, tmp_path: P
     base = tarball(base=os.urandom(8 << 20), common=b"lower")
     first = registry.image("one", base, tarball(own=b"first"))
     second = registry.image("two", base, tarball(own=b"second", common=b"upper"))
-    pool = open_pool(tmp_path / "pool", kind="btrfs", size=256 << 20)
+    pool = open_pool(tmp_path / "pool", size=256 << 20)
     try:
         one = pool.import_image(first)
         pool.create("a", one)
@@ -130,6 +130,6 @@ def test_images_of_a_registry_share_their_layers(registry: Registry, tmp_path: P
 
 def test_without_skopeo_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    pool = open_pool(tmp_path / "pool", kind="copy")
+    pool = Pool(tmp_path / "pool")
     with pytest.raises(UserError, match=r"image 'docker://debian': that needs skopeo; 'apt-get install"):
         pool.import_image("docker://debian")

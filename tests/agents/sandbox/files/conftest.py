@@ -23,7 +23,7 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         folder = tmp_path / name
         if kind == "btrfs":
             need_btrfs(folder)
-        pools.append(open_pool(folder, kind=kind, size=size))
+        pools.append(Pool(folder) if kind == "copy" else open_pool(folder, size=size))
         return pools[-1]
 
     yield open_kind

@@ -12,19 +12,19 @@ import pytest
 from pool_support import KINDS, Opener, need_root, state
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.files import Pool, open_pool
+from windtunnel.agents.sandbox.files import Pool
 from windtunnel.linux import mounts
 
 IMPORTER = """
 import signal, sys
 from pathlib import Path
-from windtunnel.agents.sandbox.files import open_pool
+from windtunnel.agents.sandbox.files import Pool, open_pool
 
 def stop(text):
     print("importing", flush=True)
     signal.pause()
 
-open_pool(Path(sys.argv[1]), kind=sys.argv[2]).import_image(sys.argv[3], stop)
+{"btrfs": open_pool, "copy": Pool}[sys.argv[2]](Path(sys.argv[1])).import_image(sys.argv[3], stop)
 """
 
 
@@ -76,7 +76,7 @@ def test_a_full_disk_of_copies_keeps_what_it_has(image: Path, tmp_path: Path) ->
     disk.mkdir()
     mounts.mount("tmpfs", disk, "tmpfs", 0, "size=6m")
     try:
-        pool: Pool = open_pool(disk / "pool", kind="copy")
+        pool = Pool(disk / "pool")
         try:
             pool.create("box", pool.import_image(str(image)))
             root = pool.mount("box")

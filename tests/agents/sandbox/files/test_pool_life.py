@@ -59,7 +59,7 @@ def test_roots_that_come_and_go_leave_their_room_to_others(
     assert size * 512 >= 256 << 20, "all of it is taken at once"
     for number in range(45):
         if number % 15 == 14:  # as when its host comes anew
-            pool = open_pool(tmp_path / "pool", kind="btrfs")
+            pool = open_pool(tmp_path / "pool")
             continue
         pool.create("box", name)
         with (pool.mount("box") / "workspace/big").open("wb") as file:
@@ -266,8 +266,6 @@ def test_a_broken_loop_file_is_a_fault_and_leaves_no_device(tmp_path: Path) -> N
     with pytest.raises(PoolError, match="128 MiB"):
         open_pool(tmp_path / "small", size=1 << 20)
     assert not btrfs.image_of(tmp_path / "small").exists()
-    with pytest.raises(PoolError, match="not of kind 'copy'"):
-        open_pool(tmp_path / "pool", kind="copy")
 
 
 def fill(path: Path) -> int:

@@ -117,7 +117,7 @@ def _make(image: Path, size: int | None) -> None:
     at once: were the file sparse and the disk beneath it full, that would look like a broken one."""
     program = in_sbin("mkfs.btrfs")
     if program is None:
-        raise PoolError("mkfs.btrfs is missing; install btrfs-progs, or use a pool of kind 'copy'")
+        raise PoolError("mkfs.btrfs is missing; install btrfs-progs")
     disk = shutil.disk_usage(image.parent)
     free = disk.free - reserve(disk.total)
     if size is None:
