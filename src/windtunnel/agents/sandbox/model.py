@@ -533,8 +533,7 @@ class GcReport:
 @dataclass(frozen=True)
 class Event:
     """Something that happened to a sandbox. ``kind``: created, turn, checkpoint, restored, forked, died,
-    stopped, removed, failed, collected, full (whether the host's disk is), or weaker (what the host
-    lacks)."""
+    stopped, removed, failed, collected, or weaker (what the host lacks)."""
 
     kind: str
     box: str

@@ -68,7 +68,6 @@ def test_errors_are_those_of_the_standard_library(box: RemoteBox) -> None:
         (lambda box: ours.run(box, ["cat"], stdout=7), "no file"),
         (lambda box: ours.run(box, []), "empty"),
         (lambda box: ours.run(box, ["cat"], env={"A=B": "x"}), "A=B"),
-        (lambda box: ours.Popen(box, ["cat"]), "Popen"),
     ],
 )
 def test_what_a_sandbox_has_not_is_refused_in_words(

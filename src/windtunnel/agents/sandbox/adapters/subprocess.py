@@ -3,7 +3,7 @@
 A command runs in a subshell of a persistent shell that is set aside for this, so that neither its directory
 nor its variables reach the next one. Differences from the standard library: there is no standard input (it is
 empty), ``env`` and ``cwd`` mean inside the sandbox, an output that is not captured is dropped, and there is
-no `Popen`: ``Box.run`` passes output on as it comes, and can be cancelled.
+no ``Popen``: ``Box.run`` passes output on as it comes, and can be cancelled.
 
 ``box`` is a ``Box`` of this process or of the daemon's client.
 """
@@ -25,7 +25,7 @@ SHELL = "subprocess"
 Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 __all__ = [
-    "DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "Popen", "TimeoutExpired", "check_call", "check_output",
+    "DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "TimeoutExpired", "check_call", "check_output",
     "command_line", "run",
 ]  # fmt: skip
 
@@ -80,13 +80,6 @@ def check_call(box: AnySandbox, args: Argv, **options: Any) -> int:
 
 def check_output(box: AnySandbox, args: Argv, **options: Any) -> Any:
     return run(box, args, check=True, stdout=PIPE, **options).stdout
-
-
-def Popen(*_: object, **__: object) -> None:
-    """Raises UserError: a sandbox's command has no process on this side."""
-    raise UserError(
-        "sandbox: there is no Popen; `Box.run` passes output on by `on_output`, and ends by `cancel`"
-    )
 
 
 def command_line(

@@ -234,7 +234,7 @@ def _close(host: AnyHost) -> None:
 
 
 def _log_event(event: Event) -> None:
-    if event.kind in ("failed", "full", "weaker", "died"):
+    if event.kind in ("failed", "weaker", "died"):
         LOG.warning("%s: %s %s", event.kind, event.box, event.detail)
 
 

@@ -4,7 +4,7 @@ No member may be written outside of the target folder: names are taken relative 
 refused, and links among the parents of a member are followed as a process inside the sandbox would follow
 them. A hard link may only name what is in the target already.
 
-The compression is told by the first bytes. zstd needs the ``zstandard`` package.
+The compression is told by the first bytes.
 
 A snapshot is written by GNU tar (pax): kind, mode, owner, times to the nanosecond, extended attributes, hard
 links, device numbers, FIFOs, and holes (GNU sparse format 1.0). Sockets have no place in a tar and mean
@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, cast
+
+import zstandard
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files.tree import OWN, remove, set_extended, set_owner
@@ -100,12 +102,6 @@ def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _zstd(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise UserError(
-            "a zstd archive needs the package zstandard: pip install 'windtunnel[agents]'"
-        ) from error
     try:
         with zstandard.ZstdDecompressor().stream_reader(
             source, read_across_frames=True, closefd=False

@@ -33,7 +33,7 @@ from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import egress
 from windtunnel.agents.sandbox.proxy.egress import copy_stream
 from windtunnel.agents.sandbox.proxy.gate import Turning
-from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key, split_base
+from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key
 from windtunnel.agents.sandbox.side_effects import Journal
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
@@ -178,17 +178,13 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 def with_address(spec: SandboxSpec) -> SandboxSpec:
     """``spec`` with the variables by which the usual client libraries find the proxy.
 
-    Raises UserError when the network is the proxy's alone and no upstream is named, or none that
-    can be one; and when its key file cannot be used.
+    Raises UserError when its key file cannot be used.
     """
     if spec.network != "proxy":
         if spec.proxy_key_file:
             raise UserError(f"sandbox {spec.name}: a key file is for network 'proxy'")
         out = egress_environment() if is_egress(spec) else {}
         return replace(spec, environment={**out, **spec.environment})
-    if not spec.proxy_upstream:
-        raise UserError(f"sandbox {spec.name}: network 'proxy' needs `proxy_upstream`, the model API's URL")
-    split_base(spec.proxy_upstream)
     if spec.proxy_key_file:
         usable_key(spec.name, spec.proxy_key_file)
     addresses = {"OPENAI_BASE_URL": f"{ADDRESS}/v1", "ANTHROPIC_BASE_URL": ADDRESS}

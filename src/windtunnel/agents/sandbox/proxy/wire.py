@@ -19,7 +19,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from windtunnel.agents.sandbox.proxy.conversation import Headers
 from windtunnel.agents.sandbox.proxy.upstream import AgentRequest, fault_body
-from windtunnel.base.errors import UserError
 
 LARGEST_HEAD = 64 * 1024
 LOG = logging.getLogger(__name__)
@@ -44,11 +43,6 @@ class ProxyLimits:
     silence: float = 600.0
     sending: float = 120.0
     ending: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value <= 0:
-                raise UserError(f"model proxy: bound {name} is {value}; it must be more than 0")
 
 
 class ProxyRefused(Exception):
