@@ -98,14 +98,14 @@ def test_a_collection_spares_what_is_being_made(
     box = make()
     turn(box, f"{COUNTER}; X=1")
     pool = type(host.context.pool)
-    collect = pool.collect
+    unclaimed = pool.unclaimed
 
     def late(self: Any, *given: Any) -> Any:
         box.run("X=2; echo 2 > /workspace/f")
         box.checkpoint(full=True)
-        return collect(self, *given)
+        return unclaimed(self, *given)
 
-    monkeypatch.setattr(pool, "collect", late)
+    monkeypatch.setattr(pool, "unclaimed", late)
     host.gc()
     monkeypatch.undo()
     box.restore()

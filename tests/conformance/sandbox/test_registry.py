@@ -123,7 +123,7 @@ def test_images_of_a_registry_share_their_layers(registry: Registry, tmp_path: P
         registry.tags.clear()
         with pytest.raises(UserError, match="skopeo cannot have it"):
             pool.import_image(third)
-        assert pool.leftovers({"a", "b"}, set()) == []
+        assert pool.unclaimed({"a", "b"}, set()) == []
     finally:
         pool.close(unmount=True)
 

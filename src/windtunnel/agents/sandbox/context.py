@@ -31,7 +31,6 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Literal, TypeVar, cast
 
-from windtunnel.agents.sandbox import machine
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.errors import LessError, PartError, SandboxError
 from windtunnel.agents.sandbox.files import Pool
@@ -286,21 +285,6 @@ def disk_limit_of(context: SandboxContext, spec: SandboxSpec) -> int | None:
             "leave `disk` away, or say `disk` none"
         )
     return disk_limit(limit, pool.usage()[1], bounded=not why)
-
-
-def leftovers(home: Home) -> list[str]:
-    """What a crash has left, seen without opening the home; in words: groups, namespaces and devices without
-    a sandbox; sandboxes and dumps half made."""
-    if not home.boxes.is_dir():
-        return []
-    records = {folder.name: read_record(folder) for folder in sorted(home.boxes.iterdir())}
-    owned = {name for name, record in records.items() if record is not None and record.status != "making"}
-    names = machine.leftovers(home, owned)
-    names += [f"half-made sandbox {name}" for name in records if name not in owned]
-    dumps = home.path / "dumps"
-    if dumps.is_dir():
-        names += [f"half-stored process image {path.name}" for path in sorted(dumps.iterdir())]
-    return names
 
 
 class EngineClosed(Exception):

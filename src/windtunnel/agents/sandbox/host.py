@@ -43,7 +43,7 @@ from windtunnel.agents.sandbox.context import (
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.criu.program import find_criu
-from windtunnel.agents.sandbox.errors import PoolError, SandboxError
+from windtunnel.agents.sandbox.errors import PartError, PoolError, SandboxError
 from windtunnel.agents.sandbox.files import LeftOut, Pool, btrfs, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.inventory.sockets import leave_repair
@@ -61,7 +61,7 @@ from windtunnel.agents.sandbox.model import (
     VerifyReport,
 )  # fmt: skip
 from windtunnel.agents.sandbox.observe import service_line
-from windtunnel.agents.sandbox.place import Home, checked_name, default_home
+from windtunnel.agents.sandbox.place import Home, Unclaimed, checked_name, default_home
 from windtunnel.agents.sandbox.policy import (
     READS_EFFECTS,
     Endangered,
@@ -342,13 +342,13 @@ class Host:
             names = {*self._boxes, *self._claims}
             dropped, needed, snapshots, images = self._past(write=not dry_run)
             if dry_run:
-                left = [*context.pool.leftovers(names, set(needed)), *machines.leftovers(context.home, names)]
-                return GcReport(dropped, tuple(left), 0)
+                left = [*context.pool.unclaimed(names, set(needed)), *machines.unclaimed(context.home, names)]
+                return GcReport(dropped, tuple(words for words, _ in left), 0)
             used = context.pool.usage()[0]
             self._drop(dropped, needed, snapshots, images)
             gone = [f"snapshot {snapshot}" for snapshot in snapshots if snapshot not in needed]
             # snapshots are dropped already; those that are there now may be of checkpoints just being made
-            gone += [*context.pool.collect(names, None), *machines.collect(context.home, names)]
+            gone += removed([*context.pool.unclaimed(names, None), *machines.unclaimed(context.home, names)])
             for folder in context.home.boxes.iterdir():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -612,6 +612,20 @@ class Host:
 
     def _picked(self, box: str, queued: Queued, pick: Pick) -> None:
         self.context.log(box).decided(queued, pick)
+
+
+def removed(parts: Unclaimed) -> list[str]:
+    """Remove these; what was removed, in words. Raises PartError for what could not be, when all else is."""
+    failed = []
+    for _, remove in parts:
+        try:
+            with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                remove()
+        except FAULTS as error:
+            failed.append(str(error))
+    if failed:
+        raise PartError("; ".join(failed))
+    return [words for words, _ in parts]
 
 
 def _lacking(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,8 @@ UNVERIFIED = ".unverified"
 LOCK = "lock"
 """In a home: the file that its process holds locked."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
+Unclaimed = list[tuple[str, Callable[[], object]]]
+"""What a crash has left and nobody refers to: in words, and how it is removed."""
 
 
 def default_home() -> Path:

@@ -16,34 +16,24 @@ from windtunnel.cli.sandbox.common import client, print_json
 def doctor(context: typer.Context, as_json: Json = False) -> None:
     """Check this host for what sandboxes need, with the command for each missing part.
 
-    Also what a crash has left in the home: 'gc' removes it.
-
     Example: windtunnel sandbox doctor
     """
-    from windtunnel.agents.sandbox.context import leftovers
     from windtunnel.agents.sandbox.criu.doctor import doctor as examine
     from windtunnel.agents.sandbox.criu.doctor import ladder
-    from windtunnel.agents.sandbox.place import Home
     from windtunnel.agents.sandbox.policy.standing import LOST, NEVER
 
-    facilities, home = examine(), context.obj.home
-    left = leftovers(Home(home)) if home else []
+    facilities = examine()
     if as_json:
-        kinds = {each.kind: each.why for each in LOST}
-        return print_json({"facilities": facilities, "kinds": kinds, "never": NEVER, "leftovers": left})
+        words = {each.kind: each.why for each in LOST}
+        return print_json({"facilities": facilities, "kinds": words, "never": NEVER})
     for each in facilities:
         typer.echo(f"{'✓' if each.present else '✗'} {each.name}: {each.detail}; gives {each.gives}")
         if each.remedy or not each.present:
             typer.echo(f"    to have it: {each.remedy or 'cannot be had here'}")
     typer.echo(ladder(facilities))
-    parts = (
-        ("no checkpoint brings back", [f"{lost.kind}: {lost.why}" for lost in LOST]),
-        ("and of no process", NEVER),
-        ("left by a crash ('windtunnel sandbox gc' removes it)", left),
-    )
-    for title, lines in parts:
-        if lines:
-            typer.echo("\n  ".join((f"\n{title}:", *lines)))
+    kinds = [f"{lost.kind}: {lost.why}" for lost in LOST]
+    typer.echo("\n  ".join(("\nno checkpoint brings back:", *kinds)))
+    typer.echo("\n  ".join(("\nand of no process:", *NEVER)))
 
 
 def setup(

@@ -92,7 +92,7 @@ def test_damaged_tarballs_leave_nothing(opened: Opener, tmp_path: Path, damage: 
     with pytest.raises(UserError, match="no whole tar archive"):
         pool.import_image(str(tmp_path / "bad.tar.gz"))
     assert pool.images() == []
-    assert pool.leftovers(set(), set()) == []
+    assert pool.unclaimed(set(), set()) == []
 
 
 def test_what_is_no_image_is_said(tmp_path: Path, opened: Opener) -> None:

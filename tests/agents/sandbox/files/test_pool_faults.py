@@ -13,6 +13,7 @@ from pool_support import KINDS, Opener, need_root, state
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import Pool
+from windtunnel.agents.sandbox.host import removed
 from windtunnel.linux import mounts
 
 IMPORTER = """
@@ -63,10 +64,10 @@ def test_a_full_btrfs_keeps_what_it_has(opened: Opener, image: Path, tmp_path: P
         (big / "file").write_bytes(os.urandom(64 << 20))
         pool.import_image(str(big))
     assert len(pool.images()) == 1
-    pool.collect({"box"}, {"good"})
+    removed(pool.unclaimed({"box"}, {"good"}))
     pool.clone("box", "good")
     assert state(pool.mount("box")) == before
-    assert pool.leftovers({"box"}, {"good"}) == []
+    assert pool.unclaimed({"box"}, {"good"}) == []
     pool.snapshot("box", "again")
 
 
@@ -86,7 +87,7 @@ def test_a_full_disk_of_copies_keeps_what_it_has(image: Path, tmp_path: Path) ->
             with pytest.raises(PoolError, match="full"):
                 pool.snapshot("box", "bad")
             assert pool.snapshots() == ["good"]
-            assert pool.leftovers({"box"}, {"good"}) == []
+            assert pool.unclaimed({"box"}, {"good"}) == []
             assert [each.path for each in pool.changed("good", None, "box")] == ["/workspace/big"]
             pool.clone("box", "good")
             assert state(pool.mount("box")) == before
@@ -109,9 +110,9 @@ def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: 
         finally:
             running.send_signal(signal.SIGKILL)
     assert pool.images() == []
-    assert any("half-made" in words for words in pool.leftovers(set(), set()))
-    assert len(pool.collect(set(), set())) == 1
-    assert pool.leftovers(set(), set()) == []
+    assert any("half-made" in words for words, _ in pool.unclaimed(set(), set()))
+    assert len(removed(pool.unclaimed(set(), set()))) == 1
+    assert pool.unclaimed(set(), set()) == []
     pool.create("box", pool.import_image(str(image)))
     assert (pool.mount("box") / "workspace/inner/deep").read_text() == "deep"
 
@@ -119,7 +120,7 @@ def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_being_made_is_no_leftover(opened: Opener, image: Path, kind: str) -> None:
     pool, found = opened(kind), list[str]()
-    pool.import_image(str(image), lambda words: found.extend([words, *pool.collect(set(), set())]))
+    pool.import_image(str(image), lambda words: found.extend([words, *removed(pool.unclaimed(set(), set()))]))
     assert len(found) == 1 and len(pool.images()) == 1
 
 
@@ -128,6 +129,6 @@ def test_a_stale_mount_is_collected(opened: Opener, image: Path) -> None:
     pool.create("box", pool.import_image(str(image)))
     root = pool.mount("box")
     os.rename(root.parents[1] / "live/box", root.parents[1] / "trash/box")
-    assert any(str(root) in words for words in pool.leftovers(set(), set()))
-    pool.collect(set(), set())
+    assert any(str(root) in words for words, _ in pool.unclaimed(set(), set()))
+    removed(pool.unclaimed(set(), set()))
     assert not mounts.at(root)

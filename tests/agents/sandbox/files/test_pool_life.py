@@ -15,6 +15,7 @@ from pool_support import KINDS, Opener, need_btrfs, need_root, state
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool
+from windtunnel.agents.sandbox.host import removed
 from windtunnel.linux import mounts
 
 
@@ -47,7 +48,7 @@ def test_a_root_is_the_image_and_a_snapshot_brings_it_back(pool: Pool, image: Pa
     pool.drop_box("box")
     pool.drop_box("box")
     assert pool.snapshots() == ["second"]
-    assert pool.leftovers(set(), {"second"}) == []
+    assert pool.unclaimed(set(), {"second"}) == []
 
 
 @pytest.mark.conformance
@@ -134,13 +135,13 @@ def test_leftovers_are_found_and_collected(pool: Pool, image: Path) -> None:
     pool.mount("stray")
     pool.snapshot("box", "kept")
     pool.snapshot("box", "stray")
-    found = pool.leftovers({"box"}, {"kept"})
+    found = [words for words, _ in pool.unclaimed({"box"}, {"kept"})]
     assert any("snapshot stray" in words for words in found)
     assert any("sandbox stray" in words for words in found)
     assert pool.snapshots() == ["kept", "stray"]
-    assert pool.collect({"box"}, {"kept"}) == found
+    assert removed(pool.unclaimed({"box"}, {"kept"})) == found
     assert pool.snapshots() == ["kept"]
-    assert pool.leftovers({"box"}, {"kept"}) == []
+    assert pool.unclaimed({"box"}, {"kept"}) == []
     pool.clone("box", "kept")
 
 
@@ -166,7 +167,7 @@ def test_streams_carry_everything_between_kinds(opened: Opener, image: Path, of:
     with pytest.raises(PoolError, match="no whole tar"):
         target.receive("z", io.BytesIO(whole.getvalue().partition(b"1" * 4999)[0]))
     assert target.snapshots() == ["x"]
-    assert target.leftovers({"copy"}, {"x"}) == []
+    assert target.unclaimed({"copy"}, {"x"}) == []
 
 
 def test_a_file_of_ten_gigabytes_that_is_mostly_holes(pool: Pool, image: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pool_support import KINDS, Opener, emptied, state
 
 from windtunnel.agents.sandbox.files import Pool
+from windtunnel.agents.sandbox.host import removed
 
 pytestmark = pytest.mark.conformance
 
@@ -106,7 +107,7 @@ def test_every_history_is_kept_and_told(
     for name in kept:
         pool.drop_snapshot(name)
     assert state(pool.mount(box)) == now
-    pool.collect(set(), set())
+    removed(pool.unclaimed(set(), set()))
 
 
 def told(pool: Pool, older: str, newer: str | None, box: str | None) -> dict[str, str]:

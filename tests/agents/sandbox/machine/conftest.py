@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.machine import Machine, leftovers
+from windtunnel.agents.sandbox.machine import Machine, unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 
@@ -61,7 +61,7 @@ def start(home: Home, make_root: Callable[[str], Path]) -> Iterator[Callable[...
         machine.close()
     for name in names:
         Machine.clear(home, name)
-    assert leftovers(home, []) == []
+    assert unclaimed(home, set()) == []
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.machine import Cgroup, Machine, collect, leftovers
+from windtunnel.agents.sandbox.host import removed
+from windtunnel.agents.sandbox.machine import Cgroup, Machine, unclaimed
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux.processes import look
@@ -69,11 +70,11 @@ def test_leftovers_are_found_and_removed(home: Home, start: Callable[..., Machin
     start("kept")
     pid = box.pid
     box.close()  # as after a kill -9 of the daemon
-    assert leftovers(home, ["kept", "lost"]) == []
-    found = leftovers(home, ["kept"])
-    assert len(found) == 4 and all("lost" in line or "device" in line for line in found)
-    assert len(collect(home, ["kept"])) == 4
-    assert leftovers(home, ["kept"]) == []
+    assert unclaimed(home, {"kept", "lost"}) == []
+    found = unclaimed(home, {"kept"})
+    assert len(found) == 4 and all("lost" in words or "device" in words for words, _ in found)
+    removed(found)
+    assert unclaimed(home, {"kept"}) == []
     left = look(pid)
     assert left is None or left.state in "ZX"
     assert Cgroup(home.tag, "kept").pids()
@@ -86,7 +87,7 @@ def test_a_start_that_fails_leaves_nothing(home: Home, make_root: Callable[[str]
     (root / "proc").symlink_to("/etc")
     with pytest.raises(MachineError, match=r"could not be started: .*/proc"):
         Machine.start(home, SandboxSpec("broken"), root)
-    assert leftovers(home, []) == []
+    assert unclaimed(home, set()) == []
 
 
 def test_without_root_it_says_so(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

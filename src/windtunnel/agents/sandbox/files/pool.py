@@ -27,6 +27,7 @@ from windtunnel.agents.sandbox.files import archive
 from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.agents.sandbox.files.tree import Comparison, Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.agents.sandbox.place import Unclaimed
 from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened, sync_file_system
@@ -264,19 +265,23 @@ class Pool:
                 damage[snapshot].append(str(error))
         return damage, read
 
-    def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
-        """In words: what none of these sandboxes and snapshots, and no process that runs, refers to."""
+    def unclaimed(self, boxes: set[str], snapshots: set[str] | None) -> Unclaimed:
+        """What none of these sandboxes and snapshots, and no process that runs, refers to. Without
+        ``snapshots`` all of them stay."""
         with faults("leftovers of the pool cannot be listed"):
-            return [words for words, _, _ in self._unclaimed(boxes, snapshots)]
-
-    def collect(self, boxes: set[str], snapshots: set[str] | None) -> list[str]:
-        """Remove the leftovers; what was removed, in words. Without ``snapshots`` all of them stay."""
-        removed = []
-        with faults("leftovers of the pool cannot be removed"):
-            for words, path, take_away in self._unclaimed(boxes, snapshots):
-                take_away(path)
-                removed.append(words)
-        return removed
+            points = [path for path in sorted(self._points.iterdir()) if path.name not in boxes]
+            roots = {*os.listdir(self._lives), *os.listdir(self._channels)} - boxes
+            stray = set() if snapshots is None else set(os.listdir(self._snaps)) - snapshots
+            drafts = set(self._trash.iterdir()) - self._drafts
+        return [
+            *((f"mount {point}", partial(self._hide, point.name)) for point in points),
+            *((f"root of sandbox {name}", partial(self.drop_box, name)) for name in sorted(roots)),
+            *((f"snapshot {name}", partial(self.drop_snapshot, name)) for name in sorted(stray)),
+            *(
+                (f"half-made or discarded {path.name}", partial(self._remove, path))
+                for path in sorted(drafts)
+            ),
+        ]
 
     def close(self, *, unmount: bool = False) -> None:
         """With ``unmount`` nothing of the pool stays mounted; else sandboxes run on."""
@@ -385,25 +390,6 @@ class Pool:
             point.rmdir()
         except FileNotFoundError:
             return
-
-    def _unclaimed(
-        self, boxes: set[str], snapshots: set[str] | None
-    ) -> list[tuple[str, Path, Callable[[Path], None]]]:
-        """What nobody refers to: in words, where, and how it is removed."""
-        left_behind: list[tuple[str, Path, Callable[[Path], None]]] = []
-        for point in sorted(self._points.iterdir()):
-            if point.name not in boxes:
-                left_behind.append((f"mount {point}", point, lambda path: self._hide(path.name)))
-        for name in sorted({*os.listdir(self._lives), *os.listdir(self._channels)} - boxes):
-            left_behind.append((f"root of sandbox {name}", Path(name), lambda path: self.drop_box(path.name)))
-        for path in sorted(self._snaps.iterdir()):
-            if snapshots is not None and path.name not in snapshots:
-                left_behind.append(
-                    (f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name))
-                )
-        for path in sorted(set(self._trash.iterdir()) - self._drafts):
-            left_behind.append((f"half-made or discarded {path.name}", path, self._remove))
-        return left_behind
 
 
 def _unreadable(tree: Path) -> Iterator[tuple[str, int]]:

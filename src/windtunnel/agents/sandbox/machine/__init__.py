@@ -35,7 +35,7 @@ from windtunnel.agents.sandbox.machine.channel import (
     pack_channel,
 )
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
-from windtunnel.agents.sandbox.machine.launch import Guard, collect, leftovers, wait_for_guard
+from windtunnel.agents.sandbox.machine.launch import Guard, unclaimed, wait_for_guard
 from windtunnel.agents.sandbox.machine.shell import Shell
 from windtunnel.agents.sandbox.machine.state import ShellSections, shell_effect
 from windtunnel.agents.sandbox.machine.walls import addresses, netns_file, socket_inside
@@ -55,12 +55,11 @@ __all__ = [
     "Machine",
     "UserProcesses",
     "addresses",
-    "collect",
     "launch",
-    "leftovers",
     "netns_file",
     "shell_effect",
     "socket_inside",
+    "unclaimed",
     "wait_for_guard",
     "walls",
 ]  # fmt: skip

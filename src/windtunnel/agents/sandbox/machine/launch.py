@@ -26,7 +26,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from windtunnel.agents.sandbox.machine.channel import ChannelFolder, make_folder
 from windtunnel.agents.sandbox.machine.group import INIT, Cgroup, UserProcesses
 from windtunnel.agents.sandbox.machine.walls import PROGRAM
 from windtunnel.agents.sandbox.model import SandboxSpec
-from windtunnel.agents.sandbox.place import CHANNEL, UNVERIFIED, Externals, Home
+from windtunnel.agents.sandbox.place import CHANNEL, UNVERIFIED, Externals, Home, Unclaimed
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
 from windtunnel.linux import LinuxError, cgroup
@@ -210,31 +210,9 @@ def _read(file: Path) -> str:
         return ""
 
 
-def leftovers(home: Home, boxes: Iterable[str]) -> list[str]:
-    """In words: control groups, network namespaces, /dev and network devices of this home that none of
-    ``boxes`` owns."""
-    return [words for words, _ in _unclaimed(home, set(boxes))]
-
-
-def collect(home: Home, boxes: Iterable[str]) -> list[str]:
-    """Remove what `leftovers` finds, killing what runs in such control groups. Returns what was removed.
-    Raises MachineError for what does not end."""
-    owned = set(boxes)
-    parts, failed = _unclaimed(home, owned), list[str]()
-    for _, remove in parts:
-        try:
-            with contextlib.suppress(OSError):  # gone meanwhile
-                remove()
-        except MachineError as error:
-            failed.append(str(error))
-    if failed:
-        raise MachineError("; ".join(failed))
-    still = leftovers(home, owned)
-    return [words for words, _ in parts if words not in still]
-
-
-def _unclaimed(home: Home, owned: set[str]) -> list[tuple[str, Callable[[], None]]]:
-    """What none of ``owned`` has: in words, and how it is removed."""
+def unclaimed(home: Home, owned: set[str]) -> Unclaimed:
+    """Control groups, network namespaces, /dev and network devices of this home that no sandbox of ``owned``
+    has. What runs in such a group is killed with it."""
 
     def named(pattern: str, there: Callable[[Path], bool]) -> list[str]:
         """Sandboxes whose folder has such an entry, which is not only a name."""
@@ -248,7 +226,7 @@ def _unclaimed(home: Home, owned: set[str]) -> list[tuple[str, Callable[[], None
     if os.geteuid() != 0:
         running = named(INIT, lambda path: UserProcesses(home, path.parent.name).init() != 0)
         return [(f"processes of sandbox {name}", partial(end, UserProcesses(home, name))) for name in running]
-    parts: list[tuple[str, Callable[[], None]]] = []
+    parts: Unclaimed = []
     for name in sorted(_groups(home) - owned):
         parts.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))
     for name in named("netns", holds_namespace):
