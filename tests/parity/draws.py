@@ -188,7 +188,6 @@ def pipelines_drawn() -> Iterator[tuple[str, pipelines.Observation]]:
             yield rng.choice(["search", "local"]), replace(
                 first, before=rng.choice([before.layout] * 5 + [None]), present=present,
                 microbatches=rng.choice([96, 96, len(present) // 4 or 1]), layer_bytes=(1.0, 3.0) * 4,
-                reduce_seconds=rng.choice([0.0, 2.0]), seconds_per_byte=rng.choice([0.0, 0.1]),
             )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def advise(
     best = max(results, key=lambda result: worth(result, job))
     why = reasons(question, choices, chosen, intervals, results, best)
     if best.scheme == TEMPLATES:
-        why += guarantee(templates.set, job.hosts).sentences
+        why += guarantee(templates.set, job.hosts)
     return RecoveryAdvice(chosen, choices, intervals, templates.set.n0, tuple(results), best.scheme, why)
 
 

@@ -10,8 +10,7 @@ class LayerProfile:
     """What one layer costs for one microbatch on one device.
 
     ``forward``, ``backward``: seconds. ``state_bytes``: all that training keeps of it (parameters, gradients,
-    optimizer). ``activation_bytes``: kept for each microbatch in flight. ``gradient_bytes``: what pipelines
-    reduce of it.
+    optimizer). ``activation_bytes``: kept for each microbatch in flight.
     """
 
     name: str
@@ -19,7 +18,6 @@ class LayerProfile:
     backward: float
     state_bytes: float = 0.0
     activation_bytes: float = 0.0
-    gradient_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

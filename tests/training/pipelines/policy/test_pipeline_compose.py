@@ -41,11 +41,10 @@ def shares_of(pipelines: Sequence[tuple[float, float]], total: int) -> tuple[int
     return distribute(pipelines, {kind: kind for kind in pipelines}, total)
 
 
-def seconds_of(set: TemplateSet, sizes: tuple[int, ...], microbatches: int, reduce: float) -> float:
+def seconds_of(set: TemplateSet, sizes: tuple[int, ...], microbatches: int) -> float:
     shapes = [fill_and_step(set.of(size)) for size in sizes]
     dealt = shares_of([(step, fill) for fill, step in shapes], microbatches)
-    slowest = max(fill + b * step for (fill, step), b in zip(shapes, dealt, strict=True))
-    return slowest + reduce * (len(sizes) - 1) / len(sizes)
+    return max(fill + b * step for (fill, step), b in zip(shapes, dealt, strict=True))
 
 
 @given(st.lists(st.tuples(whole, st.integers(0, 20).map(float)), min_size=1, max_size=4), st.integers(0, 7))
@@ -77,8 +76,7 @@ def test_a_microbatch_that_takes_no_time_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("reduce", [0.0, 3.0, 60.0])
-def test_sizes_are_optimal(seed: int, reduce: float) -> None:
+def test_sizes_are_optimal(seed: int) -> None:
     draw = random.Random(seed)
     n0, count, f = draw.randint(1, 3), draw.randint(1, 5), draw.randint(0, 2)
     made = uneven_set(n0, count, f, seed)
@@ -90,27 +88,27 @@ def test_sizes_are_optimal(seed: int, reduce: float) -> None:
         wanted = enough or [s for s in possible if len(s) == max(map(len, possible))]
         if not wanted:
             with pytest.raises(UserError, match="no sum"):
-                choose_sizes(made, hosts, microbatches, reduce)
+                choose_sizes(made, hosts, microbatches)
             continue
-        sizes = choose_sizes(made, hosts, microbatches, reduce)
+        sizes = choose_sizes(made, hosts, microbatches)
         assert sizes in wanted
-        best = min(seconds_of(made, each, microbatches, reduce) for each in wanted)
-        assert seconds_of(made, sizes, microbatches, reduce) == pytest.approx(best, rel=1e-12)
+        best = min(seconds_of(made, each, microbatches) for each in wanted)
+        assert seconds_of(made, sizes, microbatches) == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize(("hosts", "microbatches"), [(8192, 16384), (8191, 3000), (1000, 250), (300, 90)])
 def test_large_jobs(hosts: int, microbatches: int) -> None:
     made = even_set(4, 5, 2, layers=24)
-    layout = compose(made, range(hosts), microbatches, reduce_seconds=0.5)
+    layout = compose(made, range(hosts), microbatches)
     assert sorted(host for p in layout.pipelines for host in p) == list(range(hosts))
     assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1
     assert len(layout.pipelines) >= 3
     # No pipelines of one size alone, nor the fewest or the most of them, are better.
-    found = step_seconds(made, layout, 0.5)
+    found = step_seconds(made, layout)
     for size in range(4, 9):
         count, rest = divmod(hosts, size)
         if rest == 0 and count <= microbatches:
-            assert found <= seconds_of(made, (size,) * count, microbatches, 0.5) + 0.5 / count + 1e-9
+            assert found <= seconds_of(made, (size,) * count, microbatches) + 1e-9
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(1, 30), st.integers(1, 40))

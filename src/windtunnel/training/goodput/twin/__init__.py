@@ -51,9 +51,7 @@ def cost(observation: Observation, decision: Decision, costs: PhaseCosts = USUAL
             return {
                 "seconds": copy_seconds(decision.transfers, costs.peer_bandwidth),
                 "bytes": sum((copy.nbytes for copy in decision.transfers), 0.0),
-                "step_seconds": step_seconds(
-                    observation.templates, decision.layout, observation.reduce_seconds
-                ),
+                "step_seconds": step_seconds(observation.templates, decision.layout),
             }
     return {}
 

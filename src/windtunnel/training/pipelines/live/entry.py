@@ -163,7 +163,6 @@ def _layout(
         present=tuple(standing.host for _, standing in sorted(standings.items())),
         microbatches=trainer.order.microbatches,
         layer_bytes=tuple(float(nbytes.get(index, 0)) for index in range(len(trainer.specs))),
-        seconds_per_byte=trainer.seconds_per_byte,
         search=trainer.search,
     )
     decision = _decided(trainer, job, changed)

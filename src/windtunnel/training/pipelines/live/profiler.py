@@ -95,7 +95,6 @@ def _measure(
         statistics.median(backward),
         float(parameters + gradients + buffers + kept),
         float(saved),
-        float(gradients),
     )
     return profile, output
 

@@ -99,8 +99,7 @@ class PipelineTrainer:
     ``microbatches`` of ``microbatch_size`` samples make a step.
 
     ``templates``: how to cut the layers over so and so many hosts, for one device a host
-    (`policy.templates.template_set`, `even_templates`). ``seconds_per_byte``, ``search``: as in
-    `policy.reconfigure.reconfigure`.
+    (`policy.templates.template_set`, `even_templates`). ``search``: as in `policy.reconfigure.reconfigure`.
 
     ``reduction``, ``scale``: see `reduce`. ``max_norm``: gradients are scaled down to this norm over all
     layers. ``nonfinite``: "raise", or "skip" a step whose gradients are no numbers (it counts as a step, and
@@ -136,7 +135,6 @@ class PipelineTrainer:
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 0,
         keep: int = 2,
-        seconds_per_byte: float = 0.0,
         search: bool = True,
     ) -> None:
         self.specs = list(layers)
@@ -149,7 +147,7 @@ class PipelineTrainer:
         self.device = torch.device(device)
         self.checkpoint = None if checkpoint is None else str(checkpoint)
         self.checkpoint_every, self.keep = checkpoint_every, keep
-        self.seconds_per_byte, self.search = seconds_per_byte, search
+        self.search = search
         self.order = SampleOrder(samples, microbatches, microbatch_size, seed)
         _check(self)
         # What lives over regroupings:

@@ -27,8 +27,6 @@ class HostsChanged:
     present: tuple[int, ...]
     microbatches: int
     layer_bytes: tuple[float, ...]
-    reduce_seconds: float = 0.0
-    seconds_per_byte: float = 0.0
     search: bool = True
 
 
@@ -61,7 +59,7 @@ def after_change(now: HostsChanged) -> Reconfiguration:
     if now.before is None or members.isdisjoint(now.present):
         if len(now.present) < now.templates.n0:
             return Reconfiguration(Layout((), ()), "none")
-        layout = compose(now.templates, now.present, now.microbatches, reduce_seconds=now.reduce_seconds)
+        layout = compose(now.templates, now.present, now.microbatches)
         return Reconfiguration(layout, "compose")
     return reconfigure(
         now.templates,
@@ -70,8 +68,6 @@ def after_change(now: HostsChanged) -> Reconfiguration:
         [host for host in now.present if host not in members],
         microbatches=now.microbatches,
         layer_bytes=now.layer_bytes,
-        reduce_seconds=now.reduce_seconds,
-        seconds_per_byte=now.seconds_per_byte,
         search=now.search,
     )
 

@@ -1,13 +1,12 @@
 """Which templates run side by side: the sizes of the pipelines that use so many hosts.
 
-A step takes as long as its slowest pipeline and the reduction of gradients over pipelines:
+A step takes as long as its slowest pipeline:
 
-    max_i (fill_i + b_i step_i) + R (x - 1) / x
+    max_i (fill_i + b_i step_i)
 
-with ``x`` pipelines, ``b_i`` microbatches for pipeline ``i``, ``step_i`` its slowest stage, ``fill_i`` all
-its other stages (forward and backward as one job that passes all stages: 0 to 6 % too high in trials) and
-``R`` the seconds of a ring all-reduce over very many. The sizes sum to the hosts; there are ``f + 1``
-pipelines or more where that is possible, and no more than microbatches.
+with ``b_i`` microbatches for pipeline ``i``, ``step_i`` its slowest stage, and ``fill_i`` all its other
+stages (forward and backward as one job that passes all stages: 0 to 6 % too high in trials). The sizes sum
+to the hosts; there are ``f + 1`` pipelines or more where that is possible, and no more than microbatches.
 
 For a given time, a pipeline of some size has room for so many microbatches, and rooms add up. So the best
 sizes for that time are a knapsack, and the least time at which they have room for all microbatches is found
@@ -36,14 +35,12 @@ _EXACT = 5_000
 """Up to so many (hosts x pipelines x sizes), the sizes are optimal."""
 
 
-def compose(
-    set: TemplateSet, hosts: Sequence[int], microbatches: int, *, reduce_seconds: float = 0.0
-) -> Layout:
+def compose(set: TemplateSet, hosts: Sequence[int], microbatches: int) -> Layout:
     """The layout of pipelines over ``hosts`` (ids) with the least predicted time of a step.
 
     Fewer than ``f + 1`` pipelines run where the hosts are too few. Hosts that are part of no sum of
     sizes, the last ones, are left out (never where the set has all sizes up to ``2 n0 - 1``, unless there are
-    fewer microbatches than pipelines). ``reduce_seconds``: of the all-reduce over very many pipelines.
+    fewer microbatches than pipelines).
 
     Raises:
         UserError: there are fewer hosts than the model needs, or no microbatch.
@@ -52,7 +49,7 @@ def compose(
         raise UserError(f"{len(hosts)} hosts do not hold the model, which needs {set.n0}")
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
-    sizes = choose_sizes(set, usable(set, len(hosts), microbatches), microbatches, reduce_seconds)
+    sizes = choose_sizes(set, usable(set, len(hosts), microbatches), microbatches)
     pipelines: list[tuple[int, ...]] = []
     first = 0
     for size in sizes:
@@ -81,19 +78,15 @@ def fill_and_step(template: Template) -> tuple[float, float]:
     return sum(stage.time for stage in template.stages) - step, step
 
 
-def step_seconds(set: TemplateSet, layout: Layout, reduce_seconds: float = 0.0) -> float:
+def step_seconds(set: TemplateSet, layout: Layout) -> float:
     """The predicted time of a step."""
     # of thousands of pipelines most are alike
     kinds = dict.fromkeys(zip(map(len, layout.pipelines), layout.microbatches, strict=True))
     shapes = {size: fill_and_step(set.of(size)) for size in dict.fromkeys(size for size, _ in kinds)}
-    slowest = max((shapes[size][0] + b * shapes[size][1] for size, b in kinds), default=0.0)
-    count = len(layout.pipelines)
-    return slowest + (reduce_seconds * (count - 1) / count if count else 0.0)
+    return max((shapes[size][0] + b * shapes[size][1] for size, b in kinds), default=0.0)
 
 
-def choose_sizes(
-    set: TemplateSet, hosts: int, microbatches: int, reduce_seconds: float = 0.0
-) -> tuple[int, ...]:
+def choose_sizes(set: TemplateSet, hosts: int, microbatches: int) -> tuple[int, ...]:
     """The best sizes that sum to ``hosts``, ascending.
 
     Raises:
@@ -106,7 +99,7 @@ def choose_sizes(
         raise UserError(
             f"{hosts} hosts are no sum of at most {microbatches} sizes from {set.n0} to {largest}"
         )
-    problem = _ChoiceProblem(set, hosts, microbatches, low, high, reduce_seconds)
+    problem = _ChoiceProblem(set, hosts, microbatches, low, high)
     best = problem.two_sizes()
     if hosts * high * len(set.templates) <= _EXACT:
         return problem.exact(best)
@@ -116,23 +109,17 @@ def choose_sizes(
 class _ChoiceProblem:
     """Sizes to choose, in femtoseconds."""
 
-    def __init__(
-        self, set: TemplateSet, hosts: int, microbatches: int, low: int, high: int, reduce_seconds: float
-    ) -> None:
+    def __init__(self, set: TemplateSet, hosts: int, microbatches: int, low: int, high: int) -> None:
         self.hosts, self.microbatches, self.low, self.high = hosts, microbatches, low, high
         self.n0, self.most = set.n0, largest_size(set)
         shapes = [fill_and_step(template) for template in set.templates]
         self.fill = {set.n0 + i: round(fill * _TICKS) for i, (fill, _) in enumerate(shapes)}
         self.step = {set.n0 + i: max(1, round(step * _TICKS)) for i, (_, step) in enumerate(shapes)}
-        self.reduce = round(reduce_seconds * _TICKS)
         self.floor = min(self.fill[size] + self.step[size] for size in self.fill)
 
     def room(self, size: int, time: int) -> int:
         """Microbatches that a pipeline of ``size`` finishes by ``time``, 0 or less: none."""
         return (time - self.fill[size]) // self.step[size]
-
-    def reduction(self, count: int) -> int:
-        return self.reduce * (count - 1) // count
 
     def least(self, fits: Callable[[int], bool], high: int) -> int:
         """The least time that fits, if ``high`` does."""
@@ -156,11 +143,11 @@ class _ChoiceProblem:
             rooms = [(self.room(size, time), count) for size, count in counts.items()]
             return all(room >= 1 for room, _ in rooms) and sum(r * c for r, c in rooms) >= self.microbatches
 
-        return self.least(fits, self.ceiling()) + self.reduction(len(sizes))
+        return self.least(fits, self.ceiling())
 
     def two_sizes(self) -> tuple[int, ...]:
         """The best of one composition for each number of pipelines: sizes as equal as can be."""
-        best, choice = self.ceiling() + self.reduce + 1, (0, 0)
+        best, choice = self.ceiling() + 1, (0, 0)
         for count in range(self.high, self.low - 1, -1):
             size, more = divmod(self.hosts, count)
 
@@ -169,9 +156,8 @@ class _ChoiceProblem:
                 larger = self.room(size + 1, time) if more else 1
                 return min(room, larger) >= 1 and room * (count - more) + larger * more >= self.microbatches
 
-            limit = best - 1 - self.reduction(count)
-            if fits(limit):
-                best, choice = self.least(fits, limit) + self.reduction(count), (count, size)
+            if fits(best - 1):
+                best, choice = self.least(fits, best - 1), (count, size)
         count, size = choice
         more = self.hosts - count * size
         return (size,) * (count - more) + (size + 1,) * more
@@ -194,14 +180,13 @@ class _ChoiceProblem:
 
         best, chosen = self.total(start) + 1, 0
         for count in range(self.high, self.low - 1, -1):
-            limit = best - 1 - self.reduction(count)
-            if limit >= self.floor and by_count(limit)[count] >= self.microbatches:
+            if best > self.floor and by_count(best - 1)[count] >= self.microbatches:
 
                 def fits(time: int, count: int = count) -> bool:
                     return by_count(time)[count] >= self.microbatches
 
-                best, chosen = self.least(fits, limit) + self.reduction(count), count
-        return self.retrace(best - self.reduction(chosen), chosen)
+                best, chosen = self.least(fits, best - 1), count
+        return self.retrace(best, chosen)
 
     def table(self, time: int) -> list[list[int]]:
         """``[count][hosts]``: the most room of ``count`` pipelines of so many hosts together."""

@@ -10,9 +10,8 @@ The published rules (Oobleck, Jang et al., SOSP 2023, section 5), for the pipeli
 Hosts that join (ours): first they replace what a pipeline has just lost, then make new pipelines of
 ``n0``, then lengthen the shortest pipelines. Beside these local rules, all hosts are composed anew
 (`compose`), with as many pipelines left as they are as can be; of both, the layout with the shorter step is
-taken, and at equal steps the one that moves fewer bytes. ``seconds_per_byte`` lets bytes count against the
-time of a step. A layout by the local rules does not count if it has fewer pipelines than ``f + 1`` where
-there are hosts for so many.
+taken, and at equal steps the one that moves fewer bytes. A layout by the local rules does not count if it has
+fewer pipelines than ``f + 1`` where there are hosts for so many.
 
 In each pipeline that changes, hosts are put where they have most of the layers already (an assignment
 problem, solved exactly). Everything is deterministic: any process that knows the same finds the same.
@@ -41,17 +40,13 @@ def reconfigure(
     *,
     microbatches: int,
     layer_bytes: Sequence[float],
-    reduce_seconds: float = 0.0,
-    seconds_per_byte: float = 0.0,
     search: bool = True,
 ) -> Reconfiguration:
     """The layout after hosts (ids) were ``lost`` and others ``joined``, and the copies that lead there.
 
-    ``joined`` may name hosts that were idle before. ``layer_bytes``: state of each layer.
-    ``seconds_per_byte``: what a byte to be copied adds to the cost, against seconds of a step: 1 /
-    (bandwidth x steps until the next change). ``search``: compose anew too, not by the local rules alone.
-    With fewer hosts than the model needs, the layout is empty. Hosts are idle only if no sum of sizes
-    uses them (`compose.usable`).
+    ``joined`` may name hosts that were idle before. ``layer_bytes``: state of each layer. ``search``: compose
+    anew too, not by the local rules alone. With fewer hosts than the model needs, the layout is empty. Hosts
+    are idle only if no sum of sizes uses them (`compose.usable`).
 
     Raises:
         UserError: a host that joins is in the layout, or there is no microbatch.
@@ -77,7 +72,7 @@ def reconfigure(
     if local is not None and fewest <= len(local[0]) <= microbatches:
         plans.append(local)
     if search or not plans:
-        plans.append((_anew(set, layout, dead, new, microbatches, reduce_seconds), "search"))
+        plans.append((_anew(set, layout, dead, new, microbatches), "search"))
     options = []
     for number, (pipelines, how) in enumerate(plans):
         placed = _placed(set, layout, pipelines, layer_bytes)
@@ -85,8 +80,7 @@ def reconfigure(
         after = Layout(placed, shares)
         copies, gone = transfers(set, layout, after, alive, layer_bytes)
         moved = sum(copy.nbytes for copy in copies)
-        cost = step_seconds(set, after, reduce_seconds) + seconds_per_byte * moved
-        options.append(((cost, moved, number), Reconfiguration(after, how, copies, gone)))
+        options.append(((step_seconds(set, after), moved, number), Reconfiguration(after, how, copies, gone)))
     return min(options, key=lambda each: each[0])[1]
 
 
@@ -131,17 +125,12 @@ def _local(
 
 
 def _anew(
-    set: TemplateSet,
-    layout: Layout,
-    dead: frozenset[int],
-    new: Sequence[int],
-    microbatches: int,
-    reduce_seconds: float,
+    set: TemplateSet, layout: Layout, dead: frozenset[int], new: Sequence[int], microbatches: int
 ) -> list[list[int]]:
     """All hosts composed anew, with as many pipelines left as they are as can be."""
     left = [[host for host in pipeline if host not in dead] for pipeline in layout.pipelines]
     total = sum(map(len, left)) + len(new)
-    sizes = choose_sizes(set, usable(set, total, microbatches), microbatches, reduce_seconds)
+    sizes = choose_sizes(set, usable(set, total, microbatches), microbatches)
     wanted = Counter(sizes)
     whole = [now for now, old in zip(left, layout.pipelines, strict=True) if len(now) == len(old)]
     damaged = [now for now, old in zip(left, layout.pipelines, strict=True) if 0 < len(now) < len(old)]

@@ -15,7 +15,6 @@ up to ``2 n0 - 1`` are kept in any case: a merge (`reconfigure`) can lead to the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile, Template, TemplateSet
@@ -98,24 +97,8 @@ def largest_size(set: TemplateSet) -> int:
     return set.n0 + len(set.templates) - 1
 
 
-@dataclass(frozen=True)
-class Guarantee:
-    """What holds for a number of hosts.
-
-    ``pipelines``: the most copies of each layer that they can have; ``at_once``: hosts that may be lost
-    at once with a copy of every layer left. ``uncovered``: numbers of hosts from there down to
-    ``(f + 1) n0`` that are no sum of ``f + 1`` sizes. ``sentences``: the same in words.
-    """
-
-    hosts: int
-    pipelines: int
-    at_once: int
-    uncovered: tuple[int, ...]
-    sentences: tuple[str, ...]
-
-
-def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
-    """What the templates guarantee a job of ``hosts`` hosts, and what not."""
+def guarantee(set: TemplateSet, hosts: int) -> tuple[str, ...]:
+    """What the templates guarantee a job of ``hosts`` hosts, and what not, in sentences."""
     f, n0, largest = set.failures, set.n0, largest_size(set)
     full = (f + 1) * n0
     copies = hosts // n0 if covered(set, hosts) else 0
@@ -148,5 +131,4 @@ def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
             f" up to {2 * n0 - 1} hosts, may leave some idle."
         )
     sentences.append("After more losses at once, a copy of each layer may be left or not.")
-    at_once = f if hosts >= full and hosts not in uncovered else max(0, copies - 1)
-    return Guarantee(hosts, copies, at_once, uncovered, tuple(sentences))
+    return tuple(sentences)
