@@ -117,21 +117,42 @@ def test_a_worker_that_stops_gives_back_what_it_has(control: Control) -> None:
 def test_who_holds_no_lease_any_more_kills_its_commands(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database cannot be reached for longer than the lease."""
+    """The database cannot be reached for longer than the lease, by the scheduler neither."""
     task = submit(control, "sleep", "1000")
     worker = WorkerProcess(control, "w", 1, lease=0.6)
-    worker.turn()
-    assign(control, "least")
-    worker.turn()
-    assert worker.commands[task].process.poll() is None
-    process = worker.commands[task].process
-
-    def broken(*_: Any) -> None:
-        raise module.UserError("the database is away")
-
-    monkeypatch.setattr(WorkerProcess, "turn", broken)
     with running(worker.run):
-        assert until(lambda: process.poll() is not None, "its end")
+        until(lambda: worker.epoch, "its epoch")
+        assign(control, "least")
+        process = until(lambda: worker.commands.get(task), "its command").process
+
+        def broken(*_: Any) -> None:
+            raise module.UserError("the database is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerProcess, "turn", broken)
+            assert until(lambda: process.poll() is not None, "its end")
+        until(lambda: state(control, task)[0] == "pending", "a worker that knows what it lost")
+
+
+def test_commands_that_take_long_to_begin_do_not_cost_the_lease(control: Control) -> None:
+    """Each takes longer than a third of the lease: it is renewed between them, and none begins twice."""
+    tasks = [submit(control, "sleep", "1000") for _ in range(3)]
+    said: list[str] = []
+    worker = WorkerProcess(control, "w", 3, lease=1000.0, say=said.append)
+    worker.turn()
+    assert assign(control, "least") == 3
+    start = worker._start
+
+    def slow(task: dict[str, Any]) -> None:
+        start(task)
+        worker.renewed = -1e9
+
+    worker._start = slow  # type: ignore[method-assign]
+    for number in (1, 2, 3):
+        worker.turn(rung=number == 1)
+        assert len(worker.commands) == number
+    assert [state(control, task)[:2] for task in tasks] == [("running", 1)] * 3 and said == []
+    worker.end()
 
 
 def test_a_policy_that_raises_is_named_and_serving_goes_on(

@@ -64,6 +64,8 @@ class WorkerProcess:
     lease: float = 10.0
     say: Callable[[str], object] = lambda words: None
     epoch: int = 0
+    claimed: list[dict[str, Any]] = field(default_factory=list)
+    """Tasks whose commands are to begin: only while the lease is fresh, as starting many takes long."""
     commands: dict[int, RunningCommand] = field(default_factory=dict)
     results: list[list[Any]] = field(default_factory=list)
     """Of commands that have ended, and are not written down yet."""
@@ -78,7 +80,8 @@ class WorkerProcess:
                     rung = True
                     while not stop.is_set():
                         self.turn(rung)
-                        wait = 0.0 if self.results else self.renewed + self.lease / 3 - time.monotonic()
+                        busy = self.results or self.claimed
+                        wait = 0.0 if busy else self._due - time.monotonic()
                         rung = listener.wait(
                             wait, stop, [command.handle for command in self.commands.values()]
                         )
@@ -86,6 +89,7 @@ class WorkerProcess:
                 self.say(str(error))
                 if time.monotonic() > self.renewed + self.lease:
                     self.end()  # others may have its tasks by now
+                    self.epoch = 0  # and where they do not, only a worker that joins gives them back
                 stop.wait(min(1.0, self.lease / 3))
         self.end()
         with contextlib.suppress(WindtunnelError):
@@ -99,7 +103,7 @@ class WorkerProcess:
             DatabaseError: the database cannot be used; nothing is lost by that.
         """
         now, known = time.monotonic(), {"worker": self.name, "epoch": self.epoch, "lease": self.lease}
-        if not self.epoch or now >= self.renewed + self.lease / 3:
+        if not self.epoch or now >= self._due:
             if not self.epoch or not self.control.runner.run("renew", **known):
                 if self.epoch:
                     self.say(f"{self.name} was fenced, {len(self.commands)} commands are killed")
@@ -116,15 +120,21 @@ class WorkerProcess:
             self.results = []
         if rung:
             epoch, self.epoch = self.epoch, 0  # a claim that fails may have been committed: then join anew
-            for task in self.control.run("claim", workers=[[self.name, epoch]]):
-                self._start(task)
+            self.claimed += self.control.run("claim", workers=[[self.name, epoch]])
             self.epoch = epoch
+        while self.claimed and time.monotonic() < self._due:
+            self._start(self.claimed.pop(0))
 
     def end(self) -> None:
         """Kill all commands, and forget what they did."""
         while self.commands:
             self.commands.popitem()[1].close()
-        self.results = []
+        self.results, self.claimed = [], []
+
+    @property
+    def _due(self) -> float:
+        """When the lease is to be renewed."""
+        return self.renewed + self.lease / 3
 
     @property
     def _mark(self) -> tuple[str, str]:
