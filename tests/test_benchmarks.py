@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import benchmarks.__main__ as verb
 from benchmarks import ROOT
 from benchmarks.harness import jobs, measure, run, show
-from benchmarks.harness.rows import Row, figure, guarded, need, published, reached
+from benchmarks.harness.rows import Row, figure, guarded, need, published, reached, shown
 from benchmarks.harness.run import BENCHES
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.elastic.events import Event
@@ -213,15 +213,15 @@ def test_what_is_not_judged_shows_its_goal_and_a_source_needs_a_figure() -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "shown"),
+    ("value", "unit", "words"),
     [
         (None, "s", ""), (0.0123, "s", "12.3 ms"), (62.0, "s", "62 s"), (3 * 2**30, "bytes", "3.00 GiB"),
         (1234567, "bytes", "1,234,567 B"), (0.5, "", "50.00%"), (2.5e6, "events/s", "2.5 M/s"),
         (12345.6, "times", "12,346 times"),
     ],
 )  # fmt: skip
-def test_figures(value: float | None, unit: str, shown: str) -> None:
-    assert show.figure(value, unit) == shown
+def test_figures(value: float | None, unit: str, words: str) -> None:
+    assert shown(value, unit) == words
 
 
 # --- measuring ----------------------------------------------------------------------------------------------

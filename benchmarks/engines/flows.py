@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.harness.measure import conditions, quantile
+from benchmarks.harness.measure import quantile
 from benchmarks.harness.rows import Row, figure
 from windtunnel.engines.flows import World
 from windtunnel.engines.packets import Flow, PacketLink, Queue, Simulation
@@ -62,7 +62,7 @@ def speed_rows(quick: bool) -> Iterator[Row]:
         runs = [ours(flows) for _ in range(1 if quick else 3)]
         seconds, (solves, reached) = min(run[0] for run in runs), runs[0][2].solves
         name = f"{count:,} flows over {HOSTS:,} hosts"
-        note = f"{', '.join(f'{run[0]:.2f}' for run in runs)} CPU s; {conditions()}"
+        note = f"{', '.join(f'{run[0]:.2f}' for run in runs)} CPU s"
         yield figure(name, "s", seconds, "<= 13 CPU s" if count == 8192 else "", note=note)
         yield figure(f"{name}: events", "1/s", count / seconds)
         note = f"{solves} solves reached {reached / solves:.0f} flows each"

@@ -91,9 +91,29 @@ def scratch(beneath: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def conditions() -> str:
-    """In words, how busy the host is with other work: figures of time mean little where it is."""
-    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs at the start"
+def ratios(over: Iterable[float | None], under: Iterable[float | None]) -> list[float]:
+    """The one over the other, repeat by repeat, where both are known."""
+    return [one / other for one, other in zip(over, under, strict=True) if one is not None and other]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch, so that arms differ in nothing else."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """How long it takes, by that clock."""
+    begin = clock()
+    work()
+    return clock() - begin
 
 
 def host_facts() -> dict[str, Any]:

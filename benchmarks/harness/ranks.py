@@ -10,12 +10,13 @@ import json
 import os
 import queue
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.harness.measure import scratch
@@ -29,13 +30,13 @@ PRELOAD = ("torch", "torch.distributed", __name__)
 
 
 @contextmanager
-def ranks(*preload: str) -> Iterator[Callable[[str, Any, int, float, float], list[Any]]]:
+def ranks(*preload: str) -> Iterator[Callable[..., list[Any]]]:
     """The process that ranks are forked from, which has imported ``preload`` too, and a function that starts
     them.
 
     ``run("module:function", arguments, world, rate, limit)`` gives what ``function(arguments)`` returns on
-    each of ``world`` ranks that are joined by links of ``rate`` bytes/s; HostError where one failed, or they
-    took longer than ``limit`` seconds."""
+    each of ``world`` ranks that are joined by links of ``rate`` bytes/s (of some ranks ``wide``); HostError
+    where one failed, or they took longer than ``limit`` seconds."""
     need(network.missing())
     with scratch() as folder:
         keeper = ForkServerKeeper(folder / "forkserver", (*PRELOAD, *preload), dict(os.environ))
@@ -47,7 +48,7 @@ def ranks(*preload: str) -> Iterator[Callable[[str, Any, int, float, float], lis
 
 def _run(
     folder: Path, keeper: ForkServerKeeper, function: str, arguments: Any, world: int, rate: float,
-    limit: float,
+    limit: float, wide: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Any]:  # fmt: skip
     ended: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     client = ForkServerClient(keeper.path, ended.put)
@@ -56,6 +57,8 @@ def _run(
         with tempfile.TemporaryDirectory(dir=folder) as given:
             for rank in range(world):
                 namespace, _ = joined.add(f"rank{rank}")
+                if rank in wide:
+                    joined.set_rate(f"rank{rank}", wide[rank])
                 wanted = {
                     "call": f"{__name__}:main", "namespace": namespace,
                     "arguments": [function, arguments, rank, world, given, limit],

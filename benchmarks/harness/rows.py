@@ -1,17 +1,20 @@
 """What ``python -m benchmarks`` shows of any capability: rows of figures, made section by section.
 
     def speed_rows(quick: bool) -> Iterator[Row]:  # the section "speed"
-        yield figure("a job", "s", measured, "<= 60 ms", note=conditions())
+        yield figure("a job", "s", [0.05, 0.06, 0.09], "<= 60 ms")
 
-Every figure is measured in this run or marked as published with its source; a target that is missed is shown
-as missed, and a section that fails says why and does not lose the others.
+Of several figures the median stands, with their span in the note. Every figure is measured in this run or
+marked as published with its source; a target that is missed is shown as missed, and a section that fails says
+why and does not lose the others. Whoever runs a section notes how busy the host was.
 """
 
 from __future__ import annotations
 
 import json
 import operator
+import os
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -22,7 +25,9 @@ TESTS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, "≤": operator.le, "at most": operator.le, ">=": operator.ge, "≥": operator.ge,
     "at least": operator.ge, "<": operator.lt, ">": operator.gt, "": operator.eq,
 }  # fmt: skip
-SCALES = {"%": "0.01", "ms": "0.001", "M": "1000000", "GiB": "1073741824"}
+SCALES = {"%": "0.01", "ms": "0.001", "us": "0.000001", "M": "1000000", "GiB": "1073741824"}
+Figures = float | Iterable[float | None] | None
+"""A figure, or several of the same: those that are known, of which the median stands."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Row:
 
     ``error``: abs(emulated - measured) / measured, or against ``published`` where nothing was measured.
     ``target``: in words, and ``met``: whether this run met it; None where there is none. ``note``: why a
-    figure is missing, or what to know of it. ``section``: whoever runs it says.
+    figure is missing, or what to know of it. ``section`` and ``load``, the load average at that time:
+    whoever runs it says.
     """
 
     name: str
@@ -44,6 +50,7 @@ class Row:
     met: bool | None = None
     note: str = ""
     section: str = ""
+    load: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -60,14 +67,16 @@ class Row:
 
 
 def figure(
-    name: str, unit: str, measured: float | None = None, goal: str = "", *,
-    emulated: float | None = None, published: float | None = None, source: str = "", note: str = "",
+    name: str, unit: str, measured: Figures = None, goal: str = "", *,
+    emulated: Figures = None, published: float | None = None, source: str = "", note: str = "",
     met: bool | None = None, judged: bool = True,
 ) -> Row:  # fmt: skip
     """A row. ``goal``: what is to be reached, as "<= 60 ms", "at least 2 x of it", "0"; a unit that is not
     the row's is scaled to it. Of what is emulated against measured it may be "equal" or "within 15 %".
     ``met``: of a goal in other words, or with more to it. With ``judged`` False the goal is shown and not
     judged; a source is shown where there is a published figure."""
+    (measured, span), (emulated, twins) = (_middle(each, unit) for each in (measured, emulated))
+    note = "; ".join(filter(None, (span, twins and f"emulated: {twins}" if span else twins, note)))
     value = measured if measured is not None else emulated
     if met is None and goal and judged and value is not None:
         if goal == "equal" or goal.startswith("within "):
@@ -80,6 +89,32 @@ def figure(
         name, unit, measured, emulated, published, source if published is not None else "", goal,
         met if judged and goal else None, note,
     )  # fmt: skip
+
+
+def _middle(figures: Figures, unit: str) -> tuple[float | None, str]:
+    """The median, and in words of how many that is and between which."""
+    if not isinstance(figures, Iterable):
+        return figures, ""
+    known = sorted(one for one in figures if one is not None)
+    if len(known) < 2:
+        return (known[0] if known else None), ""
+    least, most = (shown(one, unit) for one in (known[0], known[-1]))
+    return statistics.median(known), f"median of {len(known)}, {least} to {most}"
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A figure with its unit; small numbers of bytes whole, so that only equal ones look equal."""
+    if value is None:
+        return ""
+    if unit == "bytes":
+        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value:,.0f} B"
+    if unit == "s" and value < 1:
+        return f"{value * 1e3:.1f} ms" if not 0 < value < 1e-3 else f"{value * 1e6:.1f} us"
+    if unit == "":
+        return f"{value:.2%}"
+    if unit == "events/s":
+        return f"{value / 1e6:.1f} M/s"
+    return f"{value:,.4g} {unit}" if value < 1e4 else f"{value:,.0f} {unit}"
 
 
 def reached(value: float, goal: str, unit: str) -> bool:
@@ -119,7 +154,7 @@ def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
     rows: list[Row] = []
     try:
         for row in produce():
-            rows.append(row)
+            rows.append(row if row.measured is None else replace(row, load=os.getloadavg()[0]))
     except Missing as error:
         rows.append(left_out(section, str(error)))
     except Exception as error:  # whatever it is, the other sections go on

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, shown
 from windtunnel.base import units
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     targets = any(row.target for row in rows)
     cells = []
     for row in rows:
-        figures = [figure(getattr(row, kind), row.unit) for kind in kinds]
+        figures = [shown(getattr(row, kind), row.unit) for kind in kinds]
         if any(figures):
             error = "" if row.error is None else f"{row.error:.2%}"
             cells.append(
@@ -31,25 +32,13 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return ["name", *kinds, *(["error"] if errors else []), *(["target"] if targets else [])], cells
 
 
-def figure(value: float | None, unit: str) -> str:
-    """A figure with its unit; small numbers of bytes whole, so that only equal ones look equal."""
-    if value is None:
-        return ""
-    if unit == "bytes":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value:,.0f} B"
-    if unit == "s" and value < 1:
-        return f"{value * 1e3:.1f} ms"
-    if unit == "":
-        return f"{value:.2%}"
-    if unit == "events/s":
-        return f"{value / 1e6:.1f} M/s"
-    return f"{value:,.4g} {unit}" if value < 1e4 else f"{value:,.0f} {unit}"
-
-
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What is to be known of rows, or why they have no figure."""
+    """What is to be known of rows, or why they have no figure; and how busy the host was."""
     told = [(row.name, "; ".join(part for part in (row.source, row.note) if part)) for row in rows]
-    return [f"{name}: {words}" for name, words in told if words]
+    words = [f"{name}: {words}" for name, words in told if words]
+    loads = [row.load for row in rows if row.load is not None]
+    span = f"load average {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} CPUs" if loads else ""
+    return [*words, *filter(None, [span])]
 
 
 def targets(rows: Sequence[Row]) -> str:
@@ -66,12 +55,12 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     from rich.table import Table
 
     headings, cells = columns(rows)
-    shown = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left")
     for place, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if place else "left", overflow="fold")
+        made.add_column(heading, justify="right" if place else "left", overflow="fold")
     for line in cells:
-        shown.add_row(*line)
-    return shown
+        made.add_row(*line)
+    return made
 
 
 def markdown(capability: str, rows: Sequence[Row], host: Mapping[str, Any], *, quick: bool = False) -> str:

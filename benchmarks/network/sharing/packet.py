@@ -13,10 +13,11 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
-from benchmarks.harness.measure import spread
+from benchmarks.harness.measure import quantile
 from benchmarks.harness.rows import Row, figure, left_out, need
 from windtunnel.linux import bpf, namespaces, network, queues
 from windtunnel.network.sharing.live import native
@@ -42,8 +43,7 @@ def packet_rows(quick: bool) -> Iterator[Row]:
                 yield left_out(name, "HTB has at most 65,535 classes; it was let have 10,000")
                 continue
             cost, memory = namespaces.apart(["net"], partial(_tried, put, count, repeats, times))
-            told = spread(cost)
-            yield figure(f"{name}: a packet", "ns", told.median, note=f"p95 {told.p95:.0f} ns")
+            yield figure(f"{name}: a packet", "ns", cost, note=f"p95 {quantile(cost, 0.95):.0f} ns")
             yield figure(f"{name}: memory an entity", "bytes", memory / count)
 
 
@@ -62,7 +62,7 @@ def _tried(put: Callable[[int], int], count: int, repeats: int, times: int) -> t
 
         usual = [cost() for _ in range(repeats)]
         memory = put(count)
-        return [cost() - spread(usual).median for _ in range(repeats)], memory
+        return [cost() - median(usual) for _ in range(repeats)], memory
     finally:
         os.close(code)
         target.close()

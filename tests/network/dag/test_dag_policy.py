@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from least_mean import least_mean
 
-from benchmarks.network.dag.twin import uneven
+from benchmarks.network.dag import uneven
 from windtunnel.base.errors import UserError
 from windtunnel.engines.flows import World
 from windtunnel.network.dag.generate import hosts, random_graph, training

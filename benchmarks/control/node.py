@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import count, product
 
-from benchmarks.harness.measure import conditions, in_turn, median, scratch
-from benchmarks.harness.rows import Row, figure, left_out
+from benchmarks.harness.measure import in_turn, ratios, scratch
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.control.node import Guards, emulate, measured, paged
 from windtunnel.control.node.live.demo import ARMS
 from windtunnel.control.node.twin import FAULTS
@@ -32,24 +32,19 @@ def faults_rows(quick: bool) -> Iterator[Row]:
 def harvest_rows(quick: bool) -> Iterator[Row]:
     """The p99 of the primary with an agent, cpu.idle and an equal batch, against that without a batch in the
     same round. Seven rounds of four arms end within four minutes."""
-    if os.geteuid():
-        yield left_out("p99", "control groups are made by root, and this process is not")
-        return
-    load = conditions()
+    need("control groups are made by root, and this process is not" * bool(os.geteuid()))
     with scratch() as folder:
         logs = (folder / str(number) for number in count())
         limit = max(0.1, 2 * measured("alone", 4.0, next(logs)).waited)
         arms = {arm: partial(lambda arm: measured(arm, 4.0, next(logs), limit), arm) for arm in ARMS}
         rounds = in_turn(arms, 2 if quick else 7)
     for arm, found in rounds.items():
-        each = [one.p99 * 1e3 for one in found]
-        note, goal = f"rounds of {min(each):.1f} to {max(each):.1f} ms", "<= 1.1 times" * (arm == "harvest")
-        yield figure(f"{arm}: p99", "s", median(one.p99 for one in found), note=f"{note}; {load}")
+        p99, goal = [one.p99 for one in found], "<= 1.1 times" * (arm == "harvest")
+        yield figure(f"{arm}: p99", "s", p99)
         if arm != "alone":
-            times = [one.p99 / beside.p99 for one, beside in zip(found, rounds["alone"], strict=True)]
-            note = f"rounds of {min(times):.2f} to {max(times):.2f}"
-            yield figure(f"{arm}: p99 against alone, of a round", "times", median(times), goal, note=note)
-            yield figure(f"{arm}: lent", "cores", median(one.lent for one in found))
+            times = ratios(p99, (one.p99 for one in rounds["alone"]))
+            yield figure(f"{arm}: p99 against alone, of a round", "times", times, goal)
+            yield figure(f"{arm}: lent", "cores", (one.lent for one in found))
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
@@ -57,11 +52,9 @@ def memory_rows(quick: bool) -> Iterator[Row]:
     run = emulate("memory", seconds=120.0 if quick else 600.0)
     yield figure("accesses that go to the slow tier", "", goal="<= 5 %", emulated=run.harm)
     yield figure("memory in the slow tier", "", emulated=run.gain)
-    if os.geteuid():
-        yield left_out("of a load of this host", "memory is moved by root, and this process is not")
-        return
+    need("memory is moved by root, and this process is not" * bool(os.geteuid()))
     with scratch() as folder:
         without, load = (paged(agent, 10.0, folder / "log") for agent in (False, True))
     note = f"{load['tier']}; {load['accesses'] / without['accesses']:.3f} times the accesses of no agent"
     yield figure("accesses of a load that go there", "", load["remote"], "<= 5 %", note=note)
-    yield figure("memory of the load there", "", load["slow"], note=conditions())
+    yield figure("memory of the load there", "", load["slow"])

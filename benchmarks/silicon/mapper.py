@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.harness.measure import conditions, scratch
+from benchmarks.harness.measure import scratch, seconds_of
 from benchmarks.harness.rows import Row, figure, left_out
 from tests.silicon.mapper.brute import exhaustive, random_case, random_tiny, simulate
 from windtunnel.silicon.mapper import Accelerator, Layer, Observation, decide, read_accelerator, read_layers
@@ -110,8 +110,7 @@ def search_rows(quick: bool) -> Iterator[Row]:
     for layer in layers:
         decide(Observation(layer, chip, "C|K"))  # what Numba compiles is not what is measured
     taken = [_seconds(layer, chip) for layer in layers]
-    note = f"{min(taken):.4f} to {max(taken):.4f} s of {len(taken)} layers on eyeriss, C|K; {conditions()}"
-    yield figure("a layer and dataflow", "CPU s", statistics.median(taken), "<= 0.1", note=note)
+    yield figure("a layer and dataflow", "CPU s", taken, "<= 0.1", note="layers on eyeriss, C|K")
     layer = Layer("3x3 of 128", (3, 3, 28, 28, 128, 128, 1))
     plain = accelerator(shipped("eyeriss") | {"double_buffered": False}, "eyeriss")
     try:
@@ -123,7 +122,7 @@ def search_rows(quick: bool) -> Iterator[Row]:
     energy, mapping = _mapped(zigzag, layer, plain)
     other, own = time.process_time() - begun, statistics.median(_seconds(layer, plain) for _ in range(5))
     made = decide(Observation(layer, plain, "C|K"))
-    yield figure("ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other, note=conditions())
+    yield figure("ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other)
     note = f"the mapper: {own:.4f} s"
     yield figure("ZigZag over the mapper", "times", other / own, ">= 100", note=note)
     moved = [traffic for one in OPERANDS for traffic in traffic_of(layer, plain, mapping[one], one)]
@@ -135,9 +134,7 @@ def search_rows(quick: bool) -> Iterator[Row]:
 
 
 def _seconds(layer: Layer, chip: Accelerator) -> float:
-    begun = time.process_time()
-    decide(Observation(layer, chip, "C|K"))
-    return time.process_time() - begun
+    return seconds_of(lambda: decide(Observation(layer, chip, "C|K")), time.process_time)
 
 
 def _mapped(zigzag: Any, layer: Layer, chip: Accelerator) -> tuple[float, dict[str, Mapping]]:

@@ -1,4 +1,6 @@
-"""Shares in this kernel: hosts in namespaces on a bridge, real TCP, a line of 200 Mb/s; five rounds.
+"""Shares in the packet engine: who sends how must make no difference. Emulated, five seeds each.
+
+Shares in this kernel: hosts in namespaces on a bridge, real TCP, a line of 200 Mb/s; five rounds.
 
 The line is the bridge's port to the receiver: a token bucket there (FIFO), HTB with a class for each sender,
 or the token bucket behind the gap. Senders and receiver are processes of ours; goodput is what the receiver
@@ -13,13 +15,64 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
-from benchmarks.harness.measure import in_turn, spread
+from benchmarks.harness.measure import in_turn
 from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
 from benchmarks.network.traffic import BULK, DATAGRAM, line, told
 from windtunnel.linux import network, queues
-from windtunnel.network.sharing.policy import SHARE
+from windtunnel.network.sharing.policy import SHARE, decide, fixed
+from windtunnel.network.sharing.twin import SharedLink, SharingResult, TenantTraffic, emulate
+
+ARMS = ("aq", "fifo", "policer", "drr", "csfq")
+TENANTS: dict[str, tuple[TenantTraffic, ...]] = {
+    "1 reno against 32": (TenantTraffic("one"), TenantTraffic("many", 32)),
+    "UDP of 8 Gb/s against 8 reno": (TenantTraffic("udp", 1, "udp", sends=1e9), TenantTraffic("reno", 8)),
+    "4 each of reno, CUBIC, DCTCP, Vegas": (
+        TenantTraffic("reno", 4), TenantTraffic("cubic", 4, "cubic"),
+        TenantTraffic("dctcp", 4, "dctcp", feedback="ecn"),
+        TenantTraffic("vegas", 4, "vegas", feedback="delay"),
+    ),
+    "weights 3 to 1": (TenantTraffic("three", 4, weight=3.0), TenantTraffic("one", 16)),
+    "caps of 6, 2 and 1 Gb/s": tuple(TenantTraffic(f"{cap}", 4, rate=cap * 1.25e8) for cap in (6, 2, 1)),
+}  # fmt: skip
+MARKED_TENANTS = (TenantTraffic("marked reno", 2, feedback="ecn"), TenantTraffic("cubic", 8, "cubic"))
+IDLE_TENANTS = (TenantTraffic("busy", 4), TenantTraffic("idle", stops=True))
+WORLDS = {"20 us": SharedLink(), "100 us": SharedLink(rtt=100e-6)}
+
+
+def error(found: SharingResult) -> float:
+    """The largest part by which a tenant is off its own rate."""
+    return max(abs(got - own) / own for got, own in zip(found.goodput, found.promised, strict=True))
+
+
+def said(found: Sequence[SharingResult]) -> str:
+    """Median goodputs in Gb/s, and what the physical queue and drops were."""
+    goods = " / ".join(
+        f"{median(each) * 8e-9:.2f}" for each in zip(*(one.goodput for one in found), strict=True)
+    )
+    wait, dropped = (median(getattr(one, what) for one in found) for what in ("wait", "dropped"))
+    return f"{goods} Gb/s; {wait * 1e6:.0f} us in the queue, {dropped:.1%} dropped"
+
+
+def twin_rows(quick: bool) -> Iterator[Row]:
+    """Every scenario under every arm, a round trip of 20 and one of 100 us on a line of 10 Gb/s."""
+    seeds, seconds = (range(2), 0.2) if quick else (range(5), 0.5)
+    for trip, world in list(WORLDS.items())[: 1 if quick else None]:
+        for name, tenants in TENANTS.items():
+            for arm in ARMS:
+                found = [emulate(tenants, arm, seconds, seed, world) for seed in seeds]
+                words, goal = f"{trip}: {name}, {arm}: share error", "<= 2%" if arm == "aq" else ""
+                yield figure(words, "", goal=goal, emulated=map(error, found), note=said(found))
+    for name, policy in (("not lent", fixed), ("lent", decide)):
+        found = [emulate(IDLE_TENANTS, "aq", seconds, seed, policy=policy) for seed in seeds]
+        used, goal = [one.goodput[0] / SharedLink().line for one in found], ">= 97%" * (name == "lent")
+        yield figure(f"idle neighbour, {name}: of the line", "", goal=goal, emulated=used, note=said(found))
+    found = [emulate(MARKED_TENANTS, "aq", seconds, seed) for seed in seeds]
+    used = [one.goodput[0] / one.promised[0] for one in found]
+    yield figure("reno that is marked: of its rate", "", emulated=used, note=said(found))
+
 
 LINE = 25e6
 PAYLOAD = 1448 / 1514
@@ -57,18 +110,15 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
         arms = {arm: partial(_round, senders, arm, span) for arm in ("gap", "fifo", "htb")}
         for arm, found in in_turn(arms, repeats).items():
             own = _own(senders, SHARE if arm == "gap" else 1.0)
-            off = spread(
-                max(abs(got - rate) / rate for got, rate in zip(one, own, strict=True)) for one in found
-            )
-            goal, note = "<= 5%" if arm == "gap" else "", f"{_told(found)}; worst round {off.p95:.1%}"
-            yield figure(f"{name}, {arm}: share error", "", off.median, goal, note=note)
+            off = [max(abs(got - rate) / rate for got, rate in zip(one, own, strict=True)) for one in found]
+            goal = "<= 5%" if arm == "gap" else ""
+            yield figure(f"{name}, {arm}: share error", "", off, goal, note=_told(found))
     arms = {arm: partial(_round, IDLE, arm, span) for arm in ("gap", "lent", "fifo", "htb")}
     for arm, found in in_turn(arms, repeats).items():
-        used = spread(one[0] / (LINE * PAYLOAD) for one in found).median
-        goal = ">= 97%" if arm == "lent" else ""
+        used, goal = [one[0] / (LINE * PAYLOAD) for one in found], ">= 97%" if arm == "lent" else ""
         yield figure(f"idle neighbour, {arm}: of the line", "", used, goal, note=_told(found))
     marked = [_round(MARKED, "gap", span) for _ in range(repeats)]
-    used = spread(one[0] / _own(MARKED, SHARE)[0] for one in marked).median
+    used = [one[0] / _own(MARKED, SHARE)[0] for one in marked]
     yield figure("reno that is marked: of its rate", "", used, note=_told(marked))
 
 
@@ -80,7 +130,7 @@ def _own(senders: Sequence[Sends], share: float) -> list[float]:
 
 
 def _told(found: Sequence[Sequence[float]]) -> str:
-    return " / ".join(f"{spread(one[k] for one in found).median * 8e-6:.1f}" for k in range(2)) + " Mb/s"
+    return " / ".join(f"{median(each) * 8e-6:.1f}" for each in zip(*found, strict=True)) + " Mb/s"
 
 
 def _round(senders: Sequence[Sends], arm: str, span: float) -> list[float]:

@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 
-from benchmarks.harness.measure import conditions, in_turn, median, quantile, scratch
-from benchmarks.harness.rows import Row, figure, left_out
+from benchmarks.harness.measure import in_turn, quantile, ratios, scratch
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.data.group import EngineProcess, Member, ReplicationGroup, start_engine
 from windtunnel.data.group.twin import EngineProfile, latencies
 
@@ -89,45 +90,36 @@ def tail_rows(quick: bool) -> Iterator[Row]:
                     real = arm == "engine"
                     found.append(start_engine(path, SIZE, listen=listen, secret=SECRET, realtime=real))
                     stack.callback(found[-1].stop)
-        if why := next((one.refused for each in chains.values() for one in each if one.refused), ""):
-            yield left_out("gWRITE", why)
-            return
+        need(next((one.refused for each in chains.values() for one in each if one.refused), ""))
         quiet: dict[str, list[float]] = {}
         for burners in BURNERS:
-            load = conditions()
             with burning(burners):
                 arms = {name: partial(measured, each, operations) for name, each in chains.items()}
                 rounds = in_turn(arms, repeats)
             took = {name: [one for each, _ in found for one in each] for name, found in rounds.items()}
             quiet = quiet or took
-            yield from _rows(burners, quiet, took, rounds, load)
+            yield from _rows(burners, quiet, took, rounds)
 
 
 def _rows(
     burners: int, quiet: dict[str, list[float]], took: dict[str, list[float]],
-    rounds: dict[str, list[Round]], load: str,
+    rounds: dict[str, list[Round]],
 ) -> Iterator[Row]:  # fmt: skip
     ends: dict[str, tuple[float, float]] = {}
     for arm in ("ordinary", "engine"):
         # the slope from one member to three is an engine's service, what is left is the coordinator's
-        one, three = (median(quiet[f"{arm} {count}"]) or 0.0 for count in (1, 3))
+        one, three = (median(quiet[f"{arm} {count}"]) for count in (1, 3))
         waits = tuple(max(0.0, each - one) for each in took[f"{arm} 1"])
         profile = EngineProfile((three - one) / 2, one - (three - one) / 2, waits)
         emulated = latencies(3, 20_000, profile, 1, payload=PAYLOAD).tolist()
         found = rounds[f"{arm} 3"]
         for name, share in QUANTILES.items():
-            each = [quantile(some, share) * 1e6 for some, _ in found]
-            yield figure(
-                f"{burners} burners, {arm}: {name}", "us", quantile(took[f"{arm} 3"], share) * 1e6,
-                emulated=quantile(emulated, share) * 1e6,
-                note=f"rounds of {min(each):.0f} to {max(each):.0f} us; {load}",
-            )  # fmt: skip
-        cpu = (median(each for _, each in found) or 0.0) * 1e6
-        yield figure(f"{burners} burners, {arm}: CPU of an engine, an operation", "us", cpu)
+            each, twin = [quantile(some, share) for some, _ in found], quantile(emulated, share)
+            yield figure(f"{burners} burners, {arm}: {name}", "s", each, emulated=twin)
+        cpu = [each for _, each in found]
+        yield figure(f"{burners} burners, {arm}: CPU of an engine, an operation", "s", cpu)
         ends[arm] = quantile(took[f"{arm} 3"], 0.99), quantile(emulated, 0.99)
-    ratios = [other / mine for other, mine in zip(ends["ordinary"], ends["engine"], strict=True)]
-    yield figure(
-        f"{burners} burners: ordinary / engine, p99", "times", ratios[0],
-        ">= 20 times" if burners == BURNERS[-1] else "", emulated=ratios[1],
-        published=800.0 if burners == BURNERS[-1] else None, source=PAPER,
-    )  # fmt: skip
+    measured, twin = ratios(ends["ordinary"], ends["engine"])
+    goal, known = (">= 20 times", 800.0) if burners == BURNERS[-1] else ("", None)
+    name = f"{burners} burners: ordinary / engine, p99"
+    yield figure(name, "times", measured, goal, emulated=twin, published=known, source=PAPER)

@@ -1,18 +1,28 @@
-"""How many wavelengths plans need, before and after failures, and what it takes to make them."""
+"""How many wavelengths plans need, before and after failures, and what it takes to make them.
+
+An all-to-all over lightpaths, beside an ideal electrical torus of the same links (max-min fair flows).
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from benchmarks.harness.measure import in_turn
+import numpy as np
+
+from benchmarks.harness.measure import in_turn, ratios, seconds_of
 from benchmarks.harness.rows import Row, figure
 from windtunnel.network.torus.policy import Decision, Observation, decide
 from windtunnel.network.torus.policy.check import faults
-from windtunnel.network.torus.policy.shape import heads, paper_bound
+from windtunnel.network.torus.policy.shape import heads, nodes_of, paper_bound
+from windtunnel.network.torus.twin import (
+    Floats,
+    electrical_fair,
+    moe_traffic,
+    optical,
+    uniform_traffic,
+)
 
 SOURCE = "CF'16 (doi 10.1145/2903150.2903173)"
 SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -65,20 +75,13 @@ def planning_rows(quick: bool) -> Iterator[Row]:
         work: dict[str, Callable[[], object]] = {
             "planned": partial(decide, seen), "checked": partial(faults, seen, made),
         }  # fmt: skip
-        for what, taken in in_turn({what: partial(_seconds, one) for what, one in work.items()}, 5).items():
-            goal = "<= 2 s" if what == "planned" else ""
-            yield figure(f"{name}, {what}", "s", statistics.median(taken), goal)
+        for what, taken in in_turn({what: partial(seconds_of, one) for what, one in work.items()}, 5).items():
+            yield figure(f"{name}, {what}", "s", taken, "<= 2 s" if what == "planned" else "")
         tracemalloc.start()
         decide(seen)
         peak = float(tracemalloc.get_traced_memory()[1])
         yield figure(f"{name}, planned: peak memory", "bytes", peak)
         tracemalloc.stop()
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
 
 
 def failures_rows(quick: bool) -> Iterator[Row]:
@@ -101,3 +104,42 @@ def _failure(seen: Observation, what: str) -> Row:
         published=None if bound is None else float(bound), source=f"bound of {SOURCE}, its sign set right",
         note=f"{len(made.rerouted)} paths rerouted; any rerouting needs at least {made.backup_bound}",
     )  # fmt: skip
+
+
+LINK_RATE = 50e9  # bytes/s of a directed link: 400 Gb/s, whatever the number of wavelengths it is split into
+PAIR_BYTES = 4e6
+TOKENS, TOKEN_BYTES = 4096, 7168 * 2  # of a node in a step; hidden size 7,168 in bf16 (arXiv:2412.19437)
+SEEDS = 5
+
+
+def alltoall_rows(quick: bool) -> Iterator[Row]:
+    """Equal parts on several shapes, then a mixture of experts whose router is more and more skewed."""
+    for sides in ((3, 3, 3), (9, 9), *(() if quick else ((3,) * 4, (3,) * 5, (8, 8)))):
+        plan = checked(Observation(sides))
+        note = f"{plan.count} wavelengths, lower bound {plan.bound}"
+        uniform = [uniform_traffic(nodes_of(sides), PAIR_BYTES)]
+        yield from _arms(f"{_shape(sides)}, 4 MB a pair", plan, uniform, plan.count == plan.bound, note)
+    for sides in ((3, 3, 3), *(() if quick else ((3,) * 4,))):
+        plan = checked(Observation(sides))
+        for skew, own in ((0.0, False), (1.0, False), (1.0, True)):
+            drawn = [
+                moe_traffic(nodes_of(sides), TOKENS, TOKEN_BYTES, skew, np.random.default_rng(seed), own=own)
+                for seed in range(SEEDS)
+            ]
+            who = f"Zipf {skew:g}, {'each node its own' if own else 'the same for all'}"
+            yield from _arms(f"{_shape(sides)}, experts {who if skew else 'balanced'}", plan, drawn)
+
+
+def _arms(of: str, plan: Decision, traffic: list[Floats], tie: bool = False, note: str = "") -> Iterator[Row]:
+    """Both on the same traffic, medians over seeds where there are several; ``tie``: they must be equal."""
+    lit = [optical(plan, one, LINK_RATE) for one in traffic]
+    fair = [electrical_fair(plan, one, LINK_RATE) for one in traffic]
+    for name, ends in (("optical", lit), ("electrical, max-min fair flows", fair)):
+        yield figure(f"{of}: {name}", "s", emulated=ends)
+    over = ratios(lit, fair)
+    goal, met = ("a tie", abs(over[0] - 1) < 1e-6) if tie else ("never below 1", min(over) >= 1 - 1e-6)
+    yield figure(f"{of}: optical over electrical", "times", goal=goal, emulated=over, met=met, note=note)
+
+
+def _shape(sides: tuple[int, ...]) -> str:
+    return "x".join(map(str, sides))

@@ -1,13 +1,21 @@
-"""The published simulator's table against ours, and the measured plateau by a capped transport."""
+"""The published simulator's table against ours, and the measured plateau by a capped transport.
+
+Measured over emulated: what ``windtunnel bottleneck --live`` finds of the examples, over links of four
+rates.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.harness.rows import Row, figure
+from benchmarks import ROOT
+from benchmarks.harness.rows import Row, figure, need
+from windtunnel.linux import network
 from windtunnel.training.bottleneck import netai20, published
-from windtunnel.training.bottleneck.run import GBIT
+from windtunnel.training.bottleneck.measure import compare
+from windtunnel.training.bottleneck.run import GBIT, LIVE_RATES
 from windtunnel.training.bottleneck.twin import BANDWIDTHS, WORKERS
+from windtunnel.training.emulate.program import Script
 
 PUBLISHED = {
     ("resnet50", 16): (8.0, 57.2, 97.0, 99.8, 99.9), ("resnet50", 32): (7.7, 55.4, 94.2, 99.7, 99.7),
@@ -40,4 +48,26 @@ def measured_rows(quick: bool) -> Iterator[Row]:
             yield figure(
                 f"{model}, 64 workers, {cap} Gb/s of 100 reached", "%", emulated=factor,
                 published=60.0 if model == "vgg16" else None, source=PAPER,
+            )  # fmt: skip
+
+
+LLAMA = "--size debug --dtype fp32 --seq 64 --batch 2 --steps 20"
+JOBS = {
+    "ResNet, DDP": ("train_resnet.py", "--size debug --dtype fp32 --steps 20"),
+    "Llama, DDP": ("train_llama.py", f"{LLAMA} --parallel ddp"),
+    "Llama, FSDP2": ("train_llama.py", LLAMA),
+}  # fmt: skip
+
+
+def live_rows(quick: bool) -> Iterator[Row]:
+    """Two to four ranks at four rates."""
+    need(network.missing())
+    for name, (script, words) in [*JOBS.items()][: 1 if quick else None]:
+        program = Script(ROOT / "examples" / script, tuple(words.split()))
+        ranks, rates = ((2,), LIVE_RATES[:1]) if quick else ((2, 3, 4), LIVE_RATES)
+        for point in compare(program, ranks, rates, lambda *_: None):
+            yield figure(
+                f"{name}, {point.ranks} ranks, {point.rate / GBIT:g} Gb/s: scaling factor", "%",
+                100 * point.measured, "within 5 points of what is emulated", emulated=100 * point.emulated,
+                met=abs(point.measured - point.emulated) <= 0.05,
             )  # fmt: skip
