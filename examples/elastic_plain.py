@@ -4,6 +4,8 @@ torchrun --nproc-per-node 2 examples/elastic_plain.py
 windtunnel train --hosts 4 --inject kill:host=2,step=7 examples/elastic_plain.py
 """
 
+import hashlib
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,7 +19,7 @@ from windtunnel.training.elastic import Job, run  # elastic
 STEPS, BATCH, CONTEXT = 30, 32, 16
 
 
-def train(job: Job) -> None:  # elastic: it was main(), and made its process group itself
+def train(job: Job) -> dict:  # elastic: it was main(), and made its process group itself
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Embedding(256, 32), nn.Flatten(1), nn.Linear(32 * CONTEXT, 256), nn.GELU(), nn.Linear(256, 256)
@@ -44,6 +46,9 @@ def train(job: Job) -> None:  # elastic: it was main(), and made its process gro
             print(f"step {step}  loss {loss.item():.4f}", flush=True)
         checkpointer.step(step, state)  # elastic: saved here and on a peer before the next one is
         job.step(step, loss=loss.item())  # elastic: "this step is done"
+
+    weights = torch.cat([one.detach().flatten() for one in network.parameters()])
+    return {"weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest()}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from benchmarks.harness.rows import Row, figure, guarded, need, published, reach
 from benchmarks.harness.run import BENCHES
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.elastic.events import Event
-from windtunnel.training.elastic.policy.state import Outcome
 
 ROWS = {
     "time": [
@@ -114,7 +113,7 @@ def test_sections_come_in_the_order_of_the_table(fake: Any) -> None:
         "agents.sandbox", ["memory", "time"], progress=lambda *at: told.append(at), shown=shown.append
     )
     assert [row.section for row in rows] == ["time", "time", "memory"]
-    assert [replace(row, section="") for row in rows] == ROWS["time"] + ROWS["memory"]
+    assert [replace(row, section="", load=None) for row in rows] == ROWS["time"] + ROWS["memory"]
     assert shown == [rows[:2], rows[2:]]
     assert told == [("time", 0.0), ("memory", 0.5)]
 
@@ -203,6 +202,14 @@ def test_what_is_emulated_is_held_to_what_was_measured() -> None:
     assert figure("n", "s", 2.0, "within 5 % of it", emulated=2.2).met is False
 
 
+def test_of_several_figures_the_median_stands_with_its_span() -> None:
+    row = figure("n", "s", (1.0, None, 4.0, 2.0), emulated=[3.0], note="why")
+    assert (row.measured, row.emulated, row.note) == (2.0, 3.0, "median of 3, 1 s to 4 s; why")
+    both = figure("n", "x", [1.0, 3.0], emulated=iter([2.0, 4.0]))
+    assert both.note == "median of 2, 1 x to 3 x; emulated: median of 2, 2 x to 4 x"
+    assert figure("n", "s", []).measured is None and figure("n", "s", [2.0]).note == ""
+
+
 def test_what_is_not_judged_shows_its_goal_and_a_source_needs_a_figure() -> None:
     row = figure("n", "x", 3.0, ">= 2 x", judged=False, source="a paper")
     assert (row.target, row.met, row.source) == (">= 2 x", None, "")
@@ -248,6 +255,10 @@ def test_spreads_and_medians() -> None:
     assert measure.median([None]) is None
 
 
+def test_ratios_are_of_the_repeats_that_are_known() -> None:
+    assert measure.ratios([6.0, None, 9.0], [2.0, 1.0, 3.0]) == [3.0, 3.0]
+
+
 def test_arms_take_turns() -> None:
     order: list[str] = []
     arms = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}  # type: ignore[misc]
@@ -273,24 +284,6 @@ def test_what_a_host_is() -> None:
 # --- jobs ---------------------------------------------------------------------------------------------------
 
 
-class FakeJob:
-    """Its log grows by an event each time it is read; the job ends with the last one."""
-
-    def __init__(self, folder: Path, events: list[Event], outcome: Outcome | None) -> None:
-        self.folder, self._events, self._ended, self._read = folder, events, outcome, 0
-
-    @property
-    def outcome(self) -> Outcome | None:
-        return self._ended if self._read > len(self._events) else None
-
-    def events(self) -> list[Event]:
-        self._read += 1
-        return self._events[: self._read]
-
-    def wait(self, timeout: float | None = None) -> Outcome | None:
-        return self._ended
-
-
 LOG: list[Event] = [
     {"kind": "decided", "generation": 1, "t": 0.0},
     {"kind": "step", "generation": 1, "step": 4, "t": 1.0, "loss": "a"},
@@ -300,31 +293,9 @@ LOG: list[Event] = [
 ]
 
 
-def test_what_a_log_says_of_steps_and_generations() -> None:
-    assert (jobs.count(LOG, "step"), jobs.newest(LOG, "step"), jobs.newest(LOG, "committed")) == (3, 5, 0)
-    assert (jobs.generation(LOG[:4]), jobs.generation([])) == (2, 0)
+def test_what_a_log_says_of_steps() -> None:
     assert jobs.losses(LOG) == {4: "a", 5: "c"}
     assert jobs.paces(LOG) == [(LOG[2], 0.5)]  # the first step of a generation has waited for more
-
-
-def test_a_job_is_waited_for_until_it_did_something_or_ended(tmp_path: Path) -> None:
-    job = FakeJob(tmp_path, LOG, Outcome(1, "out of memory", {}))
-    assert jobs.until(job, lambda events: jobs.generation(events) > 1 and events[-1]["t"], "loss") == 2.0
-    with pytest.raises(jobs.Failed, match=r"ended \(out of memory\) before commit"):
-        jobs.until(job, lambda events: jobs.newest(events, "committed"), "commit")
-    with pytest.raises(jobs.Failed, match="no commit within 0 s"):
-        jobs.until(FakeJob(tmp_path, LOG, None), lambda events: None, "commit", 0.0)
-
-
-def test_a_job_ends_some_steps_after_it_was_told_to(tmp_path: Path) -> None:
-    job = FakeJob(tmp_path, LOG, Outcome(0, "", {0: "done"}))
-    job._read = len(LOG)
-    assert jobs.end_soon(job) == {0: "done"}
-    last = int((tmp_path / jobs.LAST).read_text())
-    trained = types.SimpleNamespace(folder=tmp_path)
-    assert last > 5 and not jobs.over(trained, last) and jobs.over(trained, last + 1)  # type: ignore[arg-type]
-    with pytest.raises(jobs.Failed, match="did not end well: it still runs"):
-        jobs.end_soon(FakeJob(tmp_path, LOG, None))
 
 
 def test_published_figures_have_a_source() -> None:

@@ -96,19 +96,6 @@ def ratios(over: Iterable[float | None], under: Iterable[float | None]) -> list[
     return [one / other for one, other in zip(over, under, strict=True) if one is not None and other]
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread of torch, so that arms differ in nothing else."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """How long it takes, by that clock."""
     begin = clock()

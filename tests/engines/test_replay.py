@@ -237,5 +237,5 @@ def test_bad_jobs_are_refused(change: dict, says: str) -> None:
 def test_bench_measures_a_job_that_replays() -> None:
     case = synthetic_job(20, 300, group=4, join_every=7)
     check_against_reference(case)
-    rate, events = events_per_second(16, 500, repeats=1)
-    assert events == 8000 and rate > 0
+    (rate,) = events_per_second(16, 500, repeats=1)
+    assert rate > 0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agents.sandbox.conftest import fresh_home
-from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, emulated
+from benchmarks.agents.sandbox.overhead import ObservedBox, ObservedRun, ObservedTurn, emulated
 from parity import Event, Mutant, Parity, agents_sandbox, drawn
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.model import (

@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.agents.sandbox.harness import new_name, opened, own_home, times
-from benchmarks.harness.measure import conditions
-from benchmarks.harness.rows import Row
+from benchmarks.agents.sandbox.harness import new_name, opened, own_home
+from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.client import Client, connect
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec
@@ -44,18 +43,18 @@ BUSY = "for loop in 1 2; do sh -c 'while :; do :; done' & done"
 
 
 def calls_rows(quick: bool) -> Iterator[Row]:
-    count, busy = QUICK_TIMES if quick else TIMES, conditions()
+    count = QUICK_TIMES if quick else TIMES
     with own_home() as home:
         tarball = _tarball(home, 0 if quick else ZEROS)
         with _served(home) as client:
             client.create(SandboxSpec(new_name("warm")))
             used = [_call(home, "ls", "--json")[0] for _ in range(count + 1)][1:]
-            yield times("CPU of a command before any work (ls)", used, "<= 150 ms", busy)
+            yield figure("CPU of a command before any work (ls)", "s", used, "<= 150 ms")
             taken, note = _created(home, client, count), "from start to end of the command"
-            yield times("create, warm", taken, "<= 300 ms", note)
+            yield figure("create, warm", "s", taken, "<= 300 ms", note=note)
             taken = _created(home, client, count, "--image", str(tarball))
             note = f"a tarball of {tarball.stat().st_size / 1e6:.0f} MB that is known"
-            yield times("create --image of an unchanged tarball", taken, "<= 500 ms", note)
+            yield figure("create --image of an unchanged tarball", "s", taken, "<= 500 ms", note=note)
 
 
 def loaded_rows(quick: bool) -> Iterator[Row]:
@@ -72,9 +71,9 @@ def loaded_rows(quick: bool) -> Iterator[Row]:
                 taken.append(time.monotonic() - begin)
                 frozen.append(manifest.freeze_seconds)
                 back.append(box.restore(manifest.id).seconds)
-            yield times(f"full checkpoint of 33 MiB{words}", taken[1:], note="until it is safe")
-            yield times(f"… it stands still for{words}", frozen[1:])
-            yield times(f"restore of 33 MiB{words}", back[1:])
+            yield figure(f"full checkpoint of 33 MiB{words}", "s", taken[1:], note="until it is safe")
+            yield figure(f"… it stands still for{words}", "s", frozen[1:])
+            yield figure(f"restore of 33 MiB{words}", "s", back[1:])
             if not words:
                 for other in others:
                     other.run(BUSY)

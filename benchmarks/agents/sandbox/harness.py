@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 
 from benchmarks.agents.sandbox.generate import generate
 from benchmarks.agents.sandbox.sessions import Observation, Output, observe, shipped
-from benchmarks.harness.measure import scratch, spread
-from benchmarks.harness.rows import Row, figure, need
+from benchmarks.harness.measure import scratch
+from benchmarks.harness.rows import need
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.criu import is_tmpfs
 from windtunnel.agents.sandbox.criu.program import find_criu
@@ -138,10 +137,3 @@ class Seat:
     def written(self) -> list[str]:
         """Top-level folders that a session may write to: all but those of programs, which are the bulk."""
         return [name for name in os.listdir(self.root) if name != PROGRAMS]
-
-
-def times(name: str, seconds: Sequence[float], goal: str = "", note: str = "") -> Row:
-    """The median of so many seconds."""
-    around = f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
-    note = f"median of {len(seconds)}; {around}{note and '; '}{note}"
-    return figure(name, "s", statistics.median(seconds), goal, note=note)

@@ -19,13 +19,12 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, times
-from benchmarks.harness.measure import conditions
-from benchmarks.harness.rows import Row, figure, left_out
+from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home
+from benchmarks.harness.rows import Row, figure, need
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
@@ -64,7 +63,7 @@ def asked(box: Box, expected: int) -> None:
 
 
 def fork_rows(quick: bool) -> Iterator[Row]:
-    count, busy = QUICK_TIMES if quick else TIMES, conditions()
+    count = QUICK_TIMES if quick else TIMES
     ready, answered, restored = [], [], []
     with own_home() as home, opened(home) as host:
         box = serving(host)
@@ -79,15 +78,14 @@ def fork_rows(quick: bool) -> Iterator[Row]:
         for _ in range(count):
             restored.append(box.restore(checkpoint).seconds)
             asked(box, 2)
-    row = times("fork of a warm checkpoint", ready[1:], "<= 75 ms", busy)
-    yield replace(row, published=0.088, source=f"{SOURCE}, the mean")
-    yield times("fork, until its server has answered", answered[1:])
+    name, source = "fork of a warm checkpoint", f"{SOURCE}, the mean"
+    yield figure(name, "s", ready[1:], "<= 75 ms", published=0.088, source=source)
+    yield figure("fork, until its server has answered", "s", answered[1:])
     note = "from the sandbox's death to its going on"
-    yield times("restore of a warm checkpoint", restored, "<= 80 ms", note)
+    yield figure("restore of a warm checkpoint", "s", restored, "<= 80 ms", note=note)
 
 
 def freeze_rows(quick: bool) -> Iterator[Row]:
-    busy = conditions()
     frozen, total, decided = [], [], []
     with own_home() as home, opened(home) as host:
         box = serving(host)
@@ -99,20 +97,18 @@ def freeze_rows(quick: bool) -> Iterator[Row]:
             total.append(manifest.total_seconds)
             box.run("true")
             decided.append(box.end_turn().wait().decide_seconds)
-    yield times("freeze of a full checkpoint", frozen, "<= 60 ms", f"shell and web server; {busy}")
-    yield times("full checkpoint until it is safe", total)
-    yield times("decision of a turn's class", decided)
+    yield figure("freeze of a full checkpoint", "s", frozen, "<= 60 ms", note="shell and web server")
+    yield figure("full checkpoint until it is safe", "s", total)
+    yield figure("decision of a turn's class", "s", decided)
 
 
 def peer_rows(quick: bool) -> Iterator[Row]:
-    program = shutil.which("runc")
-    if program is None:
-        yield left_out("runc", "left out: not on PATH; 'apt-get install runc' supplies it")
-        return
-    if shutil.which("iptables-restore") is None:
-        why = "left out: with it CRIU locks a container's network; 'apt-get install iptables' supplies it"
-        yield left_out("iptables-restore", why)
-        return
+    program = shutil.which("runc") or ""
+    need("runc is not on PATH; 'apt-get install runc' supplies it" * (not program))
+    # with it CRIU locks a container's network
+    need(
+        "iptables-restore is not on PATH; 'apt-get install iptables'" * (not shutil.which("iptables-restore"))
+    )
     count = 3 if quick else 10
     with own_home() as home, opened(home) as host:
         with _container(Path(program), home, host) as runc:

@@ -1,6 +1,8 @@
 """RecShard beside the paper's greedy plans, on the same tables; what is proven optimal; and scale.
 
 All plans are read by one twin, which knows nothing of who made them.
+
+What a plan says of slow accesses, beside what another log of the same distribution finds in it.
 """
 
 from __future__ import annotations
@@ -8,14 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.data.embeddings import synthetic
+from windtunnel.data.embeddings import read_statistics, synthetic
 from windtunnel.data.embeddings.model import EmbeddingTable, MemoryTier
 from windtunnel.data.embeddings.policy import PlacementRequest, TablePlacement, decide
-from windtunnel.data.embeddings.twin import Iteration, iteration, tiers
+from windtunnel.data.embeddings.profile import profile
+from windtunnel.data.embeddings.twin import Iteration, accesses, iteration, tiers
 
 CLUSTER = "a100-80:2x8"
 BATCH = 16_384
@@ -34,6 +42,13 @@ def _tables(name: str, count: int | None = None) -> tuple[EmbeddingTable, ...]:
 def _decided(wanted: PlacementRequest) -> tuple[TablePlacement, float]:
     begin = time.perf_counter()
     return decide(wanted), time.perf_counter() - begin
+
+
+def _tight(tables: tuple[EmbeddingTable, ...], devices: int) -> PlacementRequest:
+    """A tenth of the bytes is fast."""
+    total = float(sum(one.total_bytes for one in tables))
+    fast, slow = MemoryTier(0.1 * total / devices, 2e12), MemoryTier(total, 26e9)
+    return PlacementRequest(tables, devices, fast, slow, BATCH)
 
 
 def _work(found: Iteration) -> float:
@@ -84,11 +99,7 @@ def _spread(plan: TablePlacement) -> float:
 def milp_rows(quick: bool) -> Iterator[Row]:
     """What is proven, at growing sizes; and how near the search comes."""
     for count, devices in ((24, 4), (50, 2), *(() if quick else ((50, 4), (30, 8)))):
-        tables = _tables("rm2", count)
-        total = sum(one.total_bytes for one in tables)
-        wanted = PlacementRequest(
-            tables, devices, MemoryTier(0.1 * total / devices, 2e12), MemoryTier(float(total), 26e9), BATCH
-        )
+        wanted = _tight(_tables("rm2", count), devices)
         plan, seconds = _decided(wanted)
         searched, quickly = _decided(replace(wanted, policy="search"))
         label, solved = f"{count} tables on {devices} devices", count == 50
@@ -106,13 +117,47 @@ def scale_rows(quick: bool) -> Iterator[Row]:
         replace(one, name=f"{one.name}-{place}")
         for place, one in enumerate((*_tables("dlrm2021"), *_tables("rm1"), *_tables("dlrm2021")))
     )[:2000]
-    total = sum(one.total_bytes for one in tables)
     for devices in (64,) if quick else (64, 256, 1024):
-        wanted = PlacementRequest(
-            tables, devices, MemoryTier(0.1 * total / devices, 2e12), MemoryTier(float(total), 26e9), BATCH
-        )
-        plan, seconds = _decided(wanted)
+        plan, seconds = _decided(_tight(tables, devices))
         label = f"{len(tables)} tables on {devices} devices"
         note = f"{len(plan.shards)} shards; {plan.reason}"
         yield figure(f"{label}: time", "s", seconds, "<= 60 s")
         yield figure(f"{label}: above the bounds", "", emulated=plan.gap, note=note)
+
+
+PAIR = "a100-80:1x2"
+
+
+def forecast_rows(quick: bool) -> Iterator[Row]:
+    samples, sizes = (10_000, (20e6,)) if quick else (100_000, (20e6, 40e6, 60e6, 100e6))
+    tables = synthetic.tables("small")
+    orders = {one.name: synthetic.order(one.rows, 3) for one in tables}
+    rows = {one.name: one.rows for one in tables}
+    with scratch() as folder:
+        for seed in (1, 2):
+            _write(folder / f"{seed}.npz", tables, orders, samples, seed)
+        profile([str(folder / "1.npz")], rows=rows).save(folder / "statistics")
+        statistics, later = read_statistics(folder / "statistics"), np.load(folder / "2.npz")
+        for size in sizes:
+            fast, slow = tiers(load_cluster(PAIR), size, 1e9)
+            plan = decide(PlacementRequest(statistics.tables, 2, fast, slow, BATCH))
+            truth = 0.0
+            for one in plan.shards:
+                kept = np.zeros(rows[one.table], bool)
+                kept[np.asarray(statistics.order(one.table))[: one.fast_rows]] = True
+                part = (one.last - one.first) / synthetic.DIM
+                truth += part * float((~kept[later[f"{one.table}.ids"]]).sum()) * BATCH / samples
+            bare = tuple(replace(one, held_out=None) for one in statistics.tables)
+            for name, known in (("forecast", statistics.tables), ("in the sample itself", bare)):
+                said = float(accesses(known, plan.shards, BATCH).raw[:, 1].sum())
+                words, note = f"slow accesses, {name}, {size / 1e6:.0f} MB a device", "measured: another log"
+                yield figure(words, "rows", truth, emulated=said, note=note)
+
+
+def _write(path: Path, tables: Any, orders: dict[str, Any], samples: int, seed: int) -> None:
+    columns: dict[str, Any] = {}
+    for number, one in enumerate(tables):
+        rng = np.random.default_rng([seed, number])
+        offsets, columns[f"{one.name}.ids"] = synthetic.draw(one, samples, rng, orders[one.name])
+        columns[f"{one.name}.offsets"] = offsets
+    np.savez(path, **columns)

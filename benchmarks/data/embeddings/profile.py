@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness.measure import in_turn, scratch
+from benchmarks.harness.measure import in_turn, scratch, seconds_of
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.model import EmbeddingTable
@@ -50,7 +51,8 @@ def profile_rows(quick: bool) -> Iterator[Row]:
         expected = {name: many if "features" in name else lookups for name in arms}
         for name, arm in arms.items():  # the pass that warms caches and compiles
             assert arm() == expected[name], name
-        taken = in_turn({name: _timed(arm) for name, arm in arms.items()}, 3 if quick else 5)
+        timed = {name: partial(seconds_of, arm, time.process_time) for name, arm in arms.items()}
+        taken = in_turn(timed, 3 if quick else 5)
         ours = lookups / min(taken["profile"])
         for name, seconds in taken.items():
             rate = expected[name] / min(seconds)
@@ -75,15 +77,6 @@ def _write(path: Path, tables: dict[str, EmbeddingTable], samples: int, shuffled
                 columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), ids))
             writer.write_table(pa.table(columns, schema=schema))
     return lookups
-
-
-def _timed(arm: Callable[[], Any]) -> Callable[[], float]:
-    def seconds() -> float:
-        begun = time.process_time()
-        arm()
-        return time.process_time() - begun
-
-    return seconds
 
 
 def _duckdb(log: Path) -> Callable[[], int]:

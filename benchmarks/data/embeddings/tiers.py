@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness.measure import conditions, in_turn, scratch
+from benchmarks.harness.measure import in_turn, ratios, scratch, seconds_of
 from benchmarks.harness.rows import Row, figure
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.files import Statistics, read_statistics, write_statistics
@@ -57,9 +57,9 @@ def tiers_rows(quick: bool) -> Iterator[Row]:
         for share in (2 * FAST, 4 * FAST):
             more = replace(asked, fast=replace(fast, capacity=share * bytes_each))
             found = [_slow(decide(replace(more, policy=name)), batches[2:]) for name in POLICIES]
-            ratios = [min(one[at] for one in found[:-1]) / found[-1][at] for at in (0, 1)]
-            name, note = f"{SLOW}, {share:.0%} fast", f"distinct rows {ratios[1]:.1f}x"
-            yield figure(name, "x", ratios[0], note=note)
+            over = [min(one[at] for one in found[:-1]) / found[-1][at] for at in (0, 1)]
+            name, note = f"{SLOW}, {share:.0%} fast", f"distinct rows {over[1]:.1f}x"
+            yield figure(name, "x", over[0], note=note)
         flights = {name: _Flight(known, plan, folder / name) for name, plan in plans.items()}
         try:
             # the rows of the last batch are kept: lookups come with another one than the step before them
@@ -75,18 +75,17 @@ def tiers_rows(quick: bool) -> Iterator[Row]:
             for flight in flights.values():
                 flight.close()
     counts = {name: _slow(plan, batches[2:]) for name, plan in plans.items()}
-    medians = {arm: statistics.median(taken[2:]) for arm, taken in seconds.items()}
     for name in POLICIES:
         raw, distinct = counts[name]
         yield figure(f"slow lookups an iteration, {name}", "lookups", raw)
         yield figure(f"distinct slow rows an iteration, {name}", "rows", distinct)
         for kind in (TRAINED, LOOKED_UP):
-            taken, note = medians[f"{kind}, {name}"], conditions()
-            yield figure(f"{kind} of an iteration, {name}", "s", taken, note=note)
+            yield figure(f"{kind} of an iteration, {name}", "s", seconds[f"{kind}, {name}"][2:])
     best = min(counts[name][0] for name in POLICIES[:-1]) / counts["recshard"][0]
     yield figure(f"{SLOW}, {FAST:.0%} fast", "x", best, "> 1", published=87.0, source=SOURCE)
     for kind in (TRAINED, LOOKED_UP):
-        best = min(medians[f"{kind}, {name}"] for name in POLICIES[:-1]) / medians[f"{kind}, recshard"]
+        middle = [statistics.median(seconds[f"{kind}, {name}"][2:]) for name in POLICIES]
+        best = min(middle[:-1]) / middle[-1]
         name = f"{kind}: time of the best greedy over recshard's"
         yield figure(name, "x", best, "> 1", published=6.0, source=SOURCE)
     yield from _overhead_rows(quick)
@@ -146,15 +145,15 @@ def _bandwidth(share: float, folder: Path) -> float:
     bag = TieredEmbeddingBag(
         rows, 64, round(rows * share), slow=folder / "speed.rows", optimizer=partial(RowWiseAdagrad, lr=0.01)
     )
-    taken = []
+
+    def step(some: torch.Tensor) -> None:
+        bag(some.view(-1, 8)).sum().backward()
+        bag.step()
+
     with closing(bag):
         for some in torch.arange(rows).split(1 << 14):
             bag.write(some, bag.read(some))
-        for some in ids:
-            begin = time.perf_counter()
-            bag(some.view(-1, 8)).sum().backward()
-            bag.step()
-            taken.append(time.perf_counter() - begin)
+        taken = [seconds_of(partial(step, some)) for some in ids]
     return batch * 64 * 4 / statistics.median(taken[1:])
 
 
@@ -204,8 +203,7 @@ def _overhead_rows(quick: bool) -> Iterator[Row]:
 
         arms = {"plain": partial(once, plain, optimizer.step, iter(batches))}
         arms |= {str(share): partial(once, bag, bag.step, iter(batches)) for share, bag in tiered.items()}
-        taken = {arm: statistics.median(found[2:]) for arm, found in in_turn(arms, len(batches)).items()}
+        taken = in_turn(arms, len(batches))
         for share in tiered:
-            ratio = taken[str(share)] / taken["plain"]
-            words, goal = f"step over nn.EmbeddingBag's, {name}, {share:.0%} fast", "<= 1.5"
-            yield figure(words, "x", ratio, goal if share == 1 else "")
+            words, goal = f"step over nn.EmbeddingBag's, {name}, {share:.0%} fast", "<= 1.5" * (share == 1)
+            yield figure(words, "x", ratios(taken[str(share)][2:], taken["plain"][2:]), goal)

@@ -13,6 +13,7 @@ import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from benchmarks.harness.measure import in_turn, median, scratch
+from benchmarks.harness.measure import in_turn, ratios, scratch
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.data.ingest import IngestDataset, reader, synthetic, transforms
@@ -81,8 +82,8 @@ def _arms(session: IngestSession, rows: int, folder: Path) -> dict[str, Callable
     """The service, the DataLoader, and each without processes of its own."""
     numbers = itertools.count()
     fed: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "service": lambda: _service(session, folder / f"run{next(numbers)}"),
-        "service, ordered": lambda: _service(session, folder / f"run{next(numbers)}", ordered=True),
+        "service": lambda: _served(session, folder / f"run{next(numbers)}"),
+        "service, ordered": lambda: _served(session, folder / f"run{next(numbers)}", ordered=True),
         "in this process": lambda: _alone(session),
         "DataLoader, batches": lambda: loaded(session, DataLoader, Batches(session)),
         "DataLoader, no processes": lambda: loaded(session, DataLoader, Batches(session), 0),
@@ -93,18 +94,18 @@ def _arms(session: IngestSession, rows: int, folder: Path) -> dict[str, Callable
 def _compared(arms: dict[str, Callable[[], Pace]], repeats: int, goal: str = "") -> Iterator[Row]:
     found = in_turn(arms, repeats)
     for name, paces in found.items():
-        rates = [one.rate for one in paces]
-        count = 0 if name in ALONE else PROCESSES
-        note = f"{count} processes, median of {repeats}, which are {min(rates):,.0f} to {max(rates):,.0f}"
-        yield figure(name, "rows/s", median(rates), note=note)
-        yield figure(f"{name}: of a CPU-second", "rows", median(one.thrift for one in paces))
-        yield figure(f"{name}: memory", "bytes", median(one.memory for one in paces))
+        note = f"{0 if name in ALONE else PROCESSES} processes"
+        yield figure(name, "rows/s", (one.rate for one in paces), note=note)
+        yield figure(f"{name}: of a CPU-second", "rows", (one.thrift for one in paces))
+        yield figure(f"{name}: memory", "bytes", (one.memory for one in paces))
     for what, words in (("rate", "time"), ("thrift", "CPU time")):
-        pairs = zip(found["service"], found["service, ordered"], strict=True)
-        cost = median(getattr(one, what) / getattr(other, what) for one, other in pairs)
+        any_order, ordered = (
+            [getattr(one, what) for one in found[f"service{it}"]] for it in ("", ", ordered")
+        )
+        cost = ratios(any_order, ordered)
         yield figure(f"{words} of the service, ordered, over that in any order", "x", cost)
-    ours, other = (median(one.rate for one in found[it]) or 0 for it in ("service", "DataLoader, batches"))
-    yield figure("service against DataLoader, batches", "x", ours / (other or 1), goal)
+    ours, other = ([one.rate for one in found[it]] for it in ("service", "DataLoader, batches"))
+    yield figure("service against DataLoader, batches", "x", ratios(ours, other), goal)
 
 
 class Batches(IterableDataset[dict[str, Any]]):
@@ -154,15 +155,23 @@ def _alone(session: IngestSession) -> Iterator[dict[str, Any]]:
         yield from dataset
 
 
-def _service(session: IngestSession, folder: Path, *, ordered: bool = False) -> Iterator[dict[str, Any]]:
-    master, address = started(session, folder, MasterSettings(workers=PROCESSES))
+@contextmanager
+def service(
+    session: IngestSession, folder: Path, settings: MasterSettings, *, ordered: bool = False
+) -> Iterator[IngestDataset]:
+    """What a service of its own feeds."""
+    master, address = started(session, folder, settings)
     try:
-        dataset = IngestDataset(address, folder / SECRET, ordered=ordered)
-        for _ in range(session.epochs):
-            yield from dataset
+        yield IngestDataset(address, folder / SECRET, ordered=ordered)
     finally:
         master.terminate()
-        master.wait()
+        master.communicate(timeout=30)
+
+
+def _served(session: IngestSession, folder: Path, *, ordered: bool = False) -> Iterator[dict[str, Any]]:
+    with service(session, folder, MasterSettings(workers=PROCESSES), ordered=ordered) as dataset:
+        for _ in range(session.epochs):
+            yield from dataset
 
 
 def loaded(

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.data.ingest.rivals import Ours
+from benchmarks.data.ingest.rivals import Ours, service
 from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row, figure
-from windtunnel.base.keys import NAME as SECRET
-from windtunnel.data.ingest import IngestDataset, reader
+from windtunnel.data.ingest import reader
 from windtunnel.data.ingest.live import demo
 from windtunnel.data.ingest.live.calls import MasterSettings
-from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import IngestSession
 from windtunnel.data.ingest.policy import ScalingBounds
 
@@ -44,57 +41,40 @@ def stalls_rows(quick: bool) -> Iterator[Row]:
         number = itertools.count()
         arms: dict[str, Callable[[], dict[str, float]]] = {
             f"DataLoader, {most} processes": lambda: _inside(session, step, most),
-            "service, 1 worker": lambda: _service(
+            "service, 1 worker": lambda: _fed(
                 folder / str(next(number)), session, step, MasterSettings(workers=1)
             ),
-            "service, as many as wanted": lambda: _service(folder / str(next(number)), session, step, scaled),
+            "service, as many as wanted": lambda: _fed(folder / str(next(number)), session, step, scaled),
         }
         found = in_turn(arms, 1 if quick else 3)
         rows = session.epochs * sum(one.rows for one in reader.splits(session))
         for name, runs in found.items():
-            middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
-            scaling = name.endswith("wanted")
-            yield figure(f"{name}: stalled", "share", middle["stall"], note=PUBLISHED)
-            note = f"second half, with the first batches of epochs; {len(runs)} runs"
-            goal = f"<= {demo.STEADY:g}" if scaling else ""
-            yield figure(f"{name}: stalled after the ramp", "share", middle["steady"], goal, note=note)
-            yield figure(f"{name}: rows", "rows/s", middle["rate"])
-            exact = all(one["rows"] == rows for one in runs)
-            yield figure(f"{name}: rows exactly once", "rows", middle["rows"], f"{rows}", met=exact)
+            each = {key: [one[key] for one in runs] for key in runs[0]}
+            yield figure(f"{name}: stalled", "share", each["stall"], note=PUBLISHED)
+            goal = f"<= {demo.STEADY:g}" if name.endswith("wanted") else ""
+            note = "second half, with the first batches of epochs"
+            yield figure(f"{name}: stalled after the ramp", "share", each["steady"], goal, note=note)
+            yield figure(f"{name}: rows", "rows/s", each["rate"])
+            exact = all(one == rows for one in each["rows"])
+            yield figure(f"{name}: rows exactly once", "rows", each["rows"], f"{rows}", met=exact)
 
 
 def _inside(session: IngestSession, step: float, processes: int) -> dict[str, float]:
-    loader = DataLoader(
-        Ours(session), batch_size=None, num_workers=processes, multiprocessing_context="spawn",
-        persistent_workers=True,
-    )  # fmt: skip
-    training = _training(session)
+    how: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader = DataLoader(Ours(session), batch_size=None, num_workers=processes, **how)
+    return _trained(session, loader, step)
+
+
+def _fed(folder: Path, session: IngestSession, step: float, settings: MasterSettings) -> dict[str, float]:
+    with service(session, folder, settings) as dataset:
+        return _trained(session, dataset, step)
+
+
+def _trained(session: IngestSession, batches: Iterable[Any], step: float) -> dict[str, float]:
     torch.set_num_threads(1)
+    training = demo.TrainerTimes(np.zeros(sum(one.rows for one in reader.splits(session)), np.int64))
     for _ in range(session.epochs):
-        demo.train(iter(loader), step, training)
-    del loader
-    return _figures(training)
-
-
-def _service(folder: Path, session: IngestSession, step: float, settings: MasterSettings) -> dict[str, float]:
-    torch.set_num_threads(1)
-    process, address = started(session, folder, settings)
-    training = _training(session)
-    try:
-        dataset = IngestDataset(address, folder / SECRET)
-        for _ in range(session.epochs):
-            demo.train(iter(dataset), step, training)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-    return _figures(training)
-
-
-def _training(session: IngestSession) -> demo.TrainerTimes:
-    return demo.TrainerTimes(np.zeros(sum(one.rows for one in reader.splits(session)), np.int64))
-
-
-def _figures(training: demo.TrainerTimes) -> dict[str, float]:
+        demo.train(iter(batches), step, training)
     rows = float(training.rows.sum()) if training.rows.min() == training.rows.max() else -1.0
     return {
         "stall": training.stall(), "steady": training.stall(training.seconds / 2),

@@ -3,7 +3,7 @@
 How long its steps take is measured in waves of requests first, and then, since requests of all lengths and
 branches at once take longer, in steps of the workload itself. The promised pace follows from that, and for
 each policy and seed the load that the twin says it can just serve with such steps. Around that load the
-highest rung of a ladder is sought at which the live engine keeps more than `workload.ATTAINED` of what was
+highest rung of a ladder is sought at which the live engine keeps more than `goodput.ATTAINED` of what was
 promised: each policy has its own knee, and ratios are of goodput, with the twin's beside them. Policies take
 turns; as many processes as there are cores share the seeds, each with a model of its own.
 
@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness.measure import ratios
 from benchmarks.harness.rows import Row, figure
-from benchmarks.serving.branching.workload import ATTAINED, LIMITS, Workload, goodput, kept
+from benchmarks.serving.branching.goodput import ATTAINED, LIMITS, Workload, goodput, kept
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Branches, EngineJob, ServingEngine
@@ -236,23 +237,11 @@ def live_rows(quick: bool) -> Iterator[Row]:
     about = f"{MODEL}, {1e3 * median(part.tpot for part in parts):.1f} ms a token promised"
     for name, some in live.items():
         deciding, one, many = (median(each) for each in zip(*told[name], strict=True))
-        yield figure(
-            f"{name}: goodput", "requests/s", median(some), emulated=median(twin[name]),
-            note=f"{about}, {len(some)} seeds: {_each(some)}; deciding {deciding:.1%} of a step, margin"
-            f" {one:.0%} of one, {many:.0%} of many",
-        )  # fmt: skip
+        note = f"{about}; deciding {deciding:.1%} of a step, margin {one:.0%} of one, {many:.0%} of many"
+        yield figure(f"{name}: goodput", "requests/s", some, emulated=twin[name], note=note)
     for name in ("off", "eager"):
-        ratios, said = (
-            [one / other for one, other in zip(some["taper"], some[name], strict=True)]
-            for some in (live, twin)
-        )
-        note = f"{_each(ratios)}; twin {min(said):.2f} to {max(said):.2f}"
-        words = f"taper over {name}"
-        yield figure(words, "x", median(ratios), "> 1 x", emulated=median(said), note=note)
-
-
-def _each(figures: Sequence[float]) -> str:
-    return ", ".join(f"{one:.2f}" for one in sorted(figures))
+        over, said = (ratios(some["taper"], some[name]) for some in (live, twin))
+        yield figure(f"taper over {name}", "x", over, "> 1 x", emulated=said)
 
 
 def knee(share: Callable[[float], float], rate: float) -> float:

@@ -143,25 +143,22 @@ def live_rows(quick: bool) -> Iterator[Row]:
 def _compared(load: str, found: dict[str, list[Sums]]) -> Iterator[Row]:
     """What each arm did, and ``cheapest`` over each of the others, repeat by repeat: the same requests."""
     for name, mine in found.items():
+        words = f"core-seconds an answer {median(one.cost for one in mine):.3g}"
         parts = [one.missed / max(1, one.in_time + one.missed) for one in mine]
-        words = f"{_span(parts, '.2%')}; core-seconds an answer {_span([one.cost for one in mine], '.3g')}"
-        yield figure(f"{load}: {name}: late or shed", "", median(parts), note=words)
+        yield figure(f"{load}: {name}: late or shed", "", parts, note=words)
     ours = found.pop("cheapest")
     for name, theirs in found.items():
-        pairs, fixed = list(zip(ours, theirs, strict=True)), name.startswith("only")
-        for what, ratios, published in (
+        pairs = list(zip(ours, theirs, strict=True))
+        for what, over, published in (
             ("answered in time", [one.in_time / max(1, two.in_time) for one, two in pairs], 1.3),
             ("fewer late or shed", [max(1, two.missed) / max(1, one.missed) for one, two in pairs], 1.6),
             ("core-seconds an answer, less", [two.cost / one.cost for one, two in pairs], 8.5),
         ):
-            yield figure(
-                f"{load}: cheapest over {name}: {what}", "x", median(ratios), source=SOURCE,
-                published=published if fixed else None, note=_span(ratios, ".3g"),
-            )  # fmt: skip
-
-
-def _span(figures: Sequence[float], form: str) -> str:
-    return f"{min(figures):{form}} to {max(figures):{form}} in {len(figures)} repeats"
+            words, known = (
+                f"{load}: cheapest over {name}: {what}",
+                published if name.startswith("only") else None,
+            )
+            yield figure(words, "x", over, published=known, source=SOURCE)
 
 
 class Sums(NamedTuple):

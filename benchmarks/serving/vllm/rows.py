@@ -1,8 +1,7 @@
-"""Rows of the bench: see the package."""
+"""Policies in vLLM beside vLLM's own, and the own engine beside vLLM's server."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.harness.measure import in_turn, quantile
+from benchmarks.harness.measure import in_turn, quantile, ratios
 from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.vllm.servers import (
     HYBRID,
@@ -34,10 +33,6 @@ from windtunnel.store import eventlog
 LOADS = (0.8, 1.0, 1.2)
 PROMPT, TOKENS, TOGETHER = 96, 24, 8
 BRANCHES, TURNS, ROWS = 6, 5, 8
-
-
-def load() -> str:
-    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 def closed(count: int, temperature: float = 0.0, length: int = PROMPT, tokens: int = TOKENS) -> list[Asked]:
@@ -63,11 +58,9 @@ def speed_rows(quick: bool) -> Iterator[Row]:
 
         found = in_turn({name: partial(speed, live) for name, live in up.items()}, repeats)
         for place, words in ((0, "tokens/s"), (1, "tokens a processor second")):
-            ours, own = (median(one[place] for one in found[name]) for name in ("ours", "vllm"))
-            yield figure(
-                f"ours against vLLM's own, {words}", "x", ours / own, ">= 0.97",
-                note=f"{ours:.1f} against {own:.1f}; {load()}",
-            )  # fmt: skip
+            ours, own = ([one[place] for one in found[name]] for name in ("ours", "vllm"))
+            note = f"{median(ours):.1f} against {median(own):.1f}"
+            yield figure(f"ours against vLLM's own, {words}", "x", ratios(ours, own), ">= 0.97", note=note)
         equal = sum(one == other for one, other in zip(*same_tokens, strict=True))
         yield figure("requests with the same tokens", "", equal / count, "1")
         yield from twin_rows(up["ours"], count)
@@ -99,10 +92,11 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
     ):
         for share in (0.5, 0.95):
             one, other = (quantile(each.tolist(), share) for each in (measured, twin))
-            yield figure(
-                f"twin: {name} p{share * 100:g} in the scheduler", "s", one, "within 15 %", emulated=other,
-                note=f"step model {error:.0%} off on average; {load()}",
-            )  # fmt: skip
+            words, note = (
+                f"twin: {name} p{share * 100:g} in the scheduler",
+                f"step model {error:.0%} off on average",
+            )
+            yield figure(words, "s", one, "within 15 %", emulated=other, note=note)
 
 
 def live_times(
@@ -160,7 +154,7 @@ def objectives_rows(quick: bool) -> Iterator[Row]:
                 f"kept at {share:g} of capacity: ours", "share", shares["ours"],
                 f"{'>=' if share < 1 else '>'} {own:.2f}", emulated=emulated(up["ours"], asked),
                 note=f"{words}; {refused} of {repeats * count} refused; {capacity:.2f} requests/s, first"
-                f" token within {ttft:.2f} s; {load()}",
+                f" token within {ttft:.2f} s",
             )  # fmt: skip
 
 
@@ -208,12 +202,9 @@ def engine_rows(quick: bool) -> Iterator[Row]:
             found = in_turn(
                 {name: partial(speed, live, given, together, fresh) for name, live in up.items()}, repeats
             )
-            ratio = median(one / other for one, other in zip(found["engine"], found["vllm"], strict=True))
-            ours, own = (median(found[name]) for name in ("engine", "vllm"))
-            yield figure(
-                f"own engine against vLLM: {words}", "x", ratio, ">= 0.9",
-                note=f"{ours:.0f} against {own:.0f} tokens/s; {load()}",
-            )  # fmt: skip
+            over, note = ratios(found["engine"], found["vllm"]), "{:.0f} against {:.0f} tokens/s"
+            note = note.format(median(found["engine"]), median(found["vllm"]))
+            yield figure(f"own engine against vLLM: {words}", "x", over, ">= 0.9", note=note)
 
 
 def kept(turns: Sequence[Sequence[Answer]], ttft: float, tpot: float) -> float:
@@ -239,8 +230,8 @@ def branches_rows(quick: bool) -> Iterator[Row]:
             others = max(shares["off"], shares["eager"])
             yield figure(
                 f"kept at {share:g} of capacity: taper", "share", shares["taper"], f">= {others:.2f}",
-                note=f"off {shares['off']:.2f}, eager {shares['eager']:.2f}; a token"
-                f" within {tpot * 1e3:.0f} ms; {load()}",
+                note=f"off {shares['off']:.2f}, eager {shares['eager']:.2f}; a token within"
+                f" {tpot * 1e3:.0f} ms",
             )  # fmt: skip
 
 
@@ -266,27 +257,20 @@ def hybrid_rows(quick: bool) -> Iterator[Row]:
     with servers({"vllm": Variant(), "ours": states}, HYBRID_WORDS, hybrid=True) as up:
         seeds = {name: iter(range(repeats)) for name in up}
 
-        def turn(name: str) -> tuple[float, list[float], list[list[int]]]:
+        def turn(name: str) -> tuple[float, float, list[list[int]]]:
             before = up[name].cached()
             answers = chats(up[name], next(seeds[name]))
             hits, queries = (after - at for after, at in zip(up[name].cached(), before, strict=True))
-            return (
-                hits / queries,
-                [one.first - one.sent for one in answers],
-                [one.tokens[0] for one in answers],
-            )
+            first = median(one.first - one.sent for one in answers)
+            return hits / queries, first, [one.tokens[0] for one in answers]
 
         found = in_turn({name: partial(turn, name) for name in up}, repeats)
-        ours, own = (median(share for share, _, _ in found[name]) for name in ("ours", "vllm"))
-        yield figure(
-            "prompt tokens found: ours against vLLM's own", "share", ours, f"> {own:.3f}",
-            note=f"{own:.3f} of vLLM's own; {load()}",
-        )  # fmt: skip
-        ours, own = (median(median(times) for _, times, _ in found[name]) for name in ("ours", "vllm"))
-        yield figure(
-            "first token, median: ours against vLLM's own", "s", ours, f"< {own:.3f}",
-            note=f"{own:.3f} s of vLLM's own; {load()}",
-        )  # fmt: skip
+        for what, place, unit, than in (
+            ("prompt tokens found", 0, "share", ">"), ("first token, median", 1, "s", "<"),
+        ):  # fmt: skip
+            ours, own = ([one[place] for one in found[name]] for name in ("ours", "vllm"))
+            goal, words = f"{than} {median(own):.3f}", f"{what}: ours against vLLM's own"
+            yield figure(words, unit, ours, goal, note="the target is vLLM's own")
         pairs = list(zip(found["ours"], found["vllm"], strict=True))
         equal = sum(one[2] == other[2] for one, other in pairs)
         yield figure("turns with the same tokens", "", equal / len(pairs), "1")

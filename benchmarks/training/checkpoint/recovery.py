@@ -2,12 +2,12 @@
 
 Jobs of 4 ranks on 4 emulated hosts keep a checkpoint of every step, in two copies, and are struck again
 and again: a worker is killed, a whole host is (its agent, its workers, its memory), or a worker freezes.
-Who and when is drawn by chance (seeded); every fifth kill falls while the job still recovers from the one
+Who and when is drawn by chance (seeded); every fifth fault strikes while the job still recovers from the one
 before. Afterwards a run that nothing disturbed, and that kept no checkpoint, tells what the losses of all
 steps (also of those that were done twice) and the states of all ranks at the end should have been.
 
 The guarantee is that of two copies: both hosts of a group are never lost before the copies of the first
-are made again, so a kill against a host waits for a commit, or takes another group.
+are made again, so groups are struck in turn.
 
 Source: GEMINI (Wang et al., SOSP 2023): checkpoints of every iteration, so that at most the iteration under
 way is lost.
@@ -15,55 +15,42 @@ way is lost.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 from benchmarks.harness import jobs
-from benchmarks.harness.measure import conditions, quantile, scratch
+from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure, left_out
 from benchmarks.training.checkpoint import SOURCE, TRAINER
-from windtunnel.base import units
-from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
-from windtunnel.training.launch import Launched
+from windtunnel.training.elastic.events import Event, Recovery, recoveries
 
-Kind = Literal["worker killed", "host killed", "worker frozen"]
-KINDS: tuple[Kind, ...] = ("worker killed", "host killed", "worker frozen")
+KINDS = {"worker killed": "kill:rank", "host killed": "kill:host", "worker frozen": "stop:rank"}
 SEVERAL = "several at once"
 RANKS, GROUP = 4, 2
-JOBS, KILLS = 3, 12
-QUICK_JOBS, QUICK_KILLS = 1, 5
-WITHIN = 5  # every so many kills, one falls into a recovery
-PATIENCE = 60.0
+WITHIN = 5  # every so many faults, one falls into a recovery
+FIRST, GAP, TAIL = 6, 12, 12  # steps before the first fault, at least between two, and after the last
+POINTS = ("step", "before_local_write", "during_local_write", "after_local_write")
+"""Of a step and its checkpoint, where a fault strikes."""
 MOVES_NOT = 1.0  # seconds without a sign of life until a worker is taken for frozen
-
-
-@dataclass(frozen=True)
-class Kill:
-    """``delay``: seconds after the first commit of a generation, or, ``within`` a recovery, after the kill
-    before."""
-
-    kind: Kind
-    rank: int
-    delay: float
-    within: bool
 
 
 @dataclass
 class JobRun:
     """What one job gave. ``hashes``: by rank, of its state after step ``last``."""
 
-    kills: list[Kill]
-    struck: int = 0
-    last: int = -1
+    faults: list[str]
+    last: int
     events: list[Event] = field(default_factory=list)
     hashes: dict[int, str] = field(default_factory=dict)
     failure: str = ""
+
+    @property
+    def struck(self) -> list[str]:
+        """The faults that were injected."""
+        return list(dict.fromkeys(one["fault"] for one in self.events if one["kind"] == "injected"))
 
 
 @dataclass(frozen=True)
@@ -75,90 +62,42 @@ class Truth:
 
 
 def recovery_rows(quick: bool) -> Iterator[Row]:
-    load = conditions()
-    count, kills = (QUICK_JOBS, QUICK_KILLS) if quick else (JOBS, KILLS)
     with scratch() as folder:
-        ran = [run_job(folder / f"job-{number}", plan(kills, seed=number)) for number in range(count)]
+        count, faults = (1, 5) if quick else (3, 12)
+        ran = [run_job(folder / f"job-{number}", *plan(faults, seed=number)) for number in range(count)]
         for number, one in enumerate(ran):
             if one.failure:
                 yield left_out(f"job {number + 1} (failed)", one.failure)
         truth = undisturbed(folder / "undisturbed", sorted({one.last for one in ran if one.hashes}))
-    yield from result_rows(ran, truth, load)
+    yield from result_rows(ran, truth)
     yield from phase_rows(ran)
 
 
-def plan(count: int, seed: int) -> list[Kill]:
-    """``count`` kills, of each kind alike often, against ranks and at times drawn by chance."""
-    random = Random(seed)
-    kills: list[Kill] = []
+def plan(count: int, seed: int) -> tuple[list[str], int]:
+    """``count`` faults, of each kind alike often, against ranks and at times drawn by chance; and the step to
+    end with. Each that is recovered from makes another generation."""
+    random, step, faults, kinds = Random(seed), FIRST, list[str](), list(KINDS.values())
     for number in range(count):
-        kind = KINDS[(number + seed) % len(KINDS)]
-        within = number % WITHIN == WITHIN - 1
-        rank = random.randrange(RANKS)
-        if within and rank // GROUP == kills[-1].rank // GROUP:
-            rank = (rank + GROUP) % RANKS  # the copies of a group that was just hit are not yet made again
-        kills.append(Kill(kind, rank, random.uniform(0.0, 0.4 if within else 0.8), within))
-    return kills
+        when = f"during=recovery,generation={number + 1}"
+        if number % WITHIN != WITHIN - 1:
+            when, step = f"step={step},point={random.choice(POINTS)}", step + GAP + random.randrange(GAP)
+        rank = GROUP * (number % (RANKS // GROUP)) + random.randrange(GROUP)
+        faults.append(f"{kinds[(number + seed) % len(kinds)]}={rank},{when}")
+    return faults, step + TAIL
 
 
-def run_job(folder: Path, kills: list[Kill]) -> JobRun:
-    """A job that is struck with all ``kills`` and then comes to its end."""
-    ran = JobRun(kills)
-    with jobs.running(TRAINER, [], folder, hosts=RANKS, frozen_after=MOVES_NOT, lease=MOVES_NOT) as job:
+def run_job(folder: Path, faults: list[str], last: int) -> JobRun:
+    """A job that all ``faults`` strike, and that then comes to its end."""
+    ran, options = JobRun(faults, last), {"frozen_after": MOVES_NOT, "lease": MOVES_NOT, "faults": faults}
+    jobs.end_at(folder, last)
+    with jobs.running(TRAINER, [], folder, hosts=RANKS, **options) as job:
         try:
-            done = 0
-            for kill in kills:
-                if not kill.within:
-                    wait_settled(job, done)
-                time.sleep(kill.delay)
-                inject(job, kill)
-                done = len(job.events())
-                ran.struck += 1
-            wait_settled(job, done)
-            results = jobs.end_soon(job)
-            ran.last = int((folder / jobs.LAST).read_text())
-            ran.hashes = {rank: result["hashes"][str(ran.last)] for rank, result in results.items()}
+            results = jobs.results(job, 300.0)
+            ran.hashes = {rank: result["hashes"][str(last)] for rank, result in results.items()}
         except jobs.Failed as error:
             ran.failure = str(error)
         ran.events = job.events()
     return ran
-
-
-def wait_settled(job: Launched, after: int) -> None:
-    """Until `settled`.
-
-    Raises:
-        jobs.Failed: it does not come to that.
-    """
-    jobs.until(job, lambda events: settled(events, after), "commit after a kill", PATIENCE)
-
-
-def settled(events: Sequence[Event], after: int) -> bool:
-    """Whether a generation that was decided after the first ``after`` events (for 0: the first) has committed
-    a step."""
-    newest = jobs.generation(events[after:])
-    if not newest or newest != jobs.generation(events):
-        return False
-    mine = [event["kind"] for event in events[after:] if event["generation"] == newest]
-    return "step" in mine and "committed" in mine[mine.index("step") :]
-
-
-def inject(job: Launched, kill: Kill) -> None:
-    """Do it; a host that is only being replaced is waited for.
-
-    Raises:
-        jobs.Failed: whom it should strike does not come.
-    """
-    strikes: dict[Kind, Callable[[int], None]] = {
-        "host killed": job.kill_host, "worker frozen": job.stop_worker, "worker killed": job.kill_worker
-    }  # fmt: skip
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end and job.outcome is None:
-        with contextlib.suppress(KeyError, ProcessLookupError):
-            strikes[kill.kind](kill.rank)
-            return
-        time.sleep(0.005)
-    raise jobs.Failed(f"rank {kill.rank} did not come, to be struck")
 
 
 def undisturbed(folder: Path, lasts: Sequence[int]) -> Truth:
@@ -170,16 +109,16 @@ def undisturbed(folder: Path, lasts: Sequence[int]) -> Truth:
     return Truth(jobs.losses(events), {rank: result["hashes"] for rank, result in results.items()})
 
 
-def result_rows(ran: Sequence[JobRun], truth: Truth, load: str) -> Iterator[Row]:
+def result_rows(ran: Sequence[JobRun], truth: Truth) -> Iterator[Row]:
     """Whether all went on, and lost nothing."""
-    wanted, struck = sum(len(one.kills) for one in ran), sum(one.struck for one in ran)
-    kills = [kill for one in ran for kill in one.kills[: one.struck]]
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(kill.kind for kill in kills).items())
-    survived = struck if all(not one.failure for one in ran) else struck - 1
+    wanted, struck = sum(len(one.faults) for one in ran), [fault for one in ran for fault in one.struck]
+    survived = len(struck) - any(one.failure for one in ran)
+    counts = Counter(fault.partition("=")[0] for fault in struck)
+    kinds = ", ".join(f"{counts[text]} {kind}" for kind, text in KINDS.items())
     yield figure(
         "kills survived", "kills", survived, f"all {wanted}", met=survived == wanted,
-        note=f"{kinds}; {sum(kill.within for kill in kills)} while the job still recovered; {len(ran)} jobs"
-        f" of {RANKS} ranks on {RANKS} hosts, 2 copies of every step; {load}",
+        note=f"{kinds}; {sum('=recovery' in fault for fault in struck)} while the job still recovered;"
+        f" {len(ran)} jobs of {RANKS} ranks on {RANKS} hosts, 2 copies of every step",
     )  # fmt: skip
     found = [recovery.steps_lost for one in ran for recovery in recoveries(one.events)]
     lost = Counter(steps for steps in found if steps is not None)
@@ -208,36 +147,14 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, load: str) -> Iterator[Row]
 
 def phase_rows(ran: Sequence[JobRun]) -> Iterator[Row]:
     """From the kill to the first new step, by kind of kill."""
-    by_kind = kinds_of(ran)
+    by_kind: dict[str, list[Recovery]] = {}
+    for recovery in (each for one in ran for each in jobs.complete(one.events) if each.fault is not None):
+        kind = next(kind for kind, text in KINDS.items() if str(recovery.fault).startswith(text))
+        by_kind.setdefault(kind if recovery.generations == 1 else SEVERAL, []).append(recovery)
     for kind in (*KINDS, SEVERAL):
-        found = [one for one in by_kind.get(kind, []) if one.injected is not None]
-        totals = [one.seconds for one in found if one.seconds is not None]
-        if not totals:
+        if not (found := by_kind.get(kind, [])):
             yield left_out(f"{kind}: recovery", "no such recovery in this run")
             continue
         tiers = Counter(tier for one in found for tier in one.tiers.values())
-        read = ", ".join(f"{tier} {count}" for tier, count in sorted(tiers.items()))
-        yield figure(
-            f"{kind}: to the first new step", "s", quantile(totals, 0.5),
-            note=f"p95 {units.seconds(quantile(totals, 0.95))} of {len(totals)}; shards read from {read};"
-            " workers fork from a warm process, hosts are at hand: no boot, no import in it",
-        )  # fmt: skip
-        for phase in PHASES if kind != SEVERAL else ():
-            values = [value for one in found if (value := one.phases[phase]) is not None]
-            yield figure(f"{kind}: {phase.replace('_', ' ')}", "s", quantile(values, 0.5) if values else None)
-
-
-def kinds_of(ran: Sequence[JobRun]) -> dict[str, list[Recovery]]:
-    """Recoveries by the kind of their kill; `SEVERAL` where more than one fell into one."""
-    out: dict[str, list[Recovery]] = {}
-    for one in ran:
-        injected = [event for event in one.events if event["kind"] == "injected"]
-        since = 0.0
-        for recovery in recoveries(one.events):
-            if recovery.first_step is None:
-                continue
-            mine = [i for i, event in enumerate(injected) if since < event["t"] <= recovery.first_step]
-            since = recovery.first_step
-            if mine:
-                out.setdefault(one.kills[mine[0]].kind if len(mine) == 1 else SEVERAL, []).append(recovery)
-    return out
+        note = f"shards read from {', '.join(f'{tier} {count}' for tier, count in sorted(tiers.items()))}"
+        yield from jobs.recovery_rows(f"{kind}: to the first new step", f"{kind}: ", found, note)

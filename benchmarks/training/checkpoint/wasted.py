@@ -6,7 +6,7 @@ runs in turn, as often as it can: torch.save to a store that all hosts share (ra
 
 Wasted time is the work since the state that is gone on from, and getting that state back. The work is looked
 up for random instants in the logged times of the real run's saves; getting it back is measured in real
-recoveries, after hosts were really killed, at random instants too. GEMINI's mean (section 2) is
+recoveries, after hosts were really killed, at random steps. GEMINI's mean (section 2) is
 ``complete + interval / 2 + load``, `policy.interval.wasted`.
 
 The store's rate is what makes the headline. GEMINI's 13 times are of 16 hosts whose network moves 80 to
@@ -20,18 +20,16 @@ free.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import mean, median
 
 from benchmarks.harness import jobs
-from benchmarks.harness.measure import conditions, scratch
+from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure
 from benchmarks.training.checkpoint import PROGRAMS, SOURCE
 from windtunnel.base import units
@@ -43,9 +41,7 @@ MIB, QUICK_MIB = 48.0, 8.0
 COMPUTE, QUICK_COMPUTE = 0.6, 0.25
 STEPS_A_SAVE = 8  # steps that a save to the shared store takes
 INSTANTS = 200
-SAVES, STEPS = 5, 16
-QUICK_SAVES, QUICK_STEPS = 3, 6
-PATIENCE = 150.0
+PATIENCE = 400.0
 TARGET = 13.0
 
 
@@ -101,14 +97,13 @@ class Measured:
 
 
 def wasted_rows(quick: bool) -> Iterator[Row]:
-    load = conditions()
     with scratch() as folder:
         store, peers = (
             measure(way, folder / way.saver, quick, seed) for seed, way in enumerate((STORE, PEERS))
         )
     yield from way_rows(store, quick)
     yield from way_rows(peers, quick)
-    yield from headline_rows(store, peers, quick, load)
+    yield from headline_rows(store, peers, quick)
 
 
 def rate(quick: bool) -> float:
@@ -118,48 +113,36 @@ def rate(quick: bool) -> float:
 
 
 def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
-    """A run of ``way``: undisturbed for some saves, then real kills of hosts.
+    """A run of ``way``: undisturbed for some saves, then real kills of hosts, each when a further save is
+    whole.
 
     Raises:
         jobs.Failed: it did not come through.
     """
     mib, compute = (QUICK_MIB, QUICK_COMPUTE) if quick else (MIB, COMPUTE)
-    least_saves, least_steps = (QUICK_SAVES, QUICK_STEPS) if quick else (SAVES, STEPS)
     arguments: list[object] = ["--saver", way.saver, "--mib", mib, "--compute", compute]
     arguments += ["--store", folder / "store", "--rate", rate(quick)]
     random = Random(seed)
-
-    def enough(events: Sequence[Event]) -> bool:
-        return jobs.count(events, "step") >= least_steps and len(saves_of(events, RANKS)) >= least_saves
-
+    first, between = STEPS_A_SAVE * (4 if quick else 6), 3 * STEPS_A_SAVE
+    kills = 1 if quick else way.kills
+    at = [first + number * between + random.randrange(STEPS_A_SAVE) for number in range(kills)]
+    faults = [f"kill:host={random.randrange(RANKS)},step={step}" for step in at]
+    jobs.end_at(folder, at[-1] + STEPS_A_SAVE)
     # a worker that waits for a slow disk is not frozen
+    options = {"frozen_after": 5.0, "lease": 5.0, "faults": faults}
     program = PROGRAMS / "saving_trainer.py"
-    with jobs.running(program, arguments, folder, hosts=RANKS, frozen_after=5.0, lease=5.0) as job:
-        jobs.until(job, enough, f"{least_saves} saves", PATIENCE)
-        calm = job.events()
-        saves = saves_of(calm, RANKS)
-        for _ in range(1 if quick else way.kills):
-            jobs.until(job, lambda e: saves_of(e, RANKS, jobs.generation(e)), "save", PATIENCE)
-            time.sleep(random.uniform(0.0, interval(saves)))
-            struck = jobs.generation(job.events())
-            job.kill_host(random.randrange(RANKS))
-            jobs.until(job, partial(_back, after=struck), "step after a kill", PATIENCE)
-        events = job.events()
-        jobs.end_soon(job)
-    steps = [event for event in calm if event["kind"] == "step"]
+    _, events = jobs.finished(program, arguments, folder, PATIENCE, hosts=RANKS, **options)
+    saves = saves_of(events, RANKS)
+    steps = [event for event in events if event["kind"] == "step" and event["generation"] == 1]
     stalls = [event["stall"] for event in steps[1:]]  # memory is made at the first save
     undisturbed = median(
         after["ended"] - before["ended"] - before["stall"] for before, after in pairwise(steps)
     )
-    kills = killed(events)
-    if not kills:
+    struck = killed(events)
+    if not struck:
         raise jobs.Failed("no recovery after a kill is in the log")
     lost = [lost_work(saves, at) for at in instants(saves, INSTANTS, seed)]
-    return Measured(way, saves, stalls, undisturbed, lost, kills)
-
-
-def _back(events: Sequence[Event], after: int) -> bool:
-    return any(event["kind"] == "step" and event["generation"] > after for event in events)
+    return Measured(way, saves, stalls, undisturbed, lost, struck)
 
 
 def killed(events: Sequence[Event]) -> list[Killed]:
@@ -185,7 +168,7 @@ def killed(events: Sequence[Event]) -> list[Killed]:
 
 def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     """What one way costs: for a failure, for every step, and in the real kills."""
-    way, saves, stall = measured.way, measured.saves, mean(measured.stalls)
+    way, saves = measured.way, measured.saves
     store = f"; the store moves {rate(quick) / 1e6:.0f} MB/s for all" if way == STORE else ""
     yield figure(
         f"{way.name}: wasted by a failure", "s", measured.wasted, emulated=measured.formula,
@@ -194,18 +177,14 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
         f" {units.seconds(complete(saves))} + {units.seconds(interval(saves))}/2 +"
         f" {units.seconds(measured.load)}; {RANKS} x {QUICK_MIB if quick else MIB:g} MiB of state{store}",
     )  # fmt: skip
-    yield figure(
-        f"{way.name}: stall of a step", "s", stall,
-        note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it; a"
-        f" save every {(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
-    )  # fmt: skip
-    yield figure(
-        f"{way.name}: wasted by a host really killed", "s",
-        mean(kill.lost + kill.load for kill in measured.kills), note=f"mean of {len(measured.kills)}",
-    )  # fmt: skip
+    each = f"a save every {(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps"
+    note = f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it; {each}"
+    yield figure(f"{way.name}: stall of a step", "s", mean(measured.stalls), note=note)
+    really, note = mean(kill.lost + kill.load for kill in measured.kills), f"mean of {len(measured.kills)}"
+    yield figure(f"{way.name}: wasted by a host really killed", "s", really, note=note)
 
 
-def headline_rows(store: Measured, peers: Measured, quick: bool, load: str) -> Iterator[Row]:
+def headline_rows(store: Measured, peers: Measured, quick: bool) -> Iterator[Row]:
     """The ratio, what it is made of, and what is left of it in a whole recovery."""
     mib = QUICK_MIB if quick else MIB
     network = RANKS * mib * 2**20 / complete(peers.saves)
@@ -216,20 +195,16 @@ def headline_rows(store: Measured, peers: Measured, quick: bool, load: str) -> I
         note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed"
         f" copies, all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which"
         f" is what makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts"
-        f" from the state, load is up to the state, detection and replacement are not in it; {load}"
+        f" from the state, load is up to the state, detection and replacement are not in it"
         f"{'; too small a state for the target' * quick}",
     )  # fmt: skip
-    yield figure(
-        "steps between checkpoints, shared store over peers' memory", "x",
-        interval(store.saves) / interval(peers.saves), published=8.0, source=SOURCE,
-        note="by the rate of the store",
-    )  # fmt: skip
+    name, steps = "steps between checkpoints, shared store over peers' memory", interval(store.saves)
+    yield figure(name, "x", steps / interval(peers.saves), published=8.0, source=SOURCE)
     whole = [mean(kill.whole for kill in one.kills) for one in (store, peers)]
     yield figure(
         "whole failure, shared store over peers' memory", "x", whole[0] / whole[1],
         note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}: lost work, detection, decision,"
-        " regrouping, load and the first new step. Hosts here are at hand and processes fork from a warm"
-        " one; published: minutes for replacement and start, alike for both",
+        " regrouping, load and the first new step. Hosts are at hand, processes fork from a warm one",
     )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.base.errors import ScriptError, UserError
+from benchmarks import ROOT
+from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Slice
 from windtunnel.training.emulate.live.session import Session
@@ -55,14 +56,7 @@ class BenchJob:
 
 
 def example(name: str = "train_llama.py") -> Path:
-    """An example script of the checkout.
-
-    Raises `UserError` where the package is installed without its examples.
-    """
-    path = Path(__file__).resolve().parents[3] / "examples" / name
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: the comparison runs from a checkout, with its examples")
-    return path
+    return ROOT / "examples" / name
 
 
 def launch(world: int, module: str, *arguments: str, package: str = PACKAGE) -> None:
@@ -134,11 +128,6 @@ def peak_bytes(slice_: Slice) -> int:
     change[gone] = -size[events["ref"][gone]]
     begin, end = slice_.steady
     return int(np.cumsum(change)[max(begin - 1, 0) : end].max())
-
-
-def save(slice_: Slice, path: Path) -> None:
-    """Write a slice for another process of the same run."""
-    path.write_bytes(pickle.dumps(slice_, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def main() -> None:

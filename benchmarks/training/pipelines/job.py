@@ -60,25 +60,19 @@ def build(options: argparse.Namespace) -> PipelineTrainer:
     specs = [LayerSpec(f"block{index}", lambda: Block(options.forward)) for index in range(LAYERS)]
     inputs = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
     return PipelineTrainer(
-        specs,
-        lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        nn.functional.mse_loss,
-        lambda indices: (inputs[indices], inputs[indices].flip(-1)),
-        samples=SAMPLES,
-        microbatches=MICROBATCHES,
-        microbatch_size=MICROBATCH_SIZE,
-        templates=even_templates(specs, n0=N0, largest=LARGEST),
-        reduction="fixed",
-        checkpoint=options.checkpoint,
-        checkpoint_every=options.every,
-    )
+        specs, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), nn.functional.mse_loss,
+        lambda indices: (inputs[indices], inputs[indices].flip(-1)), samples=SAMPLES,
+        microbatches=MICROBATCHES, microbatch_size=MICROBATCH_SIZE,
+        templates=even_templates(specs, n0=N0, largest=LARGEST), reduction="fixed",
+        checkpoint=options.checkpoint, checkpoint_every=options.every,
+    )  # fmt: skip
 
 
 def main() -> None:
     """Entry point; ``elastic.run`` does not return under a supervisor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--forward", type=float, default=FORWARD)
+    parser.add_argument("--forward", type=float, required=True)
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--every", type=int, default=0)
     options = parser.parse_args()

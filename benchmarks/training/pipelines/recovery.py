@@ -1,18 +1,133 @@
-"""Live: the first step after the loss of a host, and the throughput at several rates of loss."""
+"""Live: the first step after the loss of a host, and the throughput at several rates of loss.
+
+Runs are measured once in a process: sections that need the same ones share them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
 
-from benchmarks.harness.measure import median
+from benchmarks.harness import jobs, measure
 from benchmarks.harness.rows import Row, figure
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
-from benchmarks.training.pipelines.measured import SCHEMES, Cell, Recoveries, measure_grid, measure_recoveries
-from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS
-from windtunnel.training.elastic.events import PHASES, Recovery, recoveries
+from benchmarks.training.pipelines.runs import (
+    CHECKPOINT_EVERY,
+    COMES_AFTER,
+    HOSTS,
+    Cold,
+    JobRun,
+    Loss,
+    Scheme,
+    restart_cold,
+    run_job,
+)
+from windtunnel.training.elastic.events import Recovery, recoveries
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
+SCHEMES: tuple[Scheme, ...] = ("templates", "warm restart")
+SEED = 5
+FIRST, GAP = 6, 10  # no loss before this step, and at least about so many between two
+TAIL = 8  # steps after the last loss
+MULTIPLES = {2: 3, 5: 2, 10: 1, 30: 1}  # mean time between losses in warm restarts, and losses of such a run
+LONGEST = 40.0  # seconds that a run's steps may take; of its losses, one stays
+SPEEDED = 0.0  # seconds of a layer where only the numbers matter
+
+
+@dataclass(frozen=True)
+class Recoveries:
+    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss."""
+
+    undisturbed: JobRun
+    ran: dict[tuple[Scheme, bool], list[JobRun]]
+    cold: list[Cold]
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a step on all hosts, median."""
+        return median(self.undisturbed.paces())
+
+    def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[JobRun, Recovery]]:
+        """Those that a loss began, with their runs."""
+        return [(ran, recovery) for ran in self.ran[scheme, back] for recovery in jobs.complete(ran.events)]
+
+    def restart(self) -> float:
+        """Seconds of a warm restart, from the loss to the first step, median."""
+        found = [recovery.seconds for _, recovery in self.recoveries("warm restart")]
+        return median([seconds for seconds in found if seconds is not None])
+
+
+Cells = dict[tuple[int, bool], dict[Scheme, JobRun]]
+"""By steps between two losses, and whether hosts come back."""
+
+
+def random_losses(draw: random.Random, count: int, hosts: int = HOSTS) -> list[Loss]:
+    """``count`` losses at random steps and places of a job that gets smaller with each."""
+    return [
+        (FIRST + index * GAP + draw.randrange(GAP - 2), draw.randrange(hosts - index))
+        for index in range(count)
+    ]
+
+
+def regular_losses(draw: random.Random, count: int, every: int, back: bool) -> list[Loss]:
+    """A loss in the middle of each stretch of ``every`` steps, at random places."""
+    return [
+        (index * every + every // 2, draw.randrange(HOSTS if back else HOSTS - index))
+        for index in range(count)
+    ]
+
+
+@cache
+def measure_recoveries(quick: bool) -> Recoveries:
+    """Do the runs with random losses.
+
+    Raises:
+        jobs.Failed: one did not end well.
+    """
+    draw = random.Random(SEED)
+    repeats, kills = (1, 1) if quick else (2, 3)
+    steps = FIRST + kills * GAP + TAIL
+    ran: dict[tuple[Scheme, bool], list[JobRun]] = {}
+    for number in range(repeats):
+        losses = random_losses(draw, kills)
+        for scheme in SCHEMES:
+            ran.setdefault((scheme, False), []).append(run_job(scheme, steps, losses))
+            if number == 0:
+                ran[scheme, True] = [run_job(scheme, steps, losses, back=True)]
+    undisturbed = run_job("templates", steps)
+    cold = []
+    for _ in range(1 if quick else 2):
+        step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
+        cold.append(restart_cold(step, draw.randrange(HOSTS), CHECKPOINT_EVERY // 2))
+    return Recoveries(undisturbed, ran, cold)
+
+
+@cache
+def measure_grid(quick: bool) -> tuple[Cells, JobRun]:
+    """Run every failure rate with every scheme, with hosts that come back and with such that do not; and
+    without losses, on other hosts and without waiting.
+
+    Raises:
+        jobs.Failed: one did not end well.
+    """
+    found = measure_recoveries(quick)
+    draw = random.Random(SEED + 1)
+    cells: Cells = {}
+    longest = 0
+    for multiple, most in ({2: 1} if quick else MULTIPLES).items():
+        every = max(2, round(multiple * found.restart() / found.step_time))
+        count = max(1, min(most, round(LONGEST / (every * found.step_time))))
+        for back in (False, True):
+            losses = regular_losses(draw, count, every, back)
+            steps = count * every
+            longest = max(longest, steps)
+            runs = {scheme: run_job(scheme, steps, losses, back=back) for scheme in SCHEMES}
+            cells[every, back] = runs
+    return cells, run_job("templates", longest, hosts=2, forward=SPEEDED)
 
 
 def conditions(step_time: float) -> str:
@@ -28,59 +143,33 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: kills of a host at random steps, no host comes back."""
     found = measure_recoveries(quick)
     yield figure("step, undisturbed", "s", found.step_time, note=conditions(found.step_time))
+    first: dict[str, list[float | None]] = {}
+    new: dict[str, list[float | None]] = {}
     for scheme in SCHEMES:
-        yield from _scheme(found, scheme)
-    yield from _cold(found)
-    yield from _ratios(found)
+        pairs, note = found.recoveries(scheme), ""
+        if scheme == "warm restart":
+            note = (
+                f"processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
+                " on a local disk, which another host would not have"
+            )
+        recovered = [recovery for _, recovery in pairs]
+        yield from jobs.recovery_rows(f"{scheme}: loss to first step", f"{scheme}, phase ", recovered, note)
+        first[scheme] = [recovery.seconds for recovery in recovered]
+        new[scheme] = [ran.regained(recovery) for ran, recovery in pairs]
+        yield figure(f"{scheme}: loss to first step that is new", "s", new[scheme])
+        worst = max((one.steps_lost for one in recovered if one.steps_lost is not None), default=None)
+        yield figure(f"{scheme}: steps done again, most", "steps", worst, "0" * (scheme == "templates"))
+    first["cold restart"] = [one.seconds for one in found.cold]
+    new["cold restart"] = [one.regained for one in found.cold]
+    note = "all processes end, interpreter and torch start anew (one import of torch serves all hosts)"
+    yield figure("cold restart: loss to first step", "s", first["cold restart"], note=note)
+    yield figure("cold restart: loss to first step that is new", "s", new["cold restart"])
+    ours = [measure.median(first["templates"])]
+    for scheme in ("warm restart", "cold restart"):
+        for what, theirs in (("step", first), ("new step", new)):
+            over = measure.ratios([measure.median(theirs[scheme])], ours)
+            yield figure(f"{scheme} / templates, first {what}", "times", over)
     yield from _same(found)
-
-
-def _scheme(found: Recoveries, scheme: str) -> Iterator[Row]:
-    pairs = found.recoveries(scheme)  # type: ignore[arg-type]
-    recoveries = [recovery for _, recovery in pairs]
-    note = f"median of {len(recoveries)} kills"
-    if scheme == "warm restart":
-        note += (
-            f"; processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
-            " on a local disk, which another host would not have"
-        )
-    yield figure(f"{scheme}: loss to first step", "s", median([r.seconds for r in recoveries]), note=note)
-    yield from _phases(scheme, recoveries)
-    regained = median([ran.regained(recovery) for ran, recovery in pairs])
-    yield figure(f"{scheme}: loss to first step that is new", "s", regained)
-    again = [float(r.steps_lost) for r in recoveries if r.steps_lost is not None]
-    worst = max(again, default=None)
-    yield figure(f"{scheme}: steps done again, most", "steps", worst, "0" if scheme == "templates" else "")
-
-
-def _phases(scheme: str, recoveries: Sequence[Recovery]) -> Iterator[Row]:
-    for phase in PHASES:
-        shown = {"load": "copy", "first_step": "first step"}.get(phase, phase)
-        value = median([recovery.phases[phase] for recovery in recoveries])
-        yield figure(f"{scheme}, phase {shown}", "s", value)
-
-
-def _cold(found: Recoveries) -> Iterator[Row]:
-    yield figure(
-        "cold restart: loss to first step", "s", median(c.seconds for c in found.cold),
-        note=f"median of {len(found.cold)} kills; all processes end, interpreter and torch start anew (one"
-        " import of torch serves all hosts of this computer)",
-    )  # fmt: skip
-    regained = median(c.regained for c in found.cold)
-    yield figure("cold restart: loss to first step that is new", "s", regained)
-
-
-def _ratios(found: Recoveries) -> Iterator[Row]:
-    ours = median(recovery.seconds for _, recovery in found.recoveries("templates"))
-    restarts = found.recoveries("warm restart")
-    for name, theirs in (
-        ("warm restart / templates, first step", median(r.seconds for _, r in restarts)),
-        ("warm restart / templates, first new step", median(f.regained(r) for f, r in restarts)),
-        ("cold restart / templates, first step", median(c.seconds for c in found.cold)),
-        ("cold restart / templates, first new step", median(c.regained for c in found.cold)),
-    ):
-        ratio = theirs / ours if theirs and ours else None
-        yield figure(name, "times", ratio)
 
 
 def _same(found: Recoveries) -> Iterator[Row]:
@@ -89,48 +178,38 @@ def _same(found: Recoveries) -> Iterator[Row]:
     equal = sum(ran.losses == truth.losses and ran.hashes == truth.hashes for ran in runs)
     cold = sum(all(truth.losses[s] == loss for s, loss in one.losses.items()) for one in found.cold)
     kills = sum(len(found.recoveries(scheme, back)) for scheme, back in found.ran)
-    yield figure(
-        "runs bit-identical to an undisturbed one", "", equal / len(runs), "all", met=equal == len(runs),
-        note=f"{len(runs)} runs with {kills} kills: loss of every step, and hash of every layer with its"
-        " optimizer; fixed-point sums of gradients",
-    )  # fmt: skip
-    yield figure(
-        "cold restarts with the same losses", "", cold / len(found.cold), "all", met=cold == len(found.cold)
-    )
+    note = f"{len(runs)} runs with {kills} kills: loss of every step, and hash of all layers with optimizers"
+    share = equal / len(runs)
+    yield figure("runs bit-identical to an undisturbed one", "", share, "all", met=share == 1, note=note)
+    share = cold / len(found.cold)
+    yield figure("cold restarts with the same losses", "", share, "all", met=share == 1)
 
 
 def rates_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: throughput, downtime included, for each rate of loss."""
-    found, grid = measure_recoveries(quick), measure_grid(quick)
-    yield figure(
-        "without losses", "samples/s", SAMPLES / found.step_time,
-        note=f"{conditions(found.step_time)}; a warm restart takes {found.restart():.2f} s to its first step",
-    )  # fmt: skip
-    for cell in grid.cells:
-        yield from _cell(cell)
-    several = [ran for cell in grid.cells for ran in cell.ran.values()]
-    truth = grid.reference.losses
+    found, (cells, reference) = measure_recoveries(quick), measure_grid(quick)
+    note = f"{conditions(found.step_time)}; a warm restart takes {found.restart():.2f} s to its first step"
+    yield figure("without losses", "samples/s", SAMPLES / found.step_time, note=note)
+    for (every, back), runs in cells.items():
+        name, rate = (
+            f"loss every {every} steps, {f'back after {COMES_AFTER:g} s' if back else 'not back'}",
+            {},
+        )
+        for scheme, ran in runs.items():
+            rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
+            down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
+            note = f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries"
+            yield figure(f"{name}: {scheme}", "samples/s", rate[scheme], note=note)
+        yield figure(f"{name}: templates / warm restart", "times", rate["templates"] / rate["warm restart"])
+    several, truth = [ran for runs in cells.values() for ran in runs.values()], reference.losses
     equal = sum(
         len(ran.losses) == ran.steps and all(truth[s] == loss for s, loss in ran.losses.items())
         for ran in several
     )
-    pairs = sum(len({tuple(f.hashes.items()) for f in cell.ran.values()}) == 1 for cell in grid.cells)
+    pairs = sum(len({tuple(one.hashes.items()) for one in runs.values()}) == 1 for runs in cells.values())
     yield figure(
         "runs bit-identical to an undisturbed one", "", equal / len(several), "all",
-        met=equal == len(several) and pairs == len(grid.cells),
+        met=equal == len(several) and pairs == len(cells),
         note=f"loss of every step, against a run on two hosts; hashes equal between the schemes in {pairs}"
-        f" of {len(grid.cells)} cells",
+        f" of {len(cells)} cells",
     )  # fmt: skip
-
-
-def _cell(cell: Cell) -> Iterator[Row]:
-    back = f"back after {COMES_AFTER:g} s" if cell.back else "not back"
-    name = f"loss every {cell.every} steps, {back}"
-    rate = {}
-    for scheme, ran in cell.ran.items():
-        rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
-        down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
-        note = f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries"
-        yield figure(f"{name}: {scheme}", "samples/s", rate[scheme], note=note)
-    ratio = rate["templates"] / rate["warm restart"]
-    yield figure(f"{name}: templates / warm restart", "times", ratio)

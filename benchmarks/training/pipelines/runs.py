@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import scratch
+from benchmarks.training.pipelines.job import FORWARD
 from windtunnel.training.elastic.events import Event, Recovery
 from windtunnel.training.elastic.spec import PRELOAD
 from windtunnel.training.launch import Launched
@@ -74,16 +75,10 @@ class JobRun:
 
 
 def run_job(
-    scheme: Scheme,
-    steps: int,
-    losses: Sequence[Loss] = (),
-    *,
-    back: bool = False,
-    hosts: int = HOSTS,
-    forward: float | None = None,
-) -> JobRun:
-    """Run the job for ``steps`` steps. ``back``: lost hosts are replaced. ``forward``: seconds that a
-    layer takes, in place of the job's own.
+    scheme: Scheme, steps: int, losses: Sequence[Loss] = (), *, back: bool = False, hosts: int = HOSTS,
+    forward: float = FORWARD,
+) -> JobRun:  # fmt: skip
+    """Run the job for ``steps`` steps. ``back``: lost hosts are replaced. ``forward``: seconds of a layer.
 
     Raises:
         jobs.Failed: it did not end well in time.
@@ -93,9 +88,7 @@ def run_job(
     if restart and back:
         rules = {"on_loss": "restart"}  # better than to restart twice
     with scratch() as folder:
-        arguments: list[object] = ["--steps", steps]
-        if forward is not None:
-            arguments += ["--forward", forward]
+        arguments: list[object] = ["--steps", steps, "--forward", forward]
         if restart:
             arguments += ["--checkpoint", folder / "checkpoints", "--every", CHECKPOINT_EVERY]
         faults = [f"kill:host={place},step={step}" for step, place in losses]
@@ -152,23 +145,15 @@ def restart_cold(step: int, place: int, more: int) -> Cold:
     fault = f"kill:host={place},step={step}"
     with scratch() as folder:
         arguments: list[object] = ["--steps", step + 1 + more, "--checkpoint", folder / "checkpoints"]
-        arguments += ["--every", CHECKPOINT_EVERY]
-        with jobs.running(
-            SCRIPT,
-            arguments,
-            folder / "first",
-            hosts=HOSTS,
-            on_loss="shrink",
-            min_hosts=HOSTS,
-            faults=[fault],
-            preload=WARM,
-        ) as first:
+        arguments += ["--every", CHECKPOINT_EVERY, "--forward", FORWARD]
+        all_hosts = {"hosts": HOSTS, "on_loss": "shrink", "min_hosts": HOSTS, "preload": WARM}
+        with jobs.running(SCRIPT, arguments, folder / "first", faults=[fault], **all_hosts) as first:
             outcome = first.wait(BOUND)
             if outcome is None or outcome.status == 0:
                 raise jobs.Failed(f"cold restart: the loss after step {step} did not end the job")
             before = first.events()
-        left = {"hosts": HOSTS - 1, "on_loss": "shrink", "min_hosts": HOSTS - 1}
-        _, after = jobs.finished(SCRIPT, arguments, folder / "second", BOUND, **left, preload=WARM)
+        left = all_hosts | {"hosts": HOSTS - 1, "min_hosts": HOSTS - 1}
+        _, after = jobs.finished(SCRIPT, arguments, folder / "second", BOUND, **left)
     injected = next(event["t"] for event in before if event["kind"] == "injected")
     done = [event for event in after if event["kind"] == "step"]
     beyond = next(event["t"] for event in done if event["step"] > step)

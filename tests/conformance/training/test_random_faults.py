@@ -28,6 +28,7 @@ from benchmarks.harness import jobs
 from benchmarks.training.checkpoint import TRAINER
 from conformance.training import strangers, strikes
 from conformance.training.commanded import Commanded, training
+from conformance.training.followed import count, end_soon, generation, newest, until
 from conformance.training.strikes import Target, Undo
 from windtunnel.linux import mounts, network
 from windtunnel.training.elastic.events import Event
@@ -171,7 +172,7 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
         with training(words, folder / "run", HOSTS, TRAINER, memory=memory) as job:
             target = Target(job, stored, Random(0))
             try:
-                jobs.until(job, lambda events: jobs.count(events, "persisted"), "in storage", 120.0)
+                until(job, lambda events: count(events, "persisted"), "in storage", 120.0)
                 for kind, rank in plan:
                     one = Struck(kind, rank)
                     ran.struck.append(one)
@@ -179,9 +180,9 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
                     strike(target, one)
                     if one.outcome == "lost":
                         raise jobs.Failed(f"{kind.name}: {one.why}")
-                known = jobs.count(job.events(), "persisted")  # one that was due may have gone with its host
-                jobs.until(job, lambda events: jobs.count(events, "persisted") > known, "in storage", 120.0)
-                results = jobs.end_soon(job)
+                known = count(job.events(), "persisted")  # one that was due may have gone with its host
+                until(job, lambda events: count(events, "persisted") > known, "in storage", 120.0)
+                results = end_soon(job)
                 ran.last = int((job.folder / jobs.LAST).read_text())
                 ran.hashes = {rank: found["hashes"][str(ran.last)] for rank, found in results.items()}
             except jobs.Failed as error:
@@ -196,7 +197,7 @@ def strike(target: Target, one: Struck) -> None:
     """Do it, and see what becomes of the job."""
     job = target.job
     before = job.events()
-    committed = jobs.newest(before, "committed")
+    committed = newest(before, "committed")
     begin = time.time()
     try:
         undo = one.kind.strike(target)
@@ -207,7 +208,7 @@ def strike(target: Target, one: Struck) -> None:
         one.outcome, one.why, undo = "answered", str(error), lambda: None
     quiet = begin + (QUIET if one.kind.silent else 0.5)
     try:
-        found = jobs.until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
+        found = until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
     except jobs.Failed as error:
         one.outcome, one.why = "lost", str(error)
         found = []
@@ -230,10 +231,10 @@ def _went_on(job: Commanded, after: int, quiet: float) -> list[Event]:
     if time.time() < quiet:
         return []
     events = job.events()
-    newest = jobs.generation(events)
-    later = [e for e in events[after:] if e["generation"] == newest and e["t"] > quiet - 0.5]
+    latest = generation(events)
+    later = [e for e in events[after:] if e["generation"] == latest and e["t"] > quiet - 0.5]
     first = next((event["step"] for event in later if event["kind"] == "step"), None)
-    return events[after:] if first is not None and jobs.newest(later, "committed") >= first else []
+    return events[after:] if first is not None and newest(later, "committed") >= first else []
 
 
 def _first_step(events: Sequence[Event]) -> float | None:

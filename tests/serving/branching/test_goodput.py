@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.serving.branching.goodput import ATTAINED, Workload, attainment
 from benchmarks.serving.branching.live import RUNG, knee
-from benchmarks.serving.branching.workload import ATTAINED, Workload, attainment
 
 WORK = Workload(seconds=12.0, warm=3.0, wave=6.0, tokens=30, serial=60)
 

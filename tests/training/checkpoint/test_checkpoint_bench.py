@@ -7,13 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training.checkpoint import cost, idle, recovery, wasted
-from benchmarks.training.checkpoint.recovery import GROUP, KINDS, RANKS, JobRun, Kill, Truth
+from benchmarks.training.checkpoint import cost, recovery, wasted
+from benchmarks.training.checkpoint.recovery import GROUP, KINDS, RANKS, JobRun, Truth
 from benchmarks.training.checkpoint.wasted import Save
 from windtunnel.training.elastic.events import Event
+from windtunnel.training.elastic.faults import parse
 
 
 def event(kind: str, t: float, generation: int = 1, **fields: object) -> Event:
@@ -27,20 +28,18 @@ def membership(generation: int, t: float) -> Event:
 # --- recovery -----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(0, 1000))
 def test_strokes_never_take_both_copies(count: int, seed: int) -> None:
-    kills = recovery.plan(count, seed)
-    assert len(kills) == count
-    assert kills == recovery.plan(count, seed)
-    counts = [sum(kill.kind == kind for kill in kills) for kind in KINDS]
+    texts, last = recovery.plan(count, seed)
+    faults = [parse(text) for text in texts]
+    assert len(faults) == count and (texts, last) == recovery.plan(count, seed)
+    counts = [sum(text.startswith(kind) for text in texts) for kind in KINDS.values()]
     assert max(counts) - min(counts) <= 1
-    assert not kills[0].within
-    for before, kill in pairwise(kills):
-        assert 0 <= kill.rank < RANKS
-        if kill.within:
-            assert not before.within
-            assert kill.rank // GROUP != before.rank // GROUP
+    groups = [(fault.rank if fault.host is None else fault.host) // GROUP for fault in faults]  # type: ignore[operator]
+    assert all(one != other for one, other in pairwise(groups)) and max(groups) < RANKS // GROUP
+    steps = [fault.step for fault in faults if not fault.during]
+    assert all(other - one >= recovery.GAP for one, other in pairwise(steps))  # type: ignore[operator]
+    assert len(steps) == count - count // recovery.WITHIN and not faults[0].during
 
 
 def a_run(losses: dict[int, str]) -> list[Event]:
@@ -49,7 +48,7 @@ def a_run(losses: dict[int, str]) -> list[Event]:
         membership(1, 0.0),
         event("step", 1.0, step=0, loss=losses[0]),
         event("step", 2.0, step=1, loss=losses[1]),
-        event("injected", 2.5, fault="kill_worker(1)", place=1, rank=1),
+        event("injected", 2.5, fault="kill:rank=1,step=1", place=1, rank=1),
         event("lost", 2.6, what="worker", place=1, rank=1, evidence="exit"),
         membership(2, 2.7),
         *(event("grouped", 3.0, 2, rank=rank) for rank in range(RANKS)),
@@ -62,10 +61,8 @@ def a_run(losses: dict[int, str]) -> list[Event]:
 def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> None:
     truth = Truth({0: (1.0).hex(), 1: (2.0).hex()}, {rank: {"1": "state"} for rank in range(RANKS)})
     losses = {**truth.losses, **({} if right else {1: math.nextafter(2.0, 3.0).hex()})}
-    ran = JobRun(
-        [Kill("worker killed", 1, 0.0, False)], 1, 1, a_run(losses), dict.fromkeys(range(RANKS), "state")
-    )
-    rows = {row.name: row for row in recovery.result_rows([ran], truth, "")}
+    ran = JobRun(["kill:rank=1,step=1"], 1, a_run(losses), dict.fromkeys(range(RANKS), "state"))
+    rows = {row.name: row for row in recovery.result_rows([ran], truth)}
     assert rows["kills survived"].met
     assert rows["finished steps lost by a failure, most"].measured == 1
     assert rows["losses as in a run that nothing disturbed"].met is right
@@ -94,10 +91,8 @@ def test_a_save_counts_when_the_last_rank_has_it() -> None:
 
 
 def test_the_cost_of_a_way_is_held_against_the_steps_without() -> None:
-    none = {"seconds": [0.1] * 5}
     for seconds, met in ((0.109, True), (0.112, False)):
-        of = {"seconds": [seconds] * 5, "stalls": [0.004] * 5}
-        step, stall = cost.time_rows("concurrent", of, none, "")
+        step, stall = cost.time_rows("concurrent", [seconds] * 5, [0.004] * 5, [0.1] * 5, "")
         assert step.met is met and stall.measured == 0.004
 
 
@@ -105,11 +100,10 @@ def test_the_cost_of_a_way_is_held_against_the_steps_without() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_launch")
 def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
-    kills = [Kill("host killed", 1, 0.1, False)]
-    ran = recovery.run_job(tmp_path / "struck", kills)
-    assert not ran.failure
+    ran = recovery.run_job(tmp_path / "struck", ["kill:host=1,step=3"], 12)
+    assert not ran.failure and ran.struck
     truth = recovery.undisturbed(tmp_path / "calm", [ran.last])
-    assert all(row.met for row in recovery.result_rows([ran], truth, "") if row.target)
+    assert all(row.met for row in recovery.result_rows([ran], truth) if row.target)
 
 
 # --- idle ---------------------------------------------------------------------------------------------------
@@ -117,13 +111,12 @@ def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
 
 def test_figures_are_over_the_steps_without_checkpoints() -> None:
     alone = [0.50, 0.50, 0.52]
-    outcome = idle.IdleResult([0.51, 0.51, 0.55], every=1, inside=0.75)
-    median, high, inside = idle.rows(idle.Phase("idle", 0.5, 3), outcome, alone)
+    median, high, inside = cost.rows(cost.Phase("idle", 0.5, 4096, [0.51, 0.51, 0.55], inside=0.75), alone)
     assert median.measured == pytest.approx(2.0)
     assert median.met is True
     assert high.measured == pytest.approx(100 * (0.55 / 0.52 - 1))
     assert inside.measured == 75.0
-    missed, _ = idle.rows(idle.Phase("idle", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
+    missed, _ = cost.rows(cost.Phase("idle", 0.5, 4096, [0.6]), alone)
     assert missed.met is False
-    free, _ = idle.rows(idle.Phase("concurrent", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
+    free, _ = cost.rows(cost.Phase("concurrent", 0.5, 4096, [0.6]), alone)
     assert free.met is None

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, combinations, pairwise
 
-from benchmarks.training.pipelines.measured import random_losses, regular_losses
 from benchmarks.training.pipelines.planner import LAYERS, STAGES, random_layers
+from benchmarks.training.pipelines.recovery import random_losses, regular_losses
 from benchmarks.training.pipelines.runs import HOSTS, JobRun
 from windtunnel.training.pipelines.model import LayerProfile
 from windtunnel.training.pipelines.policy.planner import plan

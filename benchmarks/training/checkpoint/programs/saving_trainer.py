@@ -11,13 +11,11 @@ tells the run's events when its save was whole (``saved``), and when it has its 
 """
 
 import argparse
-import contextlib
 import fcntl
 import io
 import itertools
 import mmap
 import os
-import secrets
 import struct
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,10 +27,10 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness.jobs import over
+from windtunnel.base import atomic
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.elastic import Job, determinism, run
 
-PIECE = 1 << 20
 KEPT = 2  # saves that stay: the newest whole one is never removed
 PARTS = 8
 PER_PARAMETER = 12  # bytes: the parameter and two moments, in float32
@@ -63,24 +61,28 @@ class Bucket:
 
 
 class InFiles:
-    """torch.save: the state is serialised at once, and a thread writes it, with fsync, to storage."""
+    """torch.save: the state is serialised at once; a thread writes it, with fsync, to storage, whole under
+    its name or not at all. The system's cache saves nothing, since the store's time is waited for."""
 
-    def __init__(self, job: Any, state: State, folder: Path, rate: float) -> None:
+    def __init__(self, job: Job, state: State, folder: Path, rate: float) -> None:
         self._job, self._state, self._folder = job, state, folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._bucket = Bucket(folder / "bucket", rate)
-        self._pool = ThreadPoolExecutor(1)
+        self._bucket, self._pool = Bucket(folder / "bucket", rate), ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
     def restore(self) -> int:
-        step, begin = newest(self._job, self._steps()), time.monotonic()
+        """Go on from the newest step that all ranks have."""
+        held = self._job.agree("held", self._steps())
+        step, begin = max(set.intersection(*map(set, held.values())), default=-1), time.monotonic()
         if step < 0:
             return 0
-        saved = torch.load(io.BytesIO(read(self._path(step), self._bucket)))
+        self._bucket.take(self._path(step).stat().st_size)
+        saved = torch.load(self._path(step))
         with torch.no_grad():
             for name, tensor in self._state.items():
                 tensor.copy_(saved[name])
-        restored(self._job, step, begin)
+        self._job.agree("restored")  # the job goes on when the last has its state
+        self._job.event("restored", step=step, tier="storage", seconds=time.monotonic() - begin)
         return step + 1
 
     def free(self) -> bool:
@@ -91,19 +93,20 @@ class InFiles:
             self._pending.result()
         data = io.BytesIO()
         torch.save(self._state, data)
-        self._pending = self._pool.submit(self._write, step, data)
+        self._pending = self._pool.submit(self._write, step, data.getvalue())
 
-    def _write(self, step: int, data: io.BytesIO) -> None:
-        write(self._path(step), data.getbuffer(), self._bucket)
+    def _write(self, step: int, data: bytes) -> None:
+        self._bucket.take(len(data))
+        atomic.replace(self._path(step), data, durable=True)
         self._job.event("saved", step=step)
         # the last but one is whole in all ranks when any begins another
         for old in self._steps()[:-KEPT]:
-            with contextlib.suppress(FileNotFoundError):
-                self._path(old).unlink()
+            self._path(old).unlink(missing_ok=True)
 
     def _steps(self) -> list[int]:
-        paths = self._folder.glob(f"rank{self._job.rank}.*.pt")
-        return sorted(int(path.name.split(".")[1]) for path in paths)
+        return sorted(
+            int(path.name.split(".")[1]) for path in self._folder.glob(f"rank{self._job.rank}.*.pt")
+        )
 
     def _path(self, step: int) -> Path:
         return self._folder / f"rank{self._job.rank}.{step}.pt"
@@ -112,7 +115,7 @@ class InFiles:
 class InPeers:
     """`PeerCheckpointer`; its commits are in the run's events by themselves."""
 
-    def __init__(self, job: Any, program: dict[str, Any]) -> None:
+    def __init__(self, job: Job, program: dict[str, Any]) -> None:
         self._program, self._checkpointer = program, PeerCheckpointer(job, copies=2)
 
     def restore(self) -> int:
@@ -123,39 +126,6 @@ class InPeers:
 
     def save(self, step: int) -> None:
         self._checkpointer.step(step, self._program)
-
-
-def write(path: Path, data: memoryview, bucket: Bucket) -> None:
-    """Whole under its name or not at all, and on the disk when this returns; out of the system's cache."""
-    part = path.with_suffix(f".{secrets.token_hex(4)}.part")  # an earlier generation may still write its own
-    with part.open("wb", buffering=0) as file:
-        for at in range(0, len(data), PIECE):
-            piece = data[at : at + PIECE]
-            bucket.take(len(piece))
-            file.write(piece)
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    part.replace(path)
-
-
-def read(path: Path, bucket: Bucket) -> bytes:
-    parts = []
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(PIECE):
-            bucket.take(len(piece))
-            parts.append(piece)
-    return b"".join(parts)
-
-
-def newest(job: Any, mine: list[int]) -> int:
-    """The newest step that all ranks have; -1 for none."""
-    held = job.agree("held", mine)
-    return max(set.intersection(*(set(steps) for steps in held.values())), default=-1)
-
-
-def restored(job: Any, step: int, begin: float) -> None:
-    job.agree("restored")  # the job goes on when the last has its state
-    job.event("restored", step=step, tier="storage", seconds=time.monotonic() - begin)
 
 
 def train(job: Job, args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Rows of the engine's bench: see the package."""
+"""The engine's twin beside the live engine, and how fast the twin is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from benchmarks.harness.measure import conditions, quantile
+from benchmarks.harness.measure import quantile
 from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
 from windtunnel.serving.engine import profile
@@ -137,8 +137,7 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
     where = f"{model} at {busy:.0%} load"
     for name in ("ttft", "tpot"):
         live, twin = (quantile(getattr(one, name).tolist(), 0.5) for one in both)
-        words = f"{where}: {name} p50"
-        yield figure(words, "s", live, "within 15 %", emulated=twin, note=conditions())
+        yield figure(f"{where}: {name} p50", "s", live, "within 15 %", emulated=twin)
     spans = [float(np.nanmax(one.end)) for one in (measured, emulated)]
     live, twin = (float(one.met.sum()) / span for one, span in zip(both, spans, strict=True))
     note = f"{count} requests, {figures.describe_objective(PROMISED)}; seconds of the engine's core"
