@@ -12,13 +12,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -79,6 +81,25 @@ def side_by_side(
             give_up()
             raise
         return [future.result() for future in futures]
+
+
+def on_all_processors(work: Callable[[A], T], jobs: Mapping[str, Sequence[A]]) -> dict[str, list[T]]:
+    """What ``work`` gives of each job, name by name, in as many processes as there are processors."""
+    with ProcessPoolExecutor() as pool:
+        futures = {name: [pool.submit(work, job) for job in each] for name, each in jobs.items()}
+        return {name: [future.result() for future in each] for name, each in futures.items()}
+
+
+def in_new_process(work: Callable[..., T], *arguments: object) -> T:
+    """What ``work`` returns in a process that has imported nothing else."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def most_resident() -> int:
+    """Bytes that this process ever had in memory; getrusage remembers what the one that started it had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from windtunnel.base.errors import UserError
 
 BENCHES: Mapping[str, Mapping[str, str]] = {
     "agents.sandbox": {
-        "latency": "freeze fork peer", "calls": "calls loaded", "recovery": "recovery", "volume": "bytes",
+        "latency": "freeze fork peer calls loaded", "recovery": "recovery", "volume": "bytes",
         "overhead": "overhead thinking twin",
     },
     "control.database": {"": "decisions tasks messages twin"},
@@ -26,7 +26,7 @@ BENCHES: Mapping[str, Mapping[str, str]] = {
     },
     "data.files": {"": "write cpu frozen peer"},
     "data.group": {"": "tail"},
-    "data.ingest": {"ladder": "ladder", "rivals": "rows plain", "service": "stalls"},
+    "data.ingest": {"rivals": "rows plain", "service": "stalls ladder"},
     "edge.federated": {"": "bytes accuracy live"},
     "engines.flows": {"": "speed packets"},
     "engines.packets": {"": "speed"},
@@ -49,8 +49,8 @@ BENCHES: Mapping[str, Mapping[str, str]] = {
     "training.emulate": {"truth": "time memory gpu", "speed": "speed engine published"},
     "training.goodput": {"published": "published", "month": "twin"},
     "training.gradsync": {
-        "strategy": "strategy fusion", "live": "live", "codecs": "encode accuracy steps",
-        "sparse": "sparse sparse-16",
+        "strategy": "strategy fusion", "live": "live sparse sparse-16",
+        "codecs": "encode accuracy steps",
     },
     "training.hybrid": {"truth": "parameters memory time scale"},
     "training.pipelines": {"planner": "planner", "recovery": "recovery rates"},

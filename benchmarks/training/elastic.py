@@ -25,11 +25,12 @@ from windtunnel.training.elastic.spec import PRELOAD
 
 SEED = 29
 ADAPTERS = "windtunnel.training.checkpoint.adapters"
+LLAMA = "transformers.models.llama.modeling_llama"
 LOOPS: dict[str, tuple[str, tuple[str, ...], str, list[str]]] = {
     "plain DDP": ("plain", ("torchdata",), "torchdata.stateful_dataloader", []),
-    "Hugging Face's Trainer": ("hf", ("transformers", "accelerate"), f"{ADAPTERS}.huggingface", []),
+    "Hugging Face's Trainer": ("hf", ("transformers", "accelerate"), f"{ADAPTERS}.huggingface,{LLAMA}", []),
     "Lightning": ("lightning", ("lightning",), f"{ADAPTERS}.lightning", []),
-    "Accelerate": ("accelerate", ("accelerate", "transformers"), f"{ADAPTERS}.accelerate", ["--cpu"]),
+    "Accelerate": ("accelerate", ("accelerate", "transformers"), f"{ADAPTERS}.accelerate,{LLAMA}", ["--cpu"]),
 }
 """Of each its example, the packages that it needs, what is imported before it forks, and its arguments."""
 
@@ -39,7 +40,10 @@ def loops_rows(quick: bool) -> Iterator[Row]:
         if missing := next((package for package in packages if not find_spec(package)), None):
             yield left_out(name, f"{missing} is not installed")
             continue
-        program, options = ROOT / "examples" / f"elastic_{example}.py", {"preload": (*PRELOAD, preload)}
+        program, options = (
+            ROOT / "examples" / f"elastic_{example}.py",
+            {"preload": (*PRELOAD, *preload.split(","))},
+        )
 
         def ended(
             folder: Path, faults: tuple[str, ...], program: Path = program, words: list[str] = words,

@@ -6,9 +6,6 @@ repeats (what disturbs a pass only makes it slower). The rivals count one column
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness.measure import in_turn, scratch, seconds_of
+from benchmarks.harness.measure import in_new_process, in_turn, most_resident, scratch, seconds_of
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.model import EmbeddingTable
@@ -103,22 +100,17 @@ def _memory_rows(quick: bool) -> Iterator[Row]:
         for half in range(2):
             part: dict[str, Any] = {"f.ids": ids[half::2]}
             np.savez(folder / f"{half}.npz", **part)
-        program = (
-            "import json, resource, sys, time\n"
-            "from pathlib import Path\n"
-            "from windtunnel.data.embeddings.profile import profile\n"
-            "folder, rows = Path(sys.argv[1]), int(sys.argv[2])\n"
-            "begun = time.process_time()\n"
-            "found = profile([f'{folder}/*.npz'], rows={'f': rows}, hashes={'f': 'splitmix64'})\n"
-            "read = time.process_time() - begun\n"
-            "found.save(folder / 'out')\n"
-            "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-            "print(json.dumps([peak, read, time.process_time() - begun]))\n"
-        )
-        call = [sys.executable, "-c", program, str(folder), str(rows)]
-        done = subprocess.run(call, check=True, capture_output=True, text=True)
-        peak, read, written = json.loads(done.stdout)
+        peak, read, written = in_new_process(_hashed, folder, rows)
     name = f"{rows:,} rows, {lookups / 1e6:.0f} M lookups of raw ids hashed, 2 windows"
     yield figure(f"peak memory, {name}", "bytes", peak, "<= 2 GiB", note="resident, all included")
     yield figure("CPU time of it, without the order", "s", read)
     yield figure("CPU time of it, with the order written", "s", written)
+
+
+def _hashed(folder: Path, rows: int) -> tuple[int, float, float]:
+    """The most memory, and CPU seconds until all is read and until the order is written."""
+    begun = time.process_time()
+    found = profile([f"{folder}/*.npz"], rows={"f": rows}, hashes={"f": "splitmix64"})
+    read = time.process_time() - begun
+    found.save(folder / "out")
+    return most_resident(), read, time.process_time() - begun

@@ -9,14 +9,13 @@ How many requests a second keep their promises under each policy, on the twin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
 import numpy as np
 
-from benchmarks.harness.measure import ratios
+from benchmarks.harness.measure import on_all_processors, ratios
 from benchmarks.harness.rows import Row, figure
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.policy.step import Finished, StepLimits
@@ -172,10 +171,9 @@ def load_rows(quick: bool) -> Iterator[Row]:
     work = SHORT if quick else BASE
     full = median(_found(work, ("taper",), FEW)["taper"])
     for load in LOADS[:: 3 if quick else 1]:
-        with ProcessPoolExecutor() as pool:
-            shares = pool.map(partial(_share, work, load * full), ARMS)
-            for name, share in zip(ARMS, shares, strict=True):
-                yield figure(f"{name} at {load:.0%} of taper's goodput", "", emulated=share)
+        shares = on_all_processors(partial(_share, work, load * full), {name: [name] for name in ARMS})
+        for name, share in shares.items():
+            yield figure(f"{name} at {load:.0%} of taper's goodput", "", emulated=share)
 
 
 def map_rows(quick: bool) -> Iterator[Row]:
@@ -189,11 +187,10 @@ def map_rows(quick: bool) -> Iterator[Row]:
 
 
 def _found(work: Workload, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
-    """Goodput by policy, seed by seed, on all processors."""
-    jobs = [(name, seed) for name in policies for seed in seeds]
-    with ProcessPoolExecutor() as pool:
-        rates = list(pool.map(partial(_one, work), jobs))
-    return {name: rates[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(policies)}
+    """Goodput by policy, seed by seed."""
+    return on_all_processors(
+        partial(_one, work), {name: [(name, seed) for seed in seeds] for name in policies}
+    )
 
 
 def _one(work: Workload, job: tuple[str, int]) -> float:

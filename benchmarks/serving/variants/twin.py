@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -12,6 +10,7 @@ from statistics import mean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.measure import on_all_processors
 from benchmarks.harness.rows import Row, figure
 from windtunnel.serving.variants.policy import POLICIES
 from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, queries, simulate
@@ -89,10 +88,10 @@ def _found(
 ) -> dict[str, list[VariantsOutcome]]:
     """Of each policy what became of each seed."""
     seeds = range(1 if quick else 5)
-    trials = [Trial(name, cloud, rate, seed, seconds, fixed, trace) for name in names for seed in seeds]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        made = [*pool.map(_outcome, trials)]
-    return {name: made[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(names)}
+    return on_all_processors(
+        _outcome,
+        {name: [Trial(name, cloud, rate, seed, seconds, fixed, trace) for seed in seeds] for name in names},
+    )
 
 
 def _outcome(trial: Trial) -> VariantsOutcome:

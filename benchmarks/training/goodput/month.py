@@ -1,19 +1,17 @@
 """The twin at scale: 8,192 hosts for a month and 65,536 for 54 days, every scheme of the advice, each in a
-process of its own: ``python -m benchmarks.training.goodput.month HOSTS DAYS MTBF``.
+process of its own.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.measure import in_new_process, most_resident
 from benchmarks.harness.rows import Row, figure
 from windtunnel.traces.failures import poisson
 from windtunnel.training.goodput.advise import advise
@@ -55,47 +53,25 @@ def twin_rows(quick: bool) -> Iterator[Row]:
 
 def _rows(size: Size, quick: bool) -> Iterator[Row]:
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(size.hosts), str(size.days), str(size.mtbf)],
-        capture_output=True, text=True, timeout=600, check=True,
-    )  # fmt: skip
+    told = in_new_process(advised, size)
     seconds = time.perf_counter() - start
-    told = json.loads(done.stdout)
     name = f"{size.hosts:,} hosts x {size.days:g} days"
-    rate = (
-        f"{told['failures']} failures, one every {size.mtbf:.0f} s ({size.lost_a_day:.2%} of the hosts a"
-        f" day, {size.source})"
+    note = (
+        f"a process from its start to its end, with the advice on copies and intervals; {told['failures']}"
+        f" failures, one every {size.mtbf:.0f} s ({size.lost_a_day:.2%} of the hosts a day, {size.source})"
     )
-    yield figure(
-        f"{name}, all schemes", "s", seconds, f"≤ {size.target:g} s", judged=not quick,
-        note=f"a process from its start to its end, with the advice on copies and intervals; {rate}",
-    )  # fmt: skip
+    goal = f"≤ {size.target:g} s"
+    yield figure(f"{name}, all schemes", "s", seconds, goal, judged=not quick, note=note)
     yield figure(f"{name}, memory", "bytes", told["memory"], note="most that was resident")
     for scheme, goodput in told["goodput"].items():
         yield figure(f"{name}, goodput: {scheme}", "", emulated=goodput)
 
 
-def main(hosts: int, days: float, mtbf: float) -> None:
-    """Print the goodput of every scheme, the failures, and the memory that this process took."""
-    job = JobModel(hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * hosts, LAYERS)
-    horizon = days * 86_400
-    domains = tuple(f"leaf {host // 16}" for host in range(hosts))
-    question = Question(job, PhaseCosts(), mtbf, horizon, 1e12, domains)
-    trace = poisson(hosts, question.mtbf, horizon, np.random.default_rng(0))
-    advice = advise(question, trace)
-    told = {
-        "failures": len(trace),
-        "goodput": {result.scheme: result.goodput for result in advice.results},
-        "memory": _most_resident(),
-    }
-    print(json.dumps(told))
-
-
-def _most_resident() -> int:
-    """Bytes; not from getrusage, which remembers what the process that started this one had."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))
+def advised(size: Size) -> dict[str, Any]:
+    """The goodput of every scheme, the failures, and the memory that this process took."""
+    job = JobModel(size.hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * size.hosts, LAYERS)
+    horizon, domains = size.days * 86_400, tuple(f"leaf {host // 16}" for host in range(size.hosts))
+    question = Question(job, PhaseCosts(), size.mtbf, horizon, 1e12, domains)
+    trace = poisson(size.hosts, question.mtbf, horizon, np.random.default_rng(0))
+    goodput = {result.scheme: result.goodput for result in advise(question, trace).results}
+    return {"failures": len(trace), "goodput": goodput, "memory": most_resident()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.data.ingest import ladder
+from benchmarks.data.ingest import service as ladder
 
 
 def test_flattening_alone_makes_reads_tiny_and_the_rest_restores_them(
