@@ -214,8 +214,8 @@ def _part(rack: int, control: socket.socket) -> None:
             dist.broadcast(room, 0)
         up = next((sender for sender, to in senders.items() if rack in to), None)
         parts = room.split(PART if told["arm"] == "chain" else size) if senders else ()
-        coming = [dist.irecv(part, up) for part in parts] if up is not None else []
-        sent, end = [], 0.0
+        coming: list[Any] = [dist.irecv(part, up) for part in parts] if up is not None else []
+        sent, end = list[Any](), 0.0
         for place, part in enumerate(parts):
             if coming:
                 coming[place].wait()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -264,7 +265,7 @@ def hybrid_rows(quick: bool) -> Iterator[Row]:
             first = median(one.first - one.sent for one in answers)
             return hits / queries, first, [one.tokens[0] for one in answers]
 
-        found = in_turn({name: partial(turn, name) for name in up}, repeats)
+        found: dict[str, list[Any]] = in_turn({name: partial(turn, name) for name in up}, repeats)
         for what, place, unit, than in (
             ("prompt tokens found", 0, "share", ">"), ("first token, median", 1, "s", "<"),
         ):  # fmt: skip

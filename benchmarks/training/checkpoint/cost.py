@@ -156,7 +156,7 @@ def idle_rows(quick: bool) -> Iterator[Row]:
 
 def measure(folder: Path, phases: tuple[tuple[str, float, int], ...]) -> Iterator[Phase]:
     """What one job gives. All ranks wait for the slowest in every all-reduce."""
-    turns = []
+    turns: list[dict[str, Any]] = []
     for number, (mode, ratio, steps) in enumerate(phases):
         # a phase has slots of its own: by their size
         nbytes = max(4096, int(ratio * IDLE * RATE) // 4096 * 4096) + 4096 * number

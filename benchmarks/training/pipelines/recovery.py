@@ -165,10 +165,10 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     yield figure("cold restart: loss to first step", "s", first["cold restart"], note=note)
     yield figure("cold restart: loss to first step that is new", "s", new["cold restart"])
     ours = [measure.median(first["templates"])]
-    for scheme in ("warm restart", "cold restart"):
+    for other in ("warm restart", "cold restart"):
         for what, theirs in (("step", first), ("new step", new)):
-            over = measure.ratios([measure.median(theirs[scheme])], ours)
-            yield figure(f"{scheme} / templates, first {what}", "times", over)
+            over = measure.ratios([measure.median(theirs[other])], ours)
+            yield figure(f"{other} / templates, first {what}", "times", over)
     yield from _same(found)
 
 

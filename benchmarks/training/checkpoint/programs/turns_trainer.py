@@ -62,13 +62,11 @@ class Network:
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(1)
-        self.job, self.model, self.gradient = job, nn.Module(), torch.ones(PLAN["message"] // 4)
+        self.job, self.gradient, self.weights = job, torch.ones(PLAN["message"] // 4), nn.Parameter()
 
     def begun(self, turn: dict[str, Any], first: int) -> State:
-        self.model = nn.Module()
-        weights = torch.full((turn["nbytes"] // 4,), float(self.job.rank + 1))
-        self.model.weights = nn.Parameter(weights)
-        return {"model": self.model}
+        self.weights = nn.Parameter(torch.full((turn["nbytes"] // 4,), float(self.job.rank + 1)))
+        return {"model": nn.ParameterList([self.weights])}
 
     def step(self) -> None:
         for _ in range(PLAN["layers"]):
@@ -76,7 +74,7 @@ class Network:
             time.sleep(PLAN["compute"])
         self.gradient.fill_(1.0)
         with torch.no_grad():
-            self.model.weights[:1024] += 1.0
+            self.weights[:1024] += 1.0
 
 
 def train(job: Job) -> dict[str, Any]:
