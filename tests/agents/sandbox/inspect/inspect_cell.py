@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from support.waiting import killed, until
+from support.waiting import PATIENCE, killed, until
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.model import Effects, ProcessEffect
 from windtunnel.linux.processes import state
@@ -73,7 +73,7 @@ class Cell:
     def pids(self) -> list[int]:
         return [int(word) for word in (self.cgroup / "cgroup.procs").read_text().split()]
 
-    def run(self, command: str, seconds: float = 60) -> str:
+    def run(self, command: str, seconds: float = PATIENCE) -> str:
         """Run a command in the shell: what it printed."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
