@@ -264,7 +264,7 @@ def test_an_agent_that_cannot_begin_ends_the_run(go: Launch, monkeypatch: pytest
 @pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
 @pytest.mark.slow
 def test_hosts_with_a_network_each(go: Launch, tmp_path: Path) -> None:
-    launched = go(network="netns", rate=10e6, lease=0.8)
+    launched = go(network="netns", rate=10e6)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
     places = launched.places()
     assert len({os.readlink(f"/proc/{status['pid']}/ns/net") for status in places.values()}) == 2
@@ -337,7 +337,7 @@ def strike(address: str, service: str) -> None:
 SLOW = """
 import os, pathlib, time
 first = pathlib.Path(os.environ["SLOW"])
-if first.exists(): time.sleep(4.0)
+if first.exists(): time.sleep(6.0)
 first.touch()
 """
 
@@ -350,7 +350,7 @@ def test_ranks_are_not_late_while_the_fork_server_that_is_to_start_one_still_imp
     env = {"PYTHONPATH": str(tmp_path), "SLOW": str(tmp_path / "imported")}
     groups = STAYS.replace('"here", generation', '"grouped", generation, rank=int(os.environ["RANK"])')
     assert groups != STAYS
-    launched = go(groups, preload=("slow_to_import",), env=env, deadlines={"form": 0.8})
+    launched = go(groups, preload=("slow_to_import",), env=env, deadlines={"form": 4.0})
 
     def grouped(generation: int) -> list[dict[str, Any]]:
         return [e for e in kinds(launched.events(), "grouped") if e["generation"] >= generation]

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support import secret
+from support.waiting import PATIENCE
 from windtunnel.base import handshake, remote, schema, wire
 from windtunnel.base.calls import SERVICE, methods
 from windtunnel.base.listener import Listener
@@ -122,7 +123,7 @@ def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     attend = lambda: link.call(Supervision, "attend", "", Hello("h", "m", 1), lambda m, _: told.put(m))  # noqa: E731
     threading.Thread(target=attend, daemon=True).start()
-    number = told.get(timeout=20.0)["link"]
+    number = told.get(timeout=PATIENCE)["link"]
 
     @given(st.lists(calls_of(Supervision), min_size=1, max_size=5))
     @settings(FEW, max_examples=40)
@@ -139,7 +140,7 @@ def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     strike()
     assert link.call(Supervision, "ask", "", number, "commit/0") is None
     supervisor.abandon()
-    assert supervisor.wait(20.0) is not None
+    assert supervisor.wait(PATIENCE) is not None
 
 
 class Quiet:
@@ -201,16 +202,17 @@ def test_the_servers_of_trainers_and_of_hosts_live(tmp_path: Path) -> None:
 
 def test_strangers_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are let wait; each is cut off at last, and who knows the secret comes in meanwhile."""
-    monkeypatch.setattr(handshake, "PATIENCE", 0.5)
     done: list[int] = []
     sock = socket.create_server(("127.0.0.1", 0), backlog=256)
     listener = Listener(sock, lambda _: done.append(1), keys=secret.KEYS, services=lambda: ("x",))
     address = sock.getsockname()
-    strangers = [socket.create_connection(address, 5.0) for _ in range(100)]
-    for number, stranger in enumerate(strangers):
-        with contextlib.suppress(OSError):
-            stranger.sendall(handshake.MAGIC[: number % 9])
-    with handshake.connect(f"127.0.0.1:{address[1]}", 5.0, secret.KEYS, "x") as known:
+    with monkeypatch.context() as impatient:
+        impatient.setattr(handshake, "PATIENCE", 0.5)
+        strangers = [socket.create_connection(address, PATIENCE) for _ in range(100)]
+        for number, stranger in enumerate(strangers):
+            with contextlib.suppress(OSError):
+                stranger.sendall(handshake.MAGIC[: number % 9])
+    with handshake.connect(f"127.0.0.1:{address[1]}", PATIENCE, secret.KEYS, "x") as known:
         assert known.recv(1) == b""
     for stranger in strangers:
         with stranger, contextlib.suppress(ConnectionResetError):
