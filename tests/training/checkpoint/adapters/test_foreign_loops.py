@@ -54,7 +54,7 @@ def ended(name: str, folder: Path, *faults: str) -> tuple[dict[int, Any], list[d
             folder=folder,
             output=output.fileno(),
             hosts=2,
-            lease=2.0,
+            lease=10.0,
             frozen_after=2.0,
             faults=faults,
             preload=PRELOAD,

@@ -36,7 +36,7 @@ def running(
     given = [*map(str, arguments)]
     if script == TRAINER:
         given += ["--kind", kind, "--steps", str(STEPS)]
-    settings: dict[str, Any] = {"hosts": 4, "lease": 2.0, "frozen_after": 2.0, **options}
+    settings: dict[str, Any] = {"hosts": 4, "lease": 10.0, "frozen_after": 2.0, **options}
     with (folder / "output").open("wb") as output:
         launched = launch(script, given, folder=folder / "run", output=output.fileno(), **settings)
     try:
