@@ -25,6 +25,7 @@ from windtunnel.base.handshake import ClientHandshake
 from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.cli.main import app
 from windtunnel.linux import network
+from windtunnel.linux.hosts import own_address
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.deadlines import WAITS
 from windtunnel.training.elastic.live.agent.config import AgentConfig
@@ -304,6 +305,11 @@ def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
     finish(launched, tmp_path)
     assert [process.wait(30) for process in lent] == [0, 0]
     assert not list(cleanup.MEMORY.glob(f"{launched.token}-host*"))
+
+
+def test_hosts_are_given_an_address_of_a_launcher_that_listens_at_all_of_its_own(go: Launch) -> None:
+    given = go(hosts=1, listen="0.0.0.0:0")._agent_config(0)
+    assert given.supervisor.rpartition(":")[0] == own_address()
 
 
 def test_what_a_killed_lent_host_leaves_is_swept(go: Launch, tmp_path: Path) -> None:

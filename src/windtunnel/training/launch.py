@@ -48,6 +48,7 @@ from windtunnel.training.site import Site, SiteHost, statuses
 
 TICK = 0.02
 PATIENCE = 10.0
+ANYWHERE = "0.0.0.0"
 Event = dict[str, Any]
 
 
@@ -298,9 +299,10 @@ class Launched:
     def _address(self) -> str:
         if self.network is not None:
             return self.network.address
+        host = ANYWHERE if self.job.on else "127.0.0.1"
         if self.job.listen:
-            return rendezvous.split(self.job.listen, "--listen")[0]
-        return own_address() if self.job.on else "127.0.0.1"
+            host = rendezvous.split(self.job.listen, "--listen")[0]
+        return own_address() if host == ANYWHERE else host  # under which no other host finds this one
 
     def _agent_config(self, number: int) -> AgentConfig:
         assert self._supervisor is not None
