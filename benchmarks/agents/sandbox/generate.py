@@ -19,11 +19,26 @@ from random import Random
 from benchmarks.agents.sandbox import recipes
 from benchmarks.agents.sandbox.recipes import SessionState
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.traces import FIXED_ENVIRONMENT, Trace, TraceTurn
+from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 from windtunnel.agents.sandbox.twin import SHARES, think_time
 from windtunnel.base.errors import UserError
 
 TOOLS = ("ask.py", "check.py", "svc.py")
+FIXED_ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "GIT_AUTHOR_NAME": "Agent",
+    "GIT_AUTHOR_EMAIL": "agent@example.org",
+    "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z",
+    "GIT_COMMITTER_NAME": "Agent",
+    "GIT_COMMITTER_EMAIL": "agent@example.org",
+    "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+"""What makes two runs of one session equal: no clock, locale, identity or cache of this machine shows."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 
 from support import preloaded
 from support.waiting import until
-from windtunnel.agents.sandbox import machine as machines
 from windtunnel.agents.sandbox.errors import CriuError, LessError
+from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import Saved, Turn, TurnClass
 from windtunnel.base.errors import UserError
 
@@ -157,7 +157,7 @@ def test_a_restore_that_fails_leaves_what_runs_as_it_was(
             box.rollback(first)
     assert (box.info().pid, box.info().processes) == (before.pid, before.processes)
     assert box.run("cat /workspace/f; echo $X").stdout == b"second\n2\n"
-    assert not machines.unclaimed(host.home, {info.name for info in host.boxes()})
+    assert not unclaimed(host.home, {info.name for info in host.boxes()})
     box.rollback(first)
     assert box.run("cat /workspace/f").stdout == b"first\n" and box.info().pid != before.pid
 

@@ -37,7 +37,8 @@ from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.store import Writing
 from windtunnel.agents.sandbox.inspect import Inspector
-from windtunnel.agents.sandbox.machine import Cgroup, Machine, walls
+from windtunnel.agents.sandbox.machine import Machine, walls
+from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base import atomic
 from windtunnel.linux.faults import inject_at

@@ -12,7 +12,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked, traces, turn
 
 from support.waiting import until
-from windtunnel.agents.sandbox.machine import Cgroup
+from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import Guard
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home

@@ -14,7 +14,7 @@ import pytest
 
 from support.waiting import until
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.machine import addresses
+from windtunnel.agents.sandbox.machine.walls import addresses
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 

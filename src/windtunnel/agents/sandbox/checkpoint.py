@@ -28,7 +28,9 @@ from dataclasses import dataclass, field, replace
 from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog, room_for
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
-from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Machine, UserProcesses
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
+from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.model import (
     Event,
     FilesPart,

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import IO, Unpack
 
 from windtunnel.agents.sandbox import checks
-from windtunnel.agents.sandbox import machine as machines
 from windtunnel.agents.sandbox import policy as policies
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.context import (
@@ -111,7 +110,7 @@ class Host:
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
         self._lock_file = lock or self.home.lock()
-        machines.wait_for_guard(self.home)
+        launch.wait_for_guard(self.home)
         self.home.clear_dumps()
         self._on_event = on_event
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
@@ -142,7 +141,7 @@ class Host:
         except BaseException:
             self._lock_file.close()
             raise
-        self._guard = machines.Guard(self.home)
+        self._guard = launch.Guard(self.home)
         self._boxes: dict[str, Box] = {}
         self._claims: set[str] = set()
         self._lock = threading.RLock()
@@ -342,13 +341,13 @@ class Host:
             names = {*self._boxes, *self._claims}
             dropped, needed, snapshots, images = self._past(write=not dry_run)
             if dry_run:
-                left = [*context.pool.unclaimed(names, set(needed)), *machines.unclaimed(context.home, names)]
+                left = [*context.pool.unclaimed(names, set(needed)), *launch.unclaimed(context.home, names)]
                 return GcReport(dropped, tuple(words for words, _ in left), 0)
             used = context.pool.usage()[0]
             self._drop(dropped, needed, snapshots, images)
             gone = [f"snapshot {snapshot}" for snapshot in snapshots if snapshot not in needed]
             # snapshots are dropped already; those that are there now may be of checkpoints just being made
-            gone += removed([*context.pool.unclaimed(names, None), *machines.unclaimed(context.home, names)])
+            gone += removed([*context.pool.unclaimed(names, None), *launch.unclaimed(context.home, names)])
             for folder in context.home.boxes.iterdir():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)

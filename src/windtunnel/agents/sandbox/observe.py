@@ -19,8 +19,8 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.machine import Machine, shell_effect
-from windtunnel.agents.sandbox.machine.state import ShellSections
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.state import ShellSections, shell_effect
 from windtunnel.agents.sandbox.model import (
     Doubt,
     Effects,

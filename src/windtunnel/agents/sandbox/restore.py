@@ -34,7 +34,8 @@ from pathlib import Path
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog, disk_limit_of
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.inventory.mend import put_right
-from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Machine, launch, walls
+from windtunnel.agents.sandbox.machine import Machine, launch, walls
+from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.model import (
     Damage,
     ImagePart,

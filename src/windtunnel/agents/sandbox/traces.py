@@ -28,22 +28,6 @@ CLASSES = tuple(turn_class.word for turn_class in TurnClass)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-FIXED_ENVIRONMENT = {
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-    "GIT_AUTHOR_NAME": "Agent",
-    "GIT_AUTHOR_EMAIL": "agent@example.org",
-    "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z",
-    "GIT_COMMITTER_NAME": "Agent",
-    "GIT_COMMITTER_EMAIL": "agent@example.org",
-    "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-}
-"""What makes two runs of one session equal: no clock, locale, identity or cache of this machine shows."""
-
 
 @dataclass(frozen=True)
 class TraceTurn:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.machine import Machine, unclaimed
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 

@@ -10,7 +10,9 @@ import pytest
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.host import removed
-from windtunnel.agents.sandbox.machine import Cgroup, Machine, unclaimed
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.group import Cgroup
+from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux.processes import look

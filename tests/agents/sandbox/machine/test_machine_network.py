@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from windtunnel.agents.sandbox.machine import Machine, addresses, socket_inside
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.walls import addresses, socket_inside
 
 pytestmark = pytest.mark.root
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.machine import shell_effect
-from windtunnel.agents.sandbox.machine.state import ShellSections, differences, replay_script
+from windtunnel.agents.sandbox.machine.state import ShellSections, differences, replay_script, shell_effect
 from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20)

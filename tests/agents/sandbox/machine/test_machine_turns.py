@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.machine import Machine, shell_effect
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.state import shell_effect
 from windtunnel.agents.sandbox.model import ShellEffect
 from windtunnel.base.errors import UserError
 

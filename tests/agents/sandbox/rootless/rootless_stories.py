@@ -19,8 +19,8 @@ from windtunnel.agents.sandbox.criu.doctor import doctor, rung
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.files.host_image import Package, fill
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.machine import socket_inside
 from windtunnel.agents.sandbox.machine.group import STOPPED
+from windtunnel.agents.sandbox.machine.walls import socket_inside
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import decide

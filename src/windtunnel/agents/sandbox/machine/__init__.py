@@ -24,7 +24,6 @@ from typing import IO, Literal
 
 from windtunnel.agents.sandbox.errors import MachineError, PoolError
 from windtunnel.agents.sandbox.machine import launch, walls
-from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.machine.channel import (
     ChannelFolder,
     Init,
@@ -34,11 +33,8 @@ from windtunnel.agents.sandbox.machine.channel import (
     open_beneath,
     pack_channel,
 )
-from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
-from windtunnel.agents.sandbox.machine.launch import Guard, unclaimed, wait_for_guard
 from windtunnel.agents.sandbox.machine.shell import Shell
-from windtunnel.agents.sandbox.machine.state import ShellSections, shell_effect
-from windtunnel.agents.sandbox.machine.walls import addresses, netns_file, socket_inside
+from windtunnel.agents.sandbox.machine.state import ShellSections
 from windtunnel.agents.sandbox.model import Entry, SandboxSpec, ShellState, TurnResult
 from windtunnel.agents.sandbox.place import Externals, Home
 from windtunnel.base.atomic import write_all
@@ -46,24 +42,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.linux import processes
 from windtunnel.linux.namespaces import set_hostname
 from windtunnel.linux.system import IN_ROOT, NO_XDEV, open_inside
-
-__all__ = [
-    "CHANNEL_KEPT",
-    "Cgroup",
-    "Entry",
-    "Guard",
-    "Machine",
-    "UserProcesses",
-    "addresses",
-    "launch",
-    "netns_file",
-    "shell_effect",
-    "socket_inside",
-    "unclaimed",
-    "wait_for_guard",
-    "walls",
-]  # fmt: skip
-
 
 LARGEST = 2**30
 """Bytes that ``get`` returns at most; larger files go to a file by ``get_to``."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.machine import netns_file, socket_inside
+from windtunnel.agents.sandbox.machine.walls import netns_file, socket_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import egress
