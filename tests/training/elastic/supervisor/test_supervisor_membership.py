@@ -352,7 +352,7 @@ def test_ranks_that_do_not_group_are_fenced(tmp_path: Path) -> None:
         (two,) = run.add(groups=False)
         for generation in (1, 2, 3, 4):
             run.formed(generation)
-            until(lambda: run.supervisor.snapshot()["grouped"] == [0], "one has met")
+            until(lambda: snapshot(run.supervisor)["grouped"] == [0], "one has met")
             run.form_is_over()
         reason = run.outcome().reason
         assert reason == "ranks 1 joined no group in 4 generations"
