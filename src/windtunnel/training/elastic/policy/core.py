@@ -12,6 +12,7 @@ need no case of their own.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from windtunnel.training.elastic.events import in_short
@@ -144,11 +145,18 @@ class Core:
 
     # the time
 
+    @property
+    def changing(self) -> bool:
+        """Whether a decision is near."""
+        return self._changed is not None
+
     def due(self, now: float) -> float:
         """Seconds until `tick` is to be called, if nothing comes before."""
-        if self._changed is None:
-            return self.settings.beat / 2
-        return min(self.settings.beat / 2, max(0.001, self._changed + self.settings.settle - now))
+        until = now + self.settings.beat / 2
+        if self.outcome is None:
+            settled = math.inf if self._changed is None else self._changed + self.settings.settle
+            until = min(until, settled, self.hosts.due())
+        return max(0.001, until - now)
 
     def tick(self, now: float) -> None:
         """What is due by now. Called after all messages that are there have been handed over, so that

@@ -8,6 +8,7 @@ Gray and Lamport, "Consensus on transaction commit", section 3). Time is handed 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -191,6 +192,11 @@ class Hosts:
             elif id in silent:
                 lost.append((host, "lease"))
         return lost
+
+    def due(self) -> float:
+        """When the first of those without a connection is lost, if it does not come back."""
+        away = [host.away_since for host in self.live.values() if host.away_since is not None]
+        return min(away, default=math.inf) + self._grace
 
     def lose(self, host: LiveHost) -> None:
         if host.link is not None:

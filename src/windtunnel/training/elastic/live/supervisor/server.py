@@ -235,7 +235,7 @@ class Supervisor:
             if self._core.hosts.of_link(link) is None and self._core.outcome is None:
                 raise OSError(errno.ENOTCONN, "this attendance is over")
             value = self._act(lambda now: handlers.message(self._core, link, message, now))
-            if self._core.due(time.monotonic()) < self._settings.beat / 2 or self._core.outcome is not None:
+            if self._core.changing or self._core.outcome is not None:
                 self._changed.set()
             return value
 

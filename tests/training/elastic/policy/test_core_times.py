@@ -1,0 +1,27 @@
+"""When the state of a run is to be looked at."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from windtunnel.training.elastic.policy.core import Core
+from windtunnel.training.elastic.policy.handlers import closed, hello
+from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.state import Past, Settings
+
+
+def test_a_host_that_is_away_is_given_up_as_soon_as_it_has_to_be_back() -> None:
+    core = Core(Settings(1, 1), Rules(), Mock(), 1, Past(), 0.0)
+    core.store_up("127.0.0.1:1", 0.0)
+    hello(core, 0, {"address": "", "memory": "", "pid": 1}, 0.0)
+    core.tick(0.1)
+    assert core.generation == 1 and core.due(0.1) == pytest.approx(core.settings.beat / 2)
+    closed(core, 0, 0.2)
+    back = 0.2 + core.settings.deadlines.grace
+    assert core.due(back - 0.01) == pytest.approx(0.01)
+    core.tick(back - 0.01)
+    assert core.places() == (0,)
+    core.tick(back + 1e-6)
+    assert core.places() == (None,) and core.due(back) == pytest.approx(core.settings.settle, abs=1e-5)
