@@ -19,7 +19,7 @@ from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.emulation import requests_of
 from windtunnel.serving.engine.live import families, timing
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.loop import EngineJob, ServingEngine
+from windtunnel.serving.engine.live.loop import EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.engine.policy import fill_time
 from windtunnel.serving.engine.policy.step import StepLimits
@@ -125,11 +125,13 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
         if not engine.busy:
             clock.waited += max(0.0, coming[0].arrival - clock())
             continue
-        report = engine.step()
+        events = engine.step()
         now = clock() - begin
-        for number in (token.job for token in report.tokens):
-            first[number] = np.fmin(now, first[number])
-        end[report.finished] = now
+        for event in events:
+            if isinstance(event, Token):
+                first[event.job] = np.fmin(now, first[event.job])
+            elif isinstance(event, Over):
+                end[event.job] = now
     step, _ = profile.fit(points, np.mean(turns, 0).tolist())
     emulated = serve(requests_of(trace, PROMISED), engine.limits, step)
     measured = replace(emulated, first=first, end=end, tokens=output, refused=np.zeros(count, bool))

@@ -328,7 +328,7 @@ ENGINE, CACHE, VARIANTS = "serving/engine/", "serving/prefixcache/", "serving/va
 MUTANTS = (
     Mutant("serving.engine", ENGINE + "policy/__init__.py", " or other.reserve > free", ""),
     Mutant(
-        "serving.engine", ENGINE + "live/loop.py", 'report.refused.append((number, "late"))', "pass",
+        "serving.engine", ENGINE + "live/loop.py", 'events.append(Over(number, refused="late"))', "pass",
         live=True,
     ),
     Mutant(

@@ -34,7 +34,7 @@ from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.goodput import ATTAINED, LIMITS, Workload, goodput, kept
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import Branches, EngineJob, ServingEngine
+from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.timing import measure
 from windtunnel.serving.engine.model import Request, Serial, StepTime
@@ -129,15 +129,18 @@ class Live:
                 engine.add(replace(jobs[coming], arrival=begin + jobs[coming].arrival))
                 coming += 1
             before = engine.seconds
-            report = engine.step()
+            events = engine.step()
             if (step := engine.taken) is not None and engine.seconds > before:
                 self.steps.append(((len(step.rows), step.read, step.chunks), engine.seconds - before))
-            assert not report.failed and not report.refused
             now = self.now() - begin
-            for number in (token.job for token in report.tokens):
+            for number in (event.job for event in events if isinstance(event, Token)):
                 first[number], last[number] = min(first[number], now), now
                 tokens[number] += 1
-            for one in map(requests.__getitem__, report.finished):
+            for event in events:
+                if not isinstance(event, Over):
+                    continue
+                assert not event.failed and not event.refused
+                one = requests[event.job]
                 paid = tokens[one.id] - 1
                 good = kept(one.objective, one.arrival, first[one.id], last[one.id], paid)
                 missed += one.arrival >= work.warm and not good

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import ROUNDED, Branches, EngineJob, ServingEngine
+from windtunnel.serving.engine.live.loop import (
+    ROUNDED,
+    Branches,
+    EngineJob,
+    Over,
+    ServingEngine,
+    Token,
+)
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.tokens import ByteTokens, LocalTokens, Text
@@ -58,10 +65,10 @@ def run(
     while engine.busy or waiting:
         for job in [waiting.pop(0) for _ in range(min(2, len(waiting)))]:
             engine.add(job)
-        report = engine.step()
-        assert not report.failed
-        for token in report.tokens:
-            said.setdefault((token.job, token.unit), []).append(token.sampled.token)
+        for event in engine.step():
+            assert not isinstance(event, Over) or not event.failed
+            if isinstance(event, Token):
+                said.setdefault((event.job, event.unit), []).append(event.sampled.token)
         during(step := step + 1)
     return said
 
@@ -125,16 +132,13 @@ def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor
     for job in jobs():
         engine.add(job)
     engine.add(EngineJob(7, 0.0, BASE, (1 << 20,)))
-    first = engine.step()
-    assert [why for _, why in first.refused[:-1]] == ["queue"] * 4 and "there is room for" in first.refused[
-        -1
-    ][1]
+    refused = [event.refused for event in engine.step() if isinstance(event, Over)]
+    assert refused[:-1] == ["queue"] * 4 and "there is room for" in refused[-1]
     for job in jobs()[:3]:
         engine.cancel(job.id)
     assert not engine.busy and not executor.sequences and engine.scheduler.reserved == 0
     engine.add(EngineJob(8, time.monotonic() - 9, BASE, (3,), objective=Objective(ttft=1.0)))
-    late = engine.step()
-    assert late.refused == [(8, "late")] and not engine.busy
+    assert engine.step() == [Over(8, refused="late")] and not engine.busy
 
 
 def test_what_requests_hold_never_exceeds_what_was_promised(
@@ -179,9 +183,9 @@ def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
     with monkeypatch.context() as patch:
         patch.setattr(executor, "step", broken)
         engine.add(second)
-        told = engine.step()
-    assert {number for number, _ in told.failed} == {0, 1}
-    assert all("out of memory" in why for _, why in told.failed) and not executor.sequences
+        over = [event for event in engine.step() if isinstance(event, Over)]
+    assert {event.job for event in over} == {0, 1}
+    assert all("out of memory" in event.failed for event in over) and not executor.sequences
     assert run(engine, [third])[2, 0] == alone(executor, list(BASE), 5)
 
 

@@ -19,7 +19,7 @@ from support.serving import Served, served
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import EngineJob, ServingEngine
+from windtunnel.serving.engine.live.loop import EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.live.sampling import Sampling, sample
 from windtunnel.serving.engine.live.tokens import LocalTokens
 from windtunnel.serving.engine.model import StepTime
@@ -192,12 +192,11 @@ def test_a_unit_that_is_ended_before_its_first_token_decodes_no_more_than_that()
     engine.end((0, 0))  # in mid-prefill
     engine.add(EngineJob(1, 0.0, (5,), (2,)))
     engine.add(EngineJob(2, 0.0, (5,), (2,)))
-    said, refused = [], []
+    events = []
     while engine.busy:
-        report = engine.step()
-        said += [token.job for token in report.tokens]
-        refused += report.refused
-    assert said == [0, 1, 1] and refused == [(2, "queue")]
+        events += engine.step()
+    assert [event.job for event in events if isinstance(event, Token)] == [0, 1, 1]
+    assert Over(2, refused="queue") in events
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 1e-30, 1e-6])

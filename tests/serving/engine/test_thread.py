@@ -14,10 +14,10 @@ import pytest
 
 from windtunnel.base.errors import LessError, ScriptError, WindtunnelError
 from windtunnel.serving.engine.live.families import load
-from windtunnel.serving.engine.live.loop import EngineJob, ServingEngine
+from windtunnel.serving.engine.live.loop import Begun, EngineJob, Over, ServingEngine
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.serve import Settings, serve
-from windtunnel.serving.engine.live.thread import Begun, EngineThread, Over
+from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.store import runs
 

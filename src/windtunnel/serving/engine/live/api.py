@@ -6,10 +6,7 @@ A field that is not known, or not served, is refused by its name; of those that 
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
@@ -50,21 +47,15 @@ class RequestRefused(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-_ERROR = {"content": {"application/json": {"schema": {
-    "type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}
-}}}}  # fmt: skip
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, **_ERROR}
-    for status, what in (
-        (400, "Wrong or not served"), (401, "Without the key"), (404, "No such model"),
-        (413, "Too large"), (422, "Never sent"), (429, "Refused for now"), (500, "Failed"),
-        (503, "Not ready"),
-    )
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "Not served", "content": {"application/json": {"schema": {
+        "type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}
+    }}}}
 }  # fmt: skip
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}, "application/json": {"schema": {"type": "object"}}}}
 }
-"""How errors and answers are described by status, for OpenAPI."""
+"""How errors and answers are described, for OpenAPI."""
 
 
 class ApiModel(BaseModel):
@@ -124,9 +115,11 @@ class _Both(ApiModel):
         }
 
     @property
-    def drawn(self) -> tuple[float | None, float | None, int | None]:
+    def drawn(self) -> dict[str, Any]:
         """How tokens are, as far as the request says."""
-        return self.temperature, self.top_p, self.top_k
+        top_k = None if self.top_k is None else max(0, self.top_k)
+        said = {"temperature": self.temperature, "top_p": self.top_p, "top_k": top_k}
+        return {name: value for name, value in said.items() if value is not None}
 
     @property
     def stops(self) -> list[str]:
@@ -208,69 +201,6 @@ class Chat(_Both):
 
 
 Body = Completion | Chat
-Named = tuple[str, float]
-"""A token's text and its log-probability."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """Of a token, and of the likeliest ones. ``offset``: of its choice's text, the characters before it."""
-
-    token: Named
-    top: list[Named]
-    offset: int
-
-
-Logprobs = list[Logprob]
-
-
-class ResponseObjects:
-    """The objects of one answer: one for the whole, or ``part`` after part of it."""
-
-    def __init__(self, body: Body, part: bool) -> None:
-        self._chat, self._part, self._logprobs = isinstance(body, Chat), part, body.likeliest is not None
-        kind, name = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
-        self._head = {
-            "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model,
-            "object": name + ".chunk" * (self._chat and part),
-        }  # fmt: skip
-
-    def of(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        """The object with these choices."""
-        return {**self._head, "choices": choices}
-
-    def choice(
-        self, index: int, text: str, logprobs: Logprobs, reason: str | None, first: bool = False
-    ) -> dict[str, Any]:
-        """A choice, or what is new of it; ``first``: nothing of it was sent before."""
-        fields: dict[str, Any] = {"text": text}
-        if self._chat and self._part:
-            content = {"content": text} if text or first else {}
-            fields = {"delta": {"role": "assistant", **content} if first else content}
-        elif self._chat:
-            fields = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        details: dict[str, Any] | None = None
-        if self._logprobs and self._chat:
-            tokens = [
-                {**_token(*logprob.token), "top_logprobs": [_token(*other) for other in logprob.top]}
-                for logprob in logprobs
-            ]
-            details = {"refusal": None, "content": tokens}
-        elif self._logprobs:
-            details = {
-                "tokens": [logprob.token[0] for logprob in logprobs],
-                "token_logprobs": [logprob.token[1] for logprob in logprobs],
-                "top_logprobs": [dict(logprob.top) for logprob in logprobs],
-                "text_offset": [logprob.offset for logprob in logprobs],
-            }
-        return {"index": index, **fields, "logprobs": details, "finish_reason": reason}
-
-
-def used(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
-    """What an answer says of tokens; ``cached`` ones are of the prompt."""
-    details = {"prompt_tokens_details": {"cached_tokens": cached}}
-    counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-    return {"usage": {**counts, **details}}
 
 
 def named(error: RequestValidationError) -> RequestRefused:
@@ -296,7 +226,3 @@ def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
     return any(
         value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in neutral
     )
-
-
-def _token(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": None}

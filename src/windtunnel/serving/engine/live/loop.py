@@ -1,14 +1,14 @@
-"""The engine: the scheduler decides, the executor computes, and each step ends with a report.
+"""The engine: the scheduler decides, the executor computes, and each step tells what came of it.
 
-It gets `EngineJob`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report`
-after each step. Nothing in it waits or listens: the server runs it in a thread, a bench or test in its own.
+It gets `EngineJob`s, which say in tokens what `engine.model.Request` says in counts, and gives `Event`s after
+each step. Nothing in it waits or listens: the server runs it in a thread, a bench or test in its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -78,16 +78,24 @@ class Token:
     ends: str = ""
 
 
-@dataclass(slots=True)
-class Report:
-    """What a step brought: the cached tokens of those that were admitted, tokens in the order of their units,
-    and requests that are done, refused (``queue``, ``late``, or a sentence) or failed (a sentence)."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The job is admitted; ``cached`` tokens of its prompt need no computing."""
 
-    cached: dict[int, int] = field(default_factory=dict)
-    tokens: list[Token] = field(default_factory=list)
-    finished: list[int] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
-    failed: list[tuple[int, str]] = field(default_factory=list)
+    job: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The job is done; or it was ``refused`` ("queue", "late", or a sentence) or ``failed`` (a sentence)."""
+
+    job: int
+    refused: str = ""
+    failed: str = ""
+
+
+Event = Begun | Token | Over
 
 
 class _RunningJob:
@@ -131,7 +139,7 @@ class ServingEngine:
             note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
         self._running: dict[int, _RunningJob] = {}
         self._ending: set[Unit] = set()
-        self._report = Report()
+        self._events: list[Event] = []
         self.taken: Step | None = None
         """The step that was taken last."""
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
@@ -145,21 +153,21 @@ class ServingEngine:
         )
 
     def add(self, job: EngineJob) -> None:
-        """It is refused in the next report where the queue is full or it can never be served."""
+        """It is refused in the next step where the queue is full or it can never be served."""
         why = self.refusal(job)
         if not why and not self.scheduler.arrive(job.request()):
             why = "queue"
         if self._note is not None:
             self._note("arrives", request=to_plain(job.request()), refused=why)
         if why:
-            self._report.refused.append((job.id, why))
+            self._events.append(Over(job.id, refused=why))
         else:
             self._running[job.id] = _RunningJob(job)
 
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do or to tell."""
-        return bool(self._running or self._report.refused or self._report.failed)
+        return bool(self._running or self._events)
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any longer."""
@@ -171,56 +179,54 @@ class ServingEngine:
         """It needs no more tokens than those of the next step."""
         self._ending.add(unit)
 
-    def step(self) -> Report:
-        """Takes one step, if there is anything to do."""
+    def step(self) -> list[Event]:
+        """Takes one step, if there is anything to do: what came of it, tokens in the order of their units."""
         began = self.clock()
         step = self.scheduler.next(began)
         planned = self.clock()
-        report, self._report = self._report, Report()
+        events, self._events = self._events, []
         if step is None:
-            return report
+            return events
         for number in step.refused:
             self._drop(self._running.pop(number))
-            report.refused.append((number, "late"))
+            events.append(Over(number, refused="late"))
         if not step.work:
-            self._did(step, began, report, {})
-            return report
+            self._did(step, began, events, {})
+            return events
         for number in step.admitted:
             entry = self._running[number].found
-            report.cached[number] = entry.depth if entry else 0
+            events.append(Begun(number, entry.depth if entry else 0))
         did: dict[str, Any] = {}
         sampled: dict[Unit, Sampled] = {}
         try:
             sampled, did = self._compute(step)
         except (RuntimeError, UserError, MemoryError) as error:
             units = (*step.rows, *((chunk.request, chunk.unit) for chunk in step.prefill))
-            parts = {number for number, _ in units}.union(step.admitted)
-            for number in parts:
+            for number in sorted({number for number, _ in units}.union(step.admitted)):
                 self.cancel(number)
-            why = f"the step that it took part in failed: {error}"
-            report.failed += [(number, why) for number in sorted(parts)]
+                events.append(Over(number, failed=f"the step that it took part in failed: {error}"))
         computed, self.taken = self.clock(), step
-        self._did(step, computed, report, did)
+        self._did(step, computed, events, did)
         stopped = {unit for unit, token in sampled.items() if token.token in self._running[unit[0]].job.stop}
         out = self.scheduler.done(step, computed, stopped | self._ending)
         self._ending = {entry for entry in self._ending if entry[0] in self._running}.difference(out.ended)
         ends = {unit: "stop" if unit in stopped else "length" for unit in out.ended}
-        report.tokens = [Token(*unit, token, ends.get(unit, "")) for unit, token in sampled.items()]
+        events += [Token(*unit, token, ends.get(unit, "")) for unit, token in sampled.items()]
         ended = self.clock()
         for done in out.finished:
-            report.finished.append(done.request.id)
+            events.append(Over(done.request.id))
             running = self._running.pop(done.request.id)
             self._keep_end(running)
             self._drop(running)
         self.steps, self.seconds = self.steps + 1, self.seconds + self.clock() - began
         self.deciding += planned - began + ended - computed
-        return report
+        return events
 
-    def _did(self, step: Step, ended: float, report: Report, did: Mapping[str, Any]) -> None:
+    def _did(self, step: Step, ended: float, events: Iterable[Event], did: Mapping[str, Any]) -> None:
         """What the log says of a step: ``admitted`` requests and the tokens that they begin with,
         ``computed`` (request, unit, tokens); neither where it failed."""
         if self._note is not None:
-            refused = [number for number, why in report.refused if why == "late"]
+            refused = [event.job for event in events if isinstance(event, Over) and event.refused == "late"]
             self._note("step", began=step.began, ended=ended, refused=refused, **did)
 
     def _compute(self, step: Step) -> tuple[dict[Unit, Sampled], dict[str, Any]]:
@@ -343,9 +349,10 @@ class ServingEngine:
             self.prefixes.leave(running.found)
 
     def facts(self) -> dict[str, float]:
-        """What there is to tell of it now; counts, tokens and seconds."""
+        """What there is to tell of it now, by any thread; counts, tokens, seconds and bytes."""
         return {
             "running": self.scheduler.running, "waiting": self.scheduler.waiting, "steps": self.steps,
             "kv_reserved": self.scheduler.reserved, "kv_tokens": self.limits.kv, "seconds": self.seconds,
-            "deciding": self.deciding, **(self.prefixes.facts() if self.prefixes is not None else {}),
+            "deciding": self.deciding,
+            "prefix_bytes": self.prefixes.tree.used[0] if self.prefixes is not None else 0,
         }  # fmt: skip

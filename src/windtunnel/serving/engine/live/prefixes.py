@@ -76,20 +76,13 @@ class Prefixes:
             self.executor.free(left)
         self._bound(now)
 
-    def facts(self) -> dict[str, float]:
-        """What there is to tell: bytes and counts."""
-        return {"prefix_bytes": self.executor.lasting}
-
-    def _bound(self, now: float) -> bool:
-        """Whether more had to go, since tokens lie in slots of few sizes: the tree counts them alone."""
-        gone = False
+    def _bound(self, now: float) -> None:
+        """More may have to go, since tokens lie in slots of few sizes: the tree counts them alone."""
         while (over := self.executor.lasting - self.tree.capacity[0]) > 0:
             before = self.tree.used[0]
             self._do(self.tree.shrink(before - over, now))
             if self.tree.used[0] == before:  # the rest is in use
                 break
-            gone = True
-        return gone
 
     def _do(
         self, change: changes.Change, stream: Stream | None = None, kept: Mapping[int, Snapshot] | None = None

@@ -160,17 +160,10 @@ async def _serve(
         server.end_on_signals()
         host, port = sock.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        watching = asyncio.create_task(_leave(server, thread))
+        thread.at_end = lambda: setattr(server, "should_exit", True)
         await server.serve(sockets=[sock])
-        watching.cancel()
         if thread.wrong is not None:
             raise thread.wrong
     finally:
         await thread.close()
     return engine.facts()
-
-
-async def _leave(server: uvicorn.Server, thread: EngineThread) -> None:
-    """Has ``server`` stop when there is nobody who could answer."""
-    await thread.ended.wait()
-    server.should_exit = True

@@ -12,7 +12,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,22 +26,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.api import (
-    ERRORS,
+    RESPONSES,
     STREAM,
     Body,
     Chat,
     Completion,
-    Logprob,
-    Logprobs,
     RequestRefused,
-    ResponseObjects,
     StreamOptions,
     named,
-    used,
 )
-from windtunnel.serving.engine.live.loop import Branches, EngineJob, Token
+from windtunnel.serving.engine.live.loop import Begun, Branches, EngineJob, Event, Over, Token
 from windtunnel.serving.engine.live.sampling import Sampling
-from windtunnel.serving.engine.live.thread import Begun, EngineThread, Event, Over
+from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
 from windtunnel.serving.engine.model import Objective
 
@@ -55,7 +51,19 @@ REFUSALS = {
     "queue": (429, "queue_full", "the queue is full; try again later"),
     "late": (429, "too_late", "the first token could not have come in time; try again later"),
 }
-Part = tuple[int, str, Logprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of a token, and of the likeliest ones: text and log-probability. ``offset``: of its choice's text, the
+    characters before it."""
+
+    token: tuple[str, float]
+    top: list[tuple[str, float]]
+    offset: int
+
+
+Part = tuple[int, str, list[Logprob]]
 """What is new of a choice: its index, text and log-probabilities."""
 
 
@@ -65,17 +73,17 @@ class _Choice:
     def __init__(self, tokens: Tokenizer, stops: list[str]) -> None:
         self._of, self._text = tokens, Text(tokens, stops)
         self.texts: list[str] = []
-        self.logprobs: Logprobs = []
+        self.logprobs: list[Logprob] = []
         self.tokens = 0
         self.reason: str | None = None
 
-    def add(self, event: Token) -> tuple[str, Logprobs]:
+    def add(self, event: Token) -> tuple[str, list[Logprob]]:
         """What may be sent with one more token, of which one that ends the text is no part."""
         self.tokens += 1
         offset = self._text.length
         sampled, stopped = event.sampled, event.ends == "stop"
         text = "" if stopped else self._text.add(sampled.token, bool(event.ends))
-        logprobs: Logprobs = []
+        logprobs: list[Logprob] = []
         if sampled.logprob is not None and not stopped:
             token, *top = (
                 (self._of.decode([symbol]), value)
@@ -127,22 +135,12 @@ class ModelService:
             ("prefix_bytes", "Cached of prompts in memory"),
         ):  # fmt: skip
             gauge = Gauge(f"windtunnel_{fact}", what, registry=self.registry)
-            gauge.set_function(lambda fact=fact: engine.facts.get(fact, 0.0))  # type: ignore[misc]
+            gauge.set_function(lambda fact=fact: engine.engine.facts()[fact])  # type: ignore[misc]
 
     async def answer(self, body: Body, request: Request) -> Response:
         """The answer, or the beginning of a stream."""
         self.check_engine()
-        work = _Work(self, body)
-        parts = work.parts()
-        try:
-            first = await _unless_gone(request, anext(parts))
-            if body.stream:
-                return StreamingResponse(work.stream(first, parts), media_type="text/event-stream")
-            await _unless_gone(request, _all(parts))
-        except BaseException:
-            await parts.aclose()
-            raise
-        return JSONResponse(work.whole())
+        return await _unless_gone(request, _Work(self, body).respond())
 
     def number(self) -> int:
         return next(self._numbers)
@@ -178,12 +176,17 @@ class _Work:
     def __init__(self, service: ModelService, body: Body) -> None:
         self.service, self.body, self.began = service, body, time.monotonic()
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.answer = ResponseObjects(body, bool(body.stream))
         self.choices: list[_Choice] = []
         self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
         self.jobs: list[EngineJob] = []
         self.prompt = self.cached = 0
         self.first: float | None = None
+        self._chat = isinstance(body, Chat)
+        kind, name = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
+        self._head = {
+            "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model,
+            "object": name + ".chunk" * (self._chat and bool(body.stream)),
+        }  # fmt: skip
         service.check(body.model)
         if isinstance(body, Chat):
             try:
@@ -205,45 +208,25 @@ class _Work:
         """One prompt's request to the engine, and the choices that come of it."""
         body, defaults, number = self.body, self.service.defaults, self.service.number()
         limit = self.service.engine.engine.executor.limit or 1 << 40
-        branches, count = body.branches, body.n or 1
         most = body.most or max(1, min(LONGEST, limit - len(prompt)))
+        parts, joined = self._branches(most)
         stages: tuple[int | Branches, ...] = (most,)
         units, needed = range(1), len(prompt) + most
-        if branches is not None or count > 1:
-            heads: list[list[int]] = [[]] * count  # n answers are branches that begin with nothing
-            each, join = most, None
-            if branches is not None:
-                heads = [
-                    self._tokens(prompt, "branches.prompts") if prompt else [] for prompt in branches.prompts
-                ]
-                each, join = branches.max_tokens, branches.join
-                if count > 1 or (body.stops and join is not None):
-                    field = "n" if count > 1 else "stop"
-                    raise RequestRefused(
-                        f"{field} is not served together with branches that are joined", param=field
-                    )
-            behind = self._tokens(join, "branches.join") if join else []
-            stages = (Branches(tuple(map(tuple, heads)), (each,) * len(heads), tuple(behind)),)
-            units, needed = range(1, len(heads) + 1), len(prompt) + max(map(len, heads)) + each
-            if join is not None:
-                stages, units = (*stages, most), range(len(heads) + 1)
-                needed = len(prompt) + sum(map(len, heads)) + each * len(heads) + len(behind) + most
+        if parts is not None:
+            heads, grown = [len(head) for head in parts.heads], len(prompt) + parts.tokens[0]
+            stages, units, needed = (parts,), range(1, len(heads) + 1), grown + max(heads)
+            if joined:
+                stages, units = (parts, most), range(len(heads) + 1)
+                needed = len(prompt) + sum(heads) + sum(parts.tokens) + len(parts.join) + most
         if needed > limit:
             raise RequestRefused(
                 f"This model's maximum context length is {limit} tokens. However, you requested {needed} "
                 f"tokens ({len(prompt)} in the prompt). Please ask for less.",
-                param="messages" if isinstance(body, Chat) else "prompt", code="context_length_exceeded",
+                param="messages" if self._chat else "prompt", code="context_length_exceeded",
             )  # fmt: skip
-        temperature, top_p, top_k = body.drawn
-        usual = defaults.sampling
         self.jobs.append(EngineJob(
             number, self.began, tuple(prompt), stages,
-            replace(
-                usual, seed=seed, logprobs=body.likeliest,
-                temperature=usual.temperature if temperature is None else temperature,
-                top_p=usual.top_p if top_p is None else top_p,
-                top_k=usual.top_k if top_k is None else max(0, top_k),
-            ),
+            replace(defaults.sampling, seed=seed, logprobs=body.likeliest, **body.drawn),
             frozenset() if body.ignore_eos else defaults.stop,
             defaults.objective if (own := body.objective) is None else Objective.of(own.ttft, own.tpot),
         ))  # fmt: skip
@@ -251,6 +234,38 @@ class _Work:
         for unit in units:
             self._places[number, unit] = len(self.choices)
             self.choices.append(_Choice(self.service.tokens, body.stops))
+
+    def _branches(self, most: int) -> tuple[Branches | None, bool]:
+        """What is decoded side by side, and whether it is joined: n answers are branches that begin with
+        nothing."""
+        given, count = self.body.branches, self.body.n or 1
+        if given is None:
+            return (Branches(((),) * count, (most,) * count) if count > 1 else None), False
+        joined = given.join is not None
+        if count > 1 or (self.body.stops and joined):
+            field = "n" if count > 1 else "stop"
+            raise RequestRefused(f"{field} is not served together with branches that are joined", param=field)
+        heads = [tuple(self._tokens(head, "branches.prompts")) if head else () for head in given.prompts]
+        behind = tuple(self._tokens(given.join, "branches.join")) if given.join else ()
+        return Branches(tuple(heads), (given.max_tokens,) * len(heads), behind), joined
+
+    async def respond(self) -> Response:
+        """As soon as it is known that it is served."""
+        parts = self.parts()
+        try:
+            first = await anext(parts)
+            if self.body.stream:
+                return StreamingResponse(self.stream(first, parts), media_type="text/event-stream")
+            async for _ in parts:
+                pass
+        except BaseException:
+            await parts.aclose()
+            raise
+        choices = (
+            self._choice(index, "".join(choice.texts), choice.logprobs)
+            for index, choice in enumerate(self.choices)
+        )
+        return JSONResponse({**self._head, "choices": list(choices), **self._used()})
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """What comes of the jobs. Ended early, it cancels them."""
@@ -296,28 +311,46 @@ class _Work:
             while new is not None:
                 index, text, logprobs = new
                 if text or logprobs or self.choices[index].reason:
-                    reason, first = self.choices[index].reason, index not in begun
-                    part = self.answer.of(self.answer.choice(index, text, logprobs, reason, first))
+                    part = {**self._head, "choices": [self._choice(*new, first=index not in begun)]}
                     begun.add(index)
                     if options.include_usage and options.continuous_usage_stats:
                         part |= self._used()
                     yield _event(part)
                 new = await anext(parts, None)
             if options.include_usage:
-                yield _event(self.answer.of() | self._used())
+                yield _event({**self._head, "choices": [], **self._used()})
         except RequestRefused as error:
             yield _event(error.plain())
         finally:
             await parts.aclose()
         yield "data: [DONE]\n\n"
 
-    def whole(self) -> dict[str, Any]:
-        """The answer as one object."""
-        choices = (
-            self.answer.choice(index, "".join(choice.texts), choice.logprobs, choice.reason or "length")
-            for index, choice in enumerate(self.choices)
-        )
-        return self.answer.of(*choices) | self._used()
+    def _choice(self, index: int, text: str, logprobs: list[Logprob], first: bool = False) -> dict[str, Any]:
+        """A choice as an object, or what is new of it; ``first``: nothing of it was sent before."""
+        fields: dict[str, Any] = {"text": text}
+        if self._chat and self.body.stream:
+            content = {"content": text} if text or first else {}
+            fields = {"delta": {"role": "assistant", **content} if first else content}
+        elif self._chat:
+            fields = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        details: dict[str, Any] | None = None
+        if self.body.likeliest is not None and self._chat:
+            tokens = [
+                {**_token(*each.token), "top_logprobs": [_token(*other) for other in each.top]}
+                for each in logprobs
+            ]
+            details = {"refusal": None, "content": tokens}
+        elif self.body.likeliest is not None:
+            details = {
+                "tokens": [each.token[0] for each in logprobs],
+                "token_logprobs": [each.token[1] for each in logprobs],
+                "top_logprobs": [dict(each.top) for each in logprobs],
+                "text_offset": [each.offset for each in logprobs],
+            }
+        reason = self.choices[index].reason
+        if not self.body.stream:
+            reason = reason or "length"
+        return {"index": index, **fields, "logprobs": details, "finish_reason": reason}
 
     @property
     def tokens(self) -> int:
@@ -325,21 +358,25 @@ class _Work:
         return sum(choice.tokens for choice in self.choices)
 
     def _used(self) -> dict[str, Any]:
-        return used(self.prompt, self.tokens, self.cached)
+        """What the answer says of tokens."""
+        return {"usage": {
+            "prompt_tokens": self.prompt, "completion_tokens": self.tokens,
+            "total_tokens": self.prompt + self.tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }}  # fmt: skip
+
+
+def _token(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": None}
 
 
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-async def _all(parts: AsyncIterator[Any]) -> None:
-    async for _ in parts:
-        pass
-
-
-async def _unless_gone(request: Request, work: Any) -> Any:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """What ``work`` gives; it is cancelled if the client leaves before."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    doing, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
@@ -361,14 +398,14 @@ async def _left(request: Request) -> None:
 
 def build(service: ModelService) -> ASGIApp:
     """The application."""
-    app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None)
+    app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None, responses=RESPONSES)
 
-    @app.post("/v1/completions", responses=ERRORS | STREAM)
+    @app.post("/v1/completions", responses=STREAM)
     async def completions(completion: Completion, request: Request) -> Response:
         """OpenAI's completions, and ``branches``."""
         return await service.answer(completion, request)
 
-    @app.post("/v1/chat/completions", responses=ERRORS | STREAM)
+    @app.post("/v1/chat/completions", responses=STREAM)
     async def chat(body: Chat, request: Request) -> Response:
         """OpenAI's chat, and ``branches``."""
         return await service.answer(body, request)
@@ -381,13 +418,13 @@ def build(service: ModelService) -> ASGIApp:
         """The model that is served."""
         return {"object": "list", "data": [described()]}
 
-    @app.get("/v1/models/{model:path}", responses={404: ERRORS[404]})
+    @app.get("/v1/models/{model:path}")
     async def model(model: str) -> dict[str, Any]:
         """One model by its name."""
         service.check(model)
         return described()
 
-    @app.get("/health", responses={503: ERRORS[503]})
+    @app.get("/health")
     async def health() -> dict[str, Any]:
         """Whether requests are answered now."""
         service.check_engine()

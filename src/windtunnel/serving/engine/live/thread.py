@@ -11,48 +11,25 @@ import asyncio
 import queue
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import torch
 
 from windtunnel.base.errors import HostError, LessError, WindtunnelError
-from windtunnel.serving.engine.live.loop import EngineJob, Report, ServingEngine, Token
+from windtunnel.serving.engine.live.loop import EngineJob, Event, Over, ServingEngine
 
-FACTS_EVERY = 0.25
-"""Seconds between facts, while there are steps."""
 STOP_SECONDS = 10.0
 """How long the step under way may take at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The job is admitted; ``cached`` tokens of its prompt need no computing."""
-
-    job: int
-    cached: int
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """The job is done, or ``refused`` or ``failed`` for a reason."""
-
-    job: int
-    refused: str = ""
-    failed: str = ""
-
-
-Event = Begun | Token | Over
-
-
 class EngineThread:
-    """Runs ``engine`` for the loop of asyncio that it is made in. ``facts``: the latest of the engine;
-    ``wrong``: why nothing is served any more."""
+    """Runs ``engine`` for the loop of asyncio that it is made in. ``wrong``: why nothing is served now."""
 
     def __init__(self, engine: ServingEngine) -> None:
-        self.engine, self.facts = engine, engine.facts()
+        self.engine = engine
         self.wrong: WindtunnelError | None = None
-        self.ended = asyncio.Event()
+        self.at_end: Callable[[], object] = lambda: None
+        """What is called when the thread has ended."""
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[int, asyncio.Queue[Event]] = {}
@@ -70,7 +47,7 @@ class EngineThread:
         """What comes of it is put into ``events``, an `Over` at last."""
         self._jobs[job.id] = events
         if self.wrong is not None:
-            self._over(job.id, failed=str(self.wrong))
+            self._deliver([Over(job.id, failed=str(self.wrong))])
         self._inbox.put(lambda: self.engine.add(job))
 
     def cancel(self, job: int) -> None:
@@ -98,40 +75,23 @@ class EngineThread:
         self._loop.call_soon_threadsafe(self._end, wrong)
 
     def _serve(self) -> None:
-        engine, facts_at = self.engine, 0.0
         while True:
-            while not self._inbox.empty() or not engine.busy:
+            while not self._inbox.empty() or not self.engine.busy:
                 message = self._inbox.get()
                 if message is None:
                     return
                 message()
-            report, now = engine.step(), engine.clock()
-            facts = None
-            if now - facts_at > FACTS_EVERY or not engine.busy:
-                facts, facts_at = engine.facts(), now
-            self._loop.call_soon_threadsafe(self._deliver, report, facts)
+            self._loop.call_soon_threadsafe(self._deliver, self.engine.step())
 
     # in the loop
 
-    def _deliver(self, report: Report, facts: dict[str, float] | None) -> None:
-        self.facts = facts or self.facts
-        news: list[Event] = [*map(Begun, report.cached, report.cached.values()), *report.tokens]
-        for event in news:
-            if (events := self._jobs.get(event.job)) is not None:
-                events.put_nowait(event)
-        for number in report.finished:
-            self._over(number)
-        for number, why in report.refused:
-            self._over(number, refused=why)
-        for number, why in report.failed:
-            self._over(number, failed=why)
-
-    def _over(self, number: int, *, refused: str = "", failed: str = "") -> None:
-        if (events := self._jobs.pop(number, None)) is not None:
-            events.put_nowait(Over(number, refused, failed))
+    def _deliver(self, events: Iterable[Event]) -> None:
+        for event in events:
+            queue_of = self._jobs.pop if isinstance(event, Over) else self._jobs.get
+            if (job := queue_of(event.job, None)) is not None:
+                job.put_nowait(event)
 
     def _end(self, wrong: WindtunnelError) -> None:
         self.wrong = wrong
-        for number in list(self._jobs):
-            self._over(number, failed=str(wrong))
-        self.ended.set()
+        self._deliver([Over(number, failed=str(wrong)) for number in self._jobs])
+        self.at_end()

@@ -15,7 +15,7 @@ from statistics import median
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.loop import Branches, EngineJob, ServingEngine
+from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import Point, fit
 
@@ -55,9 +55,9 @@ def measure(
                 engine.add(job)
             while engine.busy:
                 before = engine.seconds
-                report = engine.step()
-                if report.failed:
-                    raise UserError(f"a step to be timed failed: {report.failed[0][1]}")
+                for event in engine.step():
+                    if isinstance(event, Over) and event.failed:
+                        raise UserError(f"a step to be timed failed: {event.failed}")
                 step = engine.taken
                 assert step is not None
                 if not turn:
