@@ -7,6 +7,7 @@ the requests are dealt in turn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.policyfile import Policy
 from windtunnel.base.units import amount
 from windtunnel.cluster.load import load_cluster
+from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine import own, profile
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, Stage, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log
@@ -36,6 +38,7 @@ from windtunnel.traces import requests as traces
 from windtunnel.traces.requests import Requests
 
 CAPABILITY = "serving.engine"
+BRANCHES = re.compile(r"share=(\d*\.?\d+),count=(\d+)(?:-(\d+))?,tokens=(\d*\.?\d+)")
 PRECISE = 2000
 """Planned steps of a run whose decisions are logged, about, at most."""
 KV_SHARE = 0.5
@@ -60,7 +63,6 @@ class Emulation:
     branches: str = ""
     branching: str = "off"
     admission: str = "refuse"
-    pace: str = "token"
     rows: int = 256
     chunk: int = 512
     kv: int = 0
@@ -107,9 +109,9 @@ def emulate(emulation: Emulation) -> Emulated:
         served = _serve(
             emulation, trace, place, objective, log.decision if emulation.every else None, policies
         )
-        times = figures.compute_times(served, objective, emulation.pace)
+        times = figures.compute_times(served, objective)
         summary = figures.summarise(
-            served, times, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
+            served, times, int(trace.prompt.sum()), place.limits.kv, place.cluster
         )  # fmt: skip
         about = {
             "trace": f"{trace.source}: {len(trace):,} requests in {trace.seconds:,.0f} s"
@@ -125,16 +127,16 @@ def emulate(emulation: Emulation) -> Emulated:
     return Emulated(run.id, summary, about, tuple(served), times)
 
 
-def stages(output: int, branches: tuple[int, ...]) -> tuple[Stage, ...]:
-    """Of an answer: all of it decoded in one, or half of it, then the branches, then the other half."""
-    if not branches:
-        return (Serial(output),)
-    half = max(1, output // 2)
-    return Serial(max(1, output - half)), Parallel((0,) * len(branches), branches), Serial(half)
-
-
 def requests_of(trace: Requests, objective: Objective) -> list[Request]:
-    """As the scheduler knows them, numbered in their order."""
+    """As the scheduler knows them, numbered in their order. An answer is decoded in one; or half of it, then
+    its branches, then the other half."""
+
+    def stages(output: int, branches: tuple[int, ...]) -> tuple[Stage, ...]:
+        if not branches:
+            return (Serial(output),)
+        half = max(1, output // 2)
+        return Serial(max(1, output - half)), Parallel((0,) * len(branches), branches), Serial(half)
+
     columns = trace.arrival.tolist(), trace.prompt.tolist(), trace.output.tolist()
     parts = trace.branches or ((),) * len(trace)
     return [
@@ -145,16 +147,15 @@ def requests_of(trace: Requests, objective: Objective) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where it is served: one engine's limits and times, and how many there are."""
+    """Where it is served: one engine's limits and times; ``cluster``: None where it is known by its step
+    times alone."""
 
     limits: StepLimits
     time: StepTime
     about: str
     shape: ModelShape
     prefix_bytes: int
-    hosts: int = 1
-    devices: int = 1
-    price: float | None = None
+    cluster: Cluster | None = None
 
 
 def _cache_in_words(emulation: Emulation, trace: Requests, place: _Place) -> str:
@@ -168,14 +169,15 @@ def _trace(emulation: Emulation) -> Requests:
     if emulation.count:
         trace = trace.repeated(emulation.count)
     if emulation.branches:
-        fields = pairs("branches", emulation.branches, ("share", "count", "tokens"))
-        low, _, high = fields["count"].partition("-")
-        try:
-            share, count = float(fields["share"]), (int(low), int(high or low))
-            tokens = float(fields["tokens"])
-        except ValueError as error:
-            raise UserError(f"serve: `branches` {emulation.branches!r}: {error}") from None
-        trace = traces.branched(trace, share, count, tokens, np.random.default_rng(emulation.seed))
+        fields = BRANCHES.fullmatch(emulation.branches)
+        if fields is None:
+            raise UserError(
+                f"serve: `branches` {emulation.branches!r} is not accepted; use share=…,count=…,tokens=…"
+            )
+        share, low, high, tokens = fields.groups()
+        count = int(low), int(high or low)
+        random = np.random.default_rng(emulation.seed)
+        trace = traces.branched(trace, float(share), count, float(tokens), random)
     return trace.faster(emulation.speed_up)
 
 
@@ -191,15 +193,8 @@ def _place(emulation: Emulation, cached: bool) -> _Place:
             f"serve: {emulation.rows} rows and chunks of {emulation.chunk} tokens; accepted are 1 or more"
         )
     limits = StepLimits(
-        emulation.rows,
-        0,
-        emulation.chunk,
-        emulation.queue,
-        0,
-        emulation.admission,
-        emulation.branching,
-        pace=emulation.pace,
-    )
+        emulation.rows, 0, emulation.chunk, emulation.queue, 0, emulation.admission, emulation.branching
+    )  # fmt: skip
     if emulation.step_time:
         known = profile.step_time(emulation.step_time)
         kv = emulation.kv // (known.token_bytes or 1) or known.kv
@@ -221,22 +216,8 @@ def _place(emulation: Emulation, cached: bool) -> _Place:
     about = (
         f"{model.name} on {cluster.name}, by roofline (the plane through it is {error:.0%} off on average)"
     )
-    return _Place(
-        replace(limits, kv=room, state=model.state_tokens()), time, about, model.shape, lent, cluster.hosts,
-        cluster.devices_per_host, cluster.price_per_device_hour,
-    )  # fmt: skip
-
-
-def pairs(field: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
-    """``a=1,b=2`` with all of ``names`` and no other.
-
-    Raises:
-        UserError: it is something else.
-    """
-    values = dict(part.partition("=")[::2] for part in text.split(","))
-    if set(values) != set(names) or len(values) != text.count(",") + 1:
-        raise UserError(f"serve: `{field}` {text!r} is not accepted; use {'=…,'.join(names)}=…")
-    return values
+    limits = replace(limits, kv=room, state=model.state_tokens())
+    return _Place(limits, time, about, model.shape, lent, cluster)
 
 
 def _serve(
@@ -247,17 +228,17 @@ def _serve(
     every = max(1, emulation.every, -(-4 * len(requests) // PRECISE))
     symbols = dict(enumerate(trace.ids))
     served = []
-    for host in range(min(place.hosts, len(requests))):
-        cache = None
+    hosts = place.cluster.hosts if place.cluster is not None else 1
+    for host in range(min(hosts, len(requests))):
+        prefixes = None
         if place.prefix_bytes:
             cache = PrefixCache(
                 place.shape, place.prefix_bytes, RULES[emulation.rules], unit=trace.unit,
                 decide=PREFIX_POLICIES[emulation.rules],
             )  # fmt: skip
-        prefixes = TwinPrefixes(cache, symbols) if cache is not None else None
-        host_log = log if host == 0 else None
-        part = requests[host :: place.hosts]
-        served.append(
-            serve(part, place.limits, place.time, prefixes=prefixes, log=host_log, every=every, own=policies)
-        )
+            prefixes = TwinPrefixes(cache, symbols)
+        served.append(serve(
+            requests[host::hosts], place.limits, place.time, prefixes=prefixes,
+            log=log if host == 0 else None, every=every, own=policies,
+        ))  # fmt: skip
     return served

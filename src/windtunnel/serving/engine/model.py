@@ -18,11 +18,10 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request was promised, seconds: until its first token, for each further one, and in all."""
+    """What a request was promised, seconds: until its first token, and for each further one."""
 
     ttft: float = inf
     tpot: float = inf
-    total: float = inf
 
     @classmethod
     def of(cls, ttft: float | None, tpot: float | None) -> Objective:

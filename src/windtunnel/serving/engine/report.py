@@ -22,26 +22,19 @@ def headline(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("requests", f"{data['requests']:,}: {data['finished']:,} finished, {data['refused']:,} refused"),
         ("got what was promised", f"{data['attainment']:.2%}"),
         ("goodput", f"{data['goodput']:.4g} requests/s that got it"),
-        (
-            "throughput",
-            f"{data['requests_per_second']:.4g} requests/s, {data['tokens_per_second']:,.0f} tokens/s",
-        ),
-        (
-            "KV held",
-            f"{data['kv_mean']:.1%} on average, {data['kv_peak']:.1%} at most of {data['kv_tokens']:,}",
-        ),
+        ("requests/s", f"{data['requests_per_second']:.4g}, and {data['tokens_per_second']:,.0f} tokens/s"),
+        ("KV held", f"{data['kv_mean']:.1%}, at most {data['kv_peak']:.1%} of {data['kv_tokens']:,} tokens"),
         ("prompt tokens cached", f"{data['cached']:.2%}"),
         ("engine busy", f"{data['busy']:.1%} of {data['seconds']:,.0f} s, {data['steps']:,} steps"),
     ]  # fmt: skip
     if "cost" in data:
-        cost = data["cost"]
-        rows.append(
-            (
-                "cost",
-                f"{cost['total']:.4g} in all, {cost['per_million_tokens']:.4g} a million tokens,"
-                f" {cost['per_thousand_met']:.4g} a thousand requests that got what was promised",
-            )
+        total, met, tokens = (
+            data["cost"][name] for name in ("total", "per_thousand_met", "per_million_tokens")
         )
+        words = (
+            f"{total:.4g} in all, {tokens:.4g} a million tokens, {met:.4g} a thousand requests that got it"
+        )
+        rows.append(("cost", words))
     return rows
 
 
@@ -55,8 +48,7 @@ def show(emulated: Emulated, console: Console) -> None:
     for name, words in WORDS.items():
         table.add_row(words, *(seconds(emulated.summary[name][column]) for column in COLUMNS))
     console.print(table)
-    for name, words in headline(emulated.summary):
+    never = sorted({words for part in emulated.parts for words in part.never.values()})[:3]
+    rows = [*headline(emulated.summary), *(("never served", words) for words in never), ("run", emulated.run)]
+    for name, words in rows:
         console.print(f"{name:22}{words}", highlight=False, soft_wrap=True)
-    for words in sorted({words for part in emulated.parts for words in part.never.values()})[:3]:
-        console.print(f"never served: {words}", highlight=False, soft_wrap=True)
-    console.print(f"Run    {emulated.run}", highlight=False)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.engine.twin.world import Results
 
@@ -19,9 +20,8 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Seconds of the requests that were finished: until the first token, for each further one (by the pace
-    that was promised), and in all; ``met``: of all requests, whether it got what it was promised (who was
-    refused did not)."""
+    """Seconds of the requests that were finished: until the first token, for each further one, and in all;
+    ``met``: of all requests, whether it got what it was promised (who was refused did not)."""
 
     ttft: Floats
     tpot: Floats
@@ -29,31 +29,29 @@ class RequestTimes:
     met: NDArray[np.bool_]
 
 
-def compute_times(parts: Sequence[Results], promised: Objective, pace: str = "token") -> RequestTimes:
-    """Of replicas that served at the same time; ``pace``: whether theirs counts "token"s or "step"s."""
-    columns = ("arrival", "first", "end", "tokens" if pace == "token" else "steps")
-    arrival, first, end, further = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in columns
-    )  # fmt: skip
-    further = further - (pace == "token")
+def compute_times(parts: Sequence[Results], promised: Objective) -> RequestTimes:
+    """Of replicas that served at the same time."""
+    arrival, first, end, tokens = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("arrival", "first", "end", "tokens")
+    )
     ttft, total = first - arrival, end - arrival
-    tpot = np.where(further > 0, (end - first) / np.maximum(further, 1), 0.0)
+    tpot = np.where(tokens > 1, (end - first) / np.maximum(tokens - 1, 1), 0.0)
     over = ~np.isnan(end)
     slack = 1 + 1e-9  # what is due exactly now is not late
-    due = promised.ttft * slack, promised.tpot * slack, promised.total * slack
-    met = over & (ttft <= due[0]) & (tpot <= due[1]) & (total <= due[2])
+    met = over & (ttft <= promised.ttft * slack) & (tpot <= promised.tpot * slack)
     return RequestTimes(ttft[over], tpot[over], total[over], met)
 
 
 def summarise(
-    parts: Sequence[Results], times: RequestTimes, prompts: int, kv: int, price: float | None, devices: int
+    parts: Sequence[Results], times: RequestTimes, prompts: int, kv: int, cluster: Cluster | None
 ) -> dict[str, Any]:
     """Figures as values of JSON, of replicas that served at the same time. ``prompts``: tokens of all
-    prompts; ``kv``: tokens for which one replica has room; ``price``: of a device for an hour; None: not
-    known."""
+    prompts; ``kv``: tokens for which one replica has room; ``cluster``: None where it is not known."""
     count = len(times.met)
     begin = min((float(part.arrival[0]) for part in parts if len(part.arrival)), default=0.0)
-    seconds = max((part.looks[-1][0] for part in parts), default=0.0) - begin
+    seconds = max((part.over for part in parts), default=0.0) - begin
+    held = [tokens for part in parts for tokens in part.held]
     tokens = sum(int(part.tokens.sum()) for part in parts)
     each = max(seconds, 1e-12)
     result: dict[str, Any] = {
@@ -69,8 +67,8 @@ def summarise(
         "tokens_per_second": tokens / each,
         "cached": sum(int(part.cached.sum()) for part in parts) / max(1, prompts),
         "kv_tokens": kv,
-        "kv_mean": _mean([(at, held) for part in parts for at, held, _, _ in part.looks]) / kv,
-        "kv_peak": max((held for part in parts for _, held, _, _ in part.looks), default=0) / kv,
+        "kv_mean": sum(held) / max(1, len(held)) / kv,
+        "kv_peak": max(held, default=0) / kv,
         "steps": sum(part.taken for part in parts),
         "planned": sum(part.planned for part in parts),
         "busy": sum(part.busy for part in parts) / max(1, len(parts)) / each,
@@ -83,8 +81,8 @@ def summarise(
             f"p{percentile}": None if at is None else float(at)
             for percentile, at in zip(PERCENTILES, shown, strict=True)
         }
-    if price is not None:
-        cost = price * devices * seconds / 3600
+    if cluster is not None and cluster.price_per_device_hour is not None:
+        cost = cluster.price_per_device_hour * cluster.devices_per_host * cluster.hosts * seconds / 3600
         result["cost"] = {
             "total": cost, "per_thousand_met": 1e3 * cost / max(1, int(times.met.sum())),
             "per_million_tokens": 1e6 * cost / max(1, tokens),
@@ -94,11 +92,5 @@ def summarise(
 
 def describe_objective(objective: Objective) -> str:
     """In words."""
-    parts = [
-        f"{name} {due:g} s" for name in ("ttft", "tpot", "total") if (due := getattr(objective, name)) < inf
-    ]
+    parts = [f"{name} {due:g} s" for name in ("ttft", "tpot") if (due := getattr(objective, name)) < inf]
     return ", ".join(parts) or "nothing"
-
-
-def _mean(looks: list[tuple[float, int]]) -> float:
-    return sum(held for _, held in looks) / max(1, len(looks))

@@ -24,7 +24,7 @@ from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
 Floats = NDArray[np.float64]
 LOOKS = 600
-"""How often the state of the engine is noted over the time of the arrivals."""
+"""How often the memory that is held is noted over the time of the arrivals."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Results:
     """What became of the requests, in the order in which they were given; times are seconds on the virtual
     clock, nan where there is none.
 
-    ``first`` and ``end``: of the first and the last token. ``tokens``: emitted; ``steps``: those in which it
-    got on after its first token. ``cached``: prompt tokens that the prefix cache held (0 for who was never
-    admitted). ``refused``: whether it was; ``never``: in a sentence why those that could never be served were
-    not. ``looks``: (time, KV tokens held, running, waiting). ``taken``: steps, of which the scheduler
-    planned ``planned``; ``busy``: seconds of them.
+    ``first`` and ``end``: of the first and the last token. ``tokens``: emitted. ``cached``: prompt tokens
+    that the prefix cache held (0 for who was never admitted). ``refused``: whether it was; ``never``: in a
+    sentence why those that could never be served were not. ``held``: KV tokens, at `LOOKS` times; ``over``:
+    when all was done. ``taken``: steps, of which the scheduler planned ``planned``; ``busy``: seconds of
+    them.
     """
 
     arrival: Floats
     first: Floats
     end: Floats
     tokens: NDArray[np.int64]
-    steps: NDArray[np.int64]
     cached: NDArray[np.int64]
     refused: NDArray[np.bool_]
     never: Mapping[int, str]
-    looks: Sequence[tuple[float, int, int, int]]
+    held: Sequence[int]
+    over: float
     taken: int
     planned: int
     busy: float
@@ -88,10 +88,10 @@ def serve(
     lookup = prefixes.look if prefixes is not None else None
     scheduler = Scheduler(limits, model, lookup=lookup, log=logged if log is not None else None, own=own)
     first, end = np.full(count, nan), np.full(count, nan)
-    tokens, steps, cached = (np.zeros(count, np.int64) for _ in range(3))
+    tokens, cached = (np.zeros(count, np.int64) for _ in range(2))
     refused = np.zeros(count, bool)
     never: dict[int, str] = {}
-    looks: list[tuple[float, int, int, int]] = []
+    held: list[int] = []
     now, coming, taken, busy = (arrivals[0] if count else 0.0), 0, 0, 0.0
     gap = (arrivals[-1] - arrivals[0]) / LOOKS if count else 0.0
     note = now
@@ -106,7 +106,7 @@ def serve(
                 refused[coming], never[request.id] = True, str(error)
             coming += 1
         if now >= note:
-            looks.append((now, scheduler.held(), scheduler.running, scheduler.waiting))
+            held.append(scheduler.held())
             note = now + gap
         plans += 1
         step = scheduler.next(now)
@@ -138,14 +138,13 @@ def serve(
                 prefixes.read(requests[place[number]])
         for done in out.finished:
             at = place[done.request.id]
-            end[at], tokens[at], steps[at] = now, done.tokens, done.steps
+            end[at], tokens[at] = now, done.tokens
             if prefixes is not None:
                 prefixes.left(done.request.id)
         if any(map(enough, out.finished)):
             break
-    looks.append((now, scheduler.held(), scheduler.running, scheduler.waiting))
     return Results(
-        np.array(arrivals), first, end, tokens, steps, cached, refused, never, looks, taken, plans, busy,
+        np.array(arrivals), first, end, tokens, cached, refused, never, held, now, taken, plans, busy,
         scheduler.predictor.gain,
     )  # fmt: skip
 
