@@ -36,7 +36,7 @@ class Workload:
     ``outro`` serial tokens; the others decode ``serial``. Lengths are log-normal around the given medians.
     Prompts have ``prompt`` tokens behind ``cached`` ones that a prefix cache holds. For half of every
     ``wave`` seconds there arrive by the share ``burst`` more requests than on average, then as many fewer;
-    within that arrivals are Poisson's. Promises in seconds; ``pace`` as in `branching.policy.Observation`.
+    within that arrivals are Poisson's. Promises in seconds.
     Requests come for ``seconds``; those after the first ``warm`` count."""
 
     share: float = 0.6
@@ -49,7 +49,6 @@ class Workload:
     outro: int = 60
     ttft: float = 2.0
     tpot: float = 0.05
-    pace: str = "token"
     burst: float = 0.8
     wave: float = 30.0
     seconds: float = 150.0
@@ -95,14 +94,14 @@ def attainment(
 
     def hopeless(done: Finished) -> bool:
         nonlocal good, missed
-        one, paid = done.request, done.tokens - 1 if work.pace == "token" else done.steps
+        one, paid = done.request, done.tokens - 1
         if one.arrival >= work.warm:
             ok = kept(one.objective, one.arrival, done.first, done.end, paid)
             good, missed = good + ok, missed + (not ok)
         return counted - missed <= least * counted
 
     serve(
-        requests, replace(limits, branching=policy, pace=work.pace), time,
+        requests, replace(limits, branching=policy), time,
         jitter=NOISE, random=np.random.default_rng(seed), enough=hopeless,
     )  # fmt: skip
     return good / counted if good > least * counted else 0.0
@@ -149,21 +148,19 @@ MAP: Mapping[str, Workload] = {
     "12 to 24 branches": replace(SHORT, branches=(12, 24)),
     "3 of 10 requests branch": replace(SHORT, share=0.3),
     "every request branches": replace(SHORT, share=1.0),
-    "every request branches, step pace": replace(SHORT, share=1.0, pace="step"),
 }
 
 
 def goodput_rows(quick: bool) -> Iterator[Row]:
-    """By token pace and by step pace."""
-    for pace, seeds in (("token", SEEDS), ("step", SEEDS[:2])):
-        work = replace(SHORT if quick else BASE, pace=pace)
-        found = _found(work, ARMS, FEW if quick else seeds)
-        caps = _found(work, CAPS, FEW) if not quick and pace == "token" else {}
-        for name, rates in {**found, **caps}.items():
-            yield figure(f"{pace} pace: {name}", "requests/s", emulated=rates)
-        for name, (published, goal) in PUBLISHED.items():
-            words, over = f"{pace} pace: taper over {name}", ratios(found["taper"], found[name])
-            yield figure(words, "x", goal=goal, emulated=over, published=published, source=SOURCE)
+    """Of `taper` and what stays the same in each step."""
+    work = SHORT if quick else BASE
+    found = _found(work, ARMS, FEW if quick else SEEDS)
+    caps = {} if quick else _found(work, CAPS, FEW)
+    for name, rates in {**found, **caps}.items():
+        yield figure(name, "requests/s", emulated=rates)
+    for name, (published, goal) in PUBLISHED.items():
+        over = ratios(found["taper"], found[name])
+        yield figure(f"taper over {name}", "x", goal=goal, emulated=over, published=published, source=SOURCE)
 
 
 def load_rows(quick: bool) -> Iterator[Row]:

@@ -28,7 +28,6 @@ def observations(draw: st.DrawFn) -> Observation:
                 BranchCandidate(number, unit, draw(st.integers(0, 2000)), draw(st.integers(1, 50)))
             )
     promised = tuple(number for number in requests if draw(st.booleans()))
-    pace = draw(st.sampled_from(["token", "step"]))
     return Observation(
         now=draw(st.floats(0, 100)),
         rows=len(requests),
@@ -46,7 +45,6 @@ def observations(draw: st.DrawFn) -> Observation:
         margins=draw(st.sampled_from([(), (0.4,), (0.5, 0.3, 0.2, 0.0), (0.1,) * 5 + (0.3,)])),
         widths=draw(st.sampled_from([(), (1.0, 1.1, 0.9, 1.3)])),
         rho=draw(st.floats(0.1, 1)),
-        pace=pace,
     )
 
 
@@ -65,17 +63,16 @@ def allowed(seen: Observation, *, ahead: bool) -> float:
     """What a step may cost above the protected rows, seconds: by hand, request by request."""
     narrow = with_these(replace(seen, prefill=()), ())
     base, own, spans = with_these(seen, ()), {one.request for one in seen.candidates}, []
-    banks = ahead and seen.pace == "token"
     for number, slack, pace, left, beside in zip(
         seen.requests, seen.slacks, seen.paces, seen.left, seen.beside, strict=True
     ):
-        if banks:
+        if ahead:
             slack += pace * min(beside, BANK)
         steps = min(left, BANK) if ahead else 1
         at_worst = 1 + over(seen, steps)
         if slack / at_worst > base:
             spans.append(slack / at_worst - base)
-        elif not ahead or (banks and number in own):
+        elif not ahead or number in own:
             continue
         elif slack + steps * pace > at_worst * (base + steps * narrow):
             spans.append(0.0)
@@ -90,7 +87,7 @@ def test_a_step_breaks_the_slack_of_nobody(seen: Observation, name: str) -> None
     assert made.predicted == with_these(seen, made.admitted)
     assert made.externality == made.predicted - base <= seen.rho * made.budget
     for slack, pace, left, beside in zip(seen.slacks, seen.paces, seen.left, seen.beside, strict=True):
-        to_come = pace * min(beside, BANK) if name == "taper" and seen.pace == "token" else 0.0
+        to_come = pace * min(beside, BANK) if name == "taper" else 0.0
         at_worst = 1 + over(seen, min(left, BANK) if name == "taper" else 1)
         if slack + to_come > base * at_worst + 1e-12:
             assert made.predicted * at_worst <= slack + to_come + 1e-12
@@ -135,10 +132,8 @@ def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> 
         bears = replace(tight, beside=(0, beside))
         assert len(POLICIES["taper"](bears).admitted) == wide
         assert POLICIES["strict"](bears).admitted == ()
-        assert POLICIES["taper"](replace(bears, pace="step")).admitted == ()
     caught = replace(tight, slacks=(1.0, base - 0.01), left=(9, 99))  # late, and its branches bring it back
     assert len(POLICIES["taper"](caught).admitted) == 3
-    assert POLICIES["taper"](replace(caught, pace="step")).admitted == ()
 
 
 @settings(max_examples=50, deadline=None)

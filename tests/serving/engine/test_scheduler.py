@@ -52,7 +52,6 @@ def cases(draw: st.DrawFn) -> tuple[list[Request], StepLimits]:
         rows=draw(st.integers(1, 6)), kv=0, chunk=draw(st.integers(1, 40)), state=draw(st.integers(0, 3)),
         admission=draw(st.sampled_from(["wait", "refuse", "defer"])),
         branching=draw(st.sampled_from(["off", "eager", "cap2", "taper", "strict"])),
-        pace=draw(st.sampled_from(["token", "step"])),
     )  # fmt: skip
     most = max(map(Scheduler(limits, TIME).most, workload))
     return workload, replace(limits, kv=draw(st.integers(most, 2 * most)))
@@ -226,7 +225,6 @@ def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
             sum(stage.tokens) if isinstance(stage, Parallel) else stage.tokens for stage in one.request.stages
         )
         assert one.tokens == asked and one.request.arrival <= one.admitted < one.first <= one.end
-        assert one.steps <= one.tokens - 1
     jumped = run(workload, given_limits, jump=True)
     assert jumped.finished == single.finished and jumped.refused == single.refused
     if given_limits.admission != "refuse":

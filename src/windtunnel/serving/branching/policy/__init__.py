@@ -7,10 +7,10 @@ externality. Branches share what their request has read so far, so leaving one o
 and costs nothing: every step is decided anew.
 
 Each request that was promised a pace has slack. A branch takes part only if the step, as it is predicted with
-a margin, ends within the slack of all who can still be in time. By steps, slack is the time until the next
-step is due. By tokens, it is the time until the next token is due, and what branches will bring: a token that
-is decoded beside others (``beside``) costs its request no step of its own, so its time is over; up to `BANK`
-such tokens to come count, since answers may end early. So who has branches ahead of him or beside him bears
+a margin, ends within the slack of all who can still be in time. Slack is the time until the next token is
+due, and what branches will bring: a token that is decoded beside others (``beside``) costs its request no
+step of its own, so its time is over; up to `BANK` such tokens to come count, since answers may end early. So
+who has branches ahead of him or beside him bears
 steps that are longer than his pace, and those who decode one token after another do not.
 
 A pace is promised over all the tokens that a request has to come, and errors of many steps cancel out: the
@@ -59,8 +59,7 @@ class Observation:
     ``now``: seconds on the caller's clock. ``rows``: protected units, which read ``read`` KV tokens.
     ``prefill``: (tokens, their context at the end) of each chunk. ``requests`` and ``slacks``: for each
     request that was promised a pace or a first token, the seconds until its next token is due, less what
-    will be left of its prefill after this step; by ``pace`` ("token": every token of any branch buys time,
-    "step": every step does). Of the same requests, ``paces``: the seconds promised for a token, ``left``: how
+    will be left of its prefill after this step: every token of any branch buys time. Of the same requests, ``paces``: the seconds promised for a token, ``left``: how
     many they may still have to decode one after another, and ``beside``: how many beside those (before the
     first token none). ``room``: rows that may be added.
     ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration; of as many
@@ -84,7 +83,6 @@ class Observation:
     margins: tuple[float, ...] = ()
     widths: tuple[float, ...] = ()
     rho: float = 0.9
-    pace: str = "token"
 
     def predicted(self, rows: int, read: int, *, prefill: bool = True) -> float:
         """Seconds of this step, as expected, if so many rows read so many KV tokens in all; without its
@@ -118,8 +116,7 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
         observation.predicted(observation.rows, observation.read),
         observation.predicted(observation.rows, observation.read, prefill=False),
     )
-    banks = ahead and observation.pace == "token"
-    wide = {entry.request for entry in observation.candidates} if banks else set()
+    wide = {entry.request for entry in observation.candidates} if ahead else set()
     least = inf
     for number, slack, pace, left, beside in zip(
         observation.requests,
@@ -131,7 +128,7 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
     ):
         steps = min(left, BANK) if ahead else 0
         share = 1 / (1 + observation.margin(steps))  # of any time, that may be planned with
-        has = share * (slack + min(beside, BANK) * pace if banks else slack)
+        has = share * (slack + min(beside, BANK) * pace if ahead else slack)
         if has > base:
             least = min(least, has)
         elif ahead and number not in wide and has - base + steps * (share * pace - narrow) > 0:

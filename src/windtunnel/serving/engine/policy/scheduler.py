@@ -66,13 +66,12 @@ class _Branch:
 class _Running:
     """An admitted request. ``held``: tokens of the parent in the KV, ``known``: tokens of the parent;
     ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
-    stages to come, one after another and beside those; ``emitted``: tokens, ``steps``: those after the first
-    token in which it got on, the last of them ``stamp``. While the parent decodes, counts are those of when
+    stages to come, one after another and beside those; ``emitted``: tokens. While the parent decodes, counts are those of when
     it began, at step ``began``."""
 
     __slots__ = (
         "admitted", "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",
-        "request", "reserve", "stage", "stamp", "steps", "stops", "tail", "units",
+        "request", "reserve", "stage", "stops", "tail", "units",
     )  # fmt: skip
 
     def __init__(self, request: Request, cached: int, stops: Depths, reserve: int, now: float) -> None:
@@ -80,7 +79,7 @@ class _Running:
         self.held, self.known = cached, request.prompt
         self.first = inf
         self.path, self.beside = map(sum, zip(*map(_size, request.stages), strict=True))
-        self.stage = self.emitted = self.steps = self.units = self.protected = self.tail = self.stamp = 0
+        self.stage = self.emitted = self.units = self.protected = self.tail = 0
         self.began = -1
         self.branches: dict[int, _Branch] = {}
 
@@ -263,7 +262,7 @@ class Scheduler:
             if running is not None:
                 branch = running.branches[unit]
                 branch.suffix, branch.left = branch.suffix + count, branch.left - count
-                self._emitted(running, count, count, out, now)
+                self._emitted(running, count, out, now)
                 if branch.left <= 0:
                     self._branch_ends(running, branch, out, now)
         for number, unit in sorted(early):
@@ -387,7 +386,7 @@ class Scheduler:
         if not chunk.samples:
             self._fork(running)
             return
-        self._emitted(running, 1, 1, out, now)
+        self._emitted(running, 1, out, now)
         if chunk.unit:
             branch = running.branches[chunk.unit]
             branch.live, branch.left = True, branch.left - 1
@@ -432,7 +431,7 @@ class Scheduler:
     def _parent_ends(self, running: _Running, out: StepOutcome, now: float) -> None:
         steps, running.began = self._steps - running.began, -1
         running.held, running.known = running.held + steps, running.known + steps
-        running.emitted, running.steps = running.emitted + steps, running.steps + steps
+        running.emitted += steps
         del self._serial[running.request.id]
         self._rows = None
         self._read -= running.held
@@ -459,9 +458,7 @@ class Scheduler:
             self._enter(running)
             return True
         self._leave(running)
-        out.finished.append(
-            Finished(running.request, running.admitted, running.first, now, running.emitted, running.steps)
-        )
+        out.finished.append(Finished(running.request, running.admitted, running.first, now, running.emitted))
         return False
 
     def _leave(self, running: _Running) -> None:
@@ -484,13 +481,12 @@ class Scheduler:
         del self._running[number]
         self.reserved -= running.reserve
 
-    def _emitted(self, running: _Running, tokens: int, steps: int, out: StepOutcome, now: float) -> None:
+    @staticmethod
+    def _emitted(running: _Running, tokens: int, out: StepOutcome, now: float) -> None:
         running.emitted += tokens
         if running.first == inf:
-            running.first, running.stamp = now, self._steps
+            running.first = now
             out.first.append(running.request.id)
-        elif running.stamp != self._steps:  # several branches, one step
-            running.steps, running.stamp = running.steps + steps, self._steps
 
     def _stale(self, end: tuple[int, int, int]) -> bool:
         running = self._serial.get(end[1])
@@ -538,8 +534,7 @@ class Scheduler:
         if running.first == inf:
             return running.request.arrival + objective.ttft
         more = self._steps - running.began if running.began >= 0 else 0
-        count = running.emitted if self.limits.pace == "token" else running.steps + 1
-        return running.first + (count + more) * objective.tpot
+        return running.first + (running.emitted + more) * objective.tpot
 
     def _left(self, running: _Running) -> tuple[int, int]:
         """Tokens that it has to decode one after another at most, and beside those."""
@@ -572,5 +567,5 @@ class Scheduler:
         return branching.Observation(
             now, rows, read, tuple((part.end - part.begin, part.end) for part in prefill), requests, seconds,
             paces, left, beside, candidates, limits.rows - rows, self.time, self.predictor.gain,
-            self.predictor.margins, self.predictor.widths, limits.rho, limits.pace,
+            self.predictor.margins, self.predictor.widths, limits.rho,
         )  # fmt: skip

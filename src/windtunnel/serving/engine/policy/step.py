@@ -17,8 +17,7 @@ Unit = tuple[int, int]
 class StepLimits:
     """``rows`` of a step and requests admitted at once; ``kv``: tokens; ``state``: KV tokens that as many
     bytes hold as the recurrent state of one unit; ``chunk``: tokens prefilled in a step; ``queue``: requests
-    that may wait. ``admission`` and ``branching`` name policies, ``rho`` and ``pace`` are as in
-    `branching.policy.Observation`."""
+    that may wait. ``admission`` and ``branching`` name policies, ``rho`` is as in `branching.policy.Observation`."""
 
     rows: int
     kv: int
@@ -28,7 +27,6 @@ class StepLimits:
     admission: str = "refuse"
     branching: str = "off"
     rho: float = 0.9
-    pace: str = "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +85,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request that has all its tokens. Times on the caller's clock; ``steps``: those in which it got on
-    after its first token; ``tokens``: that it emitted."""
+    """A request that has all its tokens. Times on the caller's clock; ``tokens``: that it emitted."""
 
     request: Request
     admitted: float
     first: float
     end: float
     tokens: int
-    steps: int
 
 
 @dataclass(slots=True)
