@@ -58,13 +58,13 @@ class Observation:
 
     ``now``: seconds on the caller's clock. ``rows``: protected units, which read ``read`` KV tokens.
     ``prefill``: (tokens, their context at the end) of each chunk. ``requests`` and ``slacks``: for each
-    request that was promised a pace or a first token, the seconds until its next token is due, less what
-    will be left of its prefill after this step: every token of any branch buys time. Of the same requests, ``paces``: the seconds promised for a token, ``left``: how
-    many they may still have to decode one after another, and ``beside``: how many beside those (before the
-    first token none). ``room``: rows that may be added.
-    ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration; of as many
-    steps in a row as of a place in ``margins`` (by `predictor.bucket`, too) that is rarely exceeded by more
-    than this share. ``rho``: the share of the slack that may be spent.
+    request that was promised a pace or a first token, the seconds until its next token is due, less what will
+    be left of its prefill after this step: every token of any branch buys time. Of the same requests,
+    ``paces``: the seconds promised for a token, ``left``: how many they may still have to decode one after
+    another, and ``beside``: how many beside those (before the first token none). ``room``: rows that may be
+    added. ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration; of
+    as many steps in a row as of a place in ``margins`` (by `predictor.bucket`, too) that is rarely exceeded
+    by more than this share. ``rho``: the share of the slack that may be spent.
     """
 
     now: float

@@ -66,8 +66,8 @@ class _Branch:
 class _Running:
     """An admitted request. ``held``: tokens of the parent in the KV, ``known``: tokens of the parent;
     ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
-    stages to come, one after another and beside those; ``emitted``: tokens. While the parent decodes, counts are those of when
-    it began, at step ``began``."""
+    stages to come, one after another and beside those; ``emitted``: tokens. While the parent decodes, counts
+    are those of when it began, at step ``began``."""
 
     __slots__ = (
         "admitted", "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",

@@ -17,7 +17,8 @@ Unit = tuple[int, int]
 class StepLimits:
     """``rows`` of a step and requests admitted at once; ``kv``: tokens; ``state``: KV tokens that as many
     bytes hold as the recurrent state of one unit; ``chunk``: tokens prefilled in a step; ``queue``: requests
-    that may wait. ``admission`` and ``branching`` name policies, ``rho`` is as in `branching.policy.Observation`."""
+    that may wait. ``admission`` and ``branching`` name policies, ``rho`` is as in
+    `branching.policy.Observation`."""
 
     rows: int
     kv: int
