@@ -73,6 +73,35 @@ def tiny(family: str, **other: Any) -> Any:
     return AutoConfig.for_model(family, **{**SMALL, **TINY[family], **other})
 
 
+class Recorded(Executor):
+    """An executor that remembers ``known``: the tokens that sequences and snapshots have read."""
+
+    def __init__(self, model: Any) -> None:
+        self.known: dict[Sequence | Snapshot, list[int]] = {}
+        super().__init__(model)
+
+    def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]], reading: bool) -> Tensor:
+        logits = super()._pass(rows, tokens, reading)
+        for row, more in zip(rows, tokens, strict=True):
+            self.known[row] = [*self.known.get(row, ()), *more]
+        return logits
+
+    def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
+        forked = super().fork(sequence, count)
+        self.known |= dict.fromkeys(forked, self.known[sequence])
+        return forked
+
+    def snapshot(self, sequence: Sequence) -> Snapshot:
+        kept = super().snapshot(sequence)
+        self.known[kept] = self.known[sequence]
+        return kept
+
+    def restore(self, snapshot: Snapshot, depth: int | None = None) -> Sequence:
+        sequence = super().restore(snapshot, depth)
+        self.known[sequence] = self.known[snapshot][:depth]
+        return sequence
+
+
 def read(
     served: Executor, sequence: Sequence, tokens: Ordered[int], depths: Iterable[int] = ()
 ) -> tuple[Tensor, dict[int, Snapshot]]:

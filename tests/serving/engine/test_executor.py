@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from support.families import SMALL, TINY, read, tiny  # noqa: E402
+from support.families import SMALL, TINY, Recorded, read, tiny  # noqa: E402
 from windtunnel.base.errors import UserError  # noqa: E402
 from windtunnel.serving.engine.live import attention, families  # noqa: E402
 from windtunnel.serving.engine.live.executor import Executor, Snapshot  # noqa: E402
@@ -86,7 +86,7 @@ def _sum(served: Executor, snapshot: Snapshot) -> str:
 def test_a_family_is_served_as_it_generates(family: str) -> None:
     """Batched with any others, chunked, forked, joined, kept and restored: the same tokens as alone."""
     plain, chance = families.build(tiny(family)), random.Random(family)
-    served = Executor(families.build(tiny(family)))
+    served = Recorded(families.build(tiny(family)))
     prompts = [_ids(length, length) for length in (1, 7, 26)]
     rows = []
     for prompt in prompts:
@@ -108,12 +108,12 @@ def test_a_family_is_served_as_it_generates(family: str) -> None:
     rows[0].logits = found[-1]
     rows.append(_Row(whole, found[-2], _generated(plain, prompts[0], 4)))
     assert _decode(served, rows + branches, chance) <= 1
-    assert served.tokens(branches[1].sequence)[: len(prompts[1])].tolist() == prompts[1]
+    assert served.known[branches[1].sequence][: len(prompts[1])] == prompts[1]
 
-    joined = [token for row in branches for token in served.tokens(row.sequence)[parent.depth :]]
+    joined = [token for row in branches for token in served.known[row.sequence][parent.depth :]]
     logits = served.prefill(parent, joined)
     with torch.no_grad():
-        _same(logits, plain(input_ids=torch.tensor([served.tokens(parent).tolist()])).logits[0, -1])
+        _same(logits, plain(input_ids=torch.tensor([served.known[parent]])).logits[0, -1])
 
 
 @pytest.mark.parametrize("family", sorted(TINY))
@@ -162,11 +162,11 @@ def _check_bytes(served: Executor) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "falcon_h1", "lfm2"])
 def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
     """Random forks, pauses, aborts, keeps and restores: bytes are accounted, nobody reads another's state."""
-    served, chance = Executor(families.build(tiny(family))), random.Random(family)
+    served, chance = Recorded(families.build(tiny(family))), random.Random(family)
     plain = families.build(tiny(family))
     snapshots: list[Snapshot] = []
     for event in range(160):
-        alive = sorted(served.sequences, key=lambda one: (one.depth, served.tokens(one).tolist()))
+        alive = sorted(served.sequences, key=lambda one: (one.depth, served.known[one]))
         what = chance.choice(
             ["new", "decode", "decode", "fork", "keep", "restore", "abort", "forget", "more"]
         )
@@ -191,7 +191,7 @@ def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
     for one in list(served.sequences)[:6]:
         logits = served.decode([one], [7])[0]
         with torch.no_grad():
-            _same(logits, plain(input_ids=torch.tensor([served.tokens(one).tolist()])).logits[0, -1])
+            _same(logits, plain(input_ids=torch.tensor([served.known[one]])).logits[0, -1])
     for one in [*served.sequences, *snapshots]:
         served.free(one)
         _check_bytes(served)

@@ -22,10 +22,10 @@ from support.serving import Served, served
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.replay import replay
 from windtunnel.serving import simulate
-from windtunnel.serving.engine.live import families, process
+from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.loop import Token
 from windtunnel.serving.engine.live.sampling import Sampled
-from windtunnel.serving.engine.live.serve import Settings, serve
+from windtunnel.serving.engine.live.serve import Settings, count_idle_cores, serve
 from windtunnel.serving.engine.live.server import _Choice
 from windtunnel.serving.engine.live.tokens import ByteTokens
 from windtunnel.store import runs
@@ -152,9 +152,9 @@ def test_threads_are_as_many_as_there_are_idle_cores(monkeypatch: pytest.MonkeyP
     looks = [SimpleNamespace(idle=idle, iowait=3.0) for idle in (96.0, 88.0, 86.0, 0.0)]
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval, percpu: looks)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    assert process.count_idle_cores() == (2, 4)
+    assert count_idle_cores() == (2, 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3})
-    assert process.count_idle_cores() == (0, 2)
+    assert count_idle_cores() == (0, 2)
 
 
 def _file(path: Path, text: str) -> str:

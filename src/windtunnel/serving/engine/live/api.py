@@ -111,7 +111,7 @@ class _Both(ApiModel):
         return {
             name: value
             for name, value in given.items()
-            if name not in IGNORED and not (name in NEUTRAL and _among(value, NEUTRAL[name]))
+            if name not in IGNORED and value not in NEUTRAL.get(name, ())
         }
 
     @property
@@ -219,10 +219,4 @@ def named(error: RequestValidationError) -> RequestRefused:
         )
     return RequestRefused(
         f"{'.'.join(path) or 'the body'}: {first['msg']}", param=param, code="invalid_value"
-    )
-
-
-def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(
-        value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in neutral
     )

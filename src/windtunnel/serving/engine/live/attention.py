@@ -56,7 +56,7 @@ class AttentionPass:
             assert row.tail is not None
             tails.setdefault(row.tail.slots, []).append((row.tail, self._queries, count))
             at = row.depth
-            for piece, length in chain(row.path, ((row.tail, len(row.tail.tokens) + count),)):
+            for piece, length in chain(row.path, ((row.tail, row.tail.length + count),)):
                 of = self._readers.setdefault(piece, [])
                 of += [(self._queries + t, at + t, length) for t in range(count)]
                 at -= length
@@ -72,7 +72,7 @@ class AttentionPass:
         self._writes: list[tuple[Slots, int, Tensor]] = []
         for slots, members in tails.items():
             numbers = [
-                (first + t, tail.place.index, len(tail.tokens) + t)
+                (first + t, tail.place.index, tail.length + t)
                 for tail, first, count in members
                 for t in range(count)
             ]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any
@@ -154,11 +153,6 @@ class Executor:
         for piece, length in what.path:
             self.store.release(piece, length)
 
-    def tokens(self, sequence: Sequence) -> array[int]:
-        """What it has read."""
-        read = _read(sequence.path)
-        return read + sequence.tail.tokens if sequence.tail is not None else read
-
     # bytes
 
     @property
@@ -217,17 +211,17 @@ class Executor:
             self.pool.tensor(key, state, state.shape[1:])[sequence.place.index] = state[0]  # type: ignore[union-attr]
 
     def _freeze(self, sequence: Sequence) -> None:
-        if sequence.tail is not None and sequence.tail.tokens:
-            length = len(sequence.tail.tokens)
-            self.store.hold(sequence.tail, length)
-            sequence.path, sequence.tail = (*sequence.path, (sequence.tail, length)), None
+        tail = sequence.tail
+        if tail is not None and tail.length:
+            self.store.hold(tail, tail.length)
+            sequence.path, sequence.tail = (*sequence.path, (tail, tail.length)), None
 
     def _room(self, sequence: Sequence, count: int) -> None:
         if self.limit is not None and sequence.depth + count > self.limit:
             raise UserError(f"{sequence.depth + count} tokens are more than the model's {self.limit}")
         if sequence.tail is None:
             sequence.tail = self.store.new(count)
-        self.store.reserve(sequence.tail, len(sequence.tail.tokens) + count)
+        self.store.reserve(sequence.tail, sequence.tail.length + count)
 
     def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]], reading: bool) -> Tensor:
         """One forward pass. With states, it is one row of several tokens, or the pool's first ones of one
@@ -260,7 +254,7 @@ class Executor:
             self._place(rows[0], states)
         for row, read in zip(rows, tokens, strict=True):
             assert row.tail is not None
-            row.tail.tokens.extend(read)
+            row.tail.length += len(read)
             row.depth += len(read)
         return logits
 
@@ -273,14 +267,6 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
         mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: its maximum
-
-
-def _read(path: Path) -> array[int]:
-    """The path's tokens."""
-    read = array("i")
-    for piece, length in path:
-        read += piece.tokens[:length]
-    return read
 
 
 def _cut(path: Path, depth: int) -> Path:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.serving.engine.live import adapter
 from windtunnel.serving.engine.live.executor import Executor
 
@@ -84,14 +83,18 @@ def load(
             model = build(AutoConfig.for_model(family, **fields), seed, device, dtype or torch.float32)
         else:
             raise UserError(f"serve: {name} is no directory, no config.json, and none of {', '.join(SIZES)}")
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except WindtunnelError:
+        raise
+    except Exception as error:  # its code and its files are others'
         raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
     what = f"{name} cannot be served in {str(model.dtype).removeprefix('torch.')}"
     try:
         check(model)
         served = Executor(model)
         finite = _is_finite(served)
-    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except WindtunnelError:
+        raise
+    except Exception as error:
         raise UserError(f"{what}: {type(error).__name__} in its own code, {_line(error)}") from error
     if not finite:
         raise UserError(f"{what}: what it computes are not finite numbers")

@@ -145,20 +145,15 @@ class ServingEngine:
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
         """Steps taken, seconds of them, and seconds that the scheduler took of these."""
 
-    def refusal(self, job: EngineJob) -> str:
-        """Why it can never be served, in a sentence; empty if it can."""
-        most = self.scheduler.most(job.request())
-        return f"it may come to hold {most} tokens of KV, there is room for {self.limits.kv}" * (
-            most > self.limits.kv
-        )
-
     def add(self, job: EngineJob) -> None:
         """It is refused in the next step where the queue is full or it can never be served."""
-        why = self.refusal(job)
-        if not why and not self.scheduler.arrive(job.request()):
-            why = "queue"
+        request = job.request()
+        try:
+            why = "" if self.scheduler.arrive(request) else "queue"
+        except ValueError as error:
+            why = str(error)
         if self._note is not None:
-            self._note("arrives", request=to_plain(job.request()), refused=why)
+            self._note("arrives", request=to_plain(request), refused=why)
         if why:
             self._events.append(Over(job.id, refused=why))
         else:

@@ -13,7 +13,6 @@ updated in place there.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
@@ -128,13 +127,13 @@ class Slots:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """``tokens``: those whose keys and values it holds; ``ends``: the paths that read it, by how far each
+    """``length``: tokens whose keys and values it holds; ``ends``: the paths that read it, by how far each
     reads. As soon as one does, nothing more is written to it."""
 
     slots: Slots
     capacity: int
     place: SegmentPlace = field(default_factory=SegmentPlace)
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    length: int = 0
     ends: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -188,8 +187,8 @@ class SegmentStore:
             del piece.ends[length]
         if not piece.ends:
             piece.slots.give(piece.place)
-        elif (most := max(piece.ends)) < len(piece.tokens):
-            del piece.tokens[most:]
+        elif (most := max(piece.ends)) < piece.length:
+            piece.length = most
             if capacity_for(most) < piece.capacity:
                 self._move(piece, capacity_for(most))
 
@@ -205,8 +204,7 @@ class SegmentStore:
     def _move(self, piece: Piece, capacity: int) -> None:
         old, slots, place = piece.slots, self._of(capacity), SegmentPlace()
         slots.take(place)
-        length = len(piece.tokens)
         for key, source in old.tensors.items():
-            slots.tensors[key][place.index, :, :length] = source[piece.place.index, :, :length]
+            slots.tensors[key][place.index, :, : piece.length] = source[piece.place.index, :, : piece.length]
         old.give(piece.place)
         piece.slots, piece.place, piece.capacity = slots, place, capacity

@@ -4,6 +4,7 @@ stop."""
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -12,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import uvicorn
 
-from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.errors import UserError
 from windtunnel.base.policyfile import Policy
 from windtunnel.base.web import WebServer, listen
 from windtunnel.serving.engine import own
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import ServingEngine
 from windtunnel.serving.engine.live.prefixes import Prefixes
-from windtunnel.serving.engine.live.process import count_idle_cores
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.server import GRACE, Defaults, ModelService, build
 from windtunnel.serving.engine.live.thread import EngineThread
@@ -36,6 +37,8 @@ from windtunnel.store.runs import Store
 CAPABILITY = "serving.engine"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Of weights; auto: as the model's config has them."""
+SPAN, IDLE = 0.3, 90.0
+"""Seconds for which cores are watched, and the percentage of these in which an idle one does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +103,7 @@ def load_engine(
         why = f" ({idle} of {cores} cores were idle)"
     torch.set_num_threads(threads)
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    try:
-        executor = load(settings.model, settings.device, settings.seed, dtype)
-    except WindtunnelError:
-        raise
-    except Exception as error:  # of a device, or of the model's own code or files
-        what = f"{settings.model} cannot be served: {type(error).__name__}: {error}"
-        raise UserError(" ".join(what.split())) from error
+    executor = load(settings.model, settings.device, settings.seed, dtype)
     engine: ServingEngine | None = None
     log = note = None
     if settings.every:
@@ -126,6 +123,15 @@ def load_engine(
         "limit": executor.limit, "vocabulary": executor.vocabulary, "kv_tokens": engine.limits.kv,
         "time": asdict(time_of), "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
     }  # fmt: skip
+
+
+def count_idle_cores() -> tuple[int, int]:
+    """How many of the cores that this process may use are idle, and how many there are. A thread that waits
+    at every product for one whose core others use makes a step many times as long: so none gets a core that
+    somebody has."""
+    spent = psutil.cpu_times_percent(SPAN, percpu=True)
+    own = [spent[core] for core in os.sched_getaffinity(0) if core < len(spent)]
+    return sum(times.idle + times.iowait >= IDLE for times in own), len(own)
 
 
 def defaults(engine: ServingEngine, settings: Settings) -> Defaults:
