@@ -79,7 +79,6 @@ def questions(name: str) -> Iterator[Any]:
                 yield prefixcache.Lookup(rules, unit, 2200, known[1], known[0], copies, at % 4 > 0)
                 alpha, most = rng.choice([0.0, 0.7]), 0.8 - at % 2
                 yield prefixcache.Eviction(rules, alpha, 1.5, (0.1, 0.9), (0.2, most), some)
-                yield prefixcache.Return(rng.random(), rng.random())
                 yield prefixcache.Trials((0.0, 0.1, 0.2), tuple(rng.choice([1.0, 2.0]) for _ in range(3)))
 
 

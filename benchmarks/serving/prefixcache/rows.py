@@ -23,7 +23,6 @@ from benchmarks.harness.rows import Missing, Row, figure
 from benchmarks.serving.prefixcache.sessions import Asked, Symbols, sessions, traced
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.catalogue import device
-from windtunnel.serving.prefixcache.policy.changes import Tier
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
 from windtunnel.serving.prefixcache.policy.shapes import ModelShape, paper_hybrid
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache, PrefixNode
@@ -64,21 +63,19 @@ def through(cache: PrefixCache, asked: Sequence[Asked], speed: Speed) -> Outcome
             whole = asked[place].whole
             last = len(whole) // end * end if end else 0
             cache.admit(whole, (*keep, last) if last else keep, done)
-            peak = max(peak, cache.used[0])
+            peak = max(peak, cache.used)
             if (replay := cache.due()) is not None:
                 cache.settle(replay.run())
 
     for place, one in enumerate(asked):
         finish(one.arrival)
         found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit)
-        if found.away and not cache.restore(found, one.arrival)[0]:
-            found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit, near=True)
         keep = tuple(depth for depth in found.keep if depth * unit <= one.tokens)
         heappush(running, (one.done, place, keep, found.end))
         hit = found.depth * unit
         hits += hit
         saved += shape.flops(0, hit)
-        times.append(speed.base + found.seconds + shape.flops(hit, one.tokens) / speed.rate)
+        times.append(speed.base + shape.flops(hit, one.tokens) / speed.rate)
     finish(inf)
     tokens = sum(one.tokens for one in asked)
     flops = sum(shape.flops(0, one.tokens) for one in asked)
@@ -150,18 +147,18 @@ class Oracle(PrefixCache):
     def _refresh(self, node: PrefixNode) -> None:
         """As for all, but with the time of the next use in place of the last."""
         super()._refresh(node)
-        if node.id in self._index[0]:
+        if node.id in self._index:
             when = self._when(node)
-            self._index[0].put(node.id, when, self._worth(node, 0, self._leaf(node, 0)), 0)
+            self._index.put(node.id, when, self._worth(node), 0)
             if when < inf:
                 heappush(self._expiring, (when, node.id))
 
-    def _victim(self, tier: int) -> int:
+    def _victim(self) -> int:
         while self._expiring and self._expiring[0][0] <= self._now:
             node = heappop(self._expiring)[1]
-            if node in self._index[0]:
+            if node in self._index:
                 self._refresh(self._nodes[node])
-        nodes, next_use, worth = self._index[0].columns()[:3]
+        nodes, next_use, worth = self._index.columns()[:3]
         until = np.maximum(next_use - self._now, 1e-6)
         return int(nodes[(worth / (until if self._knows_when else np.where(until < inf, 1, inf))).argmin()])
 
@@ -273,13 +270,3 @@ def ties_rows(quick: bool) -> Iterator[Row]:
         found = {one: emulated(one, asked, size * GB, 16, PLAIN) for one in ("block16", "radix", OURS)}
         for policy, one in found.items():
             yield _row(f"attention only, {size} GB: {policy}", one)
-
-
-def tiers_rows(quick: bool) -> Iterator[Row]:
-    """What lies in host memory (25 GB/s) or on a disk (0.2 GB/s) is brought back where that is faster."""
-    asked = sessions("agent", SESSIONS // 2, RATE, SEED)
-    host = Tier("host", 64 * GB, 25e9, 1e-3, SPEED.rate)
-    disk = Tier("disk", 64 * GB, 2e8, 0.01, SPEED.rate)
-    for name, tiers in (("no", ()), ("64 GB of host memory as", (host,)), ("64 GB of a disk as", (disk,))):
-        one = through(PrefixCache(SHAPE, 8 * GB, RULES[OURS], tiers=tiers), asked, SPEED)
-        yield _row(f"agents, 8 GB and {name} lower tier", one)

@@ -59,12 +59,12 @@ def check(prefixes: Prefixes) -> None:
     assert set(prefixes._held) == set(nodes)
     for name, held in prefixes._held.items():
         assert held.depth == nodes[name].end
-        assert bool(held.states) == (nodes[name].state is not None)
+        assert bool(held.states) == nodes[name].state
     executor = prefixes.executor
     assert executor.snapshots == set(prefixes._held.values())
     pieces = {piece for one in executor.snapshots for piece, _ in one.path}
     states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
-    assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity[0]
+    assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity
 
 
 def forget(prefixes: Prefixes) -> None:

@@ -11,7 +11,6 @@ from windtunnel.serving.prefixcache.policy.changes import (
     Hold,
     Make,
     Merge,
-    Move,
     Split,
     Strip,
 )  # fmt: skip
@@ -27,9 +26,7 @@ class Piece:
 
     parent: int
     kv: list[Prefix]
-    tier: int = 0
     state: Prefix | None = None
-    state_tier: int = 0
 
 
 @dataclass
@@ -52,15 +49,15 @@ class Held:
                     piece = self.pieces[node]
                     cut = at - len(piece.kv[0]) + 1
                     assert 0 < cut < len(piece.kv)
-                    self.pieces[upper] = Piece(piece.parent, piece.kv[:cut], piece.tier)
+                    self.pieces[upper] = Piece(piece.parent, piece.kv[:cut])
                     piece.parent, piece.kv = upper, piece.kv[cut:]
                 case Hold(node, depth):
                     assert self.pieces[node].state is None and depth in copied
-                    self.pieces[node].state, self.pieces[node].state_tier = symbols[:depth], 0
+                    self.pieces[node].state = symbols[:depth]
                 case Merge(gone, into):
                     upper = self.pieces.pop(gone)
                     lower = self.pieces[into]
-                    assert upper.state is None and lower.parent == gone and upper.tier == lower.tier
+                    assert upper.state is None and lower.parent == gone
                     assert all(piece.parent != gone for name, piece in self.pieces.items() if name != into)
                     lower.kv, lower.parent = upper.kv + lower.kv, upper.parent
                 case Evict(node):
@@ -68,36 +65,29 @@ class Held:
                 case Strip(node):
                     assert self.pieces[node].state is not None
                     self.pieces[node].state = None
-                case Move(node, "kv", tier):
-                    assert self.pieces[node].tier != tier
-                    self.pieces[node].tier = tier
-                case Move(node, _, tier):
-                    assert self.pieces[node].state is not None and self.pieces[node].state_tier != tier
-                    self.pieces[node].state_tier = tier
         self.check()
 
     def check(self) -> None:
         """No KV without what is before it; every state where it was copied; bytes as the tree says."""
-        taken = [0] * len(self.cache.capacity)
+        taken = 0
         for piece in self.pieces.values():
             before = piece.kv[0][:-1]
             assert before == (self.pieces[piece.parent].kv[-1] if piece.parent else ())
-            assert piece.parent == 0 or self.pieces[piece.parent].tier <= piece.tier
             assert piece.state is None or piece.state == piece.kv[-1]
-            taken[piece.tier] += len(piece.kv) * self.cache.unit * self.cache.shape.kv
+            taken += len(piece.kv) * self.cache.unit * self.cache.shape.kv
             if piece.state is not None:
-                taken[piece.state_tier] += self.cache.shape.state
+                taken += self.cache.shape.state
         assert taken == self.cache.used and len(self.pieces) == len(self.cache._nodes) - 1
-        assert all(used <= most for used, most in zip(taken, self.cache.capacity, strict=True))
-        known = [rows(index) for index in self.cache._index]
+        assert taken <= self.cache.capacity
+        known = rows(self.cache._index)
         for node in self.cache._nodes.values():
             self.cache._refresh(node)
-        assert known == [rows(index) for index in self.cache._index], "what may go is not as it is known"
+        assert known == rows(self.cache._index), "what may go is not as it is known"
 
-    def usable(self, prompt: Prefix, most: int, tiers: int = 99) -> int:
-        """By hand: the deepest prefix of ``prompt`` that can be used, of what lies in the first ``tiers``."""
-        held = {prefix for piece in self.pieces.values() if piece.tier < tiers for prefix in piece.kv}
-        states = {one.state for one in self.pieces.values() if one.state_tier < tiers}
+    def usable(self, prompt: Prefix, most: int) -> int:
+        """By hand: the deepest prefix of ``prompt`` that can be used."""
+        held = {prefix for piece in self.pieces.values() for prefix in piece.kv}
+        states = {one.state for one in self.pieces.values()}
         depths = [depth for depth in range(1, most + 1) if prompt[:depth] in held]
         if self.cache.shape.state:
             depths = [depth for depth in depths if prompt[:depth] in states]
@@ -105,7 +95,11 @@ class Held:
 
     def used(self, found: Found, prompt: Prefix) -> None:
         """What was found is what it is said to be."""
-        kv = [prefix for node in found.path for prefix in self.pieces[node].kv][: found.depth]
+        path, node = list[int](), found.node
+        while node:
+            path.insert(0, node)
+            node = self.pieces[node].parent
+        kv = [prefix for node in path for prefix in self.pieces[node].kv][: found.depth]
         assert kv == [prompt[:end] for end in range(1, found.depth + 1)]
         if self.cache.shape.state and found.depth:
             assert self.pieces[found.node].state == prompt[: found.depth]

@@ -19,7 +19,7 @@ from windtunnel.serving.prefixcache.policy import (
     Observation,
     decide,
 )
-from windtunnel.serving.prefixcache.policy.changes import Evict, Strip, Tier
+from windtunnel.serving.prefixcache.policy.changes import Evict, Strip
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules, block_lru
 from windtunnel.serving.prefixcache.policy.shapes import ModelShape
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
@@ -35,38 +35,21 @@ requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
 @settings(max_examples=100)
 @given(
     requests, st.sampled_from(RULE), st.sampled_from([HYBRID, ATTENTION]), st.integers(0, 70),
-    st.sampled_from([(), (20,), (0,), (60, 30)]), st.integers(1, 3), st.data(),
+    st.integers(1, 3), st.data(),
 )  # fmt: skip
 def test_the_tree_is_what_it_says(
     asked: list[tuple[tuple[int, ...], tuple[int, ...], bool]], rules: Rules, shape: ModelShape,
-    capacity: int, lower: tuple[int, ...], unit: int, data: st.DataObject,
+    capacity: int, unit: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     """Whatever is looked up is what a list of all that is held says; pinned nodes stay; bytes are exact."""
-    tiers = [Tier(f"tier{place}", size, 10.0 - 4 * place, 0.1, 50.0) for place, size in enumerate(lower)]
-    cache = PrefixCache(shape, capacity, rules, unit=unit, tiers=tiers)
+    cache = PrefixCache(shape, capacity, rules, unit=unit)
     held, pinned = Held(cache), []
     for now, (prompt, answer, pin) in enumerate(asked):
         most = len(prompt) - (unit == 1)
         found = cache.look(prompt, float(now // 2))
-        near, far = held.usable(prompt, most, 1), held.usable(prompt, most)
-        assert found.depth in {near, far} and (found.depth == far or tiers)
+        assert found.depth == held.usable(prompt, most)
         held.used(found, prompt)
-        if found.away:
-            assert found.depth == far > near and found.seconds > 0
-            there, change = cache.restore(found, float(now // 2))
-            held.do(change)
-            if there:
-                assert held.usable(prompt, most, 1) == far
-        elif away := [one for one in cache._nodes.values() if one.tier or one.state]:
-            lost = away[data.draw(st.integers(0, len(away) - 1))]
-            what = "kv" if lost.tier else "state"
-            if data.draw(st.booleans()):  # what could not be read is no longer there, nor what needs it
-                held.do(cache.lose(lost.id, what))
-                assert lost.id not in cache._nodes or (what, lost.state) == ("state", None)
-                assert cache.lose(lost.id, what) == ()
-            found = cache.look(prompt, float(now // 2), near=True)
-            assert found.depth == held.usable(prompt, most, 1) and not found.away
-        elif found.node and pin:
+        if found.node and pin:
             cache.pin(found.node)
             pinned.append((found.node, prompt[: found.depth]))
         whole = prompt + answer
@@ -74,9 +57,8 @@ def test_the_tree_is_what_it_says(
         copied = frozenset({*found.keep, end} - {0})
         held.do(cache.admit(whole, sorted(copied), float(now // 2)), whole, copied)
         for node, prefix in pinned:
-            assert held.pieces[node].tier == 0
             assert held.pieces[node].state == prefix or not shape.state
-            assert held.usable(prefix, len(prefix), 1) == len(prefix)
+            assert held.usable(prefix, len(prefix)) == len(prefix)
         if pinned and data.draw(st.booleans()):
             cache.unpin(pinned.pop(0)[0])
     for node, _ in pinned:
@@ -131,7 +113,7 @@ def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
     def watched(seen: Observation) -> Decision:
         made = decide(seen)
         if isinstance(seen, Eviction):
-            node, used, worth, group = cache._index[0].columns()
+            node, used, worth, group = cache._index.columns()
             ages = cache._ages
             density = ages.of(group, seen.now - used) if ages is not None else used * 0
             rows = list(zip(*(one.tolist() for one in (node, used, worth, density)), strict=True))
@@ -181,7 +163,7 @@ def test_prompts_that_are_meant_to_hurt(shape: ModelShape) -> None:
             found = cache.look(prompt, now)
             assert found.depth <= max(0, len(prompt) - 1)
             cache.admit(prompt, (*found.keep, len(prompt)), now)
-            assert cache.used[0] <= cache.capacity[0]
+            assert cache.used <= cache.capacity
         assert len(cache._nodes) < 5000
     cache = PrefixCache(shape, 0, RULES["three"])
     assert cache.admit([1, 2], [2], 0) == () and cache.look([1, 2, 3], 1).depth == 0
@@ -212,27 +194,3 @@ def test_states_are_copied_as_far_as_there_is_room_and_decoded_ones_where_they_c
     assert decide(replace(asked, copies=1)) == Keep(whole.depths[:1], 1)
     assert decide(replace(asked, copies=-1)) == Keep((), 0), "it fills the room alone"
     assert decide(replace(asked, decoded=False)) == Keep(whole.depths, 0)
-
-
-def test_what_had_to_go_is_brought_back_where_that_is_faster_than_to_compute_it() -> None:
-    """What goes is put into the next tier, and stays there while the first one is full of what is in use."""
-    whole, other = tuple(range(10)), tuple(range(50, 60))
-    for bandwidth, back in ((100.0, True), (0.1, False)):
-        cache = PrefixCache(
-            HYBRID, 16, Rules(("end",), order="lru"), tiers=[Tier("host", 40, bandwidth, 0.01, 50.0)]
-        )
-        held = Held(cache)
-        for now, symbols in enumerate((whole, other)):
-            held.do(cache.admit(symbols, [10], now), symbols, frozenset({10}))
-        assert cache.used == ([15, 15] if back else [15, 0])
-        found = cache.look((*whole, 1), 3)
-        assert (found.depth, bool(found.away)) == ((10, True) if back else (0, False))
-        if back:
-            assert found.seconds == pytest.approx(0.01 + 15 / bandwidth)
-            busy = cache.look((*other, 1), 4)
-            cache.pin(busy.node)
-            assert cache.restore(found, 5) == (False, ()), "there is no room"
-            cache.unpin(busy.node)
-            there, change = cache.restore(found, 6)
-            held.do(change)
-            assert there and cache.used == [15, 15] and not cache.look((*whole, 1), 7).away

@@ -131,7 +131,7 @@ class ServingEngine:
             rows, int(kv / token), chunk, queue,
             ceil((executor.state_bytes + executor.token_bytes * EDGES) / token), **policies,
         )  # fmt: skip
-        executor.bound = kv + (prefixes.tree.capacity[0] if prefixes is not None else 0)
+        executor.bound = kv + (prefixes.tree.capacity if prefixes is not None else 0)
         lookup = self._lookup if prefixes is not None else None
         self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log, own=own)
         self._note = note
@@ -349,5 +349,5 @@ class ServingEngine:
             "running": self.scheduler.running, "waiting": self.scheduler.waiting, "steps": self.steps,
             "kv_reserved": self.scheduler.reserved, "kv_tokens": self.limits.kv, "seconds": self.seconds,
             "deciding": self.deciding,
-            "prefix_bytes": self.prefixes.tree.used[0] if self.prefixes is not None else 0,
+            "prefix_bytes": self.prefixes.tree.used if self.prefixes is not None else 0,
         }  # fmt: skip

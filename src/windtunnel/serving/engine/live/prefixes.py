@@ -78,10 +78,10 @@ class Prefixes:
 
     def _bound(self, now: float) -> None:
         """More may have to go, since tokens lie in slots of few sizes: the tree counts them alone."""
-        while (over := self.executor.lasting - self.tree.capacity[0]) > 0:
-            before = self.tree.used[0]
+        while (over := self.executor.lasting - self.tree.capacity) > 0:
+            before = self.tree.used
             self._do(self.tree.shrink(before - over, now))
-            if self.tree.used[0] == before:  # the rest is in use
+            if self.tree.used == before:  # the rest is in use
                 break
 
     def _do(

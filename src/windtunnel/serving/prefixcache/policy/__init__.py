@@ -1,5 +1,4 @@
-"""What a prefix cache asks: at which depths to copy the state, what to evict, whether to bring something
-back.
+"""What a prefix cache asks: at which depths to copy the state, and what to evict.
 
 Sources: Marconi (Pan et al., MLSys '25, arXiv 2411.19379), sections 4.1 and 4.2; SegLen (a branch of SGLang,
 2026) as we read it; GreedyDual-Size-Frequency (Cherkasova, 1998).
@@ -20,7 +19,7 @@ from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
 
 __all__ = [
     "MANY", "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation",
-    "Restore", "Return", "Trials", "Victim", "decide", "scores",
+    "Trials", "Victim", "decide", "scores",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -91,20 +90,6 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """What lies in a lower tier would be used (or put there, to be used later): ``seconds`` to bring it back
-    against ``recompute``."""
-
-    seconds: float
-    recompute: float
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    restore: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Trials:
     """FLOPs that each alpha would have saved, in the requests that were replayed."""
 
@@ -118,8 +103,8 @@ class Alpha:
     reason: str = field(default="", compare=False)
 
 
-Observation = Lookup | Eviction | Return | Trials
-Decision = Keep | Victim | Restore | Alpha
+Observation = Lookup | Eviction | Trials
+Decision = Keep | Victim | Alpha
 
 
 def decide(observation: Observation) -> Decision:
@@ -129,8 +114,6 @@ def decide(observation: Observation) -> Decision:
             return _keep(observation)
         case Eviction():
             return _victim(observation)
-        case Return(seconds, recompute):
-            return Restore(seconds < recompute)
         case Trials(alphas, saved):
             best = max(range(len(alphas)), key=lambda index: (saved[index], -alphas[index]))
             return Alpha(alphas[best], f"{saved[best]:.4g} FLOPs saved, {saved[0]:.4g} by recency alone")

@@ -6,18 +6,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """A lower tier: what it holds, bytes, and what bringing something back takes: ``latency`` seconds and
-    ``bandwidth`` bytes/s. ``rate``: FLOP/s of computing it anew."""
-
-    name: str
-    capacity: int
-    bandwidth: float
-    latency: float
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
 class Make:
     """A node for the symbols [begin, end) of what was admitted, below ``parent`` (0: the root)."""
 
@@ -30,7 +18,7 @@ class Make:
 @dataclass(frozen=True, slots=True)
 class Split:
     """The symbols of ``node`` before depth ``at`` are now those of a new node, ``upper``, between it and its
-    parent; in the first tier, to which ``upper`` moves next if it is not there."""
+    parent."""
 
     node: int
     upper: int
@@ -55,7 +43,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """The node is gone, with all that it held in any tier."""
+    """The node is gone, with all that it held."""
 
     node: int
 
@@ -67,34 +55,17 @@ class Strip:
     node: int
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """KV (``what``: "kv") behind those of ``parent`` (0: the root), or the "state" at the node's ``end``,
-    move to ``tier`` (0: the first)."""
-
-    node: int
-    what: str
-    tier: int
-    parent: int
-    end: int
-
-
-Op = Make | Split | Hold | Merge | Evict | Strip | Move
+Op = Make | Split | Hold | Merge | Evict | Strip
 Change = tuple[Op, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """``depth``: symbols of the prompt that need no computing, with the state of ``node`` (0: none).
-    ``matched``: symbols that are known, usable or not. ``keep`` and ``end`` as in `Keep`. ``path``: the nodes
-    from the root to ``node``; their KV up to ``depth`` is used. ``away``: those of them that must be brought
-    back by `PrefixCache.restore` first, which takes ``seconds``."""
+    ``matched``: symbols that are known, usable or not. ``keep`` and ``end`` as in `Keep`."""
 
     depth: int
     node: int
     matched: int
     keep: tuple[int, ...]
     end: int
-    path: tuple[int, ...]
-    away: tuple[int, ...] = ()
-    seconds: float = 0.0

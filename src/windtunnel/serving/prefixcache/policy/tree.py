@@ -1,4 +1,4 @@
-"""The radix tree of a prefix cache: which KV ranges and states it holds, in which tier, to the byte.
+"""The radix tree of a prefix cache: which KV ranges and states it holds, to the byte.
 
 Each node is an edge of symbols: it holds their KV, and perhaps a state: that of all recurrent layers after
 its last symbol. A model without states can use KV up to any symbol, one with states only up to a node that
@@ -6,10 +6,8 @@ has one. What changes is told as operations, in their order; who holds the tenso
 node that is in use is pinned: it stays, and so does all above it.
 
 What may go is a leaf (its KV and its state), or the state alone of a node with one child, which then takes
-over the node's KV. With several children a node is what requests share, and stays. Where there is a lower
-tier (host memory, a disk), what goes is put there first if bringing it back is predicted to be faster than
-computing it anew; a node never lies in a higher tier than its parent. Bytes never exceed any tier's capacity,
-not even within a call.
+over the node's KV. With several children a node is what requests share, and stays. Bytes never exceed the
+capacity, not even within a call.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.serving.prefixcache import policy
-from windtunnel.serving.prefixcache.policy import Decision, Lookup, Observation, Return, Trials, changes
-from windtunnel.serving.prefixcache.policy.changes import Change, Found, Op, Tier
+from windtunnel.serving.prefixcache.policy import Decision, Lookup, Observation, Trials, changes
+from windtunnel.serving.prefixcache.policy.changes import Change, Found, Op
 from windtunnel.serving.prefixcache.policy.density import Ages
 from windtunnel.serving.prefixcache.policy.index import Index
 from windtunnel.serving.prefixcache.policy.rules import Rules
@@ -38,15 +36,13 @@ D = TypeVar("D", bound=Decision)
 
 @dataclass(eq=False, slots=True)
 class PrefixNode:
-    """``state``: the tier where its state lies, None where it has none. ``tail``: it was the end of a
-    request."""
+    """``state``: whether it has one. ``tail``: it was the end of a request."""
 
     id: int
     parent: PrefixNode | None
     label: Symbols
     begin: int
-    tier: int = 0
-    state: int | None = None
+    state: bool = False
     children: dict[int, PrefixNode] = field(default_factory=dict)
     used: float = 0.0
     uses: int = 0
@@ -63,19 +59,18 @@ class PrefixCache:
     ``decide`` decides, and ``log`` is told of each decision; times are seconds, on any one clock."""
 
     def __init__(
-        self, shape: ModelShape, capacity: int, rules: Rules, *, unit: int = 1, tiers: Sequence[Tier] = (),
+        self, shape: ModelShape, capacity: int, rules: Rules, *, unit: int = 1,
         decide: Callable[[Observation], Decision] = policy.decide, log: Log | None = None,
     ) -> None:  # fmt: skip
-        self.shape, self.rules, self.unit, self.tiers = shape, rules, unit, tuple(tiers)
-        self.capacity = (capacity, *(tier.capacity for tier in tiers))
-        self.used = [0] * len(self.capacity)
+        self.shape, self.rules, self.unit = shape, rules, unit
+        self.capacity, self.used = capacity, 0
         self.alpha = rules.alpha
         self.evictions = 0
         self._kv, self._state = unit * shape.kv, shape.state
         self._root = PrefixNode(0, None, np.empty(0, np.int64), 0)
         self._nodes: dict[int, PrefixNode] = {0: self._root}
         self._next = 1
-        self._index = [Index() for _ in self.capacity]
+        self._index = Index()
         self._decide, self._log = decide, log
         self._now = 0.0
         self._tuner = Tuner() if rules.tuned else None
@@ -86,13 +81,13 @@ class PrefixCache:
     # what callers ask
 
     def look(
-        self, symbols: ArrayLike, now: float, most: int | None = None, *, near: bool = False,
-        copies: int = policy.MANY, decoded: bool = True,
+        self, symbols: ArrayLike, now: float, most: int | None = None, *, copies: int = policy.MANY,
+        decoded: bool = True,
     ) -> Found:  # fmt: skip
         """What of a prompt can be used, and which states its prefill is to copy.
 
         ``most``: symbols that may be used; by default all but the last token, whose logits must be computed.
-        ``near``: only what lies in the first tier. ``copies`` and ``decoded``: as of `Lookup`.
+        ``copies`` and ``decoded``: as of `Lookup`.
         """
         prompt = np.asarray(symbols, np.int64).reshape(-1)
         self._now = now
@@ -101,14 +96,7 @@ class PrefixCache:
         if most is None:
             most = len(prompt) - 1 if self.unit == 1 else len(prompt)
         path, matched = self._walk(prompt)
-        depth, node, reached = self._usable(path, min(matched, most), near=near)
-        away, seconds = self._away(path[:reached], node)
-        if away:
-            here = self._usable(path, min(matched, most), near=True)
-            recompute = self.shape.flops(here[0] * self.unit, depth * self.unit)
-            recompute /= min(tier.rate for tier in self.tiers)
-            if not self._ask(Return(seconds, recompute), policy.Restore).restore:
-                (depth, node, reached), away, seconds = here, (), 0.0
+        depth, node, reached = self._usable(path, min(matched, most))
         used = path[:reached]
         for passed in used if self.rules.touch == "path" else used[-1:]:
             if self._ages is not None:
@@ -120,8 +108,7 @@ class PrefixCache:
             policy.Keep,
         )
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
-        ids = tuple(node.id for node in used)
-        return Found(depth, node.id if node else 0, matched, depths, end, ids, away, seconds)
+        return Found(depth, node.id if node else 0, matched, depths, end)
 
     def admit(self, symbols: ArrayLike, kept: Sequence[int], now: float) -> Change:
         """Take in what a request has computed: KV of all ``symbols`` and states at the depths ``kept``.
@@ -144,29 +131,10 @@ class PrefixCache:
             self._tuner.admitted(self, known, kept, now)
         return done
 
-    def restore(self, match: Found, now: float) -> tuple[bool, Change]:
-        """Bring back what of ``match`` lies in lower tiers. Where there is no room for all of it now (False),
-        the prompt is to be looked up anew, for what is ``near``."""
-        self._now = now
-        path = [self._nodes[number] for number in match.path if number in self._nodes]
-        with self._guarded(path):
-            fits = len(path) == len(match.path) and all(self._raise(node, node is path[-1]) for node in path)
-        return fits, self._changes()
-
     def shrink(self, size: int, now: float) -> Change:
-        """No more than ``size`` bytes stay in the first tier, and what is in use."""
+        """No more than ``size`` bytes stay, and what is in use."""
         self._now = now
-        self._free(0, self.capacity[0] - size)
-        return self._changes()
-
-    def lose(self, node: int, what: str) -> Change:
-        """KV or state of the node could not be written to its tier, or not be read; all that is of no use
-        without it goes, too."""
-        if (lost := self._nodes.get(node)) is not None:
-            if what == "kv":
-                self._remove(lost)
-            elif lost.state is not None:
-                self._strip(lost)
+        self._free(self.capacity - size)
         return self._changes()
 
     def pin(self, node: int) -> None:
@@ -188,10 +156,8 @@ class PrefixCache:
     def clone(self) -> PrefixCache:
         """The same cache, to try something on it: unlogged, untuned and with nothing pinned."""
         rules = replace(self.rules, tuned=False)
-        other = PrefixCache(
-            self.shape, self.capacity[0], rules, unit=self.unit, tiers=self.tiers, decide=self._decide
-        )
-        other.used, other.alpha, other._next = list(self.used), self.alpha, self._next
+        other = PrefixCache(self.shape, self.capacity, rules, unit=self.unit, decide=self._decide)
+        other.used, other.alpha, other._next = self.used, self.alpha, self._next
         for node in sorted(self._nodes.values(), key=lambda node: node.begin):
             if node.parent is not None:
                 twin = replace(node, parent=other._nodes[node.parent.id], children={}, pins=0)
@@ -217,39 +183,25 @@ class PrefixCache:
             node = child
         return path, depth
 
-    def _usable(
-        self, path: list[PrefixNode], most: int, *, near: bool = False
-    ) -> tuple[int, PrefixNode | None, int]:
+    def _usable(self, path: list[PrefixNode], most: int) -> tuple[int, PrefixNode | None, int]:
         """How deep ``path`` can be used, to ``most`` at most; the node that holds that, and the length of the
-        path to it. ``near``: what lies in the first tier only."""
+        path to it."""
         best: tuple[int, PrefixNode | None, int] = (0, None, 0)
         for place, node in enumerate(path, 1):
-            if node.begin >= most or (near and node.tier):
+            if node.begin >= most:
                 break
             if not self._state:
                 best = (min(node.end, most), node, place)
-            elif node.state is not None and node.end <= most and not (near and node.state):
+            elif node.state and node.end <= most:
                 best = (node.end, node, place)
         return best
-
-    def _away(self, path: list[PrefixNode], node: PrefixNode | None) -> tuple[tuple[int, ...], float]:
-        """Which of the path lie in lower tiers, and seconds to bring them back."""
-        if not self.tiers or node is None:
-            return (), 0.0
-        sizes = [0] * len(self.capacity)
-        for step in path:
-            sizes[step.tier] += len(step.label) * self._kv
-        sizes[node.state or 0] += self._state
-        away = tuple(step.id for step in path if step.tier or (step is node and step.state))
-        there = [(tier, size) for tier, size in zip(self.tiers, sizes[1:], strict=True) if size]
-        return away, sum(tier.latency + size / tier.bandwidth for tier, size in there)
 
     def _base(self, node: PrefixNode) -> int:
         """The depth from which it would have to be computed without this node."""
         if not self._state:
             return node.begin
         above = node.parent
-        while above is not None and above.state is None:
+        while above is not None and not above.state:
             above = above.parent
         return above.end if above is not None else 0
 
@@ -264,24 +216,23 @@ class PrefixCache:
             path, matched = self._walk(known[:length])
             if not length:
                 return path, matched, length, []
-            there = {node.end for node in path if node.state is not None}
+            there = {node.end for node in path if node.state}
             depths = [depth for depth in depths if depth not in there]
             needed = (length - matched) * self._kv + len(depths) * self._state
-            needed += sum(min(node.end, matched) - node.begin for node in path if node.tier) * self._kv
-            if needed <= self.capacity[0] - self.used[0]:
+            if needed <= self.capacity - self.used:
                 return path, matched, length, depths
-            with self._guarded(path if path and path[-1].tier else path[-1:]):
-                freed = needed <= self.capacity[0] and self._free(0, needed)
+            with self._guarded(path[-1:]):
+                freed = needed <= self.capacity and self._free(needed)
             if freed:
                 continue  # states of the path may have gone
-            over = max(1, needed - self.capacity[0])
+            over = max(1, needed - self.capacity)
             while self._state and depths and over > 0:
                 last = depths.pop()
                 over -= self._state + (last - max(depths[-1] if depths else 0, matched)) * self._kv
                 length = depths[-1] if depths else 0
             if not self._state:
-                length -= -(-max(over, needed - self.capacity[0] + self.used[0]) // self._kv)
-                if length <= (matched if not path or path[-1].tier == 0 else 0):
+                length -= -(-max(over, needed - self.capacity + self.used) // self._kv)
+                if length <= matched:
                     length = 0
 
     def _grow(
@@ -289,13 +240,10 @@ class PrefixCache:
     ) -> None:
         """Nodes for what is ``known`` beyond what matches, and states at ``depths``; ``whole``: symbols that
         the request had."""
-        if path and matched < path[-1].end and (len(known) > matched or path[-1].tier):
+        if path and matched < path[-1].end and len(known) > matched:
             path[-1] = self._split(path[-1], matched)
-        for node in path:
-            if node.tier:
-                self._kv_to(node, 0)
-            if self.rules.touch == "path":
-                self._touch(node)
+        for node in path if self.rules.touch == "path" else ():
+            self._touch(node)
         if len(known) > matched:
             cuts = {*depths, len(known)}
             if self.rules.paged:
@@ -312,8 +260,8 @@ class PrefixCache:
             if depth < path[place].end:
                 path.insert(place, self._split(path[place], depth))
             node = path[place]
-            node.state, node.tail = 0, depth == whole
-            self.used[0] += self._state
+            node.state, node.tail = True, depth == whole
+            self.used += self._state
             self._done.append(changes.Hold(node.id, depth))
             self._touch(node)
             self._below(node)
@@ -322,7 +270,7 @@ class PrefixCache:
         node = PrefixNode(self._next, parent, label.copy(), parent.end)
         self._next += 1
         self._nodes[node.id] = parent.children[int(label[0])] = node
-        self.used[0] += len(label) * self._kv
+        self.used += len(label) * self._kv
         self._done.append(changes.Make(node.id, parent.id, node.begin, node.end))
         self._touch(node)
         self._refresh(parent)
@@ -332,7 +280,7 @@ class PrefixCache:
         """The part before depth ``at`` becomes a node of its own."""
         assert node.parent is not None
         first, rest = node.label[: at - node.begin], node.label[at - node.begin :]
-        upper = PrefixNode(self._next, node.parent, first, node.begin, node.tier, used=node.used)
+        upper = PrefixNode(self._next, node.parent, first, node.begin, used=node.used)
         self._next += 1
         self._nodes[upper.id] = node.parent.children[int(first[0])] = upper
         upper.children[int(rest[0])] = node
@@ -344,82 +292,49 @@ class PrefixCache:
 
     # going
 
-    def _free(self, tier: int, needed: int) -> bool:
-        """Whether there is room for so many bytes in the tier, after what has to go for it is gone."""
-        while self.capacity[tier] - self.used[tier] < needed:
-            if not self._index[tier]:
+    def _free(self, needed: int) -> bool:
+        """Whether there is room for so many bytes, after what has to go for it is gone."""
+        while self.capacity - self.used < needed:
+            if not self._index:
                 return False
-            self._go(self._nodes[self._victim(tier)], tier)
+            node = self._nodes[self._victim()]
+            self.evictions += 1
+            if node.children:
+                self._strip(node)
+            else:
+                self._remove(node)
         return True
 
-    def _victim(self, tier: int) -> int:
-        shown = self._index[tier].shown(self.rules, self.alpha, self._now, self._ages)
+    def _victim(self) -> int:
+        shown = self._index.shown(self.rules, self.alpha, self._now, self._ages)
         node = self._nodes[self._ask(shown, policy.Victim).node]
-        if self._ages is not None and tier == 0:
+        if self._ages is not None:
             self._ages.note(self._group(node), self._now - node.used, False)
         return node.id
 
-    def _go(self, node: PrefixNode, tier: int) -> None:
-        """A victim goes down a tier, or goes."""
-        self.evictions += 1
-        leaf = self._leaf(node, tier)
-        if tier + 1 < len(self.capacity) and self._lower(node, tier, leaf):
-            return
-        if leaf:
-            self._remove(node)
-        else:
-            self._strip(node)
-
     def _strip(self, node: PrefixNode) -> None:
-        assert node.state is not None
-        self.used[node.state] -= self._state
-        node.state = None
+        self.used -= self._state
+        node.state = False
         self._done.append(changes.Strip(node.id))
         self._below(node)
         self._bare(node)
 
-    def _lower(self, node: PrefixNode, tier: int, leaf: bool) -> bool:
-        """Whether it could be put into the next tier."""
-        below = self.tiers[tier]
-        recompute = self.shape.flops(self._base(node) * self.unit, node.end * self.unit) / below.rate
-        seconds = below.latency + self._held(node, tier, leaf) / below.bandwidth
-        if not self._ask(Return(seconds, recompute), policy.Restore).restore:
-            return False
-        if self._held(node, tier, leaf) > self.capacity[tier + 1]:
-            return False
-        with self._guarded([node]):
-            # what goes there for it may have been above the node, whose KV it then takes over
-            while (size := self._held(node, tier, leaf)) > self.capacity[tier + 1] - self.used[tier + 1]:
-                if not self._free(tier + 1, size):
-                    return False
-        if node.state == tier:
-            self._state_to(node, tier + 1)
-        if leaf:
-            self._kv_to(node, tier + 1)
-        return True
-
     def _remove(self, node: PrefixNode) -> None:
-        """The node goes, with what lies below it in lower tiers, and what above it is now of no use."""
+        """The node goes, and what above it is now of no use."""
         while True:
             parent = node.parent
             assert parent is not None
             del parent.children[int(node.label[0])]
-            queue = [node]
-            while queue:
-                removed = queue.pop()
-                queue += removed.children.values()
-                self.used[removed.tier] -= len(removed.label) * self._kv
-                if removed.state is not None:
-                    self.used[removed.state] -= self._state
-                self._forget(removed)
-                self._done.append(changes.Evict(removed.id))
+            self.used -= self._held(node)
+            self._forget(node)
+            self._done.append(changes.Evict(node.id))
             if not self._idle(parent) or parent.children:
                 return self._bare(parent)
             node = parent
 
     def _idle(self, node: PrefixNode) -> bool:
         """Whether it holds KV for others only: of a model with states, without one of its own."""
-        return bool(self._state) and node.state is None and not node.pins and node.parent is not None
+        return bool(self._state) and not node.state and not node.pins and node.parent is not None
 
     def _bare(self, node: PrefixNode) -> None:
         """A node has lost a child or its state: without either it goes, with one child it is part of that."""
@@ -427,52 +342,18 @@ class PrefixCache:
             return self._remove(node)
         if self._idle(node) and len(node.children) == 1 and not self.rules.paged:
             [child] = node.children.values()
-            if child.tier == node.tier == 0:
-                assert node.parent is not None
-                child.label, child.begin = np.concatenate([node.label, child.label]), node.begin
-                child.parent = node.parent
-                child.parent.children[int(child.label[0])] = child
-                self._forget(node)
-                self._done.append(changes.Merge(node.id, child.id))
-                node = child
+            assert node.parent is not None
+            child.label, child.begin = np.concatenate([node.label, child.label]), node.begin
+            child.parent = node.parent
+            child.parent.children[int(child.label[0])] = child
+            self._forget(node)
+            self._done.append(changes.Merge(node.id, child.id))
+            node = child
         self._refresh(node)
 
     def _forget(self, node: PrefixNode) -> None:
         del self._nodes[node.id]
-        for index in self._index:
-            index.drop(node.id)
-
-    # tiers
-
-    def _raise(self, node: PrefixNode, state: bool) -> bool:
-        """Whether the node, with its ``state`` or without, lies in the first tier now."""
-        moved = bool(state and node.state)
-        needed = (len(node.label) * self._kv if node.tier else 0) + (self._state if moved else 0)
-        if not self._free(0, needed):
-            return False
-        if node.tier:
-            self._kv_to(node, 0)
-        if moved:
-            self._state_to(node, 0)
-        return True
-
-    def _kv_to(self, node: PrefixNode, tier: int) -> None:
-        assert node.parent is not None
-        size = len(node.label) * self._kv
-        self.used[node.tier] -= size
-        self.used[tier] += size
-        node.tier = tier
-        self._done.append(changes.Move(node.id, "kv", tier, node.parent.id, node.end))
-        self._refresh(node)
-        self._refresh(node.parent)
-
-    def _state_to(self, node: PrefixNode, tier: int) -> None:
-        assert node.state is not None
-        self.used[node.state] -= self._state
-        self.used[tier] += self._state
-        node.state = tier
-        self._done.append(changes.Move(node.id, "state", tier, node.id, node.end))
-        self._refresh(node)
+        self._index.drop(node.id)
 
     # books
 
@@ -493,38 +374,30 @@ class PrefixCache:
         node.pins += count
         self._refresh(node)
 
-    def _leaf(self, node: PrefixNode, tier: int) -> bool:
-        return node.tier == tier and not any(child.tier == tier for child in node.children.values())
-
-    def _held(self, node: PrefixNode, tier: int, leaf: bool) -> int:
-        """Bytes in this tier that go with it."""
-        return (len(node.label) * self._kv if leaf else 0) + (self._state if node.state == tier else 0)
+    def _held(self, node: PrefixNode) -> int:
+        """Bytes that go with it."""
+        return (0 if node.children else len(node.label) * self._kv) + (self._state if node.state else 0)
 
     def _refresh(self, node: PrefixNode) -> None:
         """Whether it may go, and what it is worth, as it is now."""
-        for tier, index in enumerate(self._index):
-            leaf = self._leaf(node, tier)
-            if (
-                node.pins
-                or node is self._root
-                or not (leaf or (node.state == tier and len(node.children) < 2))
-            ):
-                index.drop(node.id)
-            else:
-                index.put(node.id, node.used, self._worth(node, tier, leaf), self._group(node))
+        may_go = not node.children or (node.state and len(node.children) < 2)
+        if node.pins or node is self._root or not may_go:
+            self._index.drop(node.id)
+        else:
+            self._index.put(node.id, node.used, self._worth(node), self._group(node))
 
     def _group(self, node: PrefixNode) -> int:
         """Nodes that live alike: by whether a request ended there, others went on from there, it was used."""
         return 4 * node.tail + 2 * bool(node.children) + bool(node.uses)
 
-    def _worth(self, node: PrefixNode, tier: int, leaf: bool) -> float:
-        if self.rules.order == "lru" or (self._state and node.state is None):
+    def _worth(self, node: PrefixNode) -> float:
+        if self.rules.order == "lru" or (self._state and not node.state):
             return 0.0
         base = self._base(node)
         if self.rules.order == "seglen":
             return float((node.end - base) * self.unit)
         saved = self.shape.flops(base * self.unit, node.end * self.unit)
-        return saved / max(1, self._held(node, tier, leaf))
+        return saved / max(1, self._held(node))
 
     def _below(self, node: PrefixNode) -> None:
         """Those whose nearest state above has changed are worth something else now."""
@@ -534,7 +407,7 @@ class PrefixCache:
         while queue:
             lower = queue.pop()
             self._refresh(lower)
-            if lower.state is None:
+            if not lower.state:
                 queue += lower.children.values()
 
     def _ask(self, observation: Observation, kind: type[D]) -> D:
