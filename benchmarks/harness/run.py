@@ -39,7 +39,7 @@ BENCHES: Mapping[str, Mapping[str, str]] = {
     "network.torus": {"": "wavelengths planning failures alltoall"},
     "serving.branching": {"goodput": "goodput load map", "live": "live"},
     "serving.engine": {"": "speed live"},
-    "serving.prefixcache": {"rows": "agents chats mooncake ties tiers"},
+    "serving.prefixcache": {"rows": "agents chats mooncake ties"},
     "serving.variants": {"live": "live", "twin": "cost fixed"},
     "serving.vllm": {"rows": "speed objectives branches hybrid engine"},
     "silicon.mapper": {"": "counts optimum allocation search"},

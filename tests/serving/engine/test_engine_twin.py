@@ -70,7 +70,7 @@ def test_a_hand_made_case() -> None:
     assert done.end.tolist() == [pytest.approx(5.25), pytest.approx(6.37)]
     found = figures.compute_times([done], Objective(ttft=2.5, tpot=1.625))
     assert found.tpot.tolist() == pytest.approx([1.625, 1.12]) and found.met.tolist() == [True, False]
-    made = figures.summarise([done], found, 4, 100_000, 3600.0, 2)
+    made = figures.summarise([done], found, 4, 100_000, load_cluster("h100-sxm:1x2,price=3600"))
     assert made["goodput"] == pytest.approx(1 / 6.37) and made["cost"]["total"] == pytest.approx(2 * 6.37)
     assert (made["steps"], made["attainment"], made["refused"]) == (4, 0.5, 0)
 
