@@ -67,7 +67,7 @@ def questions(name: str) -> Iterator[Any]:
                     rng.randint(-1, 6), TIME, rng.choice([0.8, 1.0, 1.3]),
                     tuple(rng.random() / 4 for _ in SPANS) * (at % 3 > 0),
                     tuple(0.8 + rng.random() / 2 for _ in range(BUCKETS)) * (at % 4 > 0),
-                    rng.choice([0.2, 0.9]),                    rng.choice(["token", "step"]),
+                    rng.choice([0.2, 0.9]),
                 )  # fmt: skip
             case "serving.prefixcache":
                 rules, known = rng.choice(list(RULES.values())), sorted(rng.sample(range(2000), 2))
