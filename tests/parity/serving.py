@@ -345,8 +345,7 @@ MUTANTS = (
     ),
     Mutant(
         "serving.prefixcache", ENGINE + "live/prefixes.py",
-        'self._drop(node, "state")\n                    self._drop(node, "kv")', 'self._drop(node, "state")',
-        live=True,
+        "self.executor.free(held.pop(node))", "self._states(node, {})", live=True,
     ),
     Mutant(
         "serving.variants", VARIANTS + "policy/select.py",

@@ -96,18 +96,15 @@ class Prefixes:
                 case changes.Make(node, _, _, end):
                     assert source is not None
                     held[node] = cut(source, end)
-                case changes.Split(node, upper, at) if node in held:
+                case changes.Split(node, upper, at):
                     held[upper] = cut(held[node], at)
                 case changes.Hold(node, depth):
                     assert kept is not None
                     self._states(node, kept[depth].states)
                 case changes.Strip(node):
-                    self._drop(node, "state")
-                case changes.Evict(node):
-                    self._drop(node, "state")
-                    self._drop(node, "kv")
-                case changes.Merge(gone):
-                    self._drop(gone, "kv")
+                    self._states(node, {})
+                case changes.Evict(node) | changes.Merge(node, _):
+                    self.executor.free(held.pop(node))
         if self._note is not None and change:
             self._note("prefixes", pieces=[self._piece(action) for action in change])
 
@@ -118,19 +115,11 @@ class Prefixes:
         state = held is not None and bool(held.states)
         return {"do": type(op).__name__.lower(), "node": node, "kv": held is not None, "state": state}
 
-    def _drop(self, node: int, what: str) -> None:
-        """It is in memory no more."""
-        if what == "state":
-            self._states(node, {})
-        elif (gone := self._held.pop(node, None)) is not None:
-            self.executor.free(gone)
-
     def _states(self, node: int, states: States) -> None:
         """These are those at the node's end."""
-        before = self._held.get(node)
-        if before is not None and (before.states or states):
-            self._held[node] = self.executor.cut(before, before.depth, states)
-            self.executor.free(before)
+        before = self._held[node]
+        self._held[node] = self.executor.cut(before, before.depth, states)
+        self.executor.free(before)
 
 
 def shape_of(executor: Executor) -> ModelShape:
