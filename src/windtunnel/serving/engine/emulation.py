@@ -120,7 +120,10 @@ def emulate(emulation: Emulation) -> Emulated:
             "engine": f"{emulation.branching}, {emulation.admission}, {emulation.rows} rows,"
             f" {emulation.chunk} tokens"
             f" prefilled in a step, {place.limits.kv:,} tokens of KV",
-            "prefix cache": _cache_in_words(emulation, trace, place),
+            "prefix cache": f"{emulation.rules}, {amount(place.prefix_bytes)}"
+            if place.prefix_bytes
+            else "none"
+            + ": the trace does not tell what prompts share" * bool(emulation.rules and not trace.ids),
             "promised": figures.describe_objective(objective),
         }
         run.finish({**summary, "about": about})
@@ -156,12 +159,6 @@ class _Place:
     shape: ModelShape
     prefix_bytes: int
     cluster: Cluster | None = None
-
-
-def _cache_in_words(emulation: Emulation, trace: Requests, place: _Place) -> str:
-    if place.prefix_bytes:
-        return f"{emulation.rules}, {amount(place.prefix_bytes)}"
-    return "none: the trace does not tell what prompts share" if emulation.rules and not trace.ids else "none"
 
 
 def _trace(emulation: Emulation) -> Requests:

@@ -17,7 +17,7 @@ import ctypes
 import sys
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ class Snapshot:
     def state_bytes(self) -> int:
         """Bytes of its states, which are its own; its pieces may be shared."""
         return sum(each.nbytes for each in self.states.values())
+
+
+Kept = TypeVar("Kept", Sequence, Snapshot)
 
 
 class Executor:
@@ -74,7 +77,7 @@ class Executor:
 
     def new(self) -> Sequence:
         """An empty sequence, to be prefilled."""
-        return self._keep(Sequence())
+        return self._keep(Sequence(), self.sequences)
 
     @torch.inference_mode()
     def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> Tensor:
@@ -124,7 +127,7 @@ class Executor:
         """The sequence as it is now: its states copied, its pieces shared."""
         self._freeze(sequence)
         states = {key: state.clone() for key, state in self._states(sequence).items()}
-        return self._remember(Snapshot(sequence.depth, sequence.path, states))
+        return self._keep(Snapshot(sequence.depth, sequence.path, states), self.snapshots)
 
     def restore(self, snapshot: Snapshot, depth: int | None = None) -> Sequence:
         """A sequence that has read what the snapshot has, or the first ``depth`` tokens of that: of a model
@@ -137,7 +140,7 @@ class Executor:
         that has states, and without them, it is kept for those that go on from it."""
         if isinstance(what, Sequence):
             self._freeze(what)
-        return self._remember(Snapshot(depth, _cut(what.path, depth), states or {}, True))
+        return self._keep(Snapshot(depth, _cut(what.path, depth), states or {}, True), self.snapshots)
 
     @torch.inference_mode()
     def free(self, what: Sequence | Snapshot) -> None:
@@ -177,21 +180,15 @@ class Executor:
                 each.trim()
         return self.held + more <= self.bound
 
-    def _keep(self, sequence: Sequence) -> Sequence:
-        self.sequences.add(sequence)
-        for piece, length in sequence.path:
+    def _keep(self, what: Kept, among: set[Kept]) -> Kept:
+        among.add(what)
+        for piece, length in what.path:
             self.store.hold(piece, length)
-        return sequence
-
-    def _remember(self, snapshot: Snapshot) -> Snapshot:
-        self.snapshots.add(snapshot)
-        for piece, length in snapshot.path:
-            self.store.hold(piece, length)
-        return snapshot
+        return what
 
     @torch.inference_mode()
     def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:
-        sequence = self._keep(Sequence(path, None, None, depth))
+        sequence = self._keep(Sequence(path, None, None, depth), self.sequences)
         self._place(sequence, states)
         return sequence
 

@@ -91,22 +91,16 @@ def load(
     try:
         check(model)
         served = Executor(model)
-        finite = _is_finite(served)
+        row = served.new()
+        logits = torch.stack([served.prefill(row, [0]), served.decode([row], [0])[0]])
+        served.free(row)
     except WindtunnelError:
         raise
     except Exception as error:
         raise UserError(f"{what}: {type(error).__name__} in its own code, {_line(error)}") from error
-    if not finite:
+    if not logits.isfinite().all():
         raise UserError(f"{what}: what it computes are not finite numbers")
     return served
-
-
-def _is_finite(served: Executor) -> bool:
-    """Whether a token that is read and one that is decoded give numbers."""
-    row = served.new()
-    tensor = torch.stack([served.prefill(row, [0]), served.decode([row], [0])[0]])
-    served.free(row)
-    return bool(tensor.isfinite().all())
 
 
 def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:

@@ -7,7 +7,7 @@ keys and values: those of a node live as long as the node's own snapshot, or tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,12 +16,11 @@ from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.adapter import States
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.segments import Sequence as Stream
+from windtunnel.serving.engine.notes import Note
+from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.prefixcache.policy import MANY, POLICIES, changes, tree
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import ModelShape, shape
-
-Log = Callable[[str, str, object, object], None]
-Note = Callable[..., object]
 
 
 class Prefixes:

@@ -70,12 +70,12 @@ class _Running:
     are those of when it began, at step ``began``."""
 
     __slots__ = (
-        "admitted", "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",
+        "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",
         "request", "reserve", "stage", "stops", "tail", "units",
     )  # fmt: skip
 
-    def __init__(self, request: Request, cached: int, stops: Depths, reserve: int, now: float) -> None:
-        self.request, self.stops, self.reserve, self.admitted = request, stops, reserve, now
+    def __init__(self, request: Request, cached: int, stops: Depths, reserve: int) -> None:
+        self.request, self.stops, self.reserve = request, stops, reserve
         self.held, self.known = cached, request.prompt
         self.first = inf
         self.path, self.beside = map(sum, zip(*map(_size, request.stages), strict=True))
@@ -201,12 +201,8 @@ class Scheduler:
         protected = [self._protect(running) for running in self._parallel.values()]
         if self._waiting or self._deferred or self._urgent or self._filling:
             decision = self._plan(now, len(self._serial) + len(protected))
-            admitted, refused, deferred, until = (
-                decision.admit,
-                decision.refuse,
-                decision.defer,
-                decision.until,
-            )
+            admitted, refused, deferred = decision.admit, decision.refuse, decision.defer
+            until = decision.until
             prefill = tuple(self._chunk(*part) for part in decision.prefill)
             if prefill or admitted or refused or deferred:  # the next step sees others
                 repeat = 1
@@ -245,7 +241,6 @@ class Scheduler:
         )  # fmt: skip
         self._joins, self._forks = [], {}
         step.modelled = step.seconds(self.time)
-        step.predicted = step.modelled * self.predictor.gain
         return step
 
     def done(self, step: Step, now: float, ended: Iterable[Unit] = (), count: int = 1) -> StepOutcome:
@@ -302,7 +297,7 @@ class Scheduler:
         if self._log is not None:
             self._log("serving.engine", limits.admission, observation, decision)
         if decision.admit or decision.refuse or decision.defer:
-            self._leave_queue(observation.waiting, decision, now)
+            self._leave_queue(observation.waiting, decision)
         return decision
 
     def _candidates_to_admit(self, budget: int, slots: int, free: int) -> tuple[admission.Waiting, ...]:
@@ -330,15 +325,13 @@ class Scheduler:
             most = min(self.limits.kv, most + (len(stops) + 1) * self.limits.state)
         return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
 
-    def _leave_queue(
-        self, candidates: tuple[admission.Waiting, ...], decision: admission.Decision, now: float
-    ) -> None:
+    def _leave_queue(self, candidates: tuple[admission.Waiting, ...], decision: admission.Decision) -> None:
         queue, kept = self._waiting or self._deferred, []
         for waiting in candidates:
             request, as_queued = queue.popleft()
             if request.id in decision.admit:
                 cached, stops = self._found.pop(request.id, (request.cached, ()))
-                running = _Running(request, cached, stops, waiting.reserve, now)
+                running = _Running(request, cached, stops, waiting.reserve)
                 self._running[request.id] = running
                 self.reserved += running.reserve
                 self._enter(running)
@@ -458,7 +451,7 @@ class Scheduler:
             self._enter(running)
             return True
         self._leave(running)
-        out.finished.append(Finished(running.request, running.admitted, running.first, now, running.emitted))
+        out.finished.append(Finished(running.request, running.first, now, running.emitted))
         return False
 
     def _leave(self, running: _Running) -> None:

@@ -45,8 +45,7 @@ class PrefillChunk:
 class Step:
     """What to do in one step, or in up to ``repeat`` ones that begin before ``until``. ``rows``: units that
     decode one token each, which read ``read`` KV tokens in the first of these steps; the last of them are
-    ``branches``. ``modelled``: seconds by the step model; ``predicted``: with the gain of the steps before,
-    which those teach that are ``measured``."""
+    ``branches``. ``modelled``: seconds by the step model, which those steps teach that are ``measured``."""
 
     began: float
     rows: tuple[Unit, ...]
@@ -58,7 +57,6 @@ class Step:
     refused: tuple[int, ...] = ()
     read: int = 0
     modelled: float = 0.0
-    predicted: float = 0.0
     repeat: int = 1
     until: float = inf
     measured: bool = False
@@ -89,7 +87,6 @@ class Finished:
     """A request that has all its tokens. Times on the caller's clock; ``tokens``: that it emitted."""
 
     request: Request
-    admitted: float
     first: float
     end: float
     tokens: int

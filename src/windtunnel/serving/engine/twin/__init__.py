@@ -19,29 +19,21 @@ def cost(observation: object, decision: object) -> dict[str, float]:
     """
     match observation, decision:
         case admission.Observation(), admission.Decision():
-            return _admission(observation, decision)
+            time, prefilled = observation.time, sum(tokens for _, _, tokens in decision.prefill)
+            gone = {*decision.refuse, *decision.defer}
+            left = observation.backlog + sum(
+                waiting.left for waiting in observation.waiting if waiting.request not in gone
+            )
+            return {
+                "seconds": time.token * prefilled + time.chunk * len(decision.prefill),
+                "admitted": float(len(decision.admit)),
+                "refused": float(len(decision.refuse)),
+                "deferred": float(len(decision.defer)),
+                "waiting": admission.fill_time(time, observation.rows, left, observation.chunk),
+            }
         case branching.Observation(), branching.Decision():
-            return _branches(observation, decision)
+            suffixes = {(entry.request, entry.unit): entry.suffix for entry in observation.candidates}
+            rows = observation.rows + len(decision.admitted)
+            read = observation.read + sum(suffixes[unit] for unit in decision.admitted)
+            return {"seconds": observation.time.of(rows, read, observation.prefill), "tokens": float(rows)}
     return {}
-
-
-def _branches(observation: branching.Observation, decision: branching.Decision) -> dict[str, float]:
-    suffixes = {(candidate.request, candidate.unit): candidate.suffix for candidate in observation.candidates}
-    rows = observation.rows + len(decision.admitted)
-    read = observation.read + sum(suffixes[request, unit] for request, unit in decision.admitted)
-    return {"seconds": observation.time.of(rows, read, observation.prefill), "tokens": float(rows)}
-
-
-def _admission(observation: admission.Observation, decision: admission.Decision) -> dict[str, float]:
-    filled = sum(tokens for _, _, tokens in decision.prefill)
-    gone = {*decision.refuse, *decision.defer}
-    left = observation.backlog + sum(
-        waiting.left for waiting in observation.waiting if waiting.request not in gone
-    )
-    return {
-        "seconds": observation.time.token * filled + observation.time.chunk * len(decision.prefill),
-        "admitted": float(len(decision.admit)),
-        "refused": float(len(decision.refuse)),
-        "deferred": float(len(decision.defer)),
-        "waiting": admission.fill_time(observation.time, observation.rows, left, observation.chunk),
-    }
