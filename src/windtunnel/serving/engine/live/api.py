@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.exceptions import HTTPException
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "repetition_penalty": (None, 1),
@@ -31,20 +32,22 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
-class RequestRefused(Exception):
+class RequestRefused(HTTPException):
     """A request that is not served: what OpenAI's error object says of it, and the status."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
-        super().__init__(message)
-        self.message = message.encode(errors="replace").decode()  # half a surrogate pair may be quoted
-        self.status, self.param, self.code = status, param, code
+        text = message.encode(errors="replace").decode()  # half a surrogate pair may be quoted
+        super().__init__(status, text, {"Retry-After": "1"} if status in (429, 503) else None)
+        self.param, self.code = param, code
 
     def plain(self) -> dict[str, Any]:
         kinds = {404: "invalid_request_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        kind = kinds.get(
+            self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error"
+        )
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -435,22 +435,15 @@ def build(service: ModelService) -> ASGIApp:
         """Figures for Prometheus."""
         return PlainTextResponse(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
 
-    @app.exception_handler(RequestRefused)
-    async def refused(_: Request, error: RequestRefused) -> JSONResponse:
-        again = {"Retry-After": "1"} if error.status in (429, 503) else None
-        return JSONResponse(error.plain(), error.status, again)
-
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse(named(error).plain(), 400)
 
     @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(
-            RequestRefused(str(error.detail), status=error.status_code).plain(),
-            error.status_code,
-            error.headers,
-        )
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        known = RequestRefused(str(error.detail), status=error.status_code)
+        plain = (error if isinstance(error, RequestRefused) else known).plain()
+        return JSONResponse(plain, error.status_code, error.headers)
 
     described_api = app.openapi()
     for form in (Completion, Chat):  # the one name that is accepted
