@@ -162,7 +162,7 @@ class Looked:
     """The twin's prefix cache: what live's said."""
 
     answers: dict[int, deque[tuple[int, Depths]]]
-    now: float = 0.0
+    clock: Any = None
 
     def look(self, request: Request) -> tuple[int, Depths]:
         return self.answers[request.id].popleft()

@@ -75,7 +75,7 @@ def _same(found: Any, wanted: Any) -> None:
 
 def _sum(served: Executor, snapshot: Snapshot) -> str:
     parts = [
-        held[piece.place.index, :, :length]
+        held[piece.index, :, :length]
         for piece, length in snapshot.path
         for _, held in sorted(piece.slots.tensors.items())
     ] + [state for _, state in sorted(snapshot.states.items())]
@@ -152,11 +152,11 @@ def _check_bytes(served: Executor) -> None:
     ]
     tensors += [each for one in served.snapshots for each in one.states.values()]
     assert served.held == sum(each.nbytes for each in tensors)
-    used = sum(each.slot_bytes * len(each.places) for each in served.store.slots.values())
+    used = sum(each.slot_bytes * len(each.owners) for each in served.store.slots.values())
     assert used == sum(piece.capacity * served.token_bytes for piece in pieces)
-    assert len(served.pool.places) == sum(one.place is not None for one in served.sequences)
+    assert len(served.pool.owners) == sum(one.index >= 0 for one in served.sequences)
     for slots in (*served.store.slots.values(), served.pool):
-        assert [place.index for place in slots.places] == list(range(len(slots.places)))
+        assert [owner.index for owner in slots.owners] == list(range(len(slots.owners)))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "falcon_h1", "lfm2"])
@@ -270,14 +270,14 @@ def test_a_row_without_numbers_harms_no_other() -> None:
     served.prefill(ill, tokens)
     with torch.inference_mode():
         for each in ill.tail.slots.tensors.values():
-            each[ill.tail.place.index] = torch.nan
+            each[ill.tail.index] = torch.nan
     found = served.decode([ill, well], [tokens[19]] * 2)
     assert torch.isnan(found[0]).all()
     _same(found[1], wanted)
-    place = ill.tail.place.index
+    place = ill.tail.index
     served.free(ill)
     served.prefill(later := served.new(), tokens[:17])
-    assert later.tail.place.index == place
+    assert later.tail.index == place
     _same(served.prefill(served.new(), [*tokens[:17], 5]), served.decode([well, later], [5, 5])[1])
 
 

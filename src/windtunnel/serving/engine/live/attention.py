@@ -65,14 +65,12 @@ class AttentionPass:
         for piece, readers in self._readers.items():
             if len(readers) == 1:
                 alone.setdefault(piece.slots, []).append(piece)
-        self._front = {
-            slots: slots.front([piece.place for piece in pieces]) for slots, pieces in alone.items()
-        }
+        self._front = {slots: slots.front(pieces) for slots, pieces in alone.items()}
         # where new keys go: queries, slots' numbers and offsets. From here on no piece moves
         self._writes: list[tuple[Slots, int, Tensor]] = []
         for slots, members in tails.items():
             numbers = [
-                (first + t, tail.place.index, tail.length + t)
+                (first + t, tail.index, tail.length + t)
                 for tail, first, count in members
                 for t in range(count)
             ]
@@ -125,7 +123,7 @@ class AttentionPass:
                 if low < high:
                     visible.append((query, parts[query], low, high))
                     parts[query] += 1
-            place = -1 if len(readers) == 1 else piece.place.index
+            place = -1 if len(readers) == 1 else piece.index
             # readers are in the order of their tokens: a block leaves out the keys of those behind it
             for block in range(0, len(visible), BLOCK):
                 members = groups.setdefault((piece.slots, place, block), [])
@@ -139,7 +137,7 @@ class AttentionPass:
         low, high = min(span[2] for span in everyone), max(span[3] for span in everyone)
         each, nowhere = len(members[0][1]), self._queries * most
         rows = torch.tensor([(0, nowhere, low, high)] * (count * each)).view(count, each, 4)
-        rows[[piece.place.index - begin for piece, _ in members]] = torch.tensor(
+        rows[[piece.index - begin for piece, _ in members]] = torch.tensor(
             [[(query, query * most + part, a, b) for query, part, a, b in visible] for _, visible in members]
         )
         rows = rows.to(self._device)

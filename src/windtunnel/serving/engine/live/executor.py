@@ -25,7 +25,7 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import adapter
 from windtunnel.serving.engine.live.attention import AttentionPass
-from windtunnel.serving.engine.live.segments import Path, SegmentPlace, SegmentStore, Sequence, Slots
+from windtunnel.serving.engine.live.segments import Path, SegmentStore, Sequence, Slots
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -92,9 +92,9 @@ class Executor:
         for row in rows:
             self._room(row, 1)
         order = list(range(len(rows)))
-        if places := [row.place for row in rows if row.place is not None]:
-            self.pool.front(places, exactly=True)
-            order.sort(key=lambda at: place.index if (place := rows[at].place) else -1)
+        if self.pool.tensors:
+            self.pool.front(rows, exactly=True)
+            order.sort(key=lambda at: rows[at].index)
         logits = self._pass([rows[at] for at in order], [[tokens[at]] for at in order], reading=False)
         back = torch.empty(len(order), dtype=torch.long)
         back[order] = torch.arange(len(order))
@@ -150,9 +150,9 @@ class Executor:
         else:
             self.sequences.remove(what)
             if what.tail is not None:
-                what.tail.slots.give(what.tail.place)
-            if what.place is not None:
-                self.pool.give(what.place)
+                what.tail.slots.give(what.tail.index)
+            if what.index >= 0:
+                self.pool.give(what.index)
         for piece, length in what.path:
             self.store.release(piece, length)
 
@@ -188,24 +188,21 @@ class Executor:
 
     @torch.inference_mode()
     def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:
-        sequence = self._keep(Sequence(path, None, None, depth), self.sequences)
+        sequence = self._keep(Sequence(path, depth=depth), self.sequences)
         self._place(sequence, states)
         return sequence
 
     def _states(self, sequence: Sequence) -> adapter.States:
         """Views of its states, (1, …)."""
-        if sequence.place is None:
-            return {}
-        at = sequence.place.index
-        return {key: each[at : at + 1] for key, each in self.pool.tensors.items()}
+        at = sequence.index
+        return {key: each[at : at + 1] for key, each in self.pool.tensors.items() if at >= 0}
 
     def _place(self, sequence: Sequence, states: adapter.States) -> None:
         """A slot for copies of ``states``."""
         if states:
-            sequence.place = SegmentPlace()
-            self.pool.take(sequence.place)
+            self.pool.take(sequence)
         for key, state in states.items():
-            self.pool.tensor(key, state, state.shape[1:])[sequence.place.index] = state[0]  # type: ignore[union-attr]
+            self.pool.tensor(key, state, state.shape[1:])[sequence.index] = state[0]
 
     def _freeze(self, sequence: Sequence) -> None:
         tail = sequence.tail
@@ -225,10 +222,10 @@ class Executor:
         each; without, rows of any lengths are one after another."""
         counts = [len(each) for each in tokens]
         step = AttentionPass(rows, counts, self.device)
-        at = rows[0].place.index if rows[0].place is not None else 0
+        at = rows[0].index
         span = slice(at, at + len(rows))
         held: adapter.States = {}
-        if rows[0].place is not None:
+        if at >= 0:
             held = {key: each[span] for key, each in self.pool.tensors.items()}
         tensor = torch.tensor(
             [

@@ -34,17 +34,9 @@ def capacity_for(length: int) -> int:
     return size
 
 
-class SegmentPlace:
-    """A slot of a `Slots`: ``index`` changes when others come and go."""
-
-    __slots__ = ("index",)
-
-    def __init__(self) -> None:
-        self.index = -1
-
-
 class Slots:
-    """Tensors of shape (slots, …), one a key, of which the first ``len(places)`` slots are taken.
+    """Tensors of shape (slots, …), one a key, of which the first ``len(owners)`` slots are taken. An owner's
+    ``index``, that of its slot, changes when others come and go.
 
     A tensor is made when its key is first written. A slot is zeroed when it is taken: what an earlier owner
     left there, be it not a number, must not reach a product with a later one. Slots that nobody needs yet are
@@ -54,7 +46,7 @@ class Slots:
     def __init__(self, fits: Callable[[int], bool]) -> None:
         self._fits = fits
         self.tensors: dict[Key, Tensor] = {}
-        self.places: list[SegmentPlace] = []
+        self.owners: list[Piece | Sequence] = []
         self.room = self.slot_bytes = 0
         """Slots that there are, and bytes of one, all tensors together."""
 
@@ -73,54 +65,52 @@ class Slots:
             self.slot_bytes += tensor.stride(0) * tensor.element_size()
         return tensor
 
-    def take(self, place: SegmentPlace) -> None:
-        """A zeroed slot for ``place``."""
-        place.index = len(self.places)
-        if place.index == self.room:
+    def take(self, owner: Piece | Sequence) -> None:
+        """A zeroed slot for ``owner``."""
+        owner.index = len(self.owners)
+        if owner.index == self.room:
             more = max(1, self.room // 2)
             self._resize(self.room + (more if self._fits(more * self.slot_bytes) else 1))
-        self.places.append(place)
+        self.owners.append(owner)
         for each in self.tensors.values():
-            each[place.index].zero_()
+            each[owner.index].zero_()
 
-    def give(self, place: SegmentPlace) -> None:
+    def give(self, index: int) -> None:
         """Frees the slot; the last one moves to where it was."""
-        last = self.places.pop()
-        if last is not place:
+        last = self.owners.pop()
+        if index < len(self.owners):
             for each in self.tensors.values():
-                each[place.index].copy_(each[last.index])
-            self.places[place.index] = last
-            last.index = place.index
-        place.index = -1
-        if len(self.places) * 3 < self.room:
-            self._resize(max(2, self.room // 2) if self.places else 0)
+                each[index].copy_(each[last.index])
+            self.owners[index] = last
+            last.index = index
+        if len(self.owners) * 3 < self.room:
+            self._resize(max(2, self.room // 2) if self.owners else 0)
 
-    def front(self, places: Ordered[SegmentPlace], exactly: bool = False) -> int:
-        """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most
-        twice as many as ``places``; with ``exactly`` as many."""
-        count = len(places)
-        if max(place.index for place in places) < (count if exactly else 2 * count):
-            return max(place.index for place in places) + 1
-        wanted = {place.index for place in places}
+    def front(self, owners: Ordered[Piece | Sequence], exactly: bool = False) -> int:
+        """Brings those of ``owners`` near the front: all lie in the first slots, whose count is returned: at
+        most twice as many as ``owners``; with ``exactly`` as many."""
+        count, wanted = len(owners), {owner.index for owner in owners}
+        if (most := max(wanted)) < (count if exactly else 2 * count):
+            return most + 1
         near = [index for index in range(count) if index not in wanted]
         far = sorted(index for index in wanted if index >= count)
         for each in self.tensors.values():
             here, there = torch.tensor((near + far, far + near), device=each.device)
             each[here] = each[there]
         for a, b in zip(near, far, strict=True):
-            self.places[a], self.places[b] = self.places[b], self.places[a]
-            self.places[a].index, self.places[b].index = a, b
+            self.owners[a], self.owners[b] = self.owners[b], self.owners[a]
+            self.owners[a].index, self.owners[b].index = a, b
         return count
 
     def trim(self) -> None:
         """Gives free slots back."""
-        if len(self.places) < self.room:
-            self._resize(len(self.places))
+        if len(self.owners) < self.room:
+            self._resize(len(self.owners))
 
     def _resize(self, room: int) -> None:
         for key, old in self.tensors.items():
             tensor = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=old.device)
-            tensor[: len(self.places)] = old[: len(self.places)]
+            tensor[: len(self.owners)] = old[: len(self.owners)]
             self.tensors[key] = tensor
         self.room = room
 
@@ -132,7 +122,7 @@ class Piece:
 
     slots: Slots
     capacity: int
-    place: SegmentPlace = field(default_factory=SegmentPlace)
+    index: int = -1
     length: int = 0
     ends: Counter[int] = field(default_factory=Counter)
 
@@ -148,12 +138,13 @@ Path = tuple[tuple[Piece, int], ...]
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One stream of tokens, ``depth`` of which it has read: its frozen pieces, its growing tail, and where
-    its states lie. Made by `Executor.new`, `fork` and `restore`; ended by `Executor.free`."""
+    """One stream of tokens, ``depth`` of which it has read: its frozen pieces, its growing tail, and the
+    slot of its states (-1: it has none). Made by `Executor.new`, `fork` and `restore`; ended by
+    `Executor.free`."""
 
     path: Path = ()
     tail: Piece | None = None
-    place: SegmentPlace | None = None
+    index: int = -1
     depth: int = 0
 
 
@@ -168,7 +159,7 @@ class SegmentStore:
         """An empty piece with room for ``length`` tokens."""
         capacity = capacity_for(length)
         piece = Piece(self._of(capacity), capacity)
-        piece.slots.take(piece.place)
+        piece.slots.take(piece)
         return piece
 
     def reserve(self, piece: Piece, length: int) -> None:
@@ -186,7 +177,7 @@ class SegmentStore:
         if not piece.ends[length]:
             del piece.ends[length]
         if not piece.ends:
-            piece.slots.give(piece.place)
+            piece.slots.give(piece.index)
         elif (most := max(piece.ends)) < piece.length:
             piece.length = most
             if capacity_for(most) < piece.capacity:
@@ -202,9 +193,9 @@ class SegmentStore:
         return slots
 
     def _move(self, piece: Piece, capacity: int) -> None:
-        old, slots, place = piece.slots, self._of(capacity), SegmentPlace()
-        slots.take(place)
+        old, index, slots = piece.slots, piece.index, self._of(capacity)
+        slots.take(piece)
         for key, source in old.tensors.items():
-            slots.tensors[key][place.index, :, : piece.length] = source[piece.place.index, :, : piece.length]
-        old.give(piece.place)
-        piece.slots, piece.place, piece.capacity = slots, place, capacity
+            slots.tensors[key][piece.index, :, : piece.length] = source[index, :, : piece.length]
+        old.give(index)
+        piece.slots, piece.capacity = slots, capacity

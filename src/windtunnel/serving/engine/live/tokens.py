@@ -131,9 +131,9 @@ class Text:
         if ends:
             self.stopped, self._held = True, ""
             return text[: min(ends)]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        sure = max(0, len(text) - max(map(len, self._stops), default=1) + 1)
+        self._held = text[sure:]
+        return text[:sure]
 
 
 def _plain(messages: Sequence[Message]) -> str:
@@ -141,10 +141,3 @@ def _plain(messages: Sequence[Message]) -> str:
     line."""
     turns = "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in messages)
     return f"{turns}<|assistant|>\n"
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of ``text`` that may be the beginning of ``stop``."""
-    return next(
-        (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0
-    )

@@ -95,9 +95,9 @@ def serve(
     now, coming, taken, busy = (arrivals[0] if count else 0.0), 0, 0, 0.0
     gap = (arrivals[-1] - arrivals[0]) / LOOKS if count else 0.0
     note = now
+    if prefixes is not None:
+        prefixes.clock = lambda: now
     while True:
-        if prefixes is not None:
-            prefixes.now = now
         while coming < count and arrivals[coming] <= now:
             request = requests[coming]
             try:
@@ -130,8 +130,6 @@ def serve(
         busy += spent
         taken += times
         out = scheduler.done(step, now, count=times)
-        if prefixes is not None:
-            prefixes.now = now
         for number in out.first:
             first[place[number]] = now
             if prefixes is not None:
@@ -183,7 +181,7 @@ class TwinPrefixes:
 
     cache: PrefixCache
     symbols: Mapping[int, NDArray[np.int64]]
-    now: float = 0.0
+    clock: Callable[[], float] = lambda: 0.0
     _found: dict[int, Found] = field(default_factory=dict)
     _held: dict[int, Found] = field(default_factory=dict)
 
@@ -192,7 +190,7 @@ class TwinPrefixes:
         if request.id not in self.symbols:
             return 0, ()
         unit = self.cache.unit
-        match = self.cache.look(self.symbols[request.id], self.now, (request.prompt - 1) // unit)
+        match = self.cache.look(self.symbols[request.id], self.clock(), (request.prompt - 1) // unit)
         self._found[request.id] = match
         return match.depth * unit, tuple(at * unit for at in match.keep if at * unit <= request.prompt)
 
@@ -211,7 +209,7 @@ class TwinPrefixes:
         if (match := self._held.get(request.id)) is not None:
             whole = self.symbols[request.id][: request.prompt // self.cache.unit]
             kept = [at for at in match.keep if at <= len(whole)]
-            self.cache.admit(whole, kept, self.now)
+            self.cache.admit(whole, kept, self.clock())
             if (replay := self.cache.due()) is not None:
                 self.cache.settle(replay.run())
 
