@@ -183,7 +183,6 @@ class TwinPrefixes:
     symbols: Mapping[int, NDArray[np.int64]]
     clock: Callable[[], float] = lambda: 0.0
     _found: dict[int, Found] = field(default_factory=dict)
-    _held: dict[int, Found] = field(default_factory=dict)
 
     def look(self, request: Request) -> tuple[int, Depths]:
         """For the scheduler: tokens that are there, and where its prefill stops to copy the state."""
@@ -196,17 +195,15 @@ class TwinPrefixes:
 
     def admitted(self, number: int) -> int:
         """It uses what was found, which stays until it has `left`; prompt tokens."""
-        match = self._found.pop(number, None)
-        if match is None:
+        match = self._found.get(number)
+        if match is None or not match.depth:
             return 0
-        self._held[number] = match
-        if match.depth:
-            self.cache.pin(match.node)
+        self.cache.pin(match.node)
         return match.depth * self.cache.unit
 
     def read(self, request: Request) -> None:
         """Its prompt is prefilled: from now on others may use it."""
-        if (match := self._held.get(request.id)) is not None:
+        if (match := self._found.get(request.id)) is not None:
             whole = self.symbols[request.id][: request.prompt // self.cache.unit]
             kept = [at for at in match.keep if at <= len(whole)]
             self.cache.admit(whole, kept, self.clock())
@@ -215,6 +212,6 @@ class TwinPrefixes:
 
     def left(self, number: int) -> None:
         """It is done."""
-        match = self._held.pop(number, None)
+        match = self._found.pop(number, None)
         if match is not None and match.depth:
             self.cache.unpin(match.node)
