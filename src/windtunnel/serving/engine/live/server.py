@@ -22,7 +22,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.api import (
@@ -396,9 +396,10 @@ async def _left(request: Request) -> None:
         pass
 
 
-def build(service: ModelService) -> ASGIApp:
+def build(service: ModelService) -> FastAPI:
     """The application."""
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None, responses=RESPONSES)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=LARGEST)
 
     @app.post("/v1/completions", responses=STREAM)
     async def completions(completion: Completion, request: Request) -> Response:
@@ -448,25 +449,4 @@ def build(service: ModelService) -> ASGIApp:
     described_api = app.openapi()
     for form in (Completion, Chat):  # the one name that is accepted
         described_api["components"]["schemas"][form.__name__]["properties"]["model"]["enum"] = [service.name]
-    return _bounded(app)
-
-
-def _bounded(app: ASGIApp) -> ASGIApp:
-    """``app`` for bodies of `LARGEST` bytes at most."""
-
-    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        length = dict(scope.get("headers", ())).get(b"content-length", b"0")
-        declared, read = int(length) if length.isdigit() else 0, 0
-
-        async def counted() -> Message:
-            nonlocal read
-            message: Message = {} if declared > LARGEST else await receive()
-            read += len(message.get("body", b""))
-            if max(declared, read) > LARGEST:
-                close = {"Connection": "close"}
-                raise HTTPException(413, f"the body is larger than {LARGEST} bytes", headers=close)
-            return message
-
-        await app(scope, counted, send)
-
-    return bounded
+    return app
