@@ -188,7 +188,7 @@ def test_the_error_is_against_what_was_measured_and_else_against_what_was_publis
         (0.059, "s", "<= 60 ms", True), (0.061, "s", "at most 60 ms", False), (0.95, "", ">= 95%", True),
         (3.0, "%", "≤ 3 %", True), (3.0, "x", "> 3 of it", False), (0.0, "found", "0", True),
         (1.0, "", "100 %", True), (2.1 * 2**30, "bytes", "<= 2 GiB", False),
-        (3.5, "x", "at least 4 x", False),
+        (3.5, "x", "at least 4 x", False), (11e6, "events/s", ">= 20 M/s", False),
     ],
 )  # fmt: skip
 def test_units_of_the_goal_are_the_rows(value: float, unit: str, goal: str, met: bool) -> None:

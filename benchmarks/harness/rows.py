@@ -25,7 +25,7 @@ TESTS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, "≤": operator.le, "at most": operator.le, ">=": operator.ge, "≥": operator.ge,
     "at least": operator.ge, "<": operator.lt, ">": operator.gt, "": operator.eq,
 }  # fmt: skip
-SCALES = {"%": "0.01", "ms": "0.001", "us": "0.000001", "M": "1000000", "GiB": "1073741824"}
+SCALES = {"%": "0.01", "ms": "0.001", "us": "0.000001", "M": "1000000", "M/s": "1000000", "GiB": "1073741824"}
 Figures = float | Iterable[float | None] | None
 """A figure, or several of the same: those that are known, of which the median stands."""
 

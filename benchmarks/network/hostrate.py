@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from typing import Any
 from benchmarks.harness.measure import in_turn
 from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
-from benchmarks.network.traffic import BULK, begin, line, told
+from benchmarks.network.traffic import BULK, line, say, told
 from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, WindowSettings
@@ -100,16 +101,18 @@ def measured(arm: str, flows: int, span: float = 3.0, warm: float = 1.0) -> Roun
 
         drain = start(there, "receive", BULK[0])
         start(answers[0], "answer")
-        asks = start(there, "ask", answers[1], warm, span)
+        asks = start(there, "ask", answers[1])
         if flows:
             start(bulk[0], "send", address, BULK[0], arm if arm in ("reno", "bbr") else "cubic", flows)
-        begin(asks)
-        line(asks)
+        say(asks, "go")
+        time.sleep(warm)
         began, (before,) = told(drain)
         with _watched(port) as waiting:
-            line(asks)
+            time.sleep(span)
             ended, (after,) = told(drain)
-        return Round((after - before) / (ended - began), json.loads(line(asks)), waiting)
+        say(asks, "end")
+        latency = [took for at, took in json.loads(line(asks)) if began <= at <= ended]
+        return Round((after - before) / (ended - began), latency, waiting)
 
 
 def _uncut(route: Any) -> None:

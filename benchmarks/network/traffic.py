@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import socket
 import subprocess
@@ -80,18 +81,15 @@ def line(process: subprocess.Popen[str]) -> str:
     return found
 
 
-def begin(process: subprocess.Popen[str]) -> None:
-    """Let an `ask` that is connected go on."""
+def say(process: subprocess.Popen[str], word: str) -> None:
     assert process.stdin is not None
-    process.stdin.write("go\n")
+    process.stdin.write(f"{word}\n")
     process.stdin.flush()
 
 
 def told(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
     """When `receive` was asked, in seconds of its clock, and the bytes that it has read at each port."""
-    assert receiver.stdin is not None
-    receiver.stdin.write("tell\n")
-    receiver.stdin.flush()
+    say(receiver, "tell")
     at, counts = json.loads(line(receiver))
     return at, counts
 
@@ -180,9 +178,9 @@ def answer() -> None:
     _stay()
 
 
-def ask(host: str, warm: str, span: str) -> None:
-    """Requests to `answer`, one every 2.5 ms in turn over four connections, for ``warm`` and then ``span``
-    seconds: a line after each, and the seconds that each request of the second part took.
+def ask(host: str) -> None:
+    """Requests to `answer`, one every 2.5 ms in turn over four connections, until it is told to end; then
+    when each was sent, and the seconds that it took.
 
     A line says that it is connected, and it waits for one before its first request: beside bulk flows that
     fill a queue nobody surely connects, since the answer to whose address that is (ARP) waits in it too."""
@@ -190,39 +188,29 @@ def ask(host: str, warm: str, span: str) -> None:
     for plug in plugs:
         plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sent: list[list[float]] = [[] for _ in plugs]
-    half, found = [0] * _PLUGS, list[tuple[float, float]]()
-    turn = 0
-
-    def take(k: int) -> None:
-        half[k] += len(plugs[k].recv(65536))
-        while half[k] >= ANSWER:
-            half[k] -= ANSWER
-            began = sent[k].pop(0)
-            found.append((began, time.monotonic() - began))
-
-    def go(seconds: float) -> None:
-        nonlocal turn
-        due = time.monotonic()
-        end = due + seconds
-        while (now := time.monotonic()) < end:
-            if now >= due:
-                sent[turn % _PLUGS].append(now)
-                plugs[turn % _PLUGS].send(bytes(REQUEST))
-                turn, due = turn + 1, due + _EVERY
-            else:
-                for plug in select.select(plugs, [], [], due - now)[0]:
-                    take(plugs.index(plug))
-
+    half, found, turn, ends = [0] * _PLUGS, list[tuple[float, float]](), 0, False
     print("connected", flush=True)
-    sys.stdin.readline()
-    go(float(warm))
-    print("warm", flush=True)
-    began = time.monotonic()
-    go(float(span))
-    print("done", flush=True)
-    while any(sent):
-        take(next(k for k in range(_PLUGS) if sent[k]))
-    print(json.dumps([took for at, took in found if at >= began]), flush=True)
+    os.read(0, len("go\n"))  # and no more: what comes then ends it
+    due = time.monotonic()
+    while not ends or any(sent):
+        now = time.monotonic()
+        if now >= due and not ends:
+            sent[turn % _PLUGS].append(now)
+            plugs[turn % _PLUGS].send(bytes(REQUEST))
+            turn, due = turn + 1, due + _EVERY
+            continue
+        sources: list[Any] = plugs if ends else [*plugs, 0]
+        for ready in select.select(sources, [], [], max(0.0, due - now))[0]:
+            if ready == 0:
+                ends = True
+                continue
+            k = plugs.index(ready)
+            half[k] += len(ready.recv(65536))
+            while half[k] >= ANSWER:
+                half[k] -= ANSWER
+                began = sent[k].pop(0)
+                found.append((began, time.monotonic() - began))
+    print(json.dumps(found), flush=True)
 
 
 def _stay() -> None:

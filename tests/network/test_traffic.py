@@ -14,8 +14,8 @@ from windtunnel.linux import namespaces, network
 
 def test_a_program_that_ends_early_is_named_with_its_status() -> None:
     with (
-        traffic.started(None, "ask", "nowhere.invalid", 0, 0) as process,
-        pytest.raises(HostError, match=r"ask nowhere\.invalid 0 0: ended with status 1 and has not said"),
+        traffic.started(None, "ask", "nowhere.invalid") as process,
+        pytest.raises(HostError, match=r"ask nowhere\.invalid: ended with status 1 and has not said"),
     ):
         traffic.line(process)
 
@@ -29,10 +29,10 @@ def test_who_asks_is_connected_before_bulk_flows_begin(tmp_path: Path) -> None:
     try:
         with traffic.started(place, "answer") as answers:
             traffic.line(answers)
-            with traffic.started(place, "ask", "127.0.0.1", 0.02, 0.05) as asks:
+            with traffic.started(place, "ask", "127.0.0.1") as asks:
                 assert traffic.line(asks) == "connected\n"
-                traffic.begin(asks)
-                assert [traffic.line(asks) for _ in range(2)] == ["warm\n", "done\n"]
+                for word in ("go", "end"):
+                    traffic.say(asks, word)
                 assert json.loads(traffic.line(asks))
     finally:
         namespaces.release(place)

@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from time import thread_time
@@ -103,6 +104,15 @@ def run_for_real(job: BenchJob, mode: str, steps: int) -> list[list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         launch(job.world, "tracked", mode, folder, str(example()), *job.arguments(steps))
         return read_figures(Path(folder), job.world)
+
+
+def real_peak(job: BenchJob) -> tuple[int, str]:
+    """The most bytes of a step's storages in a real run, and in words in how many steps so. The first step of
+    each rank does not count; and a thread of gloo may hold a buffer for a moment longer, so that now and then
+    a step stands out: what most have is meant."""
+    settled = [int(peak) for rank in run_for_real(job, "memory", 5) for peak in rank[1:]]
+    measured, times = Counter(settled).most_common(1)[0]
+    return measured, f"storages of all ranks in a real run: so in {times} of {len(settled)} steps"
 
 
 def read_figures(folder: Path, world: int) -> list[list[Any]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import pickle
 import statistics
-from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -25,6 +24,7 @@ from benchmarks.training.emulate.jobs import (
     launch,
     peak_bytes,
     read_figures,
+    real_peak,
     run_for_real,
 )
 from windtunnel.cluster.catalogue import device, device_names
@@ -97,15 +97,9 @@ def memory_rows(quick: bool) -> Iterator[Row]:
         for parallel in ("ddp", "fsdp"):
             # Memory needs no long steps.
             job = BenchJob(parallel, world, seq=64, batch=2)
-            emulated = peak_bytes(capture_one(job))
-            figures = run_for_real(job, "memory", steps=5)
-            settled = [int(peak) for rank in figures for peak in rank[1:]]
-            # A thread of gloo may hold a buffer for a moment longer, so that now and then a step stands out.
-            measured, times = Counter(settled).most_common(1)[0]
-            yield figure(
-                f"peak tensor bytes, {job.name}", "bytes", measured, "equal", emulated=emulated,
-                note=f"storages of all ranks in a real run: so in {times} of {len(settled)} steps",
-            )  # fmt: skip
+            emulated, (measured, note) = peak_bytes(capture_one(job)), real_peak(job)
+            name = f"peak tensor bytes, {job.name}"
+            yield figure(name, "bytes", measured, "equal", emulated=emulated, note=note)
 
 
 GPU_STEPS = 18

@@ -11,16 +11,15 @@ longer on a busy machine. The spread of the reference is half of what lies betwe
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure
-from benchmarks.training.emulate.jobs import BenchJob, example, launch, run_for_real
+from benchmarks.training.emulate.jobs import BenchJob, example, launch, real_peak
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
 from windtunnel.training.emulate.hybrid import run_live
@@ -53,8 +52,8 @@ LAYOUTS = (
 
 
 def live(result: EmulationResult, ranks: Sequence[int]) -> HybridFacts:
-    with tempfile.TemporaryDirectory() as folder:
-        return run_live(result, ranks, Path(folder, "live"))
+    with scratch() as folder:
+        return run_live(result, ranks, folder / "live")
 
 
 def together(result: EmulationResult, which: Sequence[Sequence[int]]) -> list[HybridFacts]:
@@ -107,21 +106,17 @@ def memory_rows(quick: bool) -> Iterator[Row]:
             job = BenchJob(parallel, world, seq=64, batch=2)
             script = Script(example(), tuple(job.arguments(5)))
             facts = live(simulate(script, load_cluster(f"cpu:1x{world}"), Options(live="0")), [0])
-            settled = [int(peak) for rank in run_for_real(job, "memory", 5) for peak in rank[1:]]
-            measured, times = Counter(settled).most_common(1)[0]
-            peak = facts.ranks[0].peak_tensor_bytes
-            yield figure(
-                f"peak tensor bytes, {job.name}, 1 live", "bytes", measured, "equal", emulated=peak,
-                note=f"storages of all real ranks: so in {times} of {len(settled)} steps",
-            )  # fmt: skip
+            (measured, note), peak = real_peak(job), facts.ranks[0].peak_tensor_bytes
+            name = f"peak tensor bytes, {job.name}, 1 live"
+            yield figure(name, "bytes", measured, "equal", emulated=peak, note=note)
 
 
 def parameters_rows(quick: bool) -> Iterator[Row]:
     """Parameters after ten steps with the uniform rule against a real run in which all hold the same."""
     for kind in ("ddp", "fsdp"):
         for world in (2,) if quick else (2, 4):
-            with tempfile.TemporaryDirectory() as folder:
-                ours, theirs = Path(folder, "live"), Path(folder, "real")
+            with scratch() as folder:
+                ours, theirs = folder / "live", folder / "real"
                 script = Script(Path(__file__).with_name("alike.py"), (kind, str(ours)))
                 live(simulate(script, load_cluster(f"cpu:1x{world}"), Options(live="0")), [0])
                 launch(world, "alike", kind, str(theirs), "real", package=__package__)
