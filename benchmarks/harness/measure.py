@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,23 +21,6 @@ import psutil
 
 A = TypeVar("A")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Count, sum, median and 95th percentile of some figures; zeros where there are none."""
-
-    count: int = 0
-    total: float = 0.0
-    median: float = 0.0
-    p95: float = 0.0
-
-
-def spread(values: Iterable[float]) -> Spread:
-    known = list(values)
-    if not known:
-        return Spread()
-    return Spread(len(known), sum(known), statistics.median(known), quantile(known, 0.95))
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -14,7 +14,7 @@ from windtunnel.base.errors import UserError
 
 BENCHES: Mapping[str, Mapping[str, str]] = {
     "agents.sandbox": {
-        "latency": "freeze fork peer calls loaded", "recovery": "recovery", "volume": "bytes",
+        "latency": "freeze fork peer calls loaded", "recovery": "recovery bytes",
         "overhead": "overhead thinking twin",
     },
     "control.database": {"": "decisions tasks messages twin"},
@@ -47,7 +47,7 @@ BENCHES: Mapping[str, Mapping[str, str]] = {
     "training.checkpoint": {"recovery": "recovery", "wasted": "wasted", "cost": "cost idle"},
     "training.elastic": {"": "loops"},
     "training.emulate": {"truth": "time memory gpu", "speed": "speed engine published"},
-    "training.goodput": {"published": "published", "month": "twin"},
+    "training.goodput": {"published": "published twin"},
     "training.gradsync": {
         "strategy": "strategy fusion", "live": "live sparse sparse-16",
         "codecs": "encode accuracy steps",

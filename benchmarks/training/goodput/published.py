@@ -7,17 +7,27 @@ every ten minutes; the 29.6 of the revised abstract is none. The cell depends on
 under ``rules``). They were replayed here once, and gave what ``replayed`` says: a check of logic, and no
 statement about either system. By the rules of `goodput.twin` the same constants give the restart-based system
 no kept step at all in that cell, since restart and one step take longer than ten minutes.
+
+The twin at scale: 8,192 hosts for a month and 65,536 for 54 days, every scheme of the advice, each in a
+process of its own.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from benchmarks.harness.measure import in_new_process, most_resident
 from benchmarks.harness.rows import Row, figure, published
-from windtunnel.traces.failures import regular
+from windtunnel.traces.failures import poisson, regular
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.goodput.advise import advise
+from windtunnel.training.goodput.model import Question
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import Setback, simulate
@@ -109,3 +119,62 @@ def twin_runs(
     goes_on = GoOnOnFewer(hosts, DATA["reconfigure_s"], oobleck)
     restarts = RestartOnFewer(theirs, costs, save_every, varuna)
     return simulate(goes_on, ours, costs, trace, horizon), simulate(restarts, theirs, costs, trace, horizon)
+
+
+STAGES, LAYERS = 8, 96
+STATE_BYTES = 8e12
+STEP_TIME = 10.0  # seconds
+LOST_A_DAY = 0.015  # of the hosts (GEMINI, Wang et al., SOSP 2023, after the log of OPT-175B)
+
+
+@dataclass(frozen=True)
+class Size:
+    """``lost_a_day``: part of the hosts. ``target``: seconds. ``source``: of the rate, in words."""
+
+    hosts: int
+    days: float
+    lost_a_day: float
+    target: float
+    source: str
+
+    @property
+    def mtbf(self) -> float:
+        """Seconds between losses of the whole job."""
+        return 86_400.0 / (self.hosts * self.lost_a_day)
+
+
+MONTH = Size(8192, 30.0, LOST_A_DAY, 15.0, "GEMINI's figure")
+LARGE = Size(65_536, 54.0, 419 / 54 / 2048, 60.0, "Llama 3's, 419 in 54 days of 2,048 hosts")
+QUICK = Size(512, 30.0, LOST_A_DAY, 15.0, "GEMINI's figure")
+
+
+def twin_rows(quick: bool) -> Iterator[Row]:
+    """Rows of the section."""
+    for size in (QUICK,) if quick else (MONTH, LARGE):
+        yield from _rows(size, quick)
+
+
+def _rows(size: Size, quick: bool) -> Iterator[Row]:
+    start = time.perf_counter()
+    told = in_new_process(advised, size)
+    seconds = time.perf_counter() - start
+    name = f"{size.hosts:,} hosts x {size.days:g} days"
+    note = (
+        f"a process from its start to its end, with the advice on copies and intervals; {told['failures']}"
+        f" failures, one every {size.mtbf:.0f} s ({size.lost_a_day:.2%} of the hosts a day, {size.source})"
+    )
+    goal = f"≤ {size.target:g} s"
+    yield figure(f"{name}, all schemes", "s", seconds, goal, judged=not quick, note=note)
+    yield figure(f"{name}, memory", "bytes", told["memory"], note="most that was resident")
+    for scheme, goodput in told["goodput"].items():
+        yield figure(f"{name}, goodput: {scheme}", "", emulated=goodput)
+
+
+def advised(size: Size) -> dict[str, Any]:
+    """The goodput of every scheme, the failures, and the memory that this process took."""
+    job = JobModel(size.hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * size.hosts, LAYERS)
+    horizon, domains = size.days * 86_400, tuple(f"leaf {host // 16}" for host in range(size.hosts))
+    question = Question(job, PhaseCosts(), size.mtbf, horizon, 1e12, domains)
+    trace = poisson(size.hosts, question.mtbf, horizon, np.random.default_rng(0))
+    goodput = {result.scheme: result.goodput for result in advise(question, trace).results}
+    return {"failures": len(trace), "goodput": goodput, "memory": most_resident()}
