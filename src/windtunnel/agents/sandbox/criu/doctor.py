@@ -1,8 +1,7 @@
 """What this host has for sandboxes, what it lacks, what follows, and the command that would help.
 
 Every facility of the kernel is tried and not guessed from its version. ``ladder`` puts it together: a host
-stands on the highest rung whose facilities are all there, and each rung says what a restore brings back and
-what it does not.
+stands on the highest rung whose facilities are all there.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.criu.program import find_criu, trial
 from windtunnel.agents.sandbox.files import btrfs
@@ -29,43 +27,17 @@ SOCKETS_CHANGED = (6, 16)
 """From this kernel on, only CRIU 4.2 and newer can read network sockets."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One step of the ladder of what a host can offer."""
-
-    name: str
-    needs: tuple[Capability, ...]
-    covers: tuple[str, ...]
-    misses: tuple[str, ...]
-
-
-OUTSIDE = "what was done outside the sandbox (pushed, paid, sent)"
-WHOLE = ("files", "processes with their memory", "state of shells", "connections inside the sandbox")
-NOT_WHOLE = (OUTSIDE, "connections to the outside (they come back closed)", "GPU memory")
-FILES = ("files", "state of shells", "declared services (started again)")
-NOT_FILES = (OUTSIDE, "memory of processes", "processes that were not declared as services")
+Rung = tuple[str, tuple[Capability, ...]]
+"""What a host can offer, and the facilities that it needs."""
 LADDER: tuple[Rung, ...] = (
-    Rung(
-        "whole sandboxes, cheapest checkpoints",
-        ("root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer"),
-        WHOLE,
-        NOT_WHOLE,
-    ),
-    Rung(
-        "whole sandboxes, more turns count as full",
-        ("root", "criu", "cgroup-freezer"),
-        WHOLE,
-        NOT_WHOLE,
-    ),
-    Rung("files and shells", ("root",), FILES, NOT_FILES),
-    Rung(
-        "files and shells without root",
-        ("user-namespaces",),
-        FILES,
-        (*NOT_FILES, "limits of a whole sandbox, other users in it, networks other than off and proxy"),
-    ),
-    Rung("no sandboxes on this host", (), (), ("everything: only simulations run here",)),
-)
+    ("whole sandboxes, cheapest checkpoints",
+     ("root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer")),
+    ("whole sandboxes, more turns count as full", ("root", "criu", "cgroup-freezer")),
+    ("files and shells, declared services started again", ("root",)),
+    ("the same without root; limits of each process alone", ("user-namespaces",)),
+    ("no sandboxes on this host, only emulations", ()),
+)  # fmt: skip
+"""The best first."""
 
 
 def doctor() -> list[Facility]:
@@ -97,21 +69,16 @@ def doctor() -> list[Facility]:
 def rung(facilities: Iterable[Facility]) -> Rung:
     """The highest rung of the ladder on which a host with ``facilities`` stands."""
     present = {facility.name for facility in facilities if facility.present}
-    return next(step for step in LADDER if present.issuperset(step.needs))
+    return next(step for step in LADDER if present.issuperset(step[1]))
 
 
 def ladder(facilities: Iterable[Facility]) -> str:
     """All rungs in words, the host's marked, with what is missing for the higher ones."""
-    known = list(facilities)
-    present = {facility.name for facility in known if facility.present}
-    mine = rung(known)
-    lines = []
-    for step in LADDER:
-        missing = [name for name in step.needs if name not in present]
-        lacks = f" (missing: {', '.join(missing)})" if missing else ""
-        lines.append(f"{'->' if step is mine else '  '} {step.name}{lacks}")
-        lines.append(f"     brings back: {'; '.join(step.covers) or 'nothing'}")
-        lines.append(f"     does not: {'; '.join(step.misses)}")
+    known, lines = list(facilities), []
+    present, (mine, _) = {facility.name for facility in known if facility.present}, rung(known)
+    for name, needs in LADDER:
+        missing = ", ".join(need for need in needs if need not in present)
+        lines.append(f"{'->' if name == mine else '  '} {name}{f' (missing: {missing})' if missing else ''}")
     return "\n".join(lines)
 
 

@@ -81,7 +81,6 @@ class Density:
     policy: str
     density: int
     overhead: float
-    gate_median: float
     gate_p95: float
     gate_p99: float
     hidden: float
@@ -111,7 +110,6 @@ def density(
         policy=policy,
         density=number,
         overhead=float(overhead),
-        gate_median=quantile(outcome.gates, 0.5),
         gate_p95=quantile(outcome.gates, 0.95),
         gate_p99=quantile(outcome.gates, 0.99),
         hidden=outcome.hidden / outcome.asked if outcome.asked else 1.0,
