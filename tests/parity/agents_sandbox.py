@@ -12,7 +12,6 @@ from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 from windtunnel.store import eventlog
 
@@ -34,7 +33,7 @@ def play(home: Path, folder: Path) -> list[Path]:
     processes, two sandboxes that wait for one worker, and a past that is forgotten. Their log and the host's
     come to lie in ``folder``; nothing else is left."""
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
-    with Host(home, workers=1, retention=Retention(keep=4)) as host:
+    with Host(home, workers=1, retention=4) as host:
         box = host.create(SandboxSpec("recorded"))
         record(box, Trace("recorded", "", "", turns), epoch=0.0)
         box.run(f"{SERVICE}; echo three > /workspace/c")

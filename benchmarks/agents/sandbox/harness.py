@@ -26,11 +26,10 @@ from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnResult
-from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.base import paths
 
-KEEP_ALL = Retention(keep=100_000)
+KEEP_ALL = 100_000
 SOURCE = "arXiv 2604.28138"
 
 

@@ -43,7 +43,7 @@ from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import Effects, Manifest, TurnClass
-from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName, Retention
+from windtunnel.agents.sandbox.policy import RETENTION, Keep, Look, Occasion, PolicyName
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.agents.sandbox.twin import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile
@@ -258,7 +258,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
 
 def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> ObservedRun:
     start = Start(len(traces))
-    with opened(home, retention=Retention(), policy=policy) as host:
+    with opened(home, retention=RETENTION, policy=policy) as host:
         jobs = [partial(_recorded, host, trace, start) for trace in traces]
         boxes = side_by_side(jobs, len(traces), start.give_up)
         workers = host.context.engine.workers

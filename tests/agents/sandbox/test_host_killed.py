@@ -18,7 +18,6 @@ from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.linux import cgroup
 
 pytestmark = [pytest.mark.conformance, pytest.mark.root]
@@ -239,7 +238,7 @@ class Life:
     def open(self) -> None:
         from windtunnel.agents.sandbox.host import Host
 
-        self.host = Host(self.home, retention=Retention(keep=4))
+        self.host = Host(self.home, retention=4)
 
     def step(self) -> None:
         """Something that may happen, to one of the sandboxes."""

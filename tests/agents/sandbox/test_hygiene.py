@@ -16,7 +16,6 @@ from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import Guard
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.policy import Retention
 
 pytestmark = pytest.mark.root
 
@@ -55,7 +54,7 @@ def test_retention_never_loses_a_part(own_home: Path) -> None:
     forked from stays, and a collection tells beforehand what it will do."""
     from windtunnel.agents.sandbox.host import Host
 
-    with Host(own_home, retention=Retention(keep=3)) as host:
+    with Host(own_home, retention=3) as host:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=0; echo 0 > /workspace/f")
         labelled = box.checkpoint(label="start").id

@@ -31,7 +31,6 @@ from windtunnel.agents.sandbox.policy import (
     Occasion,
     Pick,
     Queues,
-    Retention,
     SaveOrder,
     Settle,
     decide,
@@ -221,7 +220,7 @@ def test_retention_keeps_whatever_something_alive_needs(
     ]
     gone = [manifest("c", n, f"c{n}", f"c{n}") for n in range(3)]
     base = min(base, count - 1)
-    dropped, needed = forgettable([*own, *gone], {"a": f"a{count - 1}", "b": f"a{base}"}, Retention(keep))
+    dropped, needed = forgettable([*own, *gone], {"a": f"a{count - 1}", "b": f"a{base}"}, keep)
     kept = [one for one in own if one.id not in dropped]
     assert {f"a{count - 1}", f"a{base}"} <= {one.id for one in kept}
     assert {f"a{n}" for n in range(max(0, count - keep), count)} <= {one.id for one in kept}

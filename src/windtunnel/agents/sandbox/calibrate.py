@@ -30,7 +30,6 @@ from windtunnel.agents.sandbox.costs import (
     save_costs,
 )
 from windtunnel.agents.sandbox.model import Limits, Manifest, SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares, quartile
 from windtunnel.calibration.profiles import Calibrated, Progress, today
@@ -120,7 +119,7 @@ def _own_host(home: Path | None) -> Iterator[Host]:
 
     folder = home or Path(tempfile.mkdtemp(prefix="windtunnel-calibrate-"))
     # the past is kept: removing it would run beside what is measured
-    host = Host(folder, workers=TOGETHER, pool_size=8 * 2**30, retention=Retention(keep=10_000))
+    host = Host(folder, workers=TOGETHER, pool_size=8 * 2**30, retention=10_000)
     try:
         yield host
     finally:

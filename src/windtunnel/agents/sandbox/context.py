@@ -60,7 +60,6 @@ from windtunnel.agents.sandbox.policy import (
     PolicyName,
     Queued,
     Queues,
-    Retention,
     Room,
     Settle,
     disk_limit,
@@ -247,7 +246,7 @@ class SandboxContext:
     criu: Criu | None
     inspector: Inspector | None
     engine: JobEngine
-    retention: Retention
+    retention: int
     policy: PolicyName
     in_use: list[str]
     """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""

@@ -63,12 +63,12 @@ from windtunnel.agents.sandbox.observe import service_line
 from windtunnel.agents.sandbox.place import Home, Unclaimed, checked_name, default_home
 from windtunnel.agents.sandbox.policy import (
     READS_EFFECTS,
+    RETENTION,
     Endangered,
     Notice,
     Pick,
     PolicyName,
     Queued,
-    Retention,
     Save,
 )  # fmt: skip
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
@@ -86,8 +86,8 @@ Past = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str, ...]]
 class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
-    ``policy`` chooses what a turn's end keeps. ``lock``: that of the home, where the caller has it. Raises
-    UserError when another process holds the home.
+    ``policy`` chooses what a turn's end keeps; ``retention``: as `RETENTION`. ``lock``: that of the home,
+    where the caller has it. Raises UserError when another process holds the home.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Host:
         *,
         workers: int | None = None,
         policy: PolicyName = "semantic",
-        retention: Retention | None = None,
+        retention: int = RETENTION,
         pool_size: int | None = None,
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
@@ -130,7 +130,7 @@ class Host:
                 criu=program,
                 inspector=inspector,
                 engine=JobEngine(workers, decide=self._pick, chosen=self._picked),
-                retention=retention or Retention(),
+                retention=retention,
                 policy=policy,
                 in_use=[],
                 restorable=set(),
@@ -552,7 +552,7 @@ class Host:
             self._on_event(event)
         if event.kind == "checkpoint":
             self._made += 1
-            if self._made % self.context.retention.keep == 0:
+            if self._made % self.context.retention == 0:
                 threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
 
     def _tidy(self) -> None:

@@ -22,13 +22,13 @@ from typing import Literal
 from windtunnel.agents.sandbox.model import LESS, Asks, Effects, LackKind, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.policy.queues import (
+    RETENTION,
     Admission,
     Forget,
     Past,
     Pick,
     Queued,
     Queues,
-    Retention,
     Room,
     admitted,
     disk_limit,
@@ -39,10 +39,10 @@ from windtunnel.agents.sandbox.policy.queues import (
 )
 
 __all__ = [
-    "CAPABILITY", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Decision",
+    "CAPABILITY", "POLICIES", "READS_EFFECTS", "RETENTION", "Admission", "BringBack", "Decision",
     "Endangered",
 "Forget", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
-    "Queued", "Queues", "Restore", "Retention", "Room", "Save", "SaveOrder", "Settle", "decide",
+    "Queued", "Queues", "Restore", "Room", "Save", "SaveOrder", "Settle", "decide",
     "disk_limit", "forgettable", "forgotten", "picked", "reserve",
 ]  # fmt: skip
 

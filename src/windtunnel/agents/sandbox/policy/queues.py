@@ -90,12 +90,9 @@ class Queues:
         return pick.job
 
 
-@dataclass(frozen=True)
-class Retention:
-    """How much of the past is kept: the newest ``keep`` checkpoints of each sandbox, and every one that is
-    pinned, labelled, the tip of a sandbox, or the base of a fork that lives."""
-
-    keep: int = 20
+RETENTION = 20
+"""How much of the past is kept: the newest so many checkpoints of each sandbox, and every one that is pinned,
+labelled, the tip of a sandbox, or the base of a fork that lives."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Past(Asks["Forget"]):
-    """The checkpoints of one sandbox, and whether it ``exists`` still. ``keep``: as `Retention`."""
+    """The checkpoints of one sandbox, and whether it ``exists`` still. ``keep``: as `RETENTION`."""
 
     checkpoints: tuple[Kept, ...]
     exists: bool
@@ -125,7 +122,7 @@ class Forget:
 
 
 def forgotten(past: Past) -> Forget:
-    """What neither `Retention` nor anything alive needs."""
+    """What neither `RETENTION` nor anything alive needs."""
     # by time, not by turn: after a rollback the new branch counts from an earlier turn
     oldest_first = sorted(past.checkpoints, key=lambda kept: (kept.created, kept.id))
     recent = {kept.id for kept in oldest_first[-past.keep :]} if past.exists and past.keep else set()
@@ -137,7 +134,7 @@ def forgotten(past: Past) -> Forget:
 def forgettable(
     manifests: Iterable[Manifest],
     tips: Mapping[str, str],
-    retention: Retention,
+    retention: int,
     decide: Callable[[str, Past], Forget] = lambda _, past: forgotten(past),
 ) -> tuple[list[str], frozenset[str]]:
     """Checkpoints to drop, oldest first, and the ids of snapshots and images that those that stay need.
@@ -157,7 +154,7 @@ def forgettable(
             Kept(manifest.id, manifest.created, bool(manifest.pinned or manifest.label), manifest.id in live)
             for manifest in own
         )
-        gone = set(decide(box, Past(tuple(kept), box in tips, retention.keep)).checkpoints)
+        gone = set(decide(box, Past(tuple(kept), box in tips, retention)).checkpoints)
         for checkpoint in own:
             if checkpoint.id in gone:
                 dropped.append(checkpoint)
