@@ -38,19 +38,14 @@ class SandboxPlace:
     where: str | None
     tls: tuple[str, ...]
 
-    @property
-    def home(self) -> Path | None:
-        """The home; None where it is a URL."""
+    def need_home(self) -> Path:
+        """The home; UserError where it is a URL."""
         from windtunnel.agents.sandbox.place import default_home
 
         where = self.where or ""
-        return None if "://" in where else Path(where).absolute() if where else default_home()
-
-    def need_home(self) -> Path:
-        """The home; UserError where it is a URL."""
-        if (home := self.home) is None:
-            raise UserError(f"sandbox: this command needs a home of this host, not {self.where}; give --home")
-        return home
+        if "://" in where:
+            raise UserError(f"sandbox: this command needs a home of this host, not {where}; give --home")
+        return Path(where).absolute() if where else default_home()
 
 
 def client(context: typer.Context, *, start: bool = True) -> Client:

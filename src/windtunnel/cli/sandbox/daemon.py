@@ -126,10 +126,10 @@ def down(context: typer.Context) -> None:
     """
     from windtunnel.agents.sandbox.daemon import answers
 
-    home = context.obj.home
-    if home is not None and not answers(home):
-        return typer.echo(f"no daemon of {home} runs")
     with client(context, start=False) as daemon:
+        home = daemon.place.home
+        if home is not None and not answers(home):
+            return typer.echo(f"no daemon of {home} runs")
         running = sum(info.status == "running" for info in daemon.boxes())
         daemon.down()
     typer.echo(f"the daemon has ended; {running} running sandbox{'' if running == 1 else 'es'} run on")
