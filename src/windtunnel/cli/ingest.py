@@ -257,7 +257,7 @@ def _status_lines(state: dict[str, Any]) -> Iterator[str]:
     for name, client in state["clients"].items():
         yield f"Client   {name}: {client['steps']} batches, waited {client['stalled']:.1f} s"
     for name, process in state["served_by"].items():
-        counts = f"{process['made']} batches, busy {process['busy']:.1f} s"
+        counts = f"{process['produced']} batches, busy {process['busy']:.1f} s"
         yield f"Worker   {name} at {process['address']}: {counts}"
     for split in state["skipped"]:
         yield f"Skipped  split {split['split']} ({split['rows']} rows): {split['why']}"

@@ -112,8 +112,8 @@ class RowCounts:
             less += np.bincount(self.cells[first : first + CHUNK], minlength=256)
         less -= np.bincount(self.cells[hot], minlength=256)
         values, rows = np.unique(counts, return_counts=True)
-        known = np.flatnonzero(less)
-        return np.concatenate((values[::-1], known[::-1])), np.concatenate((rows[::-1], less[known][::-1]))
+        tails = np.flatnonzero(less)
+        return np.concatenate((values[::-1], tails[::-1])), np.concatenate((rows[::-1], less[tails][::-1]))
 
     def order(self) -> Iterator[tuple[int, Ints]]:
         """All ids by count, the most wanted first, equal ones by id: pieces of it, each with its place."""
@@ -176,10 +176,10 @@ class RowCounts:
             self._merge(rows, times)
 
     def _merge(self, rows: Ints, times: Ints) -> None:
-        known, at = np.unique(np.concatenate((self._round, rows)), return_inverse=True)
-        rounds = np.zeros(len(known), np.int64)
+        rows_of_round, at = np.unique(np.concatenate((self._round, rows)), return_inverse=True)
+        rounds = np.zeros(len(rows_of_round), np.int64)
         np.add.at(rounds, at, np.concatenate((self._rounds, times)))
-        self._round, self._rounds = known, rounds
+        self._round, self._rounds = rows_of_round, rounds
 
 
 @jit
@@ -245,15 +245,15 @@ def held_out(counts: RowCounts, held: RowCounts, samples: int) -> HeldOut | None
 
 def _thinned(ranks: Ints, shares: NDArray[np.float64], ends: list[int]) -> tuple[list[int], float]:
     """At most `POINTS` of the points, with ``ends`` among them, and the most that a share is off then."""
-    kept = set(ends)
+    positions = set(ends)
     heap = [_furthest(ranks, shares, a, b) for a, b in pairwise(ends)]
     heapq.heapify(heap)
-    while heap[0][0] < 0 and len(kept) < POINTS:
+    while heap[0][0] < 0 and len(positions) < POINTS:
         _, first, middle, last = heapq.heappop(heap)
-        kept.add(middle)
+        positions.add(middle)
         for a, b in ((first, middle), (middle, last)):
             heapq.heappush(heap, _furthest(ranks, shares, a, b))
-    return sorted(kept), -heap[0][0]
+    return sorted(positions), -heap[0][0]
 
 
 def _furthest(ranks: Ints, shares: NDArray[np.float64], first: int, last: int) -> tuple[float, int, int, int]:

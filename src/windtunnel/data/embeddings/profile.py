@@ -166,11 +166,13 @@ class _Feature:
         rows = self.rows or self.highest + 1
         hot = now.top(min(MOST_HOT, max(1, round(HOT * rows / self.stride))))
         before, lookups = self.hot, max(1, now.total)
-        kept = overlap = None
+        retained_share = overlap = None
         if before is not None:
-            kept = float(now.of(before).sum()) / lookups
+            retained_share = float(now.of(before).sum()) / lookups
             overlap = len(np.intersect1d(before, hot, assume_unique=True)) / max(1, len(before))
-        self.windows.append(LogWindow(samples, now.total, float(now.of(hot).sum()) / lookups, kept, overlap))
+        self.windows.append(
+            LogWindow(samples, now.total, float(now.of(hot).sum()) / lookups, retained_share, overlap)
+        )
         self.hot = hot
         if self.stride == 1:
             self.counts.grow(len(now.cells))

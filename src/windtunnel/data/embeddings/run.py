@@ -40,12 +40,12 @@ class PlacementRun:
     def forecast(self) -> dict[str, Any]:
         """What accesses and seconds are forecast from. ``samples``: those held out of the counting;
         ``unseen_rows``: of all tables, rows that only these asked for."""
-        held = [table.held_out for table in self.wanted.tables if table.held_out is not None]
-        if not held:
+        held_out_counts = [table.held_out for table in self.wanted.tables if table.held_out is not None]
+        if not held_out_counts:
             return {"from": "distribution" if self.synthetic else "counted samples", "samples": 0,
                     "unseen_rows": 0}  # fmt: skip
-        unseen = sum(held_out.unseen for held_out in held)
-        return {"from": "held-out samples", "samples": held[0].samples, "unseen_rows": unseen}
+        unseen = sum(held_out.unseen for held_out in held_out_counts)
+        return {"from": "held-out samples", "samples": held_out_counts[0].samples, "unseen_rows": unseen}
 
     def plain(self) -> dict[str, Any]:
         """As values of JSON. Seconds and accesses are emulated."""
@@ -155,11 +155,11 @@ def show(planned: PlacementRun) -> None:
     )
     console.print(f"bounds: {words}", style="dim")
     shown = Shown("device", "shards", "fast", "slow", "reading (emulated)", title_justify="left")
-    held = Counter(shard.device for shard in plan.shards)
+    shard_counts = Counter(shard.device for shard in plan.shards)
     order = sorted(range(plan.devices), key=lambda number: (-plan.seconds[number], number))
     for device in sorted(order[:SHOWN]):
         shown.add_row(
-            str(device), str(held[device]), units.size(float(plan.fast_bytes[device])),
+            str(device), str(shard_counts[device]), units.size(float(plan.fast_bytes[device])),
             units.size(float(plan.slow_bytes[device])), units.seconds(plan.seconds[device]),
         )  # fmt: skip
     console.print(shown)

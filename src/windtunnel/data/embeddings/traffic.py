@@ -89,13 +89,16 @@ def exact(
                     sent["gradients"][device, link] += gradients[peer] * (table.row_bytes + INDEX_BYTES)
         if layout.warm == 0:
             continue
-        known = np.empty(0, np.int64)
+        distinct_rows = np.empty(0, np.int64)
         forth = []
         for rows in by_host:
-            known = np.union1d(known, rows)
-            forth.append(np.bincount((known + layout.number) % exchange.devices, minlength=exchange.devices))
+            distinct_rows = np.union1d(distinct_rows, rows)
+            forth.append(
+                np.bincount((distinct_rows + layout.number) % exchange.devices, minlength=exchange.devices)
+            )
         hot = np.bincount(
-            (known[known < layout.hot] + layout.number) % exchange.devices, minlength=exchange.devices
+            (distinct_rows[distinct_rows < layout.hot] + layout.number) % exchange.devices,
+            minlength=exchange.devices,
         )
         vector = table.row_bytes + INDEX_BYTES
         for number in range(exchange.hosts):

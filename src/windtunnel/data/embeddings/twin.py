@@ -74,9 +74,9 @@ def accesses(tables: Sequence[EmbeddingTable], shards: Sequence[TableShard], bat
     for place, shard in enumerate(shards):
         table = named[shard.table]
         (ranks, shares), fast_rows = table.curve(), shard.fast_rows
-        if (held := table.held_out) is not None:
-            ranks, shares = np.array(held.ranks, float), np.array(held.shares)
-            fast_rows = min(fast_rows, held.counted) if fast_rows < table.rows else fast_rows
+        if (held_out := table.held_out) is not None:
+            ranks, shares = np.array(held_out.ranks, float), np.array(held_out.shares)
+            fast_rows = min(fast_rows, held_out.counted) if fast_rows < table.rows else fast_rows
         counts, rows = batch * table.lookups * np.diff(shares), np.diff(ranks)
         fast = np.clip((fast_rows - ranks[:-1]) / rows, 0, 1)
         part = (shard.last - shard.first) / table.dim

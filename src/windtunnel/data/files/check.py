@@ -42,8 +42,8 @@ def check(folder: Path) -> Contents:
     finally:
         ring.close()
     digests = {name: "" if node.folder else _digest(state, name) for name, node in state.tree.nodes.items()}
-    known = {str(node.inode) for node in state.tree.files()}
-    damage = [f"inodes/{p.name} has no name" for p in (folder / "inodes").iterdir() if p.name not in known]
+    inodes = {str(node.inode) for node in state.tree.files()}
+    damage = [f"inodes/{p.name} has no name" for p in (folder / "inodes").iterdir() if p.name not in inodes]
     return Contents(digests, state.tail, state.tail.sequence - published.sequence, tuple(damage))
 
 

@@ -66,10 +66,10 @@ def with_nulls(values: pa.Array, filled: NDArray[Any]) -> pa.Array:
 
 
 def numbers(column: pa.Array, function: Callable[[NDArray[Any]], NDArray[Any]]) -> pa.Array:
-    def one(values: pa.Array) -> pa.Array:
+    def numbers_of(values: pa.Array) -> pa.Array:
         return with_nulls(values, function(plain(scalar(values))))
 
-    return each(column, one)
+    return each(column, numbers_of)
 
 
 def each(column: pa.Array, function: Callable[[pa.Array], pa.Array]) -> pa.Array:
@@ -102,10 +102,10 @@ def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.cumsum(lengths) - lengths
 
 
-def cut(values: pa.Array, lengths: NDArray[np.int64], kept: NDArray[np.int64]) -> pa.Array:
-    """The first ``kept`` elements of each list; the last elements of all may be missing in ``values``."""
-    runs = np.stack([kept, lengths - kept], axis=1).ravel()
-    within = np.repeat(np.tile([True, False], len(kept)), runs)[: len(values)]
+def cut(values: pa.Array, lengths: NDArray[np.int64], new_lengths: NDArray[np.int64]) -> pa.Array:
+    """The first ``new_lengths`` elements of each list; the last of all may be missing in ``values``."""
+    runs = np.stack([new_lengths, lengths - new_lengths], axis=1).ravel()
+    within = np.repeat(np.tile([True, False], len(new_lengths)), runs)[: len(values)]
     kind = values.type
     if values.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return values.filter(pa.array(within))

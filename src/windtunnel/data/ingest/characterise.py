@@ -87,8 +87,8 @@ def characterise(
         UserError: as of `reader.splits`, or no row meets the filter.
     """
     reader = Reader(session)
-    known = reader.splits()
-    chosen = known[:splits]
+    entries = reader.splits()
+    chosen = entries[:splits]
     if not chosen:
         raise UserError(f"{session.table}: where rules all rows out, accepted is a filter that leaves some")
     out = 0
@@ -98,8 +98,8 @@ def characterise(
         for batch in reader.batches(split, 0):
             out += pa.ipc.get_record_batch_size(batch)
     seconds = time.perf_counter() - begin
-    meter, kept = reader.meter, reader.meter.kept
-    if not kept:
+    meter, rows_kept = reader.meter, reader.meter.kept
+    if not rows_kept:
         raise UserError(f"{session.table}: no row meets where, accepted is a filter that leaves some")
     counts = {"dense": 0, "sparse": 0, "other": 0}
     files = TableFiles(session.table, session.storage, ReadMeter())  # what it reads is no part of the session
@@ -108,8 +108,8 @@ def characterise(
             counts[_word(kind)] += count
     footers = reader.files.footers()
     groups = {
-        split.file: {group for entry in known if entry.file == split.file for group in entry.groups}
-        for split in known
+        split.file: {group for entry in entries if entry.file == split.file for group in entry.groups}
+        for split in entries
     }
     session_bytes = sum(
         footer.metadata.row_group(group).column(leaf).total_compressed_size
@@ -124,17 +124,18 @@ def characterise(
         for first, last in (footer.chunk(group, path) for path in reader.paths(footer))
     )
     coverage, length = _first_split(session)
-    memory = 2 * (meter.nbytes + meter.decoded + meter.given) / kept
-    rate = kept / seconds
+    memory = 2 * (meter.nbytes + meter.decoded + meter.given) / rows_kept
+    rate = rows_kept / seconds
     return Character(
         files=len(footers), row_groups=sum(footer.metadata.num_row_groups for footer in footers),
         table_rows=sum(footer.metadata.num_rows for footer in footers),
         stored_bytes=sum(footer.size for footer in footers), session_bytes=session_bytes, **counts,
         used=len(reader.sources), used_bytes=read_bytes / session_bytes, coverage=coverage, length=length,
-        rows=meter.rows, kept=kept, reads=meter.reads, read_bytes=meter.nbytes, wanted_bytes=meter.wanted,
-        seconds=seconds, cpu={name: meter.seconds.get(name, 0.0) / kept for name in PHASES}, memory=memory,
-        bandwidth=memory * rate, network_in=meter.nbytes / kept, network_out=out / kept, demand=demand,
-        stall=None if demand is None else max(0.0, 1 - rate / demand),
+        rows=meter.rows, kept=rows_kept, reads=meter.reads, read_bytes=meter.nbytes,
+        wanted_bytes=meter.wanted, seconds=seconds,
+        cpu={name: meter.seconds.get(name, 0.0) / rows_kept for name in PHASES}, memory=memory,
+        bandwidth=memory * rate, network_in=meter.nbytes / rows_kept, network_out=out / rows_kept,
+        demand=demand, stall=None if demand is None else max(0.0, 1 - rate / demand),
         workers=None if demand is None else math.ceil(demand / rate),
     )  # fmt: skip
 

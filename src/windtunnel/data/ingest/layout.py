@@ -262,8 +262,8 @@ def keys(files: TableFiles, column: str) -> list[Any]:
             continue
         path = footer.leaves[column][0]
         for group in range(footer.metadata.num_row_groups):
-            held = files.open(name, [footer.chunk(group, path)])
-            file = pq.ParquetFile(held, metadata=footer.metadata, pre_buffer=False)
+            pages = files.open(name, [footer.chunk(group, path)])
+            file = pq.ParquetFile(pages, metadata=footer.metadata, pre_buffer=False)
             chunk = file.read_row_group(group, [path], use_threads=False)
             inner: Any = chunk.column(0).combine_chunks()
             while not pa.types.is_primitive(inner.type) and inner.type.num_fields:
@@ -274,18 +274,18 @@ def keys(files: TableFiles, column: str) -> list[Any]:
 
 def _write(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int, codec: str) -> None:
     with pq.ParquetWriter(path, schema, compression=codec, write_page_checksum=True) as writer:
-        held: list[pa.RecordBatch] = []
+        pending: list[pa.RecordBatch] = []
         count = 0
         for batch in batches:
             while count + batch.num_rows >= rows:
-                held.append(batch.slice(0, rows - count))
+                pending.append(batch.slice(0, rows - count))
                 batch = batch.slice(rows - count)
-                writer.write_table(pa.Table.from_batches(held, schema), row_group_size=rows)
-                held, count = [], 0
-            held.append(batch)
+                writer.write_table(pa.Table.from_batches(pending, schema), row_group_size=rows)
+                pending, count = [], 0
+            pending.append(batch)
             count += batch.num_rows
         if count:
-            writer.write_table(pa.Table.from_batches(held, schema), row_group_size=rows)
+            writer.write_table(pa.Table.from_batches(pending, schema), row_group_size=rows)
 
 
 def _codec(files: TableFiles) -> str:

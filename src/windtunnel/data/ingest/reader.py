@@ -146,20 +146,20 @@ class Reader:
 
     def cut(self, blocks: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
         """The same rows, ``size`` at a time."""
-        held: list[pa.RecordBatch] = []
+        partial: list[pa.RecordBatch] = []
         rows = 0
         for block in blocks:
             at = 0
             while rows + block.num_rows - at >= size:
-                held.append(block.slice(at, size - rows))
+                partial.append(block.slice(at, size - rows))
                 at += size - rows
-                yield self._joined(held)
-                held, rows = [], 0
+                yield self._joined(partial)
+                partial, rows = [], 0
             if at < block.num_rows:
-                held.append(block.slice(at))
+                partial.append(block.slice(at))
                 rows += block.num_rows - at
-        if held:
-            yield self._joined(held)
+        if partial:
+            yield self._joined(partial)
 
     def _joined(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         with self._phase("batch"):
@@ -179,10 +179,10 @@ class Reader:
             self._check(split.file, footer)
             paths = self.paths(footer)
             ranges = [footer.chunk(group, path) for group in split.groups for path in paths]
-            held = self.files.open(split.file, ranges, self.hole)
+            row_group = self.files.open(split.file, ranges, self.hole)
             self.meter.wanted += sum(last - first for first, last in ranges)
         begin = 0
-        decoded = self._decoded(held, footer, split, paths)
+        decoded = self._decoded(row_group, footer, split, paths)
         while True:
             with self._phase("decode"):
                 block = next(decoded, None)
@@ -201,11 +201,11 @@ class Reader:
             yield columns, numbers
 
     def _decoded(
-        self, held: Any, footer: Footer, split: TableSplit, paths: Sequence[str]
+        self, row_group: Any, footer: Footer, split: TableSplit, paths: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         options = {"metadata": footer.metadata, "pre_buffer": False, "page_checksum_verification": True}
         try:
-            file = pq.ParquetFile(held, **options)
+            file = pq.ParquetFile(row_group, **options)
             if not paths:  # of a table whose files lack all that is wanted there are still rows
                 for start in range(0, split.rows, BLOCK):
                     yield pa.record_batch({"": pa.nulls(min(BLOCK, split.rows - start))})
@@ -216,7 +216,7 @@ class Reader:
             for group in split.groups:
                 for path in paths:
                     try:
-                        pq.ParquetFile(held, **options).read_row_group(group, [path], use_threads=False)
+                        pq.ParquetFile(row_group, **options).read_row_group(group, [path], use_threads=False)
                     except (OSError, pa.ArrowException) as own:
                         raise UserError(
                             f"{split.file}: row group {group}, column {path} cannot be decoded ({line(own)}),"
@@ -238,8 +238,8 @@ class Reader:
         for start in range(0, len(order), BLOCK):
             with self._phase("batch"):
                 part = order[start : start + BLOCK]
-                taken = pa.array(part)
-                block = {name: run.take(taken) for name, run in whole.items()}
+                indices = pa.array(part)
+                block = {name: run.take(indices) for name, run in whole.items()}
             yield block, numbers[part]
 
     def _transformed(
@@ -393,9 +393,9 @@ def _of_map(column: pa.MapArray, key: Any) -> pa.Array:
     keys = column.keys.slice(offsets[0], offsets[-1] - offsets[0])
     entries = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(keys, key), False))) + offsets[0]
     rows = np.searchsorted(offsets, entries, side="right") - 1
-    taken = np.full(len(column), -1, np.int64)
-    taken[rows] = entries
-    null = taken < 0
+    entry_of_row = np.full(len(column), -1, np.int64)
+    entry_of_row[rows] = entries
+    null = entry_of_row < 0
     if column.null_count:
         null |= np.asarray(column.is_null())
-    return column.items.take(pa.array(taken, mask=null))
+    return column.items.take(pa.array(entry_of_row, mask=null))

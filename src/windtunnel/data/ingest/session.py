@@ -97,8 +97,8 @@ def check(document: Any, where: str) -> IngestSession:
     spec = fitted(SessionSpec, document, where, ACCEPTED)
     steps = [
         transform
-        for place, given in enumerate(spec.transforms)
-        for transform in _transforms(given, where, place)
+        for place, transform_spec in enumerate(spec.transforms)
+        for transform in _transforms(transform_spec, where, place)
     ]
     twice = sorted({name for name in spec.columns if spec.columns.count(name) > 1})
     if twice:
@@ -117,15 +117,15 @@ def check(document: Any, where: str) -> IngestSession:
     )  # fmt: skip
 
 
-def _transforms(given: TransformSpec, where: str, place: int) -> list[Transform]:
+def _transforms(spec: TransformSpec, where: str, place: int) -> list[Transform]:
     at = f"field transforms.{place}"
-    if given.kind not in transforms.KINDS:
-        raise UserError(f"{where}: {at}.kind is {given.kind!r}{suggest(given.kind, transforms.KINDS)}")
-    if (given.inputs is None) == (given.each is None) or (given.each is not None and given.output):
+    if spec.kind not in transforms.KINDS:
+        raise UserError(f"{where}: {at}.kind is {spec.kind!r}{suggest(spec.kind, transforms.KINDS)}")
+    if (spec.inputs is None) == (spec.each is None) or (spec.each is not None and spec.output):
         raise UserError(f"{where}: {at} accepts either inputs, with or without an output, or each")
-    options = dict(given.model_extra or {})
-    kinds = [(column,) for column in given.each] if given.each is not None else [given.inputs or ()]
-    steps = [Transform(given.kind, inputs, given.output or inputs[0], options) for inputs in kinds if inputs]
+    options = dict(spec.model_extra or {})
+    kinds = [(column,) for column in spec.each] if spec.each is not None else [spec.inputs or ()]
+    steps = [Transform(spec.kind, inputs, spec.output or inputs[0], options) for inputs in kinds if inputs]
     if not steps:
         raise UserError(f"{where}: {at} has no inputs, accepted is {ACCEPTED['inputs']}")
     for transform in steps:

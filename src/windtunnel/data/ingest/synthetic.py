@@ -96,14 +96,14 @@ def features(name: str, seed: int = 0) -> tuple[Feature, ...]:
     return tuple(drawn_features)
 
 
-def drawn(known: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps: bool) -> pa.Table:
+def drawn(drawn_features: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps: bool) -> pa.Table:
     """``rows`` samples: ``label``, ``day`` (ascending, 0 to 9), then the features, in two maps ``dense`` and
     ``sparse``, or each in a column of its own."""
     columns = {
         "label": pa.array((rng.random(rows) < 0.1).astype(np.int8)),
         "day": pa.array((np.arange(rows) * 10 // max(rows, 1)).astype(np.int32)),
     }
-    generated = {feature.name: _values(feature, rows, rng) for feature in known}
+    generated = {feature.name: _values(feature, rows, rng) for feature in drawn_features}
     if not maps:
         return pa.table(columns | generated)
     for kind in KINDS:
@@ -126,10 +126,10 @@ def write(
     """A table of the model ``name`` in ``folder``, which is made: ``files`` files, ``rows`` in all, with
     Zstandard. With the same seed a table of maps and one of columns have the same samples."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = features(name, seed)
+    table_features = features(name, seed)
     for number in range(files):
         count = rows * (number + 1) // files - rows * number // files
-        part_table = drawn(known, count, np.random.default_rng((seed, 2, number)), maps=maps)
+        part_table = drawn(table_features, count, np.random.default_rng((seed, 2, number)), maps=maps)
         with replacing(folder / f"part-{number:05}.parquet") as part:
             pq.write_table(part_table, part, row_group_size=group_rows, compression="zstd")
 
@@ -138,13 +138,13 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[IngestSe
     """``count`` jobs that read a table of the model ``name``: each its own features, drawn by popularity
     until it has the published share of bytes (sparse ones first) and of features, and transforms of all three
     kinds: new features from others, sparse and dense ones."""
-    model, known = MODELS[name], features(name, seed)
-    total = sum(feature.nbytes for feature in known)
+    model, table_features = MODELS[name], features(name, seed)
+    total = sum(feature.nbytes for feature in table_features)
     drawn_sessions = []
     for number in range(count):
         rng = np.random.default_rng((seed, 3, number))
         sparse, dense = (
-            [feature for feature in known if feature.name.startswith(f"{kind}/")]
+            [feature for feature in table_features if feature.name.startswith(f"{kind}/")]
             for kind in ("sparse", "dense")
         )
         chosen: list[Feature] = []
@@ -155,7 +155,7 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[IngestSe
             ):
                 break
             chosen.append(candidate)
-        rest = max(1, round(model.used * len(known)) - len(chosen))
+        rest = max(1, round(model.used * len(table_features)) - len(chosen))
         lists, numbers = (
             [feature.name for feature in chosen],
             [feature.name for feature in _by_popularity(dense, rng)[:rest]],
@@ -174,10 +174,10 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[IngestSe
     return tuple(drawn_sessions)
 
 
-def _by_popularity(known: Sequence[Feature], rng: np.random.Generator) -> list[Feature]:
-    weights = np.array([feature.popularity for feature in known])
-    order = rng.choice(len(known), len(known), replace=False, p=weights / weights.sum())
-    return [known[place] for place in order]
+def _by_popularity(candidates: Sequence[Feature], rng: np.random.Generator) -> list[Feature]:
+    weights = np.array([feature.popularity for feature in candidates])
+    order = rng.choice(len(candidates), len(candidates), replace=False, p=weights / weights.sum())
+    return [candidates[place] for place in order]
 
 
 def _values(feature: Feature, rows: int, rng: np.random.Generator) -> pa.Array:

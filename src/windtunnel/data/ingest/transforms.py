@@ -188,10 +188,10 @@ class First(BaseModel, extra="forbid"):
         if not is_list(columns[0].type):
             raise TypeError(f"is of {columns[0].type}, accepted are lists")
         lengths, values = arrays.lists(columns[0])
-        kept = np.minimum(lengths, self.n)
-        if (kept == lengths).all():
+        new_lengths = np.minimum(lengths, self.n)
+        if (new_lengths == lengths).all():
             return columns[0]
-        return arrays.listed(kept, arrays.cut(values, lengths, kept), columns[0].is_null())
+        return arrays.listed(new_lengths, arrays.cut(values, lengths, new_lengths), columns[0].is_null())
 
 
 class AsList(BaseModel, extra="forbid"):
@@ -231,11 +231,11 @@ class NGram(BaseModel, extra="forbid"):
         if not is_list(columns[0].type):
             raise TypeError(f"is of {columns[0].type}, accepted are lists of ids")
         lengths, values = arrays.lists(columns[0])
-        kept = np.maximum(lengths - (self.n - 1), 0)
+        new_lengths = np.maximum(lengths - (self.n - 1), 0)
         # of all that follow each other; those from one list into the next are dropped
         count = max(len(values) - (self.n - 1), 0)
         hashes = chained([values.slice(place, count) for place in range(self.n)], self.rows, self.seed)
-        return arrays.listed(kept, arrays.cut(hashes, lengths, kept), columns[0].is_null())
+        return arrays.listed(new_lengths, arrays.cut(hashes, lengths, new_lengths), columns[0].is_null())
 
 
 class Cross(BaseModel, extra="forbid"):
@@ -269,12 +269,12 @@ class Remap(BaseModel, extra="forbid"):
 
         def ranked(values: pa.Array) -> pa.Array:
             ids = arrays.whole(values)
-            known = (ids >= 0) & (ids < len(ranks))
+            in_table = (ids >= 0) & (ids < len(ranks))
             ranked_ids = (
-                ranks[np.where(known, ids, 0).astype(np.int64)] if len(ranks) else ids.astype(np.int32)
+                ranks[np.where(in_table, ids, 0).astype(np.int64)] if len(ranks) else ids.astype(np.int32)
             )
-            known &= np.asarray(values.is_valid()) & (ranked_ids >= 0)
-            return pa.array(ranked_ids, mask=None if known.all() else ~known)
+            in_table &= np.asarray(values.is_valid()) & (ranked_ids >= 0)
+            return pa.array(ranked_ids, mask=None if in_table.all() else ~in_table)
 
         return arrays.each(columns[0], ranked)
 
@@ -361,9 +361,9 @@ def apply(
             raise UserError(f"{where}: {transform.kind} of {names}: {names} {error}") from None
         values[transform.output] = result
         if transform.kind == "sample" and result.null_count:
-            kept = np.flatnonzero(result.is_valid())
-            rows = Rows(rows.seed, rows.split, rows.numbers[kept])
-            values = {name: column.take(pa.array(kept)) for name, column in values.items()}
+            valid_rows = np.flatnonzero(result.is_valid())
+            rows = Rows(rows.seed, rows.split, rows.numbers[valid_rows])
+            values = {name: column.take(pa.array(valid_rows)) for name, column in values.items()}
     return values
 
 

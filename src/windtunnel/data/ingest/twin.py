@@ -69,7 +69,7 @@ def run(
     scaler = Autoscaler(settings, settings.least, -settings.cooldown, policy)
     for period in range(round(seconds / world.period)):
         rate = world.capacity * float(np.exp(rng.normal(0.0, world.noise)))
-        taken = produced = stalled = busy = fill = 0.0
+        consumed = produced = stalled = busy = fill = 0.0
         for step in range(round(world.period / STEP)):
             now = period * world.period + step * STEP
             serving = sum(at <= now for at in ready)
@@ -79,15 +79,16 @@ def run(
             took = min(stock, demand(now) * STEP)
             stock -= took
             produced += made_now
-            taken += took
+            consumed += took
             busy += made_now / rate
             stalled += STEP * (1 - took / (demand(now) * STEP)) if demand(now) else 0.0
             fill += stock / (world.buffer * max(serving, 1)) * STEP
         end = (period + 1) * world.period
         share = min(1.0, stalled / world.period)
         scaler.period(
-            end, world.period, consumed=round(taken), stalled=share, buffered=min(1.0, fill / world.period),
-            produced=round(produced), busy=busy, ready=sum(at <= end for at in ready),
+            end, world.period, consumed=round(consumed), stalled=share,
+            buffered=min(1.0, fill / world.period), produced=round(produced), busy=busy,
+            ready=sum(at <= end for at in ready),
         )  # fmt: skip
         ready += [end + world.start] * (scaler.target - len(ready))
         ready = sorted(ready)[: scaler.target]

@@ -182,7 +182,8 @@ class TieredEmbeddingBag(torch.nn.Module):
         try:
             for span in checkpoint.spans(self.rows):
                 some = torch.arange(*span)
-                some = some[self.tiers.known[self._ids.ranks(some)]]  # others begin there as they would here
+                # others begin there as they would here
+                some = some[self.tiers.initialized[self._ids.ranks(some)]]
                 tiers.write(ids.ranks(some), self.read(some))
         except HostError:
             tiers.close()

@@ -49,9 +49,9 @@ class Ids:
         Raises:
             UserError: there are no such ids, or the offsets are none of them.
         """
-        for what, given in (("input", ids), ("offsets", offsets)):
-            if given is not None and given.dtype not in (torch.int32, torch.int64):
-                raise self.wrong(f"{what} is {given.dtype}; accepted are torch.int32, torch.int64")
+        for what, tensor in (("input", ids), ("offsets", offsets)):
+            if tensor is not None and tensor.dtype not in (torch.int32, torch.int64):
+                raise self.wrong(f"{what} is {tensor.dtype}; accepted are torch.int32, torch.int64")
         flat = ids.detach().reshape(-1).cpu().long()
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.rows:
             at = int(((flat < 0) | (flat >= self.rows)).nonzero()[0, 0])
@@ -101,14 +101,14 @@ def checked(
         if set(batch) - {table.name for table in tables}:
             names = ", ".join(table.name for table in tables)
             raise UserError(f"the batch has a table that there is not; accepted are {names}")
-        for number, (table, known) in enumerate(zip(tables, ids, strict=True)):
+        for number, (table, table_ids) in enumerate(zip(tables, ids, strict=True)):
             if table.name in batch:
                 feature = batch[table.name]
                 parts = feature if isinstance(feature, tuple) else (feature,)
                 if len(parts) != 2 - table.sequence or any(part.dim() != 1 for part in parts):
                     shape = "ids [n]" if table.sequence else "(ids [n], offsets [bags])"
-                    raise known.wrong(f"accepted are {shape}")
-                tensors[number], ends = known.checked(*parts)
+                    raise table_ids.wrong(f"accepted are {shape}")
+                tensors[number], ends = table_ids.checked(*parts)
                 if ends is not None:
                     offsets[table.name] = ends
     except UserError as error:

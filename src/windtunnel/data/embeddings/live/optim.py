@@ -144,10 +144,10 @@ class TableOptimizer:
         self.groups: list[dict[str, Any]] = self.optimizer.param_groups if self.optimizer else []
         names = STATE.get(type(self.optimizer)) if self.optimizer else {}
         if names is None:
-            known = ", ".join(kind.__name__ for kind in STATE)
+            accepted = ", ".join(kind.__name__ for kind in STATE)
             raise UserError(
                 f"table {table!r}: optimizer {type(self.optimizer).__name__} is not exact on some rows;"
-                f" accepted are {known}"
+                f" accepted are {accepted}"
             )
         group = self.groups[0] if self.groups else {}
         for option in ("momentum", "weight_decay"):

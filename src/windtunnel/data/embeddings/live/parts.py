@@ -44,7 +44,7 @@ class RowRequests:
         self.world = world
         self._asked = torch.zeros(self.world, dtype=torch.long)
         none = torch.empty(0, dtype=torch.long)
-        self._held = [(none, none, none)]  # of each pass who asked and how many rows, by part; their places
+        self._passes = [(none, none, none)]  # of each pass who asked and how many rows, by part; their places
 
     def numbered(self, ranks: Tensor) -> Tensor:
         """A key for each part asked for, whose ranks ascend: its number times the world, and its rank."""
@@ -61,14 +61,14 @@ class RowRequests:
         places, begins = torch.where(first, -1 - marked, marked), first.nonzero()[:, 0]
         asking, lengths = sources[begins], torch.cat([begins, begins.new_tensor([len(marked)])]).diff()
         later = training[asking]
-        self._held.append((asking[later], lengths[later], places[training[sources]]))
+        self._passes.append((asking[later], lengths[later], places[training[sources]]))
         at = tiers.places(places)
         sums = functional.embedding_bag(at, tiers.weight, begins.to(at.device), mode="sum").cpu()
         return sums, torch.bincount(asking, minlength=self.world)
 
     def places_of(self, sources: Tensor, numbers: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Places of rows and their gradients, of parts with these ``numbers`` and gradients."""
-        asking, lengths, places = (torch.cat(some) for some in zip(*self._held, strict=True))
+        asking, lengths, places = (torch.cat(some) for some in zip(*self._passes, strict=True))
         counts = torch.bincount(asking, minlength=self.world)
         part = torch.argsort(asking, stable=True)[(counts.cumsum(0) - counts)[sources] + numbers]
         many = lengths[part]

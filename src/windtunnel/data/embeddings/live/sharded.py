@@ -152,8 +152,8 @@ class ShardedEmbedding(torch.nn.Module):
         tensors, offsets, wrong = checked(batch, self.request.tables, self._ids)
         training = torch.is_grad_enabled() and self.rules[0].optimizer is not None
         wanted, inverses, cuts = [], [], dict[int, Cut]()
-        for number, (ids, known) in enumerate(zip(tensors, self._ids, strict=True)):
-            tensor = known.ranks(ids)
+        for number, (ids, table_ids) in enumerate(zip(tensors, self._ids, strict=True)):
+            tensor = table_ids.ranks(ids)
             if number in self._parts:
                 layout = self.layouts[number]
                 ends, to = offsets.get(self.names[number], NONE), layout.destination(tensor, self.wire.host)
@@ -165,7 +165,7 @@ class ShardedEmbedding(torch.nn.Module):
         for tiers in self.tiers:
             tiers.drop()
         vectors = self._ask(wanted, wrong, cuts=cuts, training=training)
-        given = {}
+        outputs = {}
         for number, (name, tensor) in enumerate(zip(self.names, vectors, strict=True)):
             ranks = wanted[number]
             if number in cuts:
@@ -177,14 +177,14 @@ class ShardedEmbedding(torch.nn.Module):
             if training:
                 tensor.requires_grad_()
                 tensor.register_post_accumulate_grad_hook(partial(self._collect, number, ranks))
-            given[name] = tensor.view(tensor.shape)
+            outputs[name] = tensor.view(tensor.shape)
             if number in cuts:
                 sums = tensor.new_zeros(len(offsets[name]), tensor.shape[1])
-                given[name] = sums.index_add(0, cuts[number].bags, tensor)
+                outputs[name] = sums.index_add(0, cuts[number].bags, tensor)
             elif name in offsets:
                 every = torch.arange(len(tensor))
-                given[name] = functional.embedding_bag(every, tensor, offsets[name], mode="sum")
-        return given
+                outputs[name] = functional.embedding_bag(every, tensor, offsets[name], mode="sum")
+        return outputs
 
     @torch.no_grad()
     def step(self) -> None:
@@ -252,22 +252,22 @@ class ShardedEmbedding(torch.nn.Module):
             wrong = f"these are other tables; accepted are those that there are: {', '.join(self.names)}"
         self._name = decide or self._name
         old = self.layouts, self._ids
-        self.request, self.decision, new, known = self._decided(exchange, orders or {}, wrong)
+        self.request, self.decision, new, new_ids = self._decided(exchange, orders or {}, wrong)
         self._generation += 1
         self._forget()
         for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
             tiers.drop()
             self.layouts = [*new[:number], *old[0][number:]]
-            tier = self._empty_tiers(number, layout, known[number])
+            tier = self._empty_tiers(number, layout, new_ids[number])
             longest = max(layout.count(rank) for rank in range(self.wire.world))
             for first in range(0, longest, CHUNK):
                 last = min(first + CHUNK, layout.count(self.wire.rank))
                 places = torch.arange(min(first, last), last)
-                ids = known[number].of(_ranks_on(layout, self.wire.rank, places))
+                ids = new_ids[number].of(_ranks_on(layout, self.wire.rank, places))
                 tier.write(places, self._records(number, old[1][number].ranks(ids)))
             tiers.close()
             self.tiers[number] = tier
-        self.layouts, self._ids = new, known
+        self.layouts, self._ids = new, new_ids
         self._placed()
 
     def save(self, folder: str | Path) -> None:
@@ -365,16 +365,16 @@ class ShardedEmbedding(torch.nn.Module):
             else:
                 answers.append(self._read(number, places, whole))
         answered = self.wire.exchange(phases[1], answers, came.take, came.give)
-        given = []
+        vectors_by_table = []
         for number, (ranks, some, order) in enumerate(zip(tensors, far, came.order, strict=True)):
             if number in cuts:
-                given.append(answered[number])
+                vectors_by_table.append(answered[number])
                 continue
             vectors = answered[number].new_empty(len(ranks), answered[number].shape[1])
             vectors[some.nonzero()[:, 0][order]] = answered[number]
             vectors[~some] = self._read(number, ranks[~some], whole)  # a hot row's place is its rank
-            given.append(vectors)
-        return given
+            vectors_by_table.append(vectors)
+        return vectors_by_table
 
     def _read(self, number: int, places: Tensor, whole: int) -> Tensor:
         tiers = self.tiers[number]
@@ -399,7 +399,7 @@ class ShardedEmbedding(torch.nn.Module):
         self, exchange: ReplicationRequest, orders: Mapping[str, ArrayLike], wrong: str = ""
     ) -> tuple[ReplicationRequest, policy.Replication, list[RowLayout], list[Ids]]:
         """Decides, on all ranks alike, or is refused by all."""
-        decision, known = None, list[Ids]()
+        decision, table_ids = None, list[Ids]()
         if (exchange.world, exchange.devices) != (self.wire.world, self.wire.devices):
             wrong = f"{exchange.hosts} hosts of {exchange.devices} devices, not {self.wire.world} ranks"
         if any(table.dtype != "float32" for table in exchange.tables):
@@ -408,7 +408,7 @@ class ShardedEmbedding(torch.nn.Module):
             wrong = f"policy {self._name!r} is unknown; accepted are {', '.join(policy.POLICIES)}"
         try:
             decision = policy.POLICIES[self._name](exchange) if not wrong else None
-            known = [Ids(table.name, table.rows, orders.get(table.name)) for table in exchange.tables]
+            table_ids = [Ids(table.name, table.rows, orders.get(table.name)) for table in exchange.tables]
         except UserError as error:
             wrong = str(error)
         hashes = {
@@ -430,9 +430,9 @@ class ShardedEmbedding(torch.nn.Module):
         where = layouts(
             decision.tables, [table.rows for table in exchange.tables], exchange.hosts, exchange.devices
         )
-        return exchange, decision, where, known
+        return exchange, decision, where, table_ids
 
-    def _empty_tiers(self, number: int, layout: RowLayout, known: Ids) -> Tiers:
+    def _empty_tiers(self, number: int, layout: RowLayout, ids: Ids) -> Tiers:
         """An empty store for this rank's rows of a table."""
         table, rule, rank = self.request.tables[number], self.rules[number], self.wire.rank
         rows, slow = layout.count(rank), self._slow
@@ -440,7 +440,7 @@ class ShardedEmbedding(torch.nn.Module):
             slow = Path(slow) / f"{rank}-{number}-{self._generation}.rows"
         return Tiers(
             rows, table.dim, self._fast.get(table.name, rows), slow,
-            lambda places: self._init[table.name](known.of(_ranks_on(layout, rank, places))),
+            lambda places: self._init[table.name](ids.of(_ranks_on(layout, rank, places))),
             widths=rule.widths, initial=rule.initial,
         )  # fmt: skip
 

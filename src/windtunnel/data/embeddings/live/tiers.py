@@ -45,7 +45,7 @@ class Tiers:
             self.slow = (
                 MemoryRecords(rows, self.width) if slow == "memory" else FileRecords(slow, rows, self.width)
             )
-        self.known = torch.zeros(rows, dtype=torch.bool)
+        self.initialized = torch.zeros(rows, dtype=torch.bool)
         self._unknown_fast = self.fast_rows
         self.weight = torch.empty(0, dim, device=self.device)
         self.states: dict[str, Tensor] = {}
@@ -82,7 +82,7 @@ class Tiers:
             return
         rows, order = self._staged[changed].sort()
         self.slow.write(rows.numpy(), self._records(self.fast_rows + changed[order]))
-        self.known[rows] = True
+        self.initialized[rows] = True
         self._dirty[changed] = False
 
     def drop(self) -> None:
@@ -112,8 +112,8 @@ class Tiers:
         self._put(at, records[staged])
         self._dirty[at - self.fast_rows] = False
         self._put(rows[fast], records[fast])
-        self._unknown_fast -= int((~self.known[rows[fast]]).sum())
-        self.known[rows] = True
+        self._unknown_fast -= int((~self.initialized[rows[fast]]).sum())
+        self.initialized[rows] = True
 
     def move(self, device: torch.device) -> None:
         """Takes the fast tier to another device."""
@@ -145,10 +145,10 @@ class Tiers:
         """Fills the fast ``rows`` that nobody has asked for."""
         if not self._unknown_fast:
             return
-        new = rows[~self.known[rows]].unique()
+        new = rows[~self.initialized[rows]].unique()
         if len(new):
             self._put(new, self._first(new))
-            self.known[new] = True
+            self.initialized[new] = True
             self._unknown_fast -= len(new)
 
     def _first(self, rows: Tensor) -> Tensor:
@@ -163,19 +163,19 @@ class Tiers:
             return torch.empty(0, self.width)
         ascending, order = rows.sort()
         buffer = torch.empty(len(rows), self.width)
-        known = self.known[ascending]
-        buffer[order[known]] = self.slow.read(ascending[known].numpy())
-        new = ascending[~known]
+        initialized = self.initialized[ascending]
+        buffer[order[initialized]] = self.slow.read(ascending[initialized].numpy())
+        new = ascending[~initialized]
         if len(new):
-            buffer[order[~known]] = self._first(new)
+            buffer[order[~initialized]] = self._first(new)
         return buffer
 
     def _stage(self, rows: Tensor) -> Tensor:
         """Places of ``rows`` of the slow tier (ascending, distinct), [n]."""
-        held, places = self._sorted
-        at = torch.searchsorted(held, rows)
-        here = at < len(held)
-        here[here.clone()] &= held[at[here]] == rows[here]
+        staged_rows, places = self._sorted
+        at = torch.searchsorted(staged_rows, rows)
+        here = at < len(staged_rows)
+        here[here.clone()] &= staged_rows[at[here]] == rows[here]
         new = rows[~here]
         first = self.fast_rows + len(self._staged)
         fresh = torch.arange(first, first + len(new))
@@ -197,10 +197,10 @@ class Tiers:
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Which of ``rows`` are fast, staged, in the slow tier only; and the places of the staged ones."""
         fast = rows < self.fast_rows
-        held, places = self._sorted
-        at = torch.searchsorted(held, rows).clamp_(max=max(0, len(held) - 1))
-        staged = ~fast & (held[at] == rows) if len(held) else torch.zeros_like(fast)
-        return fast, staged, ~fast & ~staged, places[at[staged]] if len(held) else places
+        staged_rows, places = self._sorted
+        at = torch.searchsorted(staged_rows, rows).clamp_(max=max(0, len(staged_rows) - 1))
+        staged = ~fast & (staged_rows[at] == rows) if len(staged_rows) else torch.zeros_like(fast)
+        return fast, staged, ~fast & ~staged, places[at[staged]] if len(staged_rows) else places
 
     def _records(self, places: Tensor) -> Tensor:
         places = places.to(self.device)

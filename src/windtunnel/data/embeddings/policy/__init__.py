@@ -136,17 +136,20 @@ def decide(observation: Observation) -> Decision:
         device, rows = greedy.assign(cut, devices, policy)
         solver, proven = "greedy", 0.0
     fast = rows * cut.stored
-    taken = [np.bincount(device, some, devices).astype(int) for some in (fast, cut.total - fast)]
+    rows_by_tier = [np.bincount(device, some, devices).astype(int) for some in (fast, cut.total - fast)]
     placed = TablePlacement(
         tuple(
             TableShard(observation.tables[of].name, int(where), int(first), int(last), int(some))
             for of, where, first, last, some in zip(cut.of, device, cut.first, cut.last, rows, strict=True)
         ),
         tuple(map(float, np.bincount(device, pieces.seconds(cut, rows), devices))),
-        tuple(map(int, taken[0])), tuple(map(int, taken[1])),
+        tuple(map(int, rows_by_tier[0])), tuple(map(int, rows_by_tier[1])),
         pieces.pooled(cut, devices), float(pieces.largest(cut).max()), proven, solver, "",
     )  # fmt: skip
-    for what, tier, most in (("fast", observation.fast, taken[0]), ("slow", observation.slow, taken[1])):
+    for what, tier, most in (
+        ("fast", observation.fast, rows_by_tier[0]),
+        ("slow", observation.slow, rows_by_tier[1]),
+    ):
         assert most.max() <= tier.capacity, what
     return replace(placed, reason=_reason(placed))
 

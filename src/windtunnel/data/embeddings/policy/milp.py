@@ -45,9 +45,9 @@ def improve(cut: Pieces, devices: int, begin: Ints) -> tuple[Ints, float]:
     best, proven = begin, max(pooled(cut, devices), float(largest(cut).max()))
     score = float(least_seconds(cut, best, devices, cut.fast.capacity).max())
     density = cut.saves / cut.nbytes
-    known = np.unique(prices(cut, best, devices, cut.fast.capacity))
-    middle = float(np.median(known))
-    grid = np.unique(np.concatenate([known, middle * np.geomspace(0.25, 4, 17), [0.0]]))
+    distinct_prices = np.unique(prices(cut, best, devices, cut.fast.capacity))
+    middle = float(np.median(distinct_prices))
+    grid = np.unique(np.concatenate([distinct_prices, middle * np.geomspace(0.25, 4, 17), [0.0]]))
     heavy = np.argsort(-_weights(cut, density, middle), kind="stable")
     for _ in range(PASSES):
         if score <= proven * (1 + GAP):
@@ -80,7 +80,7 @@ def _solve(
     eye, empty = csr_array(np.eye(devices)), csr_array((count, 1))
     # the variables: p of device 0, of device 1, ..., and the seconds of the slowest device
     once = hstack([kron(np.ones((1, devices)), csr_array(np.eye(count))), empty])
-    held = hstack([kron(eye, cut.total[None, :] / cut.room), csr_array((devices, 1))])
+    memory = hstack([kron(eye, cut.total[None, :] / cut.room), csr_array((devices, 1))])
     slower = hstack([kron(eye, weights), csr_array(-np.ones((devices * len(grid), 1)))])
     most = np.tile(grid * cut.fast.capacity / scale, devices)
     upper = np.ones((devices, count))
@@ -91,7 +91,7 @@ def _solve(
         integrality=np.append(np.ones(devices * count), 0),
         bounds=Bounds(np.append(np.zeros(devices * count), lowest / scale), np.append(upper.ravel(), LOOSE)),
         constraints=LinearConstraint(
-            vstack([once, held, slower], format="csr"),
+            vstack([once, memory, slower], format="csr"),
             np.concatenate([np.ones(count), np.full(devices + len(most), -np.inf)]),
             np.concatenate([np.ones(count), np.ones(devices), most]),
         ),

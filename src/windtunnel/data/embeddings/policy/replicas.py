@@ -147,8 +147,10 @@ def memory(exchange: ReplicationRequest, table: EmbeddingTable, p: Floats) -> Fl
 
 def rowwise_memory(exchange: ReplicationRequest) -> float:
     """Bytes of a device when all rows are cold and every lookup asks."""
-    held = sum(table.total_bytes for table in exchange.tables) / exchange.world
-    return held + sum(2 * exchange.samples * table.lookups * table.row_bytes for table in exchange.tables)
+    table_bytes = sum(table.total_bytes for table in exchange.tables) / exchange.world
+    return table_bytes + sum(
+        2 * exchange.samples * table.lookups * table.row_bytes for table in exchange.tables
+    )
 
 
 def memory_of(exchange: ReplicationRequest, decision: Replication) -> float:
@@ -177,7 +179,7 @@ class _Climb:
             self.time[:] = 0  # no copy would save any
         self.at = {WARM: 0, HOT: 0}  # segments
         self.part = {WARM: 0, HOT: 0}  # rows of the next one, when the room was too small for it
-        self.held = float((self.bytes[COLD] * self.rows).sum())
+        self.used_bytes = float((self.bytes[COLD] * self.rows).sum())
 
     def steps(self) -> list[tuple[float, int, float, float]]:
         """What may come next: (time saved per byte, to which tier, seconds saved, bytes) of one row."""
@@ -217,7 +219,7 @@ def decide(exchange: ReplicationRequest) -> Replication:
     _check(exchange)
     climbs = [_Climb(exchange, table) for table in exchange.tables]
     limit = rowwise_memory(exchange) if exchange.memory is None else exchange.memory
-    room = limit * (1 + 1e-12) - sum(table_climb.held for table_climb in climbs)
+    room = limit * (1 + 1e-12) - sum(table_climb.used_bytes for table_climb in climbs)
     waiting = [
         (-steps[0][0], number) for number, table_climb in enumerate(climbs) if (steps := table_climb.steps())
     ]

@@ -154,20 +154,20 @@ class _Search:
         for sharp in SHARPER:
             self._settle(sharp, rounds)
         most = min(PATIENCE[1], PATIENCE[0] * len(self.cut))
-        patience, held, height = 0, self.where.copy(), np.inf
+        patience, balanced, height = 0, self.where.copy(), np.inf
         while rounds > 0 and score > self.bound * (1 + EXACT) and patience < most:
             while rounds > 0 and self._better(int(self.seconds.argmax()), np.inf):
                 rounds -= 1
             rounds -= 1
             if self.seconds.max() <= height:
-                held, height = self.where.copy(), self.seconds.max()
+                balanced, height = self.where.copy(), self.seconds.max()
                 exact = self._exact()
                 patience = patience + 1 if exact >= score * (1 - EXACT) else 0
                 if exact < score:
-                    best, score = held, exact
+                    best, score = balanced, exact
             else:
                 patience += 1
-                self._set(held)
+                self._set(balanced)
             self._kick()
         return best
 

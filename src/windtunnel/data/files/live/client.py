@@ -75,7 +75,7 @@ class FileClient:
         self._turn = threading.RLock()
         self._remote: Blocking | None = None
         self._pending: deque[PendingOperation] = deque()
-        self._kept = 0  # bytes of what is pending
+        self._pending_bytes = 0  # bytes of what is pending
         self._client, self._request = secrets.randbits(63) | 1, 0
 
     def perform(
@@ -87,16 +87,16 @@ class FileClient:
             number = Operation(kind, path, target, offset, time.time(), self._client, self._request)
             pending = PendingOperation(number, data)
             self._pending.append(pending)
-            self._kept += len(data)
+            self._pending_bytes += len(data)
             try:
                 done: OperationResult = self._call(lambda remote: remote.perform(number, data=data))
             except OSError:
                 self._pending.remove(pending)
-                self._kept -= len(data)
+                self._pending_bytes -= len(data)
                 raise
             pending.sequence = done.sequence
             self._forget(done.synced)
-            if self._kept > KEPT:
+            if self._pending_bytes > KEPT:
                 self.sync()
             return done
 
@@ -189,7 +189,7 @@ class FileClient:
 
     def _forget(self, synced: int) -> None:
         while self._pending and 0 < self._pending[0].sequence <= synced:
-            self._kept -= len(self._pending.popleft().data)
+            self._pending_bytes -= len(self._pending.popleft().data)
 
 
 def _read(remote: Any, **arguments: Any) -> Any:

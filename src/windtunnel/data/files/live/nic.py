@@ -152,12 +152,12 @@ class Nic:
 
     def trim(self) -> Position:
         """Up to where no host needs the log any more."""
-        known = [status.published for _, _, status in self.others() if status is not None]
+        published = [status.published for _, _, status in self.others() if status is not None]
         if self.hold is not None and time.monotonic() - self.hold[0] < _HOLD:
-            known.append(self.hold[1])
-        if len(known) < len(self.membership.chain) - 1:
+            published.append(self.hold[1])
+        if len(published) < len(self.membership.chain) - 1:
             return Position()
-        return min([self.area.published, *known], key=lambda position: position.sequence)
+        return min([self.area.published, *published], key=lambda position: position.sequence)
 
     def others(self) -> list[tuple[FilesHost, float, Status | None]]:
         """The other hosts of the chain, when each was last heard of, and what it said then."""

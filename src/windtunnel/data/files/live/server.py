@@ -56,7 +56,7 @@ class FileServer:
         self.ring: LogRing | None = None
         self.state = FilesState(self.folder)
         self.epoch = 0
-        self.heard = 0.0
+        self.last_check = 0.0
         self.last: Status | None = None
         self.turn = threading.RLock()
         self.nics: dict[float | None, Any] = {}
@@ -111,7 +111,7 @@ class FileServer:
 
     def _leading(self) -> Status:
         """The newest status, on the primary. Raises NotPrimary."""
-        if self.last is None or not self.epoch or time.monotonic() - self.heard > LEASE:
+        if self.last is None or not self.epoch or time.monotonic() - self.last_check > LEASE:
             raise NotPrimary(f"{self.spec.name} is not the primary")
         return self.last
 
@@ -133,7 +133,7 @@ class FileServer:
         except (NotPrimary, TimeoutError):
             return
         with self.turn:
-            self.last, self.heard = status, time.monotonic()
+            self.last, self.last_check = status, time.monotonic()
             if not status.leads:
                 self.epoch = 0
             elif status.epoch != self.epoch:

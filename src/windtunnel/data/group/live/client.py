@@ -207,7 +207,7 @@ class ReplicationGroup:
             raise UserError(f"`policy` is {policy!r}; accepted are {', '.join(POLICIES)}")
         self.members, self.size, self.epoch, self.secret = tuple(members), 0, epoch, secret
         self.patience, self.journal, self._log, self._newest = patience, journal, log, epoch
-        self._given: dict[str, Any] = {"window": window, "coordinator": coordinator, "policy": policy}
+        self._options: dict[str, Any] = {"window": window, "coordinator": coordinator, "policy": policy}
         self._controls: dict[str, _Control] = {}
         self._data: EngineLink | None = None
         self._fault: Exception | None = None
@@ -244,10 +244,13 @@ class ReplicationGroup:
         copied = {name: self._copy(decision.source, name) for name in decision.compare}
         self._connect(decision)
         if self._log is not None:
-            held = [STANDING.unpack(self._controls[name].ask(FrameKind.STATUS)) for name in decision.chain]
+            statuses = [
+                STANDING.unpack(self._controls[name].ask(FrameKind.STATUS)) for name in decision.chain
+            ]
             self._log.append(
-                "effect", epoch=[status[1] for status in held], sequence=[status[2] for status in held],
-                chain=[member.name for member in self.members], source=decision.source, copied=copied,
+                "effect", epoch=[status[1] for status in statuses],
+                sequence=[status[2] for status in statuses], chain=[member.name for member in self.members],
+                source=decision.source, copied=copied,
             )  # fmt: skip
 
     def _fence(self, member: Member) -> MemberState:
@@ -309,7 +312,7 @@ class ReplicationGroup:
         try:
             return ReplicationGroup(
                 survivors, epoch=self._newest, secret=self.secret, log=self._log, patience=self.patience,
-                journal=self.journal, least=1, **self._given,
+                journal=self.journal, least=1, **self._options,
             )  # fmt: skip
         except GroupHalted as error:
             self._lost |= set(error.members)

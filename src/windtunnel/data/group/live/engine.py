@@ -78,14 +78,14 @@ class RegionEngine:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise EngineFault("another engine has the region") from error
-        if (held := os.fstat(self._file).st_size) not in (0, size + PAGE):
-            raise EngineFault(f"the region has {held - PAGE} bytes, not {size}")
+        if (file_size := os.fstat(self._file).st_size) not in (0, size + PAGE):
+            raise EngineFault(f"the region has {file_size - PAGE} bytes, not {size}")
         os.posix_fallocate(self._file, 0, size + PAGE)
         os.fsync(self._file)
         self._memory = mmap.mmap(self._file, size + PAGE)
-        known = TRAILER.unpack_from(self._memory, size)
+        trailer = TRAILER.unpack_from(self._memory, size)
         _, self.fenced, self.epoch, self.sequence, self.torn = (
-            known if known[0] == MARK else (0, 0, 0, 0, False)
+            trailer if trailer[0] == MARK else (0, 0, 0, 0, False)
         )
         self.steady, self._index = False, 0
         self._links: dict[int, EngineLink] = {}
@@ -216,13 +216,13 @@ class RegionEngine:
                 self._say(link, answer._replace(kind=FrameKind.FAILED, payload=words_of(error).encode()))
 
     def _answer(self, link: EngineLink, frame: Frame) -> bytes:
-        known = (self.fenced, self.epoch, self.sequence, self.steady, self.torn, self.size, link.local * ROOM)
+        state = (self.fenced, self.epoch, self.sequence, self.steady, self.torn, self.size, link.local * ROOM)
         match frame.kind:
             case FrameKind.STATUS:
-                return STANDING.pack(*known)
+                return STANDING.pack(*state)
             case FrameKind.FENCE:
                 self._fence(link, frame.epoch)
-                return STANDING.pack(*known)
+                return STANDING.pack(*state)
             case FrameKind.JOIN:
                 self._drop(self._before)
                 self._before = link
@@ -332,8 +332,8 @@ class RegionEngine:
         os.fdatasync(self._file)
 
     def _note(self, *, durable: bool = False) -> None:
-        known = (MARK, self.fenced, self.epoch, self.sequence, self.torn)
-        TRAILER.pack_into(self._memory, self.size, *known)
+        trailer = (MARK, self.fenced, self.epoch, self.sequence, self.torn)
+        TRAILER.pack_into(self._memory, self.size, *trailer)
         if durable:
             self._memory.flush(self.size, PAGE)
 

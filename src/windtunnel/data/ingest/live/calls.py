@@ -27,7 +27,7 @@ CALLS: schema.Table = {
         again=schema.maybe(_packed), epoch=schema.maybe(schema.count),
     ),
     "heartbeat worker": schema.fields(
-        name=_name, made=schema.count, busy=schema.number, cpu=schema.number, open=schema.count,
+        name=_name, produced=schema.count, busy=schema.number, cpu=schema.number, open=schema.count,
         asked=_asked,
     ),
     "heartbeat client": schema.fields(

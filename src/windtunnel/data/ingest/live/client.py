@@ -120,7 +120,7 @@ class IngestClient:
         ordered: bool = False, resume: dict[str, Any] | None = None, patience: float = 60.0,
         convert: Callable[[pa.RecordBatch], Any] = lambda batch: batch,
     ) -> None:  # fmt: skip
-        self.name, self._made, self._world = name, convert, world
+        self.name, self._convert, self._world = name, convert, world
         self._keys, self._buffer, self._ordered, self._patience = keys, buffer, ordered, patience
         self._link = FlightLink(address, keys)
         self._links: dict[str, FlightLink] = {}
@@ -155,7 +155,7 @@ class IngestClient:
         self._streams: list[_Stream] = []
         self._marks: dict[int, int] = ledger.unpacked(resume["marks"]) if resume else {}
         """What the trainer has been given, of this epoch."""
-        self._taken: dict[int, int] = {}
+        self._progress: dict[int, int] = {}
         """What it has consumed, and the master may not know yet."""
         self._handed: tuple[int, int] | None = None
         self._last: _ReadyBatch | None = None
@@ -181,12 +181,12 @@ class IngestClient:
 
     def _register(self, resume: dict[str, Any] | None) -> dict[str, Any]:
         last = time.monotonic() + self._patience
-        given = {} if resume is None else {"resume": resume["marks"], "epoch": resume["epoch"]}
+        resumption = {} if resume is None else {"resume": resume["marks"], "epoch": resume["epoch"]}
         while True:
             try:
                 response = self._link.persist(
                     "register", self._patience, self._stop, role="client", client=self.name, key=self._key,
-                    world=self._world, **given,
+                    world=self._world, **resumption,
                 )  # fmt: skip
             except CallRefused as error:
                 raise UserError(f"{self._link.address}: {error}") from error
@@ -261,7 +261,7 @@ class IngestClient:
                 return
             self._stop.set()
             self._consumed()
-            marks, failed = list(self._taken.items()), self._error is not None
+            marks, failed = list(self._progress.items()), self._error is not None
             self._error = self._error or HostError(f"client {self.name} is closed")
             for stream in self._streams:
                 stream.lost = True
@@ -340,7 +340,7 @@ class IngestClient:
     def _consumed(self) -> None:
         if self._handed is not None:
             split, mark = self._handed
-            self._taken[split] = mark
+            self._progress[split] = mark
             self._handed = None
             # where nothing comes, the next split may wait for this to be told, or the epoch for its end
             self._poke_if(mark == DONE and all(stream.ended for stream in self._streams))
@@ -398,7 +398,7 @@ class IngestClient:
             if self._stop.is_set():
                 return {"over": True}
             with self._turn:
-                marks = ledger.packed(self._taken)
+                marks = ledger.packed(self._progress)
             response = self._link.persist(
                 "register", self._patience, self._stop, role="client", client=self.name, key=self._key,
                 world=self._world, again=marks, epoch=self.epoch,
@@ -410,10 +410,10 @@ class IngestClient:
         """What every call says of this client. The lock is held."""
         handed = () if self._handed is None else (self._handed[0],)
         dry = bool(self._waits) and not self._streams and self._handed is None
-        held = {*self._taken, *handed, *(stream.number for stream in self._streams)}
+        splits = {*self._progress, *handed, *(stream.number for stream in self._streams)}
         return {
-            "held": sorted(held), "steps": self.counts.steps,
-            "ready": sum(len(stream.queue) for stream in self._streams), "dry": dry and not self._taken,
+            "held": sorted(splits), "steps": self.counts.steps,
+            "ready": sum(len(stream.queue) for stream in self._streams), "dry": dry and not self._progress,
             "reading": sorted(stream.number for stream in self._streams if not stream.ended),
         }  # fmt: skip
 
@@ -459,15 +459,15 @@ class IngestClient:
     def _report(self) -> None:
         """What is consumed."""
         with self._turn:
-            marks = list(self._taken.items())
+            marks = list(self._progress.items())
         if marks:
             response = self._call("ack", marks=marks)
             if "over" in response:
                 return
             with self._turn:
                 for split, mark in marks:
-                    if self._taken.get(split) == mark:
-                        del self._taken[split]
+                    if self._progress.get(split) == mark:
+                        del self._progress[split]
                 if response.get("lost"):
                     raise Replaced(
                         f"client {self.name} stood still for longer than its lease: batches of split"
@@ -484,7 +484,7 @@ class IngestClient:
             lost_stream.queue.clear()
             self._streams.remove(lost_stream)
             _cancel(lost_stream)
-            if self._marks.get(lost_stream.number, DONE) != DONE and lost_stream.number in self._taken:
+            if self._marks.get(lost_stream.number, DONE) != DONE and lost_stream.number in self._progress:
                 raise Replaced(f"client {self.name} stood still for longer than its lease; restart it")
         left = sum(len(stream.queue) for stream in self._streams)
         if lost and self.counts.steps + left < self._until:
@@ -528,10 +528,10 @@ class IngestClient:
                 if stream.epoch != self.epoch:
                     self._read_ahead(stream)
                     return None
-                if (known := self._stream_ahead(stream)) is not None:
-                    self._streams.append(known)
-                    if known.empty:
-                        self._empty(known)
+                if (stream_ahead := self._stream_ahead(stream)) is not None:
+                    self._streams.append(stream_ahead)
+                    if stream_ahead.empty:
+                        self._empty(stream_ahead)
                     self._turn.notify_all()
                     return None
                 self._streams.append(stream)
@@ -555,10 +555,10 @@ class IngestClient:
             "come back: all ranks go back to a checkpoint together" if back else "come"
         )
 
-    def _stream_ahead(self, given: _Stream) -> _Stream | None:
+    def _stream_ahead(self, answer: _Stream) -> _Stream | None:
         """The stream of a split that was read ahead, if it is as it was given. The lock is held."""
-        for stream in [candidate for candidate in self._ahead if candidate.number == given.number]:
-            if stream.worker != given.worker or given.next:
+        for stream in [candidate for candidate in self._ahead if candidate.number == answer.number]:
+            if stream.worker != answer.worker or answer.next:
                 self._drop_ahead([stream])
                 return None
             self._ahead.remove(stream)
@@ -641,7 +641,7 @@ class IngestClient:
             raise CallRefused(f"worker {stream.worker} sent a batch without its number")
         epoch, split, number, last = STAMP.unpack(stamp.to_pybytes())
         wanted = number >= stream.next and batch.num_columns
-        ready = _ReadyBatch(batch.num_rows, batch.nbytes, self._made(batch) if wanted else None)
+        ready = _ReadyBatch(batch.num_rows, batch.nbytes, self._convert(batch) if wanted else None)
         with self._turn:
             if stream.reader is not reader or stream.lost:
                 return False
@@ -676,7 +676,7 @@ class IngestClient:
         if stream in self._ahead:
             return
         self._streams.remove(stream)
-        self._marks[stream.number] = self._taken[stream.number] = DONE
+        self._marks[stream.number] = self._progress[stream.number] = DONE
         self._poke.set()
         self._turn.notify_all()
 

@@ -101,15 +101,15 @@ class WorkerPool:
         if worker is None:
             return {"unknown": True}
         worker.last_message = time.monotonic()
-        self._period.rows += max(0, message["made"] - worker.rows)
+        self._period.rows += max(0, message["produced"] - worker.rows)
         self._period.busy += max(0.0, message["busy"] - worker.busy)
         self.cpu += max(0.0, message["cpu"] - worker.cpu)
-        worker.rows, worker.busy, worker.cpu = message["made"], message["busy"], message["cpu"]
+        worker.rows, worker.busy, worker.cpu = message["produced"], message["busy"], message["cpu"]
         if message["asked"]:
             self._log.append("asked", worker=message["name"], splits=message["asked"])
         return {"drain": worker.drain}
 
-    def taken(self, batches: int, stalled: float, fill: float) -> None:
+    def count_batches(self, batches: int, stalled: float, fill: float) -> None:
         """A client has taken so many more, and waited so many seconds more; ``fill``: of its buffers."""
         batches, now = max(0, batches), time.monotonic()
         self._period.consumed += batches

@@ -95,14 +95,14 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
         client, turn = self._client, self._client.turn
         self.counts = client.counts
 
-        def taken() -> Any:
+        def next_batch() -> Any:
             if client.turn != turn:
                 raise HostError("IngestDataset: it was begun anew; go on with the iterator made last")
             return client.next()
 
         try:
             # no name here holds a batch: it goes when its trainer lets it, not while the next is waited for
-            yield from iter(taken, None)
+            yield from iter(next_batch, None)
         finally:
             if client.turn == turn:
                 client.end()
@@ -121,8 +121,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
                 "IngestDataset: workers=0 in a process of a DataLoader, accepted is num_workers=0; what makes"
                 " batches in other processes is windtunnel ingest master"
             )
-        given = self.address
-        session = given if isinstance(given, IngestSession) else sessions.read(Path(given))
+        address = self.address
+        session = address if isinstance(address, IngestSession) else sessions.read(Path(address))
         return LocalClient(session, self.rank, self.world, resume=resume, convert=convert)
 
     def close(self) -> None:

@@ -95,14 +95,14 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
     RM1, with n-grams of all its lists."""
     folder.mkdir(parents=True, exist_ok=True)
     job = synthetic.sessions(str(folder), "rm1", 1, seed)[0]
-    known = [feature for feature in synthetic.features("rm1", seed) if feature.name in job.columns]
-    drawn = synthetic.drawn(known, min(rows, DRAWN), np.random.default_rng((seed, 4)), maps=False)
+    table_features = [feature for feature in synthetic.features("rm1", seed) if feature.name in job.columns]
+    drawn = synthetic.drawn(table_features, min(rows, DRAWN), np.random.default_rng((seed, 4)), maps=False)
     for at in range(0, rows, DRAWN):
         part = drawn.slice(0, min(rows - at, DRAWN))
         part = part.append_column(ROW, pa.array(np.arange(at, at + part.num_rows)))
         path = folder / f"part-{at // DRAWN:05}.parquet"
         pq.write_table(part, path, row_group_size=2048, compression="snappy")
-    lists = [feature.name for feature in known if feature.length]
+    lists = [feature.name for feature in table_features if feature.length]
     grams = [
         Transform("ngram", (column,), f"{column} by {n}", {"n": n, "rows": HASHED})
         for column in lists

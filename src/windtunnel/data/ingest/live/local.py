@@ -33,7 +33,7 @@ class LocalClient:
         self, session: IngestSession, rank: int, world: int, *, resume: dict[str, Any] | None,
         convert: Callable[[pa.RecordBatch], Any],
     ) -> None:  # fmt: skip
-        self.session, self._rank, self._world, self._made = session, rank, world, convert
+        self.session, self._rank, self._world, self._convert = session, rank, world, convert
         self._splits = reader.splits(session)
         self.epoch: int = resume["epoch"] if resume else 0
         self._marks = ledger.unpacked(resume["marks"]) if resume else {}
@@ -73,7 +73,7 @@ class LocalClient:
         if batch is None:
             self._over = True
             return None
-        converted = self._made(batch)
+        converted = self._convert(batch)
         seconds = time.monotonic() - began
         counts.first = counts.first if counts.steps else seconds
         counts.steps, counts.rows = counts.steps + 1, counts.rows + batch.num_rows
@@ -96,12 +96,12 @@ class LocalClient:
             if first == DONE:
                 continue
             batches = reader.batches(self.session, self._splits[number], self.epoch)
-            held = next(batches, None)
-            while held is not None:
+            batch = next(batches, None)
+            while batch is not None:
                 # one ahead, as a worker does: the last one is known as such
                 after = next(batches, None)
                 if at >= first:
                     self._marks[number] = DONE if after is None else at + 1
-                    yield held
-                held, at = after, at + 1
+                    yield batch
+                batch, at = after, at + 1
             self._marks[number] = DONE

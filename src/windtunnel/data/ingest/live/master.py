@@ -200,10 +200,10 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     def _welcome(self, name: str) -> dict[str, Any]:
         state = self.ledger.state
-        held = [split for split, client in state.owners.items() if client == name]
+        splits = [split for split, client in state.owners.items() if client == name]
         return {
             "epoch": state.epoch, "columns": list(self.session.columns), "every": self.settings.every,
-            "lease": self.settings.client_lease, "held": held, "ends": self.settings.ends,
+            "lease": self.settings.client_lease, "held": splits, "ends": self.settings.ends,
         }  # fmt: skip
 
     def _heartbeat_client(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -211,13 +211,15 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         if refused is not None:
             return refused
         member.heard = time.monotonic()
-        self.crew.taken(request["steps"] - member.steps, request["stalled"] - member.stalled, request["fill"])
+        self.crew.count_batches(
+            request["steps"] - member.steps, request["stalled"] - member.stalled, request["fill"]
+        )
         member.stalled = request["stalled"]
         self._follow(member, request)
         state = self.ledger.state
-        held = [split for split in request["held"] if state.owners.get(split) != request["client"]]
+        lost_splits = [split for split in request["held"] if state.owners.get(split) != request["client"]]
         return {
-            "lost": held, "gone": [name for name in request["uses"] if name not in self.crew.there],
+            "lost": lost_splits, "gone": [name for name in request["uses"] if name not in self.crew.there],
             "late": not self._todo, "failed": state.failed,
             "streams": policy.share(self.crew.ready, SplitRequest.slots, len(self._clients)),
         }  # fmt: skip
@@ -229,11 +231,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._follow(member, request)
         if request["client"] in self.ledger.state.ended:
             return {"end": True}
-        held = self.ledger.state.owners
+        owners = self.ledger.state.owners
         # Given to it in an answer that it never got.
         missed = [
             split
-            for split, name in held.items()
+            for split, name in owners.items()
             if name == request["client"] and split not in request["held"]
         ]
         if missed:
@@ -324,8 +326,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         for split, mark in marks:
             if not 0 <= split < len(self.splits) or mark < DONE:
                 raise ValueError("no such split")
-            known = state.claims.get(name, {}).get(split, 0)
-            if known == DONE or (mark != DONE and known >= mark):
+            claimed = state.claims.get(name, {}).get(split, 0)
+            if claimed == DONE or (mark != DONE and claimed >= mark):
                 continue  # it says again what it said to a master that was killed
             (new if state.owners.get(split) == name else lost).append((split, mark))
         if new:
@@ -345,8 +347,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
         crew, load = self.crew, Counter(self._serves.values())
         listed = {
-            name: {"address": worker.address, "splits": load[name], "made": worker.rows, "busy": worker.busy,
-                   "process": worker.process, "drain": worker.drain}
+            name: {"address": worker.address, "splits": load[name], "produced": worker.rows,
+                   "busy": worker.busy, "process": worker.process, "drain": worker.drain}
             for name, worker in sorted(crew.there.items())
         }  # fmt: skip
         return {"workers": listed, "wanted": crew.scaler.target, "starting": len(crew.starting)}
@@ -442,7 +444,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         own = self._own(name) if split is None else split
         first = split if split is not None else self._sequence[self._todo[0]] if self._todo else -1
         left = len(self._todo) if split is None else 1
-        client, kept = self._ahead.get((state.epoch, own), ("", ""))
+        client, affine_worker = self._ahead.get((state.epoch, own), ("", ""))
         coming = state.epoch + 1
         after = next((member for member in self._coming if (coming, member) not in self._ahead), -1)
         ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
@@ -454,7 +456,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         ask = SplitRequest(
             self.settings.ends, member.world, len(state.came), member.reading if split is None else 0,
             member.steps, member.dry, first, left, self._open(), workers, peers, last=last,
-            kept=kept if client == name else "", after=after, ahead=ahead,
+            kept=affine_worker if client == name else "", after=after, ahead=ahead,
             own=own,
         )  # fmt: skip
         decision = policy.POLICIES[self.settings.policy](ask)

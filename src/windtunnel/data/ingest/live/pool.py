@@ -40,12 +40,12 @@ class ProcessLauncher:
     _running: dict[str, tuple[subprocess.Popen[bytes], Any]] = field(default_factory=dict)
 
     def start(self, name: str, master: str) -> None:
-        given = {
+        settings = {
             "name": name, "master": master, "secret": str(self.secret), "tls": self.keys.files,
             "host": "127.0.0.1", "patience": self.patience, "owner": self.owner,
         }  # fmt: skip
         temporary_file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker
-        command = [sys.executable, "-m", MODULE, "--settings", json.dumps(given)]
+        command = [sys.executable, "-m", MODULE, "--settings", json.dumps(settings)]
         # A session of its own: Ctrl-C is for the master, who then lets them go.
         process = subprocess.Popen(
             command,
@@ -59,18 +59,18 @@ class ProcessLauncher:
     def ended(self, name: str) -> str | None:
         if name not in self._running or (status := self._running[name][0].poll()) is None:
             return None
-        _, told = self._running.pop(name)
-        told.seek(0)
-        lines = told.read()[-4000:].decode(errors="replace").strip().splitlines()
-        told.close()
+        _, output = self._running.pop(name)
+        output.seek(0)
+        lines = output.read()[-4000:].decode(errors="replace").strip().splitlines()
+        output.close()
         return f"ended with status {status}{': ' + lines[-1] if lines else ''}"
 
     def kill(self, name: str) -> None:
         if name in self._running:
-            process, told = self._running.pop(name)
+            process, output = self._running.pop(name)
             process.kill()
             process.wait()
-            told.close()
+            output.close()
 
 
 class RayLauncher:

@@ -218,13 +218,13 @@ class FlightLink:
     def _connected(self) -> Any:
         with self._turn:
             if self._client is None:
-                given: dict[str, Any] = {}
+                tls_options: dict[str, Any] = {}
                 if self._keys.tls is None and self.address.startswith("grpc+tls"):
                     raise UserError(f"{self.address} asks for TLS, accepted are {', '.join(OPTIONS)}")
                 if self._keys.tls is not None:
                     cert, key, ca = (Path(path).read_bytes() for path in self._keys.tls.paths)
-                    given = {"cert_chain": cert, "private_key": key, "tls_root_certs": ca}
-                client = fl.connect(self.address, **given)
+                    tls_options = {"cert_chain": cert, "private_key": key, "tls_root_certs": ca}
+                client = fl.connect(self.address, **tls_options)
                 try:
                     client.authenticate(_SecretClientAuth(self._keys), fl.FlightCallOptions(timeout=TIMEOUT))
                 except fl.FlightUnauthenticatedError as error:

@@ -60,17 +60,17 @@ def serve(
     pool: WorkerLauncher | None = None
     if settings.workers != 0:
         pool = RayLauncher(on, folder / SECRET, keys) if on else ProcessLauncher(folder / SECRET, keys, owner)
-    kept = folder / ADDRESS
-    if settings.port == 0 and kept.exists():
-        settings = replace(settings, port=int(kept.read_text().rpartition(":")[2]))
+    address_file = folder / ADDRESS
+    if settings.port == 0 and address_file.exists():
+        settings = replace(settings, port=int(address_file.read_text().rpartition(":")[2]))
     with_signals = [signal.SIGTERM, signal.SIGINT]
     master = Master(session, folder, keys, settings, pool)
     for number in with_signals:
         signal.signal(number, lambda *_: master.stop())
-    atomic.replace(kept, master.address)
+    atomic.replace(address_file, master.address)
     ready(master.address)
     master.run()
-    kept.unlink(missing_ok=True)
+    address_file.unlink(missing_ok=True)
 
 
 def started(
@@ -81,13 +81,13 @@ def started(
     Raises:
         UserError: it did not start; the message is its own.
     """
-    given = {
+    arguments = {
         "session": to_plain(session), "folder": str(folder), "settings": to_plain(settings), "on": on,
         "owner": str(Identity.own()),
     }  # fmt: skip
     read, write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "windtunnel.data.ingest.live.serve", "--settings", json.dumps(given)],
+        [sys.executable, "-m", "windtunnel.data.ingest.live.serve", "--settings", json.dumps(arguments)],
         stdout=write, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     os.close(write)
@@ -106,12 +106,12 @@ def main() -> None:
     without_pandas()
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", required=True)
-    given: dict[str, Any] = json.loads(parser.parse_args().settings)
-    leave_with(Identity.parse(given["owner"]))
+    settings: dict[str, Any] = json.loads(parser.parse_args().settings)
+    leave_with(Identity.parse(settings["owner"]))
     try:
         serve(
-            from_plain(IngestSession, given["session"]), Path(given["folder"]),
-            from_plain(MasterSettings, given["settings"]), on=given["on"], owner=given["owner"],
+            from_plain(IngestSession, settings["session"]), Path(settings["folder"]),
+            from_plain(MasterSettings, settings["settings"]), on=settings["on"], owner=settings["owner"],
             ready=lambda address: print(address, flush=True),
         )  # fmt: skip
     except WindtunnelError as error:

@@ -58,7 +58,7 @@ class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
         self._link, self._patience = FlightLink(master, keys), patience
         self._stop = threading.Event()
         self._turn = threading.Lock()
-        self._open = self._making = self._made = 0
+        self._open = self._making = self._produced = 0
         self._busy = self._since = 0.0
         self._asked: list[tuple[str, int, int, int]] = []
         """Client, epoch, split and first batch of what was asked for since it was told."""
@@ -97,12 +97,12 @@ class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
     def _tell(self) -> dict[str, Any]:
         with self._turn:
             self._clock(0)
-            rows, busy = self._made, self._busy
+            rows, busy = self._produced, self._busy
             splits, self._asked = self._asked, []
         try:
             return self._link.persist(
-                "heartbeat", self._patience, self._stop, role="worker", name=self.name, made=rows, busy=busy,
-                cpu=time.process_time(), open=self._open, asked=splits,
+                "heartbeat", self._patience, self._stop, role="worker", name=self.name, produced=rows,
+                busy=busy, cpu=time.process_time(), open=self._open, asked=splits,
             )  # fmt: skip
         except CallRefused:
             return {}
@@ -135,17 +135,17 @@ class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
             self._open += 1
         try:
             batches = reader.batches(self._session, split, epoch)
-            number, held = 0, self._timed(batches)
-            if held is None:
+            number, batch = 0, self._timed(batches)
+            if batch is None:
                 yield EMPTY, STAMP.pack(epoch, split.number, 0, True)
-            while held is not None:
+            while batch is not None:
                 # One ahead: the last one says that it is.
                 after = self._timed(batches)
                 if number >= first:
                     with self._turn:
-                        self._made += 1
-                    yield held, STAMP.pack(epoch, split.number, number, after is None)
-                held, number = after, number + 1
+                        self._produced += 1
+                    yield batch, STAMP.pack(epoch, split.number, number, after is None)
+                batch, number = after, number + 1
         except UserError as error:
             raise fl.FlightServerError(protocol.PERMANENT + str(error)) from error
         except (WindtunnelError, OSError, pa.ArrowException) as error:
@@ -247,12 +247,12 @@ def main() -> None:
     without_pandas()
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", required=True)
-    given = json.loads(parser.parse_args().settings)
-    if given.get("owner"):
-        leave_with(Identity.parse(given["owner"]))
+    settings = json.loads(parser.parse_args().settings)
+    if settings.get("owner"):
+        leave_with(Identity.parse(settings["owner"]))
     try:
-        keys = Keys.of_job(given["secret"], given["tls"])
-        WorkerServer(given["name"], given["master"], keys, given["host"], given["patience"]).run()
+        keys = Keys.of_job(settings["secret"], settings["tls"])
+        WorkerServer(settings["name"], settings["master"], keys, settings["host"], settings["patience"]).run()
     except ServerLost:
         sys.exit(0)  # there is nobody left to work for
     except WindtunnelError as error:

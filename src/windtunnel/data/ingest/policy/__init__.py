@@ -356,18 +356,18 @@ def together(pace: RankProgress) -> StepLimit:
 
 def scaled(load: PoolLoad) -> PoolSize:
     """How many workers there should be."""
-    known, now = load.settings, _remembered(load)
+    settings, now = load.settings, _remembered(load)
     wanted, why = load.workers, "enough"
     if now.consumed and now.made and now.busy:
         needed = math.ceil(HEADROOM * now.demand / now.capacity)
         if load.stalled > STALLED and _saturated(load):
             latest = load.consumed / load.period / (1 - min(load.stalled, MOST_STALLED))
             needed = max(needed, math.ceil(HEADROOM * latest / now.capacity), load.workers + 1)
-        if needed > load.workers and now.starved > STALLED and load.up >= known.start:
+        if needed > load.workers and now.starved > STALLED and load.up >= settings.start:
             wanted, why = min(needed, 2 * load.workers), f"trainers want {now.demand:.3g} batches/s"
         elif needed < load.workers and _idle(load, now):
             wanted, why = load.workers - 1, "buffers are full and workers idle"
-    return PoolSize(min(max(wanted, known.least), known.most), now, why)
+    return PoolSize(min(max(wanted, settings.least), settings.most), now, why)
 
 
 def _remembered(load: PoolLoad) -> LoadHistory:
@@ -384,9 +384,13 @@ def _saturated(load: PoolLoad) -> bool:
 
 
 def _idle(load: PoolLoad, now: LoadHistory) -> bool:
-    known = load.settings
-    rested = min(load.up, load.down) >= known.cooldown and now.starved <= STALLED
-    return rested and load.buffered > known.high and now.busy < known.idle * now.seconds * max(load.ready, 1)
+    settings = load.settings
+    rested = min(load.up, load.down) >= settings.cooldown and now.starved <= STALLED
+    return (
+        rested
+        and load.buffered > settings.high
+        and now.busy < settings.idle * now.seconds * max(load.ready, 1)
+    )
 
 
 def leaving(workers: Sequence[SplitWorker], wanted: int) -> list[str]:
