@@ -96,7 +96,7 @@ def random_graph(
     """Computing tasks on random hosts, each after some ``degree`` earlier ones, what lies on another host
     sent first; about ``seconds`` each on average, of sending at a full NIC too. ``whole``: whole seconds."""
     where = rng.integers(hosts, size=tasks)
-    found: list[GraphTask] = []
+    graph_tasks: list[GraphTask] = []
 
     def size() -> float:
         drawn = seconds * rng.exponential()
@@ -109,11 +109,11 @@ def random_graph(
             gates.append(f"t{j}")
             if where[j] != where[k]:
                 gates[-1] = f"t{j}-t{k}"
-                found.append(
+                graph_tasks.append(
                     send(gates[-1], int(where[j]), int(where[k]), NIC * size(), (f"t{j}",), f"to{k}")
                 )
-        found.append(compute(f"t{k}", int(where[k]), size(), tuple(gates)))
-    return GraphJob(name, tuple(found), begins)
+        graph_tasks.append(compute(f"t{k}", int(where[k]), size(), tuple(gates)))
+    return GraphJob(name, tuple(graph_tasks), begins)
 
 
 def _about(rng: np.random.Generator) -> float:

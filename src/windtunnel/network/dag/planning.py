@@ -32,21 +32,23 @@ def plan(
     if schedule != "all" and schedule not in SCHEDULES:
         raise UserError(f"`schedule` is {schedule!r}, accepted are {', '.join(SCHEDULES)}, all")
     document = read_mapping(file, "file of jobs")
-    given = check(document, str(file))
+    jobs_and_resources = check(document, str(file))
     other = check(changed(document, what_if), f"{file} with `what_if`") if what_if else None
     wanted = SCHEDULES if schedule == "all" else (schedule,)
     with ExitStack() as stack:
-        kept = stack.enter_context(closing(EventLog(log))) if log else None
+        event_log = stack.enter_context(closing(EventLog(log))) if log else None
         return {
             "file": str(file),
-            "jobs": {job.name: to_plain(paths(job, given[1])) for job in given[0]},
-            "runs": {name: _run(given, name, kept, real=real) for name in wanted},
+            "jobs": {job.name: to_plain(paths(job, jobs_and_resources[1])) for job in jobs_and_resources[0]},
+            "runs": {name: _run(jobs_and_resources, name, event_log, real=real) for name in wanted},
             "what_if": {name: _run(other, name) for name in wanted} if other else {},
         }
 
 
-def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool = False) -> dict[str, Any]:
-    def told(observation: Observation, decision: Decision) -> None:
+def _run(
+    jobs_and_resources: Read, schedule: str, log: EventLog | None = None, *, real: bool = False
+) -> dict[str, Any]:
+    def log_decision(observation: Observation, decision: Decision) -> None:
         if log is not None:
             log.decision("network.dag", schedule, observation, decision)
 
@@ -57,11 +59,11 @@ def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool 
     more: dict[str, float] = {}
     done: twin.GraphResult | live.GraphRun
     if real:
-        done = live.run(*given, schedule, decided=told, did=did)
-        emulated = twin.emulate(*given, schedule).mean
+        done = live.run(*jobs_and_resources, schedule, decided=log_decision, did=did)
+        emulated = twin.emulate(*jobs_and_resources, schedule).mean
         more = {"emulated": emulated, "short": done.short, "deciding": done.deciding}
     else:
-        done = twin.emulate(*given, schedule, decided=told)
+        done = twin.emulate(*jobs_and_resources, schedule, decided=log_decision)
     tasks: dict[str, dict[str, tuple[float, float]]] = {}
     for (job, task), times in done.tasks.items():
         tasks.setdefault(job, {})[task] = times

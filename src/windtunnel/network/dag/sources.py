@@ -174,21 +174,21 @@ class _Trace:
         joins: list[tuple[Any, ...]] = []
         counts: dict[Any, int] = defaultdict(int)
         for node in order:
-            kind, known = int(nodes.type[node]), nodes.attributes[int(nodes.attribute[node])]
+            kind, attributes = int(nodes.type[node]), nodes.attributes[int(nodes.attribute[node])]
             if kind not in (COMM_COLL, *MESSAGES):
-                columns.append((1, self._seconds(float(nodes.duration[node]), known), -1))
+                columns.append((1, self._seconds(float(nodes.duration[node]), attributes), -1))
                 continue
-            call, key, queue = self._call(rank, path, int(nodes.id[node]), kind, known)
+            call, key, queue = self._call(rank, path, int(nodes.id[node]), kind, attributes)
             if call is None:
                 columns.append((1, 0.0, -1))
                 continue
             counts[key] += 1
             full = (*key, counts[key])
-            held, other = self.calls.setdefault(full, (call, path))
-            if held != call:
+            first_call, other = self.calls.setdefault(full, (call, path))
+            if first_call != call:
                 raise UserError(
                     f"{path}: node {nodes.id[node]} is {call.kind} of {call.nbytes:g} bytes where"
-                    f" {other.name} has {held.kind} of {held.nbytes:g}: they would not meet"
+                    f" {other.name} has {first_call.kind} of {first_call.nbytes:g}: they would not meet"
                 )
             self.met[full] += 1
             own = queue if queue is not None else ("message", node)
@@ -203,20 +203,20 @@ class _Trace:
         self.programs.append(Program(*work, ends, np.array(flat, np.int32), np.array(join, np.int32)))
         self.joins.append(joins)
 
-    def _seconds(self, seconds: float, known: Any) -> float:
+    def _seconds(self, seconds: float, attributes: Any) -> float:
         """Of a node that computes or moves memory: its duration, or a roofline of what it does."""
         if seconds > 0:
             return seconds
         dtype = "bfloat16" if "bfloat16" in self.device.peak_flops else "float32"
-        flops, moved = float(known.get("num_ops") or 0), float(known.get("tensor_size") or 0)
+        flops, moved = float(attributes.get("num_ops") or 0), float(attributes.get("tensor_size") or 0)
         busy = flops / (self.device.peak(dtype) * self.device.sustained)
         return max(busy, moved / self.device.memory_bandwidth) if flops > 0 else 0.0
 
-    def _call(self, rank: int, path: Path, node: int, kind: int, known: Any) -> Any:
+    def _call(self, rank: int, path: Path, node: int, kind: int, attributes: Any) -> Any:
         """The call of a node (None where nothing is sent), what it meets by, and its queue."""
-        size = float(known.get("comm_size") or 0)
+        size = float(attributes.get("comm_size") or 0)
         if kind in MESSAGES:
-            ends = tuple(int(known.get(word, -1)) for word in ("comm_src", "comm_dst"))
+            ends = tuple(int(attributes.get(word, -1)) for word in ("comm_src", "comm_dst"))
             if kind == COMM_SEND and ends[0] < 0:
                 ends = rank, ends[1]
             if kind == COMM_RECV and ends[1] < 0:
@@ -228,13 +228,13 @@ class _Trace:
                 )
             return (
                 CollectiveCall("send", size, (ends,)),
-                ("message", *ends, int(known.get("comm_tag") or 0)),
+                ("message", *ends, int(attributes.get("comm_tag") or 0)),
                 None,
             )
-        number = known.get("comm_type", 0)
+        number = attributes.get("comm_type", 0)
         if not isinstance(number, int) or not 0 <= number < len(COMM_TYPES):
             raise UserError(f"{path}: node {node} has comm_type {number!r}, accepted are 0 to 9")
-        name = str(known.get("pg_name") or "")
+        name = str(attributes.get("pg_name") or "")
         if name and name not in self.groups and self.groups:
             raise UserError(f"{path}: node {node} is of group {name}, which comm_group.json has not")
         ranks = self.groups.get(name, ())
@@ -346,8 +346,8 @@ def lower(
 
     for number, mark in enumerate(step.skeleton.marks):
         after, before = [], []
-        for place, (one_, back, delay) in enumerate(mark.after):
-            now, then = ([], [(f"m{one_}", back)]) if back else ([f"m{one_}"], [])
+        for place, (before_mark, back, delay) in enumerate(mark.after):
+            now, then = ([], [(f"m{before_mark}", back)]) if back else ([f"m{before_mark}"], [])
             if delay > 0:
                 add(GraphTask(f"c{number}.{place}", "compute", delay, ((own, 1.0),), tuple(now)), then)
                 now, then = [f"c{number}.{place}"], []

@@ -207,18 +207,18 @@ def changed(document: Mapping[Any, Any], changes: Iterable[str]) -> dict[Any, An
         UserError: one that is not understood.
     """
     result: dict[Any, Any] = deepcopy(dict(document))
-    known: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    entries: dict[str, list[tuple[dict[str, Any], str]]] = {}
     for job_name, job in result["jobs"].items():
         for name, task in job["tasks"].items():
             for label in (name, f"{job_name}/{name}"):
-                known.setdefault(label, []).append((task, "send" if "send" in task else "compute"))
+                entries.setdefault(label, []).append((task, "send" if "send" in task else "compute"))
     for name, entry in result["resources"].items():
         result["resources"][name] = entry if isinstance(entry, dict) else {"rate": entry}
-        known.setdefault(name, []).append((result["resources"][name], "rate"))
+        entries.setdefault(name, []).append((result["resources"][name], "rate"))
     for change in changes:
         label, equals, value = change.partition("=")
-        label, dot, field = (label, "", "") if label in known else label.rpartition(".")
-        matches = known.get(label, [])
+        label, dot, field = (label, "", "") if label in entries else label.rpartition(".")
+        matches = entries.get(label, [])
         if len(matches) != 1 or not equals:
             raise UserError(
                 f"`what_if` {change!r} names {len(matches)} tasks and resources, accepted is one, such as "

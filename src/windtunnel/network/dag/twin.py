@@ -80,12 +80,12 @@ def emulate(
         UserError: jobs that are none (`policy.paths.checked`), or of too many pieces.
         ValueError: ``decide`` lets nobody work, though some could.
     """
-    known = dict(resources)
-    given = checked(jobs, known)
-    coming = sorted(map(split, given), key=lambda job: job.begins)
+    rates = dict(resources)
+    graph_jobs = checked(jobs, rates)
+    coming = sorted(map(split, graph_jobs), key=lambda job: job.begins)
     wrong = believed or {}
-    links = {name: place for place, name in enumerate(known)}
-    world = World(known.values())
+    links = {name: place for place, name in enumerate(rates)}
+    world = World(rates.values())
     here: dict[Key, _TwinTask] = {}
     flows: dict[int, Key] = {}
     ends: dict[str, float] = {}
@@ -100,7 +100,7 @@ def emulate(
         until = coming[0].begins if coming else inf
         if here:
             pending = tuple(task.pending(world, here) for task in here.values())
-            observation = Observation(world.now, known, pending, schedule)
+            observation = Observation(world.now, rates, pending, schedule)
             decision = decide(observation)
             count += 1
             if decided:
@@ -125,7 +125,7 @@ def emulate(
             tasks[own] = first, world.now
             ends[job_name] = world.now
             del here[key]
-    return GraphResult({job.name: ends[job.name] - job.begins for job in given}, tasks, count)
+    return GraphResult({job.name: ends[job.name] - job.begins for job in graph_jobs}, tasks, count)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:

@@ -21,8 +21,8 @@ from windtunnel.network.hostrate.policy import POLICIES, Decision, Observation, 
 from windtunnel.network.hostrate.policy.meter import PERIOD, WindowMeter
 
 QUEUES = {
-    "cut": lambda known, _: Queue(packets=known.upper),
-    "dctcp": lambda known, packets: Queue(packets=packets, mark_at=known.upper),
+    "cut": lambda window_settings, _: Queue(packets=window_settings.upper),
+    "dctcp": lambda window_settings, packets: Queue(packets=packets, mark_at=window_settings.upper),
     "codel": lambda _, packets: Queue("codel", packets=packets),
     "fq_codel": lambda _, packets: Queue("fq_codel", packets=packets, bands=1024),
 }
@@ -129,8 +129,11 @@ def _cap(simulation: Simulation, whose: NDArray[np.int64], decision: Decision) -
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of the next round trips: seconds that a packet waits, if entities use their
     windows (or go on as they are, where none is given), and bytes/s of the line that windows leave unused."""
-    known = observation.settings
-    holds = known.trip * known.line / known.packet
+    window_settings = observation.settings
+    holds = window_settings.trip * window_settings.line / window_settings.packet
     waits = max(0.0, decision.total - holds) if decision.total else observation.backlog
     unused = max(0.0, 1.0 - decision.total / holds) if decision.total and holds else 0.0
-    return {"seconds in the queue": waits * known.packet / known.line, "unused bytes/s": unused * known.line}
+    return {
+        "seconds in the queue": waits * window_settings.packet / window_settings.line,
+        "unused bytes/s": unused * window_settings.line,
+    }

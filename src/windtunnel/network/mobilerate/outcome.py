@@ -53,6 +53,10 @@ def outcome(
     dropped: int,
 ) -> MobileResult:
     """From how long packets waited, the bytes that passed, and the opportunities that there were."""
-    known = np.asarray(waits, np.float64)
-    mean, p95 = (float(known.mean()), float(np.quantile(known, 0.95))) if len(known) else (np.nan, np.nan)
+    wait_seconds = np.asarray(waits, np.float64)
+    mean, p95 = (
+        (float(wait_seconds.mean()), float(np.quantile(wait_seconds, 0.95)))
+        if len(wait_seconds)
+        else (np.nan, np.nan)
+    )
     return MobileResult(sent / seconds, opportunities * MTU / seconds, mean, p95, dropped)

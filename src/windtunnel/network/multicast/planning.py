@@ -96,10 +96,10 @@ def fabric_of(
     cut: list[tuple[int, int]] = []
     for text in failed:
         ends = text.split("-")
-        known = all(end.isdecimal() and int(end) < shuffle.racks for end in ends)
-        if known and len(ends) == 1:
+        rack_numbers = all(end.isdecimal() and int(end) < shuffle.racks for end in ends)
+        if rack_numbers and len(ends) == 1:
             dead.append(int(text))
-        elif known and len(ends) == 2 and int(ends[1]) in shuffle.fed_by(int(ends[0])):
+        elif rack_numbers and len(ends) == 2 and int(ends[1]) in shuffle.fed_by(int(ends[0])):
             cut.append((int(ends[0]), int(ends[1])))
         else:
             raise UserError(

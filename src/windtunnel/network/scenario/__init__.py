@@ -71,20 +71,20 @@ def run(
         UserError: an option, the file, or a job is wrong, or the jobs do not fit.
         ScriptError: a job's script failed.
     """
-    for option, given, accepted in (
+    for option, value, accepted in (
         ("sharing", sharing, SHARINGS), ("schedule", schedule, SCHEDULES),
         ("aggregation", aggregation, ("none", *RULES)),
     ):  # fmt: skip
-        if given not in accepted:
-            raise UserError(f"`{option}`: {given!r} is unknown, accepted are {', '.join(accepted)}")
+        if value not in accepted:
+            raise UserError(f"`{option}`: {value!r} is unknown, accepted are {', '.join(accepted)}")
     spec = read_spec(file)
     cluster = load_cluster(spec.cluster)
     inputs = {
         "scenario": str(file), "cluster": cluster.name, "sharing": sharing, "schedule": schedule,
         "aggregation": aggregation, "placement": spec.placement, "iterations": spec.iterations,
     }  # fmt: skip
-    kept = Store.open().begin(CAPABILITY, inputs, spec.seed)
-    with kept.failing():
+    run_record = Store.open().begin(CAPABILITY, inputs, spec.seed)
+    with run_record.failing():
         steps = {
             name: _step(job, f"{file}: jobs.{name}", file.parent, cluster) for name, job in spec.jobs.items()
         }
@@ -116,7 +116,7 @@ def run(
             tenants, rates, spec.iterations, sharing=sharing, schedule=schedule, begins=begins
         )
         result: Plain = {
-            "run_id": kept.id, "directory": str(kept.directory), **inputs, "seed": spec.seed,
+            "run_id": run_record.id, "directory": str(run_record.directory), **inputs, "seed": spec.seed,
             "hosts": cluster.hosts, "devices": cluster.world_size,
             "jobs": [
                 _summary_of(*job, cluster) for job in zip(jobs, prices, tenants, alone, ran, strict=True)
@@ -124,9 +124,9 @@ def run(
             "links": _links(uses),
             "figures": "emulated; sending is fluid: no packets, queues or losses",
         }  # fmt: skip
-        write_page(kept.directory / "report.html", result, ran, picture(cluster))
-        atomic.replace(kept.directory / "summary.json", json.dumps(result, indent=1) + "\n")
-    kept.finish(result)
+        write_page(run_record.directory / "report.html", result, ran, picture(cluster))
+        atomic.replace(run_record.directory / "summary.json", json.dumps(result, indent=1) + "\n")
+    run_record.finish(result)
     return result
 
 
@@ -146,11 +146,13 @@ def _step(
         step = sources.of_chakra(folder / job.chakra, cluster.host.device)
     else:
         store = Store.open()
-        kept = store.newest(EMULATE, lambda _: True) if job.run == "last" else store.get(str(job.run))
-        if kept is None or kept.capability != EMULATE:
-            what = "there is none" if kept is None else f"{kept.id} is of {kept.capability}"
+        emulate_run = store.newest(EMULATE, lambda _: True) if job.run == "last" else store.get(str(job.run))
+        if emulate_run is None or emulate_run.capability != EMULATE:
+            what = (
+                "there is none" if emulate_run is None else f"{emulate_run.id} is of {emulate_run.capability}"
+            )
             raise UserError(f"{field}: run is {job.run!r}, {what}; accepted is a run of `windtunnel emulate`")
-        step, of = sources.of_file(kept.directory / "graph" / JOB), kept.id
+        step, of = sources.of_file(emulate_run.directory / "graph" / JOB), emulate_run.id
     if job.devices is not None and job.devices != step.ranks:
         raise UserError(
             f"{field}: devices is {job.devices}, accepted is {step.ranks}, which the {job.kind} has"

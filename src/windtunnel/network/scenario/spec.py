@@ -106,15 +106,15 @@ def read_spec(path: Path) -> ScenarioSpec:
     """
     spec = fitted(ScenarioSpec, read_mapping(path, "scenario"), str(path), ACCEPTED)
     for name, job in spec.jobs.items():
-        given = [kind for kind in KINDS if getattr(job, kind) is not None]
+        kinds = [kind for kind in KINDS if getattr(job, kind) is not None]
         field = f"{path}: jobs.{name}"
         if not name.replace("-", "").replace("_", "").isalnum():
             raise UserError(f"{field}: accepted are names of letters, digits, - and _")
-        if len(given) != 1:
-            has = " and ".join(given) or "no kind"
+        if len(kinds) != 1:
+            has = " and ".join(kinds) or "no kind"
             raise UserError(f"{field} has {has}, accepted is one of {', '.join(KINDS)}")
-        if job.devices is None and given[0] in ("script", "training", "mapreduce"):
+        if job.devices is None and kinds[0] in ("script", "training", "mapreduce"):
             raise UserError(f"{field}: field devices is missing, accepted is {ACCEPTED['devices']}")
-        if job.args and given[0] != "script":
+        if job.args and kinds[0] != "script":
             raise UserError(f"{field}: field args is {job.args}, accepted is that with a script")
     return spec

@@ -72,15 +72,15 @@ class LinkUse:
 
 @dataclass
 class _Iteration:
-    """``waits``: for how many each task waits still. ``ready``, ``end``: seconds; ``held``: (iterations back,
-    task) that ended last of those it waited for."""
+    """``waits``: for how many each task waits still. ``ready``, ``end``: seconds; ``last_before``: (iterations
+    back, task) that ended last of those it waited for."""
 
     waits: list[int]
     left: int
     ends: int
     ready: list[float]
     end: list[float]
-    held: list[tuple[int, int]]
+    last_before: list[tuple[int, int]]
 
 
 class _TenantJob:
@@ -135,8 +135,8 @@ class _Shared:
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.turn = 0
         self.carried = np.zeros((len(self.jobs), len(self.rates)))
-        self.known = dict(zip(self.names, self.rates, strict=True))
-        self.known |= {f"{job.name} devices": float(len(job.tasks)) for job in self.jobs}
+        self.resource_rates = dict(zip(self.names, self.rates, strict=True))
+        self.resource_rates |= {f"{job.name} devices": float(len(job.tasks)) for job in self.jobs}
         self.changed = False
         self.virtual: dict[int, list[tuple[int, int]]] = {}  # class: (job, link)
         self.meters: dict[int, tuple[RateMeter, list[SharingTenant], np.ndarray]] = {}
@@ -229,7 +229,7 @@ class _Shared:
             later = job.iteration(k + on)
             later.waits[task] -= 1
             if not later.waits[task]:
-                later.held[task] = on, i
+                later.last_before[task] = on, i
                 self._timer(now, job, k + on, task, later, now)
         if i in job.ends:
             iteration.ends -= 1
@@ -258,7 +258,7 @@ class _Shared:
                 parts["latency" if waits else "computing"] += spent
             if iteration.ready[i] <= since:
                 break
-            back, i = iteration.held[i]
+            back, i = iteration.last_before[i]
             k -= back
         return parts
 
@@ -324,7 +324,9 @@ class _Shared:
             self.looks = self.world.now + PERIOD
         shares: dict[tuple[str, str], Any] = {}
         if self.schedule != "fair" and self._meet():
-            decision = decide(Observation(self.world.now, self.known, self._pending(), self.schedule))
+            decision = decide(
+                Observation(self.world.now, self.resource_rates, self._pending(), self.schedule)
+            )
             shares = {(share.job, share.task): share for share in decision.shares}
         for job in self.jobs:
             for flow, (k, i) in job.active.items():
@@ -387,10 +389,10 @@ class _Shared:
     def _lend(self) -> None:
         """What others leave of their rates, until the next look."""
         carried = self.world.carried()
-        held = {self.world.bottleneck(flow) for job in self.jobs for flow in job.active}
+        bottlenecks = {self.world.bottleneck(flow) for job in self.jobs for flow in job.active}
         for physical, (meter, entities, trouble) in self.meters.items():
             links = [link for _, link in self.virtual[physical]]
-            trouble += [link in held for link in links]
+            trouble += [link in bottlenecks for link in links]
             observation = meter.look(
                 self.world.now, self.rates[physical], entities, carried[links], trouble.copy()
             )

@@ -93,12 +93,12 @@ class Spec(BaseModel, extra="forbid"):
     def observation(self) -> Observation:
         """What the policy decides on, in the order of `parts`; others only where something holds them
         back."""
-        held = [(name, part) for name, part in self.parts() if part is not None]
+        limited = [(name, part) for name, part in self.parts() if part is not None]
         return Observation(
             self.line,
             tuple(
                 SharingTenant(name, 1.0 if part.weight is None else part.weight, part.rate)
-                for name, part in held
+                for name, part in limited
             ),
         )
 

@@ -115,8 +115,8 @@ def fair_gate(now, packet, state):  # type: ignore[no-untyped-def]
     meter, common = all_[head.tag], all_[0]
     passed = max(float(now) - meter.last, 1.0)
     meter.last = float(now)
-    kept = np.exp(-passed / AVERAGE)
-    meter.rate = (1.0 - kept) * head.size / passed + kept * meter.rate
+    decay = np.exp(-passed / AVERAGE)
+    meter.rate = (1.0 - decay) * head.size / passed + decay * meter.rate
     level = meter.rate / meter.weight
     common.arrived += head.size
     common.most = max(common.most, level)

@@ -97,10 +97,10 @@ def parse_sides(text: str) -> tuple[int, ...]:
     return check_sides([int(part) for part in parts])
 
 
-def _node(text: str, given: str, sides: Sequence[int]) -> int:
+def _node(text: str, failure: str, sides: Sequence[int]) -> int:
     parts = text.strip().split(",")
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise UserError(_not_understood(given))
+        raise UserError(_not_understood(failure))
     numbers = [int(part) for part in parts]
     if len(parts) == 1 and numbers[0] < nodes_of(sides):
         return numbers[0]
@@ -108,15 +108,15 @@ def _node(text: str, given: str, sides: Sequence[int]) -> int:
         shape = "x".join(map(str, sides))
         last = name(nodes_of(sides) - 1, sides)
         raise UserError(
-            f"`failed`: {given!r} names node {text}, which a torus of {shape} has not: accepted are "
+            f"`failed`: {failure!r} names node {text}, which a torus of {shape} has not: accepted are "
             f"0 to {nodes_of(sides) - 1}, or coordinates up to {last}"
         )
     return int(np.ravel_multi_index(tuple(numbers), tuple(sides)))
 
 
-def _not_understood(given: str) -> str:
+def _not_understood(failure: str) -> str:
     return (
-        f"`failed`: {given!r} is not understood, accepted are a node (0,0,1), a cable (0,0,0-0,0,1) or one "
+        f"`failed`: {failure!r} is not understood, accepted are a node (0,0,1), a cable (0,0,0-0,0,1) or one "
         "direction of it ('0,0,0>0,0,1')"
     )
 

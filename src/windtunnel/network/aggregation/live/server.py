@@ -92,10 +92,10 @@ def handle(m: ServerMemory, k: int, time_: int, count: int) -> int:
         wire.head(m.answers[k], wire.OPENED, 0, 0, 0, job.token, 0, 0, 0, number)
         datagrams.put(m.goes, count, m.answers.ctypes.data + k * LONG, SHORT, 0)
         return count + 1
-    known = packet.kind == wire.RESULT and bits == job.full
+    is_result = packet.kind == wire.RESULT and bits == job.full
     if size != LONG or job.window == 0 or packet.token != job.token or packet.sequence < 0:
         return -1
-    if packet.kind > wire.FLUSHED and not known:
+    if packet.kind > wire.FLUSHED and not is_result:
         return -1
     sequence, op = packet.sequence, packet.op
     place = sequence % (2 * job.window)
@@ -128,8 +128,8 @@ def handle(m: ServerMemory, k: int, time_: int, count: int) -> int:
         elif entry.have == 0 or action == TAKE:
             copy(sums, packet.values)
         else:
-            held = raise_to(sums, packet.values) if op == wire.MOST else add(sums, packet.values)
-            entry.flags |= wire.SATURATED * held
+            saturated = raise_to(sums, packet.values) if op == wire.MOST else add(sums, packet.values)
+            entry.flags |= wire.SATURATED * saturated
         entry.flags |= packet.flags & wire.SATURATED
         entry.have = have
         job.newest = max(job.newest, sequence)

@@ -170,19 +170,19 @@ def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count:
         return -1  # no worker is that far ahead
     job.newest, job.heard = max(job.newest, sequence), 1
     late, resent = sequence <= job.newest - job.window, kind == wire.RESENT or packet.op == wire.FLOATS
-    held, other = slot.held == 1, m.jobs[slot.job]
-    behind = (other.newest - slot.sequence) // max(other.window, 1) if held else 0
-    whole = held and slot.bits == other.full
+    occupied, other = slot.held == 1, m.jobs[slot.job]
+    behind = (other.newest - slot.sequence) // max(other.window, 1) if occupied else 0
+    whole = occupied and slot.bits == other.full
     priority: Any = np.int64(packet.priority)
     there, level = slot.bits, slot.level
     action, after, level_after = place(
-        rules, bits, job.full, priority, resent, late, held, mine, behind, whole, there, level
+        rules, bits, job.full, priority, resent, late, occupied, mine, behind, whole, there, level
     )
     counts.did[action] += 1
     if counts.logged < counts.logs:
         row = m.log[counts.logged]
         row.bits, row.full, row.priority, row.resent, row.late = bits, job.full, priority, resent, late
-        row.held, row.mine, row.behind, row.whole = held, mine, behind, whole
+        row.held, row.mine, row.behind, row.whole = occupied, mine, behind, whole
         row.there, row.level = there, level
         row.action, row.after, row.level_after, row.slot = action, after, level_after, at
         counts.logged += 1
@@ -246,20 +246,20 @@ def loop(m: SwitchMemory, fd: int, rules: int, share: int, direct: bool, until: 
                 counts.refused += 1
             else:
                 count = sent
-        kept = 0
+        delivered = 0
         for place_ in range(count):  # what gets lost is left out
             if counts.lose > 0.0 and thrown(counts):
                 continue
             message = m.goes.vectors[place_]
-            datagrams.put(m.goes, kept, message.base, message.size, m.goes.messages[place_].name)
-            kept += 1
-        datagrams.send_all(m.goes, fd, kept)
+            datagrams.put(m.goes, delivered, message.base, message.size, m.goes.messages[place_].name)
+            delivered += 1
+        datagrams.send_all(m.goes, fd, delivered)
         if counts.controls > 0 or datagrams.now(m.came) >= until:
             break
-    held = 0
+    occupied_slots = 0
     for slot in m.slots:
-        held += slot.held
-    counts.held = held
+        occupied_slots += slot.held
+    counts.held = occupied_slots
 
 
 class Switch:
@@ -297,7 +297,7 @@ class Switch:
         )  # fmt: skip
         counts = self.memory.counts
         counts["lose"], counts["random"], counts["logs"] = loss, seed, len(self.memory.log)
-        self._heard = [0.0] * jobs
+        self._last_heard = [0.0] * jobs
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
 
@@ -321,19 +321,19 @@ class Switch:
         """What is not about fragments."""
         counts, jobs = self.memory.counts[0], self.memory.jobs
         for number in np.flatnonzero(jobs["heard"]):
-            self._heard[number], jobs["heard"][number] = now, 0
+            self._last_heard[number], jobs["heard"][number] = now, 0
         for place_ in range(int(counts["controls"])):
             message = self.memory.controls[place_].copy()
             self._control_message(message, int(self.memory.origins[place_]), now)
         counts["controls"] = 0
         if self._log is not None:
             for row in self.memory.log[: int(counts["logged"])]:
-                given: dict[str, Any] = {name: int(row[name]) for name in _ASKED}
+                offer: dict[str, Any] = {name: int(row[name]) for name in _ASKED}
                 truths = ("resent", "late", "held", "mine", "whole")
-                given |= {name: bool(given[name]) for name in truths}
+                offer |= {name: bool(offer[name]) for name in truths}
                 placed = SlotDecision(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
                 self._log.decision(
-                    "network.aggregation", self.policy, FragmentOffer(self.rules, **given), placed
+                    "network.aggregation", self.policy, FragmentOffer(self.rules, **offer), placed
                 )
                 self._log.append("effect", **{name: int(row["did_" + name]) for name in _DID})
             counts["logged"] = 0
@@ -357,8 +357,8 @@ class Switch:
         for number, job in enumerate(self.memory.jobs):
             if job["token"] == 0:
                 return number
-        quiet = min(range(len(self._heard)), key=self._heard.__getitem__)
-        if now - self._heard[quiet] < IDLE:
+        quiet = min(range(len(self._last_heard)), key=self._last_heard.__getitem__)
+        if now - self._last_heard[quiet] < IDLE:
             return None
         self._end(quiet)
         return quiet
@@ -372,18 +372,18 @@ class Switch:
         token, worker, world = int(head["token"]), int(head["bits"]), int(head["to"])
         pool = max(self.share >> self.direct, 1) if self.rules.static else wire.MOST_WINDOW
         window = min(int(head["sequence"]), wire.MOST_WINDOW, pool)
-        known = number is not None and self.memory.jobs["token"][number] == np.uint64(token)
+        joined = number is not None and self.memory.jobs["token"][number] == np.uint64(token)
         full = (1 << world) - 1
         fits = 0 <= worker < world <= MOST_WORKERS and window > 0
-        if number is None or not fits or (known and self.memory.jobs["full"][number] != full):
+        if number is None or not fits or (joined and self.memory.jobs["full"][number] != full):
             self._say(wire.control(wire.REFUSED, token, bits=worker), origin)
             return
         job = self.memory.jobs[number]
-        if not known:
+        if not joined:
             job["token"], job["full"], job["window"], job["newest"] = token, full, window, -1
         if job["workers"]["word"][worker] not in (0, origin):
             return  # a worker has one place
-        self._heard[number] = now
+        self._last_heard[number] = now
         job["workers"]["word"][worker] = origin
         window = int(job["window"])
         if not job["ready"]:

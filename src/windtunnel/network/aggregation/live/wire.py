@@ -34,8 +34,9 @@ HEAD = np.dtype(_HEAD)  # type: ignore[arg-type]
 _DATA: Any = [*_HEAD, ("values", "i4", (VALUES,)), ("floats", "f4", (VALUES,))]
 _PLACES = [HEAD.fields[name][1] for name, _ in _HEAD] + [HEAD.itemsize] * 2  # type: ignore[index]
 PACKET = np.dtype({
-    "names": [one[0] for one in _DATA], "formats": [one[1:] if len(one) > 2 else one[1] for one in _DATA],
-    "offsets": _PLACES, "itemsize": HEAD.itemsize + 4 * VALUES,
+    "names": [field[0] for field in _DATA],
+    "formats": [field[1:] if len(field) > 2 else field[1] for field in _DATA], "offsets": _PLACES,
+    "itemsize": HEAD.itemsize + 4 * VALUES,
 })  # fmt: skip
 """``floats`` is the memory of ``values``."""
 SHORT, LONG = HEAD.itemsize, PACKET.itemsize

@@ -146,17 +146,17 @@ Decision = SlotDecision | SumDecision | ResendDecision
 
 @jit
 def place(
-    rules: int, bits: int, full: int, priority: int, resent: bool, late: bool, held: bool, mine: bool,
+    rules: int, bits: int, full: int, priority: int, resent: bool, late: bool, occupied: bool, mine: bool,
     behind: int, whole: bool, there: int, level: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """`FragmentOffer` -> (action, workers, priority) of the slot; ``rules`` as `SwitchRules.code`."""
     if resent:
-        if held and mine:
+        if occupied and mine:
             return (FLUSH, there, level) if whole else (FLUSH, 0, 0)
         return RAW, there, level
     if late:
         return DROP, there, level
-    if not held or (behind >= (2 if whole else 1) and not mine):
+    if not occupied or (behind >= (2 if whole else 1) and not mine):
         return (COMPLETE if bits == full else TAKE), bits, priority
     if mine:
         if bits & there == bits:
@@ -216,10 +216,10 @@ def decide(observation: Observation) -> Decision:
     """All rules, by the `SwitchRules` that the observation names."""
     match observation:
         case FragmentOffer():
-            given = [
+            arguments = [
                 getattr(observation, field.name) for field in fields(observation) if field.name != "rules"
             ]
-            action, there, level = place(observation.rules.code, *given)
+            action, there, level = place(observation.rules.code, *arguments)
             return SlotDecision(ACTIONS[action], there, level)
         case PartialSum():
             action, have = merge(observation.bits, observation.have, observation.full)

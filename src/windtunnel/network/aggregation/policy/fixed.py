@@ -70,13 +70,13 @@ def from_fixed(sums: NDArray[np.int32], factor: float, out: NDArray[np.float32])
 @jit
 def add(own: Any, other: Any) -> bool:
     """``own`` += ``other`` (int32), held at the ends of int32; whether any sum was."""
-    held = False
+    saturated = False
     for place in range(VALUES):
         total: Any = np.int64(own[place]) + np.int64(other[place])
-        kept: Any = min(max(total, LOWEST), HIGHEST)
-        held |= total != kept
-        own[place] = kept
-    return held
+        clamped: Any = min(max(total, LOWEST), HIGHEST)
+        saturated |= total != clamped
+        own[place] = clamped
+    return saturated
 
 
 @jit

@@ -107,14 +107,14 @@ def run(
     """
     if reason := network.missing():
         raise UserError(f"network dag run `real`: {reason}; accepted without is the twin")
-    known = dict(resources)
-    coming = sorted(map(split, checked(jobs, known)), key=lambda job: job.begins)
+    rates = dict(resources)
+    coming = sorted(map(split, checked(jobs, rates)), key=lambda job: job.begins)
     flows, numbers = _numbered(coming)
     used = [resource for job in coming for task in job.tasks for resource, _ in task.loads]
     names = list(dict.fromkeys(resource.removesuffix(".out").removesuffix(".in") for resource in used))
     if len(names) > MOST_HOSTS:
         raise UserError(f"network dag run `real`: {len(names)} hosts, accepted are at most {MOST_HOSTS}")
-    lines = {name: known[name] for name in used if name.endswith((".out", ".in"))}
+    lines = {name: rates[name] for name in used if name.endswith((".out", ".in"))}
     try:
         hosts = NamespaceHosts(lines, names, flows, sum(map(len, numbers.values())))
     except OSError as error:
@@ -123,7 +123,7 @@ def run(
             " accepted without is the twin"
         ) from error
     with closing(hosts):
-        return _Session(hosts, known, flows, numbers).run(coming, schedule, decided, did)
+        return _Session(hosts, rates, flows, numbers).run(coming, schedule, decided, did)
 
 
 def _numbered(jobs: Iterable[GraphJob]) -> tuple[list[TaskFlow], dict[Key, list[int]]]:

@@ -90,19 +90,19 @@ class NamespaceHosts:
 
     def _add(self, name: str, counted: int) -> None:
         place, end = self._namespace(), f"wtp{self._places[name]}"
-        held = Path(f"/proc/self/fd/{place}")
+        namespace = Path(f"/proc/self/fd/{place}")
 
         def linked() -> None:
-            network.make_pair(end, network.INTERFACE, held, "wtb")
+            network.make_pair(end, network.INTERFACE, namespace, "wtb")
             network.set_link(end, up=True)
 
         namespaces.within(self._switch, linked)
-        network.configure("lo", "127.0.0.1", 8, held)
-        network.configure(network.INTERFACE, self._address(name), 16, held)
+        network.configure("lo", "127.0.0.1", 8, namespace)
+        network.configure(network.INTERFACE, self._address(name), 16, namespace)
         out, into = f"{name}.out", f"{name}.in"
         if out in self._lines:
-            network.ask(_cut, held)
-            self._shaped(out, network.INTERFACE, held)
+            network.ask(_cut, namespace)
+            self._shaped(out, network.INTERFACE, namespace)
         if into in self._lines:
             switch = Path(f"/proc/self/fd/{self._switch}")
             self._shaped(into, end, switch)
@@ -154,12 +154,12 @@ class NamespaceHosts:
     def shape(self, rates: Mapping[int, tuple[float, float]]) -> None:
         """Give flows the bytes/s that they have, and those that they get at most."""
         wanted: dict[str, dict[int, tuple[float, float, int]]] = {name: {} for name in self._classes}
-        for number, given in rates.items():
+        for number, flow_rates in rates.items():
             flow = self._flows[number]
             for name in (f"{flow.source}.out", f"{flow.destination}.in"):
-                if self._set.get((name, number)) != given:
-                    self._set[name, number] = given
-                    rate, cap = (min(1.0, max(LEAST, share / self._lines[name])) for share in given)
+                if self._set.get((name, number)) != flow_rates:
+                    self._set[name, number] = flow_rates
+                    rate, cap = (min(1.0, max(LEAST, share / self._lines[name])) for share in flow_rates)
                     line = self._lines[name] * FRAMED
                     # what others leave goes to those who have most, nearly all: at once also to one that has
                     # just been given more, and still owes for what it sent when it had less

@@ -103,9 +103,9 @@ def _cpath(observation: Observation) -> Decision:
 
 def _sebf(observation: Observation) -> Decision:
     coflows: dict[tuple[str, str, str], list[PendingTask]] = {}
-    for one in _sending(observation):
-        own = one.task.coflow
-        coflows.setdefault((one.job, own, "" if own else one.task.name), []).append(one)
+    for sender in _sending(observation):
+        own = sender.task.coflow
+        coflows.setdefault((sender.job, own, "" if own else sender.task.name), []).append(sender)
     free = dict(observation.resources)
     order = sorted(coflows.values(), key=lambda flows: _bottleneck(flows, free))
     rates: dict[Key, float] = {}

@@ -85,10 +85,10 @@ def control(
             observation = meter.look(time.monotonic(), backlog, *holder.counts())
             latest = decide(observation)
             meter.took(latest)
-            given = holder.give(latest.shares, meter.round, max(HOLDS, TURNS * spec.period))
+            clamps = holder.give(latest.shares, meter.round, max(HOLDS, TURNS * spec.period))
             if events is not None and _differs(latest, decision):
                 events.decision(CAPABILITY, policy, observation, latest)
-                events.append("effect", given=given)
+                events.append("effect", given=clamps)
                 decision = latest
     finally:
         queue.close()

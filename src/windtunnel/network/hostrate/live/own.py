@@ -44,7 +44,7 @@ class OwnSockets:
         self._had: dict[socket.socket, tuple[int, int]] = {}
         self._clamps: dict[socket.socket, int] = {}
         self._acked = np.zeros(len(places), np.int64)
-        self._seen = np.zeros(len(places), np.int64)
+        self._active_flows = np.zeros(len(places), np.int64)
         self._round = 0
 
     def counts(self) -> tuple[Array, Array]:
@@ -54,10 +54,10 @@ class OwnSockets:
             before, round_ = self._had.get(plug, (received, -1))
             if received > before:
                 self._acked[place] += -(-(received - before) // self._payload)
-                self._seen[place] += round_ != self._round
+                self._active_flows[place] += round_ != self._round
                 round_ = self._round
             self._had[plug] = (received, round_)
-        return self._acked.copy(), self._seen.copy()
+        return self._acked.copy(), self._active_flows.copy()
 
     def give(self, shares: tuple[WindowShare, ...], round_: int, holds: float) -> list[list[int]]:
         """Clamp what every socket tells its sender; of each entity the clamps of its sockets, bytes."""
@@ -89,9 +89,9 @@ class OwnSockets:
                 place = next((place for net, place in self._prefixes if whence in net), None)
                 if place is not None:
                     plugs.append((plug, place))
-        for kept in (self._had, self._clamps):
-            for plug in [sock for sock in kept if sock.fileno() < 0]:
-                del kept[plug]
+        for by_socket in (self._had, self._clamps):
+            for plug in [sock for sock in by_socket if sock.fileno() < 0]:
+                del by_socket[plug]
         return plugs
 
 
@@ -105,8 +105,8 @@ def keep_short(
         UserError: it has no queue.
         ValueError: entities go by cgroup.
     """
-    held = OwnSockets(spec, sockets)
+    enforcer = OwnSockets(spec, sockets)
     try:
-        control(device, spec, held, stop=stop)
+        control(device, spec, enforcer, stop=stop)
     finally:
-        held.release()
+        enforcer.release()

@@ -141,13 +141,13 @@ def free(observation: Observation) -> Decision:
 
 def _total(observation: Observation) -> int:
     """The window of all together."""
-    known, least = observation.settings, observation.settings.least
+    settings, least = observation.settings, observation.settings.least
     if not any(entity.sent for entity in observation.entities):
         return 0
     if not observation.total:
-        return least if observation.backlog > known.upper else 0
-    off = known.lower - observation.backlog
-    if observation.backlog > known.upper:
+        return least if observation.backlog > settings.upper else 0
+    off = settings.lower - observation.backlog
+    if observation.backlog > settings.upper:
         return max(least, observation.total + int(off))
     paced = observation.total < LEAST * sum(entity.flows for entity in observation.entities)
     total = observation.total + (max(1, int(off / UP)) if off > 0 and not paced else 0)
@@ -173,12 +173,12 @@ def _by_weight(observation: Observation) -> Sequence[float | None]:
 def _share(observation: Observation, total: int, entity: WindowTenant, part: float | None) -> WindowShare:
     if part is None:
         return WindowShare()
-    known, flows = observation.settings, max(entity.flows, 1)
+    settings, flows = observation.settings, max(entity.flows, 1)
     window = int(total * part + 1e-9)
     if window >= LEAST * flows:
         return WindowShare(window, flows, entity.turn % flows)
-    swing = 1.0 + (known.lower - observation.backlog) / SWING
-    return WindowShare(window, flows, 0, known.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
+    swing = 1.0 + (settings.lower - observation.backlog) / SWING
+    return WindowShare(window, flows, 0, settings.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

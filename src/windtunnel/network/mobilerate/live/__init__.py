@@ -46,8 +46,10 @@ def lacking(arm: str) -> str | None:
     """
     if arm not in ARMS:
         raise UserError(f"network mobilerate link: policy {arm!r}; accepted are {', '.join(ARMS)}")
-    known = transport.CONTROLS.read_text(encoding="ascii").split()
-    return None if arm in POLICIES or arm in known else f"the kernel has no {arm}, but {' '.join(known)}"
+    controls = transport.CONTROLS.read_text(encoding="ascii").split()
+    return (
+        None if arm in POLICIES or arm in controls else f"the kernel has no {arm}, but {' '.join(controls)}"
+    )
 
 
 def measure(
@@ -88,7 +90,8 @@ def _once(
                 ticks = json.loads(_output_of(sender, seconds + PATIENCE))
             report = json.loads(_output_of(between, PATIENCE, "end\n"))
     packets, intervals = (
-        float(np.quantile(known, 0.95)) if known else 0.0 for known in (report["late"], ticks)
+        float(np.quantile(seconds_late, 0.95)) if seconds_late else 0.0
+        for seconds_late in (report["late"], ticks)
     )
     possible = len(trace.within(seconds))
     result = outcome(report["waits"], report["passed"], possible, seconds, report["dropped"])

@@ -82,9 +82,9 @@ def sides() -> Iterator[tuple[Side, Side]]:
                     f"a network with a TUN device: {error.strerror}", error.errno or 0
                 ) from error
             stack.callback(os.close, device)
-            held = Path(f"/proc/self/fd/{space}")
-            network.configure("lo", "127.0.0.1", 8, held)
-            network.configure(DEVICE, address, 24, held)
+            namespace = Path(f"/proc/self/fd/{space}")
+            network.configure("lo", "127.0.0.1", 8, namespace)
+            network.configure(DEVICE, address, 24, namespace)
             both.append(Side(space, device, address))
         yield both[0], both[1]
 

@@ -87,7 +87,7 @@ def _acknowledged(plug: socket.socket, begin: float, last: int) -> list[Ack]:
 def receive(plug: socket.socket) -> None:
     """Acknowledge all that comes, until the socket is shut. What comes twice is counted once; a new sender
     begins anew."""
-    received, peer, known = 0, None, set[int]()
+    received, peer, recent_numbers = 0, None, set[int]()
     while True:
         data, sender = plug.recvfrom(65_536)
         if sender is None:
@@ -95,12 +95,12 @@ def receive(plug: socket.socket) -> None:
         if len(data) < HEAD.size:
             continue
         if sender != peer:
-            received, peer, known = 0, sender, set()
+            received, peer, recent_numbers = 0, sender, set()
         number, sent = HEAD.unpack_from(data)
-        received += number not in known
-        known.add(number)
-        if len(known) > 2 * RECENT:
-            known = {recent for recent in known if recent > number - RECENT}
+        received += number not in recent_numbers
+        recent_numbers.add(number)
+        if len(recent_numbers) > 2 * RECENT:
+            recent_numbers = {recent for recent in recent_numbers if recent > number - RECENT}
         with suppress(OSError):
             plug.sendto(ACK.pack(number, sent, received), sender)
 

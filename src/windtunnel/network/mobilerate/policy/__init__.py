@@ -106,7 +106,7 @@ class Decision:
 def hear(observation: Observation) -> tuple[RateHistory, float, list[tuple[int, bool]]]:
     """Take in the acknowledgements of an interval: what is kept, the bytes that are new, and of each its
     packet and whether few were ahead of it."""
-    known, before = observation.settings, observation.memory
+    settings, before = observation.settings, observation.memory
     trip, least, arrivals, got = before.trip, before.least, before.arrivals, before.received
     short = list[tuple[int, bool]]()
     for ack in observation.acks:
@@ -114,43 +114,43 @@ def hear(observation: Observation) -> tuple[RateHistory, float, list[tuple[int, 
         trip = SMOOTH * trip + (1 - SMOOTH) * took if trip else took
         least = min(least, took) if least else took
         # the times that packets took to be sent, added up backwards, reach over what this one waited
-        full = len(arrivals) == known.busy - 1
+        full = len(arrivals) == settings.busy - 1
         short.append((ack.number, full and ack.at - arrivals[0] >= took - least))
-        arrivals = (*arrivals, ack.at)[1 - known.busy :]
+        arrivals = (*arrivals, ack.at)[1 - settings.busy :]
         got = max(got, ack.received)
     empty = before.empty
     if observation.acks:
-        last, fits = observation.acks[-1], max(int(trip / known.delta), 1)
-        empty = (*empty, last.at - last.sent - least < known.packet / known.start)[-fits:]
+        last, fits = observation.acks[-1], max(int(trip / settings.delta), 1)
+        empty = (*empty, last.at - last.sent - least < settings.packet / settings.start)[-fits:]
     newest = max((before.highest, *(ack.number for ack in observation.acks)))
     memory = replace(before, trip=trip, least=least, arrivals=arrivals, received=got, empty=empty)
     memory = replace(memory, highest=newest)
-    return memory, float((got - before.received) * known.packet), short
+    return memory, float((got - before.received) * settings.packet), short
 
 
 def mean(observation: Observation, window: tuple[float, ...]) -> float:
     """Bytes/s over the window, ``start`` before there is one; a packet in `ALIVE` at the least."""
-    known = observation.settings
+    settings = observation.settings
     if not window:
-        return known.start
-    return max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
+        return settings.start
+    return max(sum(window) / (settings.intervals * settings.delta), settings.packet / ALIVE)
 
 
 def shifted(observation: Observation, acked: float) -> tuple[float, ...]:
     """The window and this interval. Before the first acknowledgement there is none; then all is as at
     ``start``."""
-    known, window = observation.settings, observation.memory.window
+    settings, window = observation.settings, observation.memory.window
     if not window and not acked:
         return ()
-    return (*(window or (known.start * known.delta,) * known.intervals)[1:], acked)
+    return (*(window or (settings.start * settings.delta,) * settings.intervals)[1:], acked)
 
 
 def noted(observation: Observation) -> tuple[tuple[int, float], ...]:
     """What is owed, with the last interval; in an outage many intervals end with one packet."""
-    owed, held, last = observation.memory.owed, observation.memory.held, observation.last
+    owed, withheld, last = observation.memory.owed, observation.memory.held, observation.last
     if owed and owed[-1][0] == last:
-        return (*owed[:-1], (last, owed[-1][1] + held))
-    return (*owed, (last, held)) if held else owed
+        return (*owed[:-1], (last, owed[-1][1] + withheld))
+    return (*owed, (last, withheld)) if withheld else owed
 
 
 def sira(observation: Observation) -> Decision:
@@ -162,9 +162,9 @@ def sira(observation: Observation) -> Decision:
 
 def literal(observation: Observation) -> Decision:
     """SIRA-H with the paper's defaults."""
-    known, memory = observation.settings, observation.memory
+    settings, memory = observation.settings, observation.memory
     now, acked, short = hear(observation)
-    most = known.target + now.least
+    most = settings.target + now.least
     delayed = now.trip > most
     owed, unsent, extra, bonus = noted(observation), memory.unsent + memory.held, memory.extra, memory.bonus
     for number, few in short:
@@ -172,15 +172,15 @@ def literal(observation: Observation) -> Decision:
             if few and not delayed:  # H1
                 acked, unsent = acked + owed[0][1], unsent - owed[0][1]
             owed = owed[1:]
-    extra = max(extra - bonus * known.delta, 0.0)
+    extra = max(extra - bonus * settings.delta, 0.0)
     if not delayed and not owed and unsent > 0 and sum(now.empty) > EMPTY * len(now.empty):  # H2
         extra, unsent = unsent, 0.0
-        bonus = extra / (known.intervals * known.delta)
+        bonus = extra / (settings.intervals * settings.delta)
     window = shifted(observation, acked)
     rate = mean(observation, window) + (bonus if extra else 0.0)
-    sends = max(rate * most / now.trip, known.packet / ALIVE) if delayed else rate
+    sends = max(rate * most / now.trip, settings.packet / ALIVE) if delayed else rate
     memory = replace(now, window=window, owed=owed, unsent=unsent, extra=extra, bonus=bonus)
-    memory = replace(memory, held=(rate - sends) * known.delta)
+    memory = replace(memory, held=(rate - sends) * settings.delta)
     return Decision(sends, memory, "packets wait" if delayed else "")
 
 
@@ -195,24 +195,24 @@ def guarded(observation: Observation) -> Decision:
     - No more is on its way than the rate fills a round trip and the target with. A link that stops stops the
       sender after that.
     """
-    known, owed = observation.settings, noted(observation)
+    settings, owed = observation.settings, noted(observation)
     now, acked, short = hear(observation)
     for number, few in short:
         while owed and owed[0][0] <= number:
             acked += owed[0][1] if few else 0.0
             owed = owed[1:]
     if observation.acks and now.empty[-1]:
-        acked += known.start * known.delta
+        acked += settings.start * settings.delta
     window = shifted(observation, acked)
     if not window:
-        return Decision(known.start, now, "nothing is acknowledged yet")
-    rate = min(mean(observation, window), known.start)
-    most = now.least + max(known.target, PACKETS * known.packet / rate)
+        return Decision(settings.start, now, "nothing is acknowledged yet")
+    rate = min(mean(observation, window), settings.start)
+    most = now.least + max(settings.target, PACKETS * settings.packet / rate)
     trip = observation.acks[-1].at - observation.acks[-1].sent if observation.acks else now.trip
-    room = rate * most - (observation.last - now.highest) * known.packet
-    sends = max(min(rate * min(most / trip, 1.0), room / known.delta), known.packet / ALIVE)
+    room = rate * most - (observation.last - now.highest) * settings.packet
+    sends = max(min(rate * min(most / trip, 1.0), room / settings.delta), settings.packet / ALIVE)
     reason = "as much is on its way as may be" if room <= 0 else "packets wait" if trip > most else ""
-    memory = replace(now, window=window, owed=owed, held=(rate - sends) * known.delta)
+    memory = replace(now, window=window, owed=owed, held=(rate - sends) * settings.delta)
     return Decision(sends, memory, reason)
 
 

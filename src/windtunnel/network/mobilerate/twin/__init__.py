@@ -93,7 +93,7 @@ def _steer(
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of its interval, if the link goes on as it did: seconds that its last packet
     waits, and bytes/s that nobody sends."""
-    known, memory = observation.settings, decision.memory
-    passes = sum(memory.window) / (known.intervals * known.delta) or decision.rate
-    waits = memory.trip - memory.least + (decision.rate / passes - 1) * known.delta
+    settings, memory = observation.settings, decision.memory
+    passes = sum(memory.window) / (settings.intervals * settings.delta) or decision.rate
+    waits = memory.trip - memory.least + (decision.rate / passes - 1) * settings.delta
     return {"seconds in the queue": max(waits, 0.0), "unused bytes/s": max(passes - decision.rate, 0.0)}

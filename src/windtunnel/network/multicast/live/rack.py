@@ -96,7 +96,7 @@ class RackTransfer:
         self._missing: dict[int, None] = {}
         self._since, self._asked = time.monotonic(), 0
         counted = ("refused", "twice", "asked", "answered", "relayed")
-        self._told: Message = {"op": "whole"} | dict.fromkeys(counted, 0)
+        self._report: Message = {"op": "whole"} | dict.fromkeys(counted, 0)
         self._part: Path | None = None
         if source:
             self._file = os.open(spec["file"], os.O_RDONLY)
@@ -136,8 +136,8 @@ class RackTransfer:
                 waiting.register(self._plain.fileno(), select.POLLIN | bool(self._answers) * select.POLLOUT)
                 for fd, _ in waiting.poll(5 if self._got < self._count else 100):
                     if fd == self._control.fileno() and not self._command():
-                        self._did(feeder=self._rules["feeder"], relayed=self._told["relayed"])
-                        return self._told | {"op": "ended"}
+                        self._did(feeder=self._rules["feeder"], relayed=self._report["relayed"])
+                        return self._report | {"op": "ended"}
                     if fd in self._ins:
                         self._take(self._ins[fd])
                 self._send()
@@ -166,20 +166,20 @@ class RackTransfer:
                 HEAD.unpack_from(packet) if len(packet) >= HEAD.size else (b"", 0, 0, 0)
             )
             if magic != MAGIC or token != self._spec["token"]:
-                self._told["refused"] += 1
+                self._report["refused"] += 1
             elif kind == REQUEST:
                 self._answer(number, packet)
             elif kind == DATA and number < self._count and len(packet) == HEAD.size + self._size(number):
                 self._keep(number, packet)
             else:
-                self._told["refused"] += 1
+                self._report["refused"] += 1
 
     def _size(self, number: int) -> int:
         return min(PAYLOAD, int(self._spec["size"]) - number * PAYLOAD)
 
     def _keep(self, number: int, packet: bytes) -> None:
         if self._have[number]:
-            self._told["twice"] += 1
+            self._report["twice"] += 1
             return
         os.pwrite(self._file, memoryview(packet)[HEAD.size :], number * PAYLOAD)
         self._have[number] = 1
@@ -201,15 +201,15 @@ class RackTransfer:
     def _whole(self) -> None:
         if self._got < self._count or self._rack == self._spec["source"]:
             return
-        self._told["at"], digest = time.monotonic(), hashlib.sha256()
+        self._report["at"], digest = time.monotonic(), hashlib.sha256()
         for at in range(0, self._spec["size"], 1 << 20):
             digest.update(os.pread(self._file, min(1 << 20, self._spec["size"] - at), at))
-        self._told["same"] = digest.hexdigest() == self._spec["digest"]
-        if self._part is not None and self._told["same"]:
+        self._report["same"] = digest.hexdigest() == self._spec["digest"]
+        if self._part is not None and self._report["same"]:
             os.fsync(self._file)
             os.replace(self._part, self._part.with_suffix(""))
             self._part = None
-        self._control.send(json.dumps(self._told).encode())
+        self._control.send(json.dumps(self._report).encode())
 
     def _miss(self) -> None:
         """What the policy says about what is lacking, now."""
@@ -227,7 +227,7 @@ class RackTransfer:
         if repair.ask == GIVE_UP:
             raise TimeoutError(f"{self._asked} requests for what it lacks were in vain")
         self._asked, self._since = self._asked + 1, time.monotonic()
-        self._told["asked"] += len(repair.packets)
+        self._report["asked"] += len(repair.packets)
         head = HEAD.pack(MAGIC, self._spec["token"], REQUEST, self._rack)
         wanted = struct.pack(f"!{len(repair.packets)}I", *repair.packets)
         self._did(ask=repair.ask, packets=_numbers(wanted))
@@ -254,7 +254,7 @@ class RackTransfer:
                     data = os.pread(self._file, self._size(number), number * PAYLOAD)
                     out.sendmsg([HEAD.pack(MAGIC, self._spec["token"], DATA, number), data], (), 0, to)
                     queue.popleft()
-                    self._told["relayed" if out is self._out else "answered"] += 1
+                    self._report["relayed" if out is self._out else "answered"] += 1
             except BlockingIOError:
                 pass
 

@@ -54,7 +54,7 @@ def send(
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}), accepted is a readable file") from None
     events = EventLog(log) if log is not None else None
-    known = set(racks.lost)  # when it was planned last
+    planned_lost = set(racks.lost)  # when it was planned last
     rounds = _planned(racks, source, events)
     message: Message = {
         "op": "take", "p": racks.shuffle.p, "token": secrets.randbits(64), "size": size, "digest": digest,
@@ -93,8 +93,8 @@ def send(
                 sent.racks.pop(rack, None)
             if source in racks.lost:
                 raise HostError(f"the source is lost: {sent.lost[source]}")
-            if racks.lost != known:
-                known = set(racks.lost)
+            if racks.lost != planned_lost:
+                planned_lost = set(racks.lost)
                 for rack, own in _rules(racks, _planned(racks, source, events)).items():
                     racks.tell(rack, {"op": "rules"} | own)
             if not began and ready | racks.lost >= set(of.values()):

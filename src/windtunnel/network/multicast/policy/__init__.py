@@ -186,16 +186,16 @@ def _together(
 ) -> tuple[RelayTree, ...] | None:
     """Trees of all requests that leave each other's transmitters alone, one after the other; None where the
     last of them finds no way left."""
-    taken = frozenset(request.source for request in requests)
-    if len(taken) < len(requests):
+    transmitters = frozenset(request.source for request in requests)
+    if len(transmitters) < len(requests):
         return None
     trees = []
     for request in requests:
         try:
-            trees.append(_tree(request, shuffle, fabric, taken - {request.source}, load))
+            trees.append(_tree(request, shuffle, fabric, transmitters - {request.source}, load))
         except UserError:
             return None
-        taken |= set(trees[-1].transmitters)
+        transmitters |= set(trees[-1].transmitters)
     return tuple(trees)
 
 
@@ -203,12 +203,12 @@ def _tree(
     request: MulticastRequest,
     shuffle: Shuffle,
     fabric: SplitterFabric,
-    taken: frozenset[int],
+    excluded: frozenset[int],
     load: Counter[int],
 ) -> RelayTree:
     """Hop by hop from the source, each group as soon as one of its racks has the data; then without what no
-    member needs. Transmitters in ``taken`` are not used."""
-    broken, cut = taken | set(fabric.failed_transmitters), set(fabric.failed_fibres)
+    member needs. Transmitters in ``excluded`` are not used."""
+    broken, cut = excluded | set(fabric.failed_transmitters), set(fabric.failed_fibres)
     feeders: dict[int, tuple[int, int]] = {request.source: (-1, 0)}
     hop, fresh = 0, [request.source]
     while fresh:
@@ -239,6 +239,6 @@ def _tree(
         if rack != request.source and rack not in needed:
             needed.add(rack)
             queue.append(feeders[rack][0])
-    kept = sorted((feeders[rack][1], rack, feeders[rack][0]) for rack in needed)
-    senders = dict.fromkeys([request.source, *(feeder for _, _, feeder in kept)])
-    return RelayTree(request, tuple(senders), tuple((rack, feeder, at) for at, rack, feeder in kept))
+    listeners = sorted((feeders[rack][1], rack, feeders[rack][0]) for rack in needed)
+    senders = dict.fromkeys([request.source, *(feeder for _, _, feeder in listeners)])
+    return RelayTree(request, tuple(senders), tuple((rack, feeder, at) for at, rack, feeder in listeners))

@@ -211,8 +211,8 @@ def index_of(device: str) -> int:
     try:
         return socket.if_nametoindex(device)
     except OSError:
-        known = ", ".join(name for _, name in socket.if_nameindex())
-        raise UserError(f"there is no interface {device!r}, accepted are {known}") from None
+        interfaces = ", ".join(name for _, name in socket.if_nameindex())
+        raise UserError(f"there is no interface {device!r}, accepted are {interfaces}") from None
 
 
 def _ours(device: str) -> list[tuple[queues.Filter, tuple[native.By, int]]]:

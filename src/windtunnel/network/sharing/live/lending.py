@@ -35,13 +35,13 @@ def looked(attachment: Attachment, meter: RateMeter, now: float) -> Observation:
     """What the kernel has counted by ``now``, without others where nothing holds them back."""
     states, names = native.read(attachment.maps, "states"), native.read(attachment.maps, "names")
     line = float(native.read(attachment.maps, "common")["line"][0])
-    held = names["weight"] > 0
-    rates = [None if math.isnan(rate) else float(rate) for rate in names["rate"][held]]
+    weighted = names["weight"] > 0
+    rates = [None if math.isnan(rate) else float(rate) for rate in names["rate"][weighted]]
     entities = [
         SharingTenant(row["name"].decode(), float(row["weight"]), rate)
-        for row, rate in zip(names[held], rates, strict=True)
+        for row, rate in zip(names[weighted], rates, strict=True)
     ]
-    states = states[held]
+    states = states[weighted]
     trouble = states["dropped"] + states["marked"]
     return meter.look(now, line, entities, states["passed"] + states["dropped"], trouble)
 
@@ -90,9 +90,9 @@ def _put(attachment: Attachment, decision: Decision, change: int, period: float)
         if int(common["change"][0]) != change:
             return False
         allowed = native.read(attachment.maps, "allowed")
-        held = np.flatnonzero(allowed["rate"])
+        limited = np.flatnonzero(allowed["rate"])
         lent = np.array([rate_units(rate) for rate in decision.lent], "<u4")
-        allowed["lent"][held] = np.maximum(lent, allowed["rate"][held])
+        allowed["lent"][limited] = np.maximum(lent, allowed["rate"][limited])
         common["until"] = time.monotonic_ns() + int(1e9 * max(HOLDS, WINDOW * period))
         native.put(attachment.maps["allowed"], allowed)
         native.put(attachment.maps["common"], common)

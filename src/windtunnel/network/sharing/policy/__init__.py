@@ -88,18 +88,18 @@ def decide(observation: Observation) -> Decision:
     spare = SHARE * observation.line - sum(filled)
     active = sum(rate for rate, demand in zip(own, demands, strict=True) if demand > 0)
     # what nobody is seen to want goes to whoever sends: he may be growing
-    given = (
+    shares = (
         part + (spare * rate / active if demand > 0 else 0.0)
         for part, rate, demand in zip(filled, own, demands, strict=True)
     )
-    return Decision(own, tuple(max(pair) for pair in zip(own, given, strict=True)))
+    return Decision(own, tuple(max(pair) for pair in zip(own, shares, strict=True)))
 
 
 def _demand(entity: SharingTenant, own: float) -> float:
     if entity.offered <= IDLE * own:
         return 0.0
-    held = entity.held is not None and entity.held < HELD and entity.offered > own / 4
-    return float("inf") if held else HEADROOM * entity.offered
+    backlogged = entity.held is not None and entity.held < HELD and entity.offered > own / 4
+    return float("inf") if backlogged else HEADROOM * entity.offered
 
 
 def fill(whole: float, weights: tuple[float, ...], demands: list[float]) -> list[float]:

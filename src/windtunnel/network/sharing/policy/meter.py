@@ -23,7 +23,7 @@ class RateMeter:
 
     def __init__(self) -> None:
         self._past: deque[tuple[float, Counts, Counts]] = deque(maxlen=WINDOW + 1)
-        self._held: dict[int, float] = {}
+        self._last_trouble: dict[int, float] = {}
 
     def look(
         self, now: float, line: float, entities: Sequence[SharingTenant], offered: Counts, trouble: Counts
@@ -31,7 +31,7 @@ class RateMeter:
         """``now``: seconds of a clock that does not go back. ``entities``: names, weights and promised rates.
         ``offered``: bytes that ever came; ``trouble``: bytes of them that were dropped or marked."""
         if self._past and len(self._past[-1][1]) == len(offered):
-            self._held |= {int(place): now for place in np.flatnonzero(trouble > self._past[-1][2])}
+            self._last_trouble |= {int(place): now for place in np.flatnonzero(trouble > self._past[-1][2])}
         self._past.append((now, offered, trouble))
         then, before, _ = self._past[0]
         rates = (offered - before).astype(float) / (now - then) if now > then else np.zeros(len(offered))
@@ -44,5 +44,5 @@ class RateMeter:
         )
 
     def _since(self, place: int, now: float) -> float | None:
-        since = now - self._held[place] if place in self._held else None
+        since = now - self._last_trouble[place] if place in self._last_trouble else None
         return since if since is not None and since <= 2 * HELD else None

@@ -138,8 +138,8 @@ def _repaired(observation: Observation, decision: Decision) -> Decision:
         words = -(-2 * decision.count // 64)
         while True:
             occupied = assign.occupancy(len(ends), words, routes, decision.wavelengths, keep)
-            given = (ends, alive, nodes, occupied, sources, destinations, order, limits)
-            if around(*given, ways, hops, colours):
+            arguments = (ends, alive, nodes, occupied, sources, destinations, order, limits)
+            if around(*arguments, ways, hops, colours):
                 break
             words *= 2
         if best is None or colours.max(initial=0) < best[2].max(initial=0):

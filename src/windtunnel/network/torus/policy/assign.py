@@ -87,13 +87,13 @@ def fill(order: Ints, starts: Ints, links: Links, occupied: Occupied, wavelength
     for pair in order:
         free = False
         for word in range(occupied.shape[1]):
-            taken = np.uint64(0)
+            used_bits = np.uint64(0)
             for hop in range(starts[pair], starts[pair + 1]):
-                taken |= occupied[links[hop], word]
-            if taken == full:
+                used_bits |= occupied[links[hop], word]
+            if used_bits == full:
                 continue
             bit = 0
-            while (taken >> np.uint64(bit)) & np.uint64(1):
+            while (used_bits >> np.uint64(bit)) & np.uint64(1):
                 bit += 1
             for hop in range(starts[pair], starts[pair + 1]):
                 occupied[links[hop], word] |= np.uint64(1) << np.uint64(bit)
@@ -111,8 +111,8 @@ def occupancy(
     """What the pairs in ``keep`` use."""
     occupied = np.zeros((links, words), dtype=np.uint64)
     pair = routes.pair_of_hop()
-    kept = keep[pair]
-    colour = wavelengths[pair[kept]].astype(np.int64)
+    hop_used = keep[pair]
+    colour = wavelengths[pair[hop_used]].astype(np.int64)
     bits = np.left_shift(np.uint64(1), (colour % 64).astype(np.uint64))
-    np.bitwise_or.at(occupied, (routes.links[kept], colour // 64), bits)
+    np.bitwise_or.at(occupied, (routes.links[hop_used], colour // 64), bits)
     return occupied
