@@ -27,9 +27,9 @@ CASES = [
 def test_the_first_rank_hears_the_others(jobs: int) -> None:
     with session("saying.py", *CASES, cluster=CLUSTER, jobs=jobs) as one:
         (first,) = one.capture([0])
-        assert one.heard == {1, 2, 3}
+        assert one.run_for_others == {1, 2, 3}
         (third, last) = one.capture([2, 3])
-        assert [first.rank, third.rank, last.rank] == [0, 2, 3] and one.heard == {1}
+        assert [first.rank, third.rank, last.rank] == [0, 2, 3] and one.run_for_others == {1}
     assert sentences(first.notes, NoteKind.APPROXIMATION) == [
         f"all_gather_object: {SAY} (rank 0 of ranks 1-3)"
     ]

@@ -72,8 +72,8 @@ class LinkUse:
 
 @dataclass
 class _Iteration:
-    """``waits``: for how many each task waits still. ``ready``, ``end``: seconds; ``last_before``: (iterations
-    back, task) that ended last of those it waited for."""
+    """``waits``: for how many each task waits still. ``ready``, ``end``: seconds; ``last_before``:
+    (iterations back, task) that ended last of those it waited for."""
 
     waits: list[int]
     left: int

@@ -61,14 +61,14 @@ def write_operators(directory: Path, result: EmulationResult) -> None:
 
 def joules(result: EmulationResult) -> float | None:
     """Of the operators of all ranks in the mean step; None where the device's profile lacks one of them."""
-    known = result.profile.joules if result.profile else {}
+    joules_of = result.profile.joules if result.profile else {}
     total = sum(
-        known.get(signature(op), math.nan) * count * len(cls.members)
+        joules_of.get(signature(op), math.nan) * count * len(cls.members)
         for cls in result.classes.classes
         for op, count in cls.slice.calls()
         if work.kind_of(op) != "view"
     )
-    return total / result.classes.classes[0].slice.period if known and not math.isnan(total) else None
+    return total / result.classes.classes[0].slice.period if joules_of and not math.isnan(total) else None
 
 
 Meeting = tuple[tuple[int, ...], ...]
@@ -131,7 +131,10 @@ def _call(
             senders = np.flatnonzero(job.colour == colours[0]).tolist()
             peers = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
         else:
-            rows = [tuple(sorted(set(one))) == colours for one in job.colour[family.members].tolist()]
+            rows = [
+                tuple(sorted(set(row_colours))) == colours
+                for row_colours in job.colour[family.members].tolist()
+            ]
             # the root is at the same place in all groups
             root = int(family.index_of[call.peer]) if call.peer >= 0 else 0
             peers = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))

@@ -80,7 +80,7 @@ def backward_of(result: EmulationResult) -> Backward:
     passes = forwards[forwards < in_backward[-1]]
     later = 0.0
     if len(passes):
-        first_end = float(ends[max(int(one) for one in in_backward if one < passes[0])])
+        first_end = float(ends[max(int(end_pass) for end_pass in in_backward if end_pass < passes[0])])
         later = end - first_end
     begin += later
     gradients, before = [], begin

@@ -203,8 +203,10 @@ def sentences(notes: Iterable[Note], kind: NoteKind) -> list[str]:
         if note.kind == kind:
             places.setdefault(note.text, {}).update({note.of: None} if note.of else {})
     texts = []
-    for text, held in places.items():
-        named = [*held][:PLACES] + ([f"{len(held) - PLACES} more"] if len(held) > PLACES else [])
+    for text, places_of_text in places.items():
+        named = [*places_of_text][:PLACES] + (
+            [f"{len(places_of_text) - PLACES} more"] if len(places_of_text) > PLACES else []
+        )
         texts.append(f"{text} ({'; '.join(named)})" if named else text)
     return texts
 
@@ -257,11 +259,11 @@ class Slice:
     def outline(self) -> Slice:
         """What the rank says to others, and when its steps end, without what it computes: a slice of calls,
         call sites and steps only, from the start of the script to where it was left."""
-        kept = np.isin(self.events["kind"], OUTLINED)
-        before = np.concatenate([[0], np.cumsum(kept)])
+        outlined = np.isin(self.events["kind"], OUTLINED)
+        before = np.concatenate([[0], np.cumsum(outlined)])
         return replace(
             self, operators=[], block_category={}, block_name={}, flow=self.flow[:0],
-            communicated=self.communicated[:0], events=np.concatenate([self.events[kept], self.after]),
+            communicated=self.communicated[:0], events=np.concatenate([self.events[outlined], self.after]),
             steps=[(int(before[a]), int(before[b])) for a, b in self.steps], after=self.after[:0],
         )  # fmt: skip
 

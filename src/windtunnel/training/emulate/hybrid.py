@@ -137,7 +137,7 @@ class _Processes:
         self.directory, self.timeout, self.attached = directory, options.timeout, bool(options.attach)
         self.connections: dict[int, Connection] = {}
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.heard: dict[int, float] = {}
+        self.last_progress: dict[int, float] = {}
         for rank in live:
             ours, theirs = Pipe()
             terminal = self.attached and rank == live[0]
@@ -149,7 +149,7 @@ class _Processes:
                     env={"OMP_NUM_THREADS": "1", **os.environ},
                 )  # fmt: skip
             self.connections[rank] = ours
-            self.heard[rank] = time.monotonic()
+            self.last_progress[rank] = time.monotonic()
 
     def run(self, coordinator: Coordinator) -> None:
         """Hear them until all have ended.
@@ -164,7 +164,7 @@ class _Processes:
         while selector.get_map():
             for key, _ in selector.select(patience and min(patience, 1.0)):
                 rank = key.data
-                self.heard[rank] = time.monotonic()
+                self.last_progress[rank] = time.monotonic()
                 try:
                     notes = marshal.loads(self.connections[rank].recv_bytes())
                 except (EOFError, OSError):
@@ -205,7 +205,7 @@ class _Processes:
     def _check_quiet(self, coordinator: Coordinator, patience: float) -> None:
         """A rank that has not ended says something at each step."""
         for rank in coordinator.ranks.values():
-            if rank.status is None and time.monotonic() - self.heard[rank.rank] > patience:
+            if rank.status is None and time.monotonic() - self.last_progress[rank.rank] > patience:
                 place = self._stands(rank.rank)
                 at = f"; it stands at {place}" if place else ""
                 raise HangError(f"live rank {rank.rank} said nothing for {patience:.0f} s{at}")

@@ -83,8 +83,8 @@ class Options:
         if not isinstance(self.live, str):
             object.__setattr__(self, "live", ",".join(map(str, self.live)))
         several = isinstance(self.slow, Sequence) and not isinstance(self.slow, str)
-        given = self.slow if several else () if self.slow is None else (self.slow,)
-        object.__setattr__(self, "slow", tuple(str(value) for value in given))
+        slow_parts = self.slow if several else () if self.slow is None else (self.slow,)
+        object.__setattr__(self, "slow", tuple(str(value) for value in slow_parts))
 
     def deciding(self) -> dict[str, Any]:
         """Those on which the figures depend, as values of JSON: always the usual ones, others where they are

@@ -100,13 +100,13 @@ class Run:
             return timeline(self.result.timing, list(ranks) or shown_ranks(self.result))
         if not path.exists():
             raise UserError(f"timeline: run {self.id} was kept without pictures: there is no {path}")
-        kept = read_trace(path)
-        if missing := sorted(set(ranks) - set(kept.ranks())):
+        trace = read_trace(path)
+        if missing := sorted(set(ranks) - set(trace.ranks())):
             raise UserError(
-                f"timeline: rank {missing[0]} is not in {path}, which has {text.ranks(kept.ranks())}"
+                f"timeline: rank {missing[0]} is not in {path}, which has {text.ranks(trace.ranks())}"
             )
-        chosen = [track for track in kept.tracks if not ranks or track.rank in ranks]
-        return Timeline(chosen, kept.names, kept.kinds)
+        chosen = [track for track in trace.tracks if not ranks or track.rank in ranks]
+        return Timeline(chosen, trace.names, trace.kinds)
 
     def compare(self, *others: Run) -> RunComparison:
         """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
@@ -211,14 +211,14 @@ def emulate(
     return Run(summary, result)
 
 
-def program_of(given: Program | Callable[..., Any] | Path | str, arguments: Sequence[Any] = ()) -> Program:
+def program_of(program: Program | Callable[..., Any] | Path | str, arguments: Sequence[Any] = ()) -> Program:
     """A path or a function with its arguments as the program that it is; one that is a program already
     stays."""
-    if isinstance(given, Script | Module | Function):
-        return given
-    if isinstance(given, str | Path):
-        return Script(Path(given), tuple(str(argument) for argument in arguments))
-    return Function(given, tuple(arguments))
+    if isinstance(program, Script | Module | Function):
+        return program
+    if isinstance(program, str | Path):
+        return Script(Path(program), tuple(str(argument) for argument in arguments))
+    return Function(program, tuple(arguments))
 
 
 ACCEPTED = "accepted are oom, hang and slower:10%"
@@ -235,13 +235,13 @@ class FailOn:
     slower: float | None = None
 
     @classmethod
-    def parse(cls, given: Sequence[str] | str) -> FailOn:
+    def parse(cls, conditions: Sequence[str] | str) -> FailOn:
         """From the words of ``--fail-on``, each alone or several between commas.
 
         Raises:
             UserError: a word is not known, or two limits of slowness are given.
         """
-        texts = [given] if isinstance(given, str) else given
+        texts = [conditions] if isinstance(conditions, str) else conditions
         words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
         limits = []
         for word in words:

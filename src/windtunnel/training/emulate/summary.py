@@ -420,11 +420,11 @@ class Summary:
         Raises:
             UserError: it is no summary of this form.
         """
-        known = {field.name for field in fields(cls)}
+        field_names = {field.name for field in fields(cls)}
         try:
             if content["schema"] not in (SCHEMA, EARLIER):
                 raise ValueError(f"its schema is {content['schema']!r}")
-            plain = {name: value for name, value in content.items() if name in known}
+            plain = {name: value for name, value in content.items() if name in field_names}
             plain |= {name: _numbers(content[name]) for name in RANKS if name in content}
             plain["ranks"] = [
                 row | {name: _numbers(row[name]) for name in ("members", "captured")}

@@ -46,10 +46,10 @@ def calibrate_here(
     """
     what = load_cluster(f"{device}:1x1").host.device
     here = _torch_device(what)
-    given = read_operators(operators) if operators else []
+    operator_list = read_operators(operators) if operators else []
     path = profiles.own(what.name)
     profile = calibrate(
-        what.name, here, path, threads=threads, quick=quick, operators=given, progress=progress
+        what.name, here, path, threads=threads, quick=quick, operators=operator_list, progress=progress
     )
     return Calibrated(path, f"{len(profile.operators)} operators measured on {profile.provenance['machine']}")
 

@@ -81,7 +81,7 @@ class _Runner:
         self.stock: dict[tuple[Key, int], deque[torch.Tensor]] = {}
         self.stock_bytes = 0
         self.recent: dict[Key, deque[torch.Tensor]] = {}
-        self.kept: dict[Key, int] = defaultdict(lambda: RECENT)
+        self.recent_limits: dict[Key, int] = defaultdict(lambda: RECENT)
 
     def in_order(
         self, order: list[int], seconds: float, progress: Callable[[float], None] | None
@@ -89,7 +89,9 @@ class _Runner:
         """Samples of each operator from passes over ``order`` until ``seconds`` are over, at least three."""
         uses = Counter(_key(out) for row in order for out in self.ops[row].outputs)
         # About half of what a step makes of a shape is held until backward.
-        self.kept = defaultdict(lambda: RECENT, {key: max(RECENT, count // 2) for key, count in uses.items()})
+        self.recent_limits = defaultdict(
+            lambda: RECENT, {key: max(RECENT, count // 2) for key, count in uses.items()}
+        )
         deadline = perf_counter() + seconds
         begin = perf_counter()
         passes = 0
@@ -136,7 +138,7 @@ class _Runner:
         old: list[Any] | None = [
             queue.popleft()
             for out, queue in zip(op.outputs, room, strict=True)
-            if len(queue) > self.kept[_key(out)]
+            if len(queue) > self.recent_limits[_key(out)]
         ]
         try:
             positional, keywords = self._arguments(plan)

@@ -210,11 +210,11 @@ def plan_call(op: Operator, device: str) -> OperatorCall | None:
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument, value in zip(function._schema.arguments, op.inputs, strict=False):
-        given = _plain(argument.name, str(argument.type), value, op, device)
+        argument_plan = _plain(argument.name, str(argument.type), value, op, device)
         if argument.kwarg_only:
-            keywords[argument.name] = given
+            keywords[argument.name] = argument_plan
         else:
-            positional.append(given)
+            positional.append(argument_plan)
     return OperatorCall(function, tuple(positional), keywords, _index_limit(op))
 
 

@@ -68,7 +68,7 @@ class Micro:
 
     position: int
     replayed: bool
-    taken: dict[int, Taken] = field(default_factory=dict)
+    part_numbers: dict[int, Taken] = field(default_factory=dict)
     stands: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ class Course:
 
     number: int
     plain: bool
-    given: Any = None  # the signature of its inputs
+    signature: Any = None  # the signature of its inputs
     firsts: dict[RecordedPart, str] = field(default_factory=dict)
     kind: dict[RecordedPart, ChunkTemplate] = field(default_factory=dict)
     sure: set[RecordedPart] = field(default_factory=set)
@@ -200,8 +200,8 @@ class Chunks:
             backward_weight_one_chunk,
         )
 
-    def begin(self, of: Any, number: int, given: Any) -> None:
-        """A forward of what has the signature ``given`` comes: decide whether this micro-batch is run."""
+    def begin(self, of: Any, number: int, input_signature: Any) -> None:
+        """A forward of inputs with this signature comes: decide whether this micro-batch is run."""
         stage = self.stages.setdefault(of, CapturedStage(TemplateNames(self.observer)))
         chunks = of.chunks or 1
         position = stage.forwards % chunks
@@ -210,15 +210,17 @@ class Chunks:
             fit = self.replays and of.has_backward and of.dw_builder is None and chunks >= FEWEST
             fit = fit and not self.native.wt_flow_count() and keeps_parameters(of.submod)
             turn = stage.course.number + 1 if self.updates == stage.updates else 0
-            stage.course = Course(turn, not fit, given)
+            stage.course = Course(turn, not fit, input_signature)
             stage.updates = self.updates
             stage.micros.clear()
         course = stage.course
-        known = position > 0 if not course.learns else position > 2 and RecordedPart.FORWARD in course.sure
+        replayable = (
+            position > 0 if not course.learns else position > 2 and RecordedPart.FORWARD in course.sure
+        )
         ends = position == chunks - 1 and (course.learns or course.last)
-        other = given != course.given
+        other = input_signature != course.signature
         course.plain |= other and course.learns and position in (1, 2)
-        stage.micros[number] = Micro(position, known and not (ends or other or course.plain))
+        stage.micros[number] = Micro(position, replayable and not (ends or other or course.plain))
 
     def replayed(self, of: Any, number: int) -> bool:
         """Whether this micro-batch is not run."""
@@ -240,8 +242,8 @@ class Chunks:
         native.wt_forget_site()  # so that its call sites are written down in it, not before
         first, begin = self._next(), native.wt_event_count()
         communicated, marked = native.wt_collective_block_count(), set(observer.categories)
-        modules, known = observer.collector.entered, self.mailbox.known
-        kept = host_state(of.submod) if learns else None
+        modules, announced = observer.collector.entered, self.mailbox.announced
+        state_before = host_state(of.submod) if learns else None
         self.mailbox.place = f"{part} {of.stage_index} {number} "
         result = call()
         self.mailbox.place = ""
@@ -249,7 +251,7 @@ class Chunks:
         if not learns:
             return result
         self._take_inputs(of, number, micro)
-        micro.taken[part] = Taken(
+        micro.part_numbers[part] = Taken(
             first, tuple(now - then for now, then in zip(self._next(), first, strict=True))
         )
         leaves, tree = pytree.tree_flatten(returned() if returned else result)
@@ -257,14 +259,14 @@ class Chunks:
         tensors = [meta for meta in metas if isinstance(meta, _Meta)]
         categories = {b: observer.categories[b] for b in set(observer.categories) - marked}
         did = template(
-            part, observer.events(begin), stage.names, micro.taken,
+            part, observer.events(begin), stage.names, micro.part_numbers,
             repr([meta.words if isinstance(meta, _Meta) else meta for meta in metas]),
             [meta.block for meta in tensors], observer.communicated(communicated).tolist(), categories,
             observer.collector.entered - modules,
         )  # fmt: skip
         if micro.position == 0:
             course.returned[part] = (metas, tree)
-        if kept != host_state(of.submod) or known != self.mailbox.known:
+        if state_before != host_state(of.submod) or announced != self.mailbox.announced:
             self._doubt(stage)
         else:
             self._learn(stage, micro, did, of.chunks, last)
@@ -285,16 +287,21 @@ class Chunks:
                 self._doubt(stage)
             course.kind[part] = did
         elif last:
-            held = [
+            blocks = [
                 block for other in course.kind.values() for block in other.blocks
             ]  # maybe, by somebody else
-            like = part in course.kind and course.kind[part].digest(held) == did.digest(held)
+            like = part in course.kind and course.kind[part].digest(blocks) == did.digest(blocks)
             course.last |= not like
         elif part not in course.kind or course.kind[part].digest() != digest or not did.is_closed:
             self._doubt(stage)
         else:
             course.sure.add(part)
-        if last and not course.plain and course.path and all(kind in micro.taken for kind in course.kind):
+        if (
+            last
+            and not course.plain
+            and course.path
+            and all(kind in micro.part_numbers for kind in course.kind)
+        ):
             content = (course.firsts, course.kind, course.last)
             atomic.replace(course.path, pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL))
 
@@ -333,12 +340,12 @@ class Chunks:
             native.wt_phase(int(Phase.OTHER))
             native.wt_scope(observer.scope)
 
-        write(kind, course.events[part], micro.taken, native, micro.stands, drop)
-        marked = own(list(kind.categories), micro.taken, 0).tolist()
+        write(kind, course.events[part], micro.part_numbers, native, micro.stands, drop)
+        marked = own(list(kind.categories), micro.part_numbers, 0).tolist()
         observer.categories.update(zip(marked, kind.categories.values(), strict=True))
         observer.collector.modules_entered(kind.modules)
         metas, tree = course.returned[part]
-        blocks = iter(own(kind.blocks, micro.taken, 0).tolist())
+        blocks = iter(own(kind.blocks, micro.part_numbers, 0).tolist())
         return pytree.tree_unflatten(
             [self._stand(meta, next(blocks), micro) if isinstance(meta, _Meta) else meta for meta in metas],
             tree,
@@ -353,7 +360,7 @@ class Chunks:
         for place, info in enumerate(infos):
             if not info.is_root_arg and info.buffer is not None:
                 block = int(self.native.wt_storage_block(info.buffer.untyped_storage()._cdata))
-                micro.taken[INPUT + place] = Taken((block, 0, 0), (1, 0, 0))
+                micro.part_numbers[INPUT + place] = Taken((block, 0, 0), (1, 0, 0))
 
     def _next(self) -> tuple[int, ...]:
         return tuple(int(self.native.wt_take(which, 0)) for which in range(3))
@@ -372,13 +379,15 @@ class Chunks:
         return _Meta(words, block, storage.nbytes(), shape, stride, offset, local.dtype, spec)
 
     def _stand(self, meta: _Meta, block: int, micro: Micro) -> torch.Tensor:
-        held = micro.stands.setdefault(block, [])
+        storages = micro.stands.setdefault(block, [])
         self.native.wt_pause(1)
         with torch.no_grad():
-            if not held:
-                held.append(torch.empty(meta.bytes // meta.dtype.itemsize, dtype=meta.dtype, device="cuda"))
-                self.native.wt_adopt(held[0].untyped_storage()._cdata, block)
-            tensor = torch.as_strided(held[0], meta.shape, meta.stride, meta.offset)
+            if not storages:
+                storages.append(
+                    torch.empty(meta.bytes // meta.dtype.itemsize, dtype=meta.dtype, device="cuda")
+                )
+                self.native.wt_adopt(storages[0].untyped_storage()._cdata, block)
+            tensor = torch.as_strided(storages[0], meta.shape, meta.stride, meta.offset)
         self.native.wt_pause(-1)
         if meta.spec is None:
             return tensor

@@ -124,7 +124,7 @@ class _AnswerReader:
     names: ProgramNames
     sources: list[RankSource] = field(default_factory=list)
     _rows: dict[Place, tuple[int, ...]] = field(default_factory=dict)
-    _known: dict[ast.expr, Found] = field(default_factory=dict)
+    _followed: dict[ast.expr, Found] = field(default_factory=dict)
     _open: set[ast.expr] = field(default_factory=set)
 
     def read(self) -> list[Condition]:
@@ -168,18 +168,18 @@ class _AnswerReader:
         """The sources that the expression asks, if any. What is told no number is the coordinate in a mesh,
         for which the dispatcher of DTensor asks as well, below any operator of the user's."""
         rows = self._rows.get(_place(node, scope), ())
-        known = any(self.sources[row].values for row in rows)
-        return rows if known or (isinstance(node, ast.Call) and called(node) == "get_coordinate") else ()
+        has_values = any(self.sources[row].values for row in rows)
+        return rows if has_values or (isinstance(node, ast.Call) and called(node) == "get_coordinate") else ()
 
     def follow(self, node: ast.expr, scope: Scope) -> Found:
         """What of the rank enters an expression."""
-        if node in self._known:
-            return self._known[node]
+        if node in self._followed:
+            return self._followed[node]
         if node in self._open:
             return None  # it is computed from itself, and from what else there is
         self._open.add(node)
         try:
-            sources = self._known[node] = self._follow(node, scope)
+            sources = self._followed[node] = self._follow(node, scope)
         finally:
             self._open.discard(node)
         return sources
@@ -189,13 +189,13 @@ class _AnswerReader:
             return self._answer(node, rows)
         match node:
             case ast.Name(id=name):
-                return self._given(self.names.look_up(name, scope))
+                return self._of_values(self.names.look_up(name, scope))
             case ast.Attribute(value=base, attr=name):
-                return self._given(self.names.attributes.get(f".{name}", [])) or _mixed(
+                return self._of_values(self.names.attributes.get(f".{name}", [])) or _mixed(
                     [self.follow(base, scope)]
                 )
             case ast.Subscript(slice=ast.Constant(value=str(key))) if f"[{key}]" in self.names.attributes:
-                return self._given(self.names.attributes[f"[{key}]"])
+                return self._of_values(self.names.attributes[f"[{key}]"])
             case ast.Call():
                 return self._call(node, scope)
             case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom():
@@ -212,10 +212,10 @@ class _AnswerReader:
         atoms = tuple((text.format(row), (row,)) for row in rows)
         return RankExpression(atoms[0]) if len(atoms) == 1 else Each(atoms)
 
-    def _given(self, given: list[NameValue]) -> Found:
+    def _of_values(self, name_values: list[NameValue]) -> Found:
         """What enters a name: where one thing that it gets is of the rank and the others are constants, that
         one (the others are for a world of one rank)."""
-        pairs = [(argument, self._one_given(argument)) for argument in given]
+        pairs = [(argument, self._of_value(argument)) for argument in name_values]
         of_rank = [what for _, what in pairs if what is not None]
         if len(of_rank) == 1 and all(
             what is not None or self._constant(argument.value, argument.scope) for argument, what in pairs
@@ -223,8 +223,8 @@ class _AnswerReader:
             return of_rank[0]
         return of_rank[0] if len(set(of_rank)) == 1 and len(of_rank) == len(pairs) else _mixed(of_rank)
 
-    def _one_given(self, given: NameValue) -> Found:
-        value, scope, part = given.value, given.scope, given.part
+    def _of_value(self, name_value: NameValue) -> Found:
+        value, scope, part = name_value.value, name_value.scope, name_value.part
         if part is None:
             return self.follow(value, scope)
         if isinstance(value, ast.Call) and part >= 0:
@@ -248,7 +248,7 @@ class _AnswerReader:
             return returned[0] if len(returned) == 1 else _mixed(returned)
         if name in self.names.classes:
             return None  # what it is given is followed by the names of its attributes
-        given = [self.follow(argument, scope) for argument in arguments]
+        expressions = [self.follow(argument, scope) for argument in arguments]
         base = None
         if isinstance(call.func, ast.Attribute):
             base = self.follow(call.func.value, scope)
@@ -256,9 +256,9 @@ class _AnswerReader:
                 base = self._seeded(call.func.value.id)
         if name in PLACED or self.names.module_of(call).split(".")[0] == "torch":
             return _mixed([base])
-        if not any((*given, base)):
+        if not any((*expressions, base)):
             return None
-        return self._written(call, scope) or _mixed([*given, base])
+        return self._written(call, scope) or _mixed([*expressions, base])
 
     def _seeded(self, module: str) -> Found:
         """What a module's own state depends on: ``random.seed(rank)``."""
@@ -292,9 +292,9 @@ class _AnswerReader:
         """Another expression that a name or call has been given once and for all."""
         match node:
             case ast.Name(id=name):
-                given = self.names.look_up(name, scope)
-                if len(given) == 1 and given[0].part is None:
-                    written = self._written(given[0].value, given[0].scope)
+                name_values = self.names.look_up(name, scope)
+                if len(name_values) == 1 and name_values[0].part is None:
+                    written = self._written(name_values[0].value, name_values[0].scope)
                     return (
                         ast.parse(written.atom[0], mode="eval").body
                         if isinstance(written, RankExpression)
@@ -330,7 +330,7 @@ class _AnswerWriter(ast.NodeTransformer):
         original = getattr(node, "original", None)
         if original is None or not isinstance(node, ast.expr):
             return super().visit(node)
-        source = self.reader._known.get(original)
+        source = self.reader._followed.get(original)
         if original not in self.reader._open and source is None:
             source = self.reader.follow(original, self.scope)
         if isinstance(source, RankExpression | Each):

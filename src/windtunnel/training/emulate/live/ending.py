@@ -257,8 +257,10 @@ class Ahead:
 
     def _remember(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.begin:
-            held = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-            self._gradients |= {p: p.grad for p in held}
+            with_gradient = (
+                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            )
+            self._gradients |= {p: p.grad for p in with_gradient}
 
     def _backward(
         self, outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any

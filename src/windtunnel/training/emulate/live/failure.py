@@ -51,8 +51,8 @@ def place(error: BaseException) -> str | None:
 
 def where(error: BaseException) -> str:
     """`place` as the beginning of a sentence: ``"train.py:88 in main: "``, or nothing."""
-    known = place(error)
-    return f"{known}: " if known else ""
+    location = place(error)
+    return f"{location}: " if location else ""
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -167,9 +167,9 @@ def stood_at(log: str) -> str:
 
 def shorten(log: str, lines: int) -> str:
     """The end of a rank's log, without the frames of this package in a dump of threads."""
-    kept = [
+    frame_lines = [
         line
         for line in log.strip().splitlines()
         if f'File "{_HERE}' not in line and 'File "<frozen' not in line
     ]
-    return "\n".join(kept[-lines:])
+    return "\n".join(frame_lines[-lines:])

@@ -55,8 +55,8 @@ class Storages:
 
     def __init__(self, on_alloc: Callable[[int], int], on_free: Callable[[int], None]) -> None:
         self.on_alloc, self.on_free = on_alloc, on_free
-        self.held: dict[int, tuple[int, int]] = {}  # address of the storage -> (its number, bytes)
-        self.known: set[int] = set()
+        self.entries: dict[int, tuple[int, int]] = {}  # address of the storage -> (its number, bytes)
+        self.watched: set[int] = set()
 
     def watch(self) -> None:
         """Follow `torch.UntypedStorage.resize_`. Call once."""
@@ -75,25 +75,25 @@ class Storages:
         if storage.device.type != "cpu":
             return
         key, size = storage._cdata, storage.nbytes()
-        number, held = self.held.get(key, (-1, 0))
-        if size != held:
-            if held:
-                del self.held[key]
+        number, old_size = self.entries.get(key, (-1, 0))
+        if size != old_size:
+            if old_size:
+                del self.entries[key]
                 self.on_free(number)
             if size:
-                self.held[key] = (self.on_alloc(size), size)
-        if key not in self.known:
-            self.known.add(key)
+                self.entries[key] = (self.on_alloc(size), size)
+        if key not in self.watched:
+            self.watched.add(key)
             weakref.finalize(storage, self._gone, key)
 
     def number(self, key: int) -> int:
         """The number of the storage at ``key``, or -1."""
-        return self.held.get(key, (-1, 0))[0]
+        return self.entries.get(key, (-1, 0))[0]
 
     def _gone(self, key: int) -> None:
-        self.known.discard(key)
-        number, held = self.held.pop(key, (-1, 0))
-        if held:
+        self.watched.discard(key)
+        number, last_size = self.entries.pop(key, (-1, 0))
+        if last_size:
             self.on_free(number)
 
 
@@ -242,7 +242,7 @@ def describe(
     """
     schema = func._schema
     met = not schema.name.startswith("aten::pow") and next(tensors_of(args), None) is not None
-    given: list[Any] = []
+    inputs: list[Any] = []
     values: list[Any] = []
     for position, argument in enumerate(() if view else schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
@@ -250,7 +250,7 @@ def describe(
         if number and met and str(argument.type) in ("number", "Tensor"):
             value = type(value)(1)
         values.append(value)
-        given.append(plain(value))
+        inputs.append(plain(value))
     results = [plain(tensor) for tensor in tensors_of(out)]
     if not results:
         written = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
@@ -259,7 +259,7 @@ def describe(
             for value, is_written in zip(values, written, strict=False) if is_written
             for tensor in tensors_of(value)
         ]  # fmt: skip
-    return {"n": str(func), "i": given, "o": results, "r": 0 if view else region}
+    return {"n": str(func), "i": inputs, "o": results, "r": 0 if view else region}
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

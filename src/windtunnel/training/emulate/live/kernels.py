@@ -108,7 +108,7 @@ def install_operators(launches: Launches) -> None:
 
     def kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
         if fn is None:
-            return lambda given: kernel(self, device_types, given)
+            return lambda function: kernel(self, device_types, function)
         result = register_kernel(self, device_types, fn)
         replace(self)
         return result
@@ -141,24 +141,25 @@ def _launch(
     blocks = grid(dict(values)) if callable(grid) else grid
     if any(int(count) <= 0 for count in (blocks if isinstance(blocks, tuple | list) else (blocks,))):
         return compiled
-    given = [
+    arguments = [
         getattr(value, "base", value) for value in values.values()
     ]  # of a descriptor, the tensor behind it
-    tensors = [value for value in given if isinstance(value, torch.Tensor)]
-    for position, value in enumerate(given):
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    for position, value in enumerate(arguments):
         if isinstance(value, torch.Tensor) and not (value.is_cuda or value.is_pinned()):
             raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
-    launches.record(f"triton.{name}", given, (), tensors)
+    launches.record(f"triton.{name}", arguments, (), tensors)
     launches.forget(tensors)
     observer.note(NOT_RUN, NoteKind.APPROXIMATION)
     return compiled
 
 
 def _multiprocessors(index: int) -> dict[str, int]:
-    known: Any = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
     return {
-        "max_shared_mem": known.shared_memory_per_block_optin, "max_num_regs": known.regs_per_multiprocessor,
-        "multiprocessor_count": known.multi_processor_count, "warpSize": known.warp_size,
+        "max_shared_mem": properties.shared_memory_per_block_optin,
+        "max_num_regs": properties.regs_per_multiprocessor,
+        "multiprocessor_count": properties.multi_processor_count, "warpSize": properties.warp_size,
         "sm_clock_rate": 1_700_000, "mem_clock_rate": 2_600_000, "mem_bus_width": 5120,
     }  # fmt: skip
 

@@ -67,12 +67,12 @@ def launch(rank: int, world_size: int, per_host: int) -> None:
 
 def _call_host(name: str, hosts: int) -> None:
     modules: Any = os, socket, platform
-    system, network, known = modules
+    system, network, platform_module = modules
     uname, qualify = system.uname, network.getfqdn
     system.uname = lambda: os.uname_result((uname()[0], name, *uname()[2:]))
-    known._uname_cache = None
+    platform_module._uname_cache = None
     network.gethostname = lambda: name
-    network.getfqdn = lambda given="": name if given in ("", name) else qualify(given)
+    network.getfqdn = lambda host_name="": name if host_name in ("", name) else qualify(host_name)
 
     def leads_here(host: Any) -> bool:
         match = re.fullmatch(r"host(\d+)", host) if isinstance(host, str) else None

@@ -44,7 +44,7 @@ class Mailbox:
     tell: Callable[[MailboxWait | None], None] = lambda want: None
     counts: dict[str, int] = field(default_factory=dict)
     place: str = ""  # where in the program tensors are said: what is said elsewhere is counted without them
-    known: int = 0  # tensors whose values were said
+    announced: int = 0  # tensors whose values were said
     asked: set[int] = field(default_factory=set)
 
     def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:

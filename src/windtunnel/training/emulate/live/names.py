@@ -159,7 +159,7 @@ def install(note: Callable[[str, NoteKind], None]) -> None:
         _change(name, functools.partial(_refused, name, why))
     _refuse_offload()
     for name, sentence in STOOD_IN.items():
-        _change(name, functools.partial(_told, f"{name}: {sentence}", note))
+        _change(name, functools.partial(_reporting, f"{name}: {sentence}", note))
 
 
 def _change(name: str, change: Callable[[Any], Any]) -> None:
@@ -195,17 +195,17 @@ def _refused(name: str, why: str, before: Any) -> Any:
     return before
 
 
-def _told(sentence: str, note: Callable[[str, NoteKind], None], before: Any) -> Any:
+def _reporting(sentence: str, note: Callable[[str, NoteKind], None], before: Any) -> Any:
     function = before.__init__ if isinstance(before, type) else before  # type: ignore[misc]
 
     @functools.wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def reported_init(*args: Any, **kwargs: Any) -> Any:
         note(sentence, NoteKind.APPROXIMATION)
         return function(*args, **kwargs)
 
     if not isinstance(before, type):
-        return told
-    before.__init__ = told  # type: ignore[misc]
+        return reported_init
+    before.__init__ = reported_init  # type: ignore[misc]
     return before
 
 
@@ -296,11 +296,11 @@ class MemPool:
 
 
 def _supply_memory() -> None:
-    taken: dict[int, torch.UntypedStorage] = {}  # by caching_allocator_alloc, by address
+    storages: dict[int, torch.UntypedStorage] = {}  # by caching_allocator_alloc, by address
 
     def allocate(size: int, stream: int) -> int:
         storage = torch.empty(size, dtype=torch.uint8, device="cuda").untyped_storage()
-        taken[storage.data_ptr()] = storage
+        storages[storage.data_ptr()] = storage
         return storage.data_ptr()
 
     def host_statistics() -> dict[str, Any]:
@@ -314,7 +314,7 @@ def _supply_memory() -> None:
 
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_cudaCachingAllocator_raw_alloc": allocate,
-        "_cuda_cudaCachingAllocator_raw_delete": taken.__delitem__,
+        "_cuda_cudaCachingAllocator_raw_delete": storages.__delitem__,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_hostMemoryStats": host_statistics,
         "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
@@ -352,23 +352,23 @@ def _supply_memory() -> None:
 
 def _supply_tuning() -> None:
     """``torch.cuda.tunable`` remembers what it is told."""
-    kept: dict[str, Any] = {
+    values_by_name: dict[str, Any] = {
         "enable": False, "tuning_enable": True, "filename": "tunableop_results.csv",
         "max_tuning_duration": 30, "max_tuning_iterations": 100, "rotating_buffer_size": -1,
     }  # fmt: skip
     native: Any = torch._C
 
     def keep(key: str) -> Callable[..., None]:
-        return lambda value, *more: kept.update({key: value})
+        return lambda value, *more: values_by_name.update({key: value})
 
-    for key in kept:
+    for key in values_by_name:
         prefix = "set_" if not key.endswith("enable") else ""
         setattr(native, f"_cuda_tunableop_{prefix}{key}", keep(key))
-        setattr(native, f"_cuda_tunableop_get_{key}", lambda key=key: kept[key])
-    native._cuda_tunableop_is_enabled = lambda: kept["enable"]
-    native._cuda_tunableop_tuning_is_enabled = lambda: kept["tuning_enable"]
+        setattr(native, f"_cuda_tunableop_get_{key}", lambda key=key: values_by_name[key])
+    native._cuda_tunableop_is_enabled = lambda: values_by_name["enable"]
+    native._cuda_tunableop_tuning_is_enabled = lambda: values_by_name["tuning_enable"]
     native._cuda_record_untuned_enable = keep("record")
-    native._cuda_record_untuned_is_enabled = lambda: kept.get("record", False)
+    native._cuda_record_untuned_is_enabled = lambda: values_by_name.get("record", False)
     native._cuda_tunableop_set_numerical_check_tolerances = keep("tolerances")
     native._cuda_tunableop_get_results = native._cuda_tunableop_get_validators = tuple
 

@@ -23,9 +23,9 @@ def main(name: str, memory: str, count: str, *words: str) -> int:
         if "noheader" not in form:
             print(", ".join(f"{field} [MiB]" if field.startswith("memory.") else field for field in fields))
         for index in shown:
-            known = {"index": str(index), "count": count, "memory.total": memory + mib}
-            known |= dict.fromkeys(("name", "gpu_name"), name)
-            print(", ".join(known.get(field, "[N/A]") for field in fields))
+            values = {"index": str(index), "count": count, "memory.total": memory + mib}
+            values |= dict.fromkeys(("name", "gpu_name"), name)
+            print(", ".join(values.get(field, "[N/A]") for field in fields))
         return 0
     if words in ((), ("-L",), ("--list-gpus",)):
         for index in devices:

@@ -112,11 +112,11 @@ class Observer:
         base: Any = torch.optim.Optimizer
         make = base.__init__
 
-        def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def recorded_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             self._optimizers[optimizer] = self._place() or ""
 
-        base.__init__ = made
+        base.__init__ = recorded_init
         site = ctypes.CFUNCTYPE(ctypes.c_int32)(self._call_site)
         read = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_double)(self._host_read)
         self._keep += [site, read]
@@ -175,8 +175,10 @@ class Observer:
         self.native.wt_scope(0)
         self._classify_state(optimizer, gradients=True)
         self.native.wt_phase(int(Phase.OPTIMIZER))
-        given = [self._not_of_the_optimizer(value) for value in args[1:]]
-        return (args[0], *given), {key: self._not_of_the_optimizer(value) for key, value in kwargs.items()}
+        arguments = [self._not_of_the_optimizer(value) for value in args[1:]]
+        return (args[0], *arguments), {
+            key: self._not_of_the_optimizer(value) for key, value in kwargs.items()
+        }
 
     def _not_of_the_optimizer(self, value: Any) -> Any:
         """A closure as an argument of ``step`` (LBFGS, Lightning): what it does is forward and backward."""
@@ -314,8 +316,8 @@ class Observer:
         for root in self._roots:
             for name, parameter in torch.nn.Module.named_parameters(root):
                 state = optimizer.state.get(parameter)
-                held = state.values() if isinstance(state, dict) else ()
-                for tensor in (parameter, parameter.grad, *held):
+                state_tensors = state.values() if isinstance(state, dict) else ()
+                for tensor in (parameter, parameter.grad, *state_tensors):
                     block = self._block(tensor)
                     if block >= 0:
                         self.names.setdefault(block, name)
@@ -388,8 +390,8 @@ class Observer:
         if kind == "routing":
             self.note(BALANCED, NoteKind.APPROXIMATION)
             return
-        known = {"item": "1 (False for a boolean)", "item of bytes": "0", "equal": "True"}
-        value = known.get(kind, "zeros")
+        default_values = {"item": "1 (False for a boolean)", "item of bytes": "0", "equal": "True"}
+        value = default_values.get(kind, "zeros")
         self.note(
             f"what the host reads of the device has no value, {value} stands for it",
             NoteKind.APPROXIMATION,
@@ -451,8 +453,8 @@ class Observer:
         alloc, free = events[events["kind"] == EventKind.ALLOC], events[events["kind"] == EventKind.FREE]
         count = int(alloc["ref"].max()) + 1 if len(alloc) else 0
         freed_in = np.full(count, -1, np.int64)
-        known = free["ref"] < count
-        freed_in[free["ref"][known]] = free["phase"][known]
+        in_range = free["ref"] < count
+        freed_in[free["ref"][in_range]] = free["phase"][in_range]
         in_backward = np.isin(freed_in, (int(Phase.BACKWARD), int(Phase.RECOMPUTE)))
         made_in = np.zeros(count, np.int64)
         made_in[alloc["ref"]] = alloc["phase"]

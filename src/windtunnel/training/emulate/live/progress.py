@@ -251,7 +251,7 @@ class WaitingLoops:
 
     waiting: Path
     count: Callable[[], int]
-    _known: set[tuple[CodeType, int, float]] = field(default_factory=set)
+    _reads: set[tuple[CodeType, int, float]] = field(default_factory=set)
     _again: Counter[tuple[CodeType, int, float]] = field(default_factory=Counter)
     _counted: int = 0
     _said: bool = False
@@ -261,12 +261,12 @@ class WaitingLoops:
         if frame is None:
             return
         read, counted = (frame.f_code, frame.f_lasti, answer), self.count()
-        if counted != self._counted or read not in self._known:
+        if counted != self._counted or read not in self._reads:
             self.anew()
             self._counted = counted
-            if len(self._known) == MOST_READS:
-                self._known.clear()
-            self._known.add(read)
+            if len(self._reads) == MOST_READS:
+                self._reads.clear()
+            self._reads.add(read)
         self._again[read] += 1
         if not self._said and self._again[read] % OFTEN == 0 and (place := _endless(frame)):
             self._said = True

@@ -117,11 +117,11 @@ class _TensorFinder(pickle.Pickler):
 
     def __init__(self) -> None:
         super().__init__(_Nowhere(), protocol=2)
-        self.found: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
 
     def persistent_id(self, obj: Any) -> str | None:
         if isinstance(obj, torch.Tensor):
-            self.found.append(obj)
+            self.tensors.append(obj)
             return "tensor"
         return "storage" if isinstance(obj, torch.UntypedStorage | torch.TypedStorage) else None
 
@@ -138,8 +138,8 @@ def unknown(native: ctypes.CDLL, value: Any) -> list[torch.Tensor]:
     try:
         finder.dump(value)
     except Exception:
-        finder.found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in finder.found]
+        finder.tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in finder.tensors]
     return [item for item in local if item.is_cuda or _copied(native, item)]
 
 

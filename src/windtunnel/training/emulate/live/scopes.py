@@ -19,7 +19,7 @@ class Scope:
 
     file: str
     parent: Scope | None = None
-    given: dict[str, list[NameValue]] = field(default_factory=dict)
+    bindings: dict[str, list[NameValue]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +60,10 @@ class ProgramNames:
         """What the name gets, as seen from ``scope``; a name of another own module where it is from there."""
         at: Scope | None = scope
         while at is not None:
-            if name in at.given:
-                return at.given[name]
+            if name in at.bindings:
+                return at.bindings[name]
             at = at.parent
-        return [given for module in self.modules for given in module.given.get(name, ())]
+        return [name_value for module in self.modules for name_value in module.bindings.get(name, ())]
 
     def module_of(self, call: ast.Call) -> str:
         """The module that what is called is from: ``torch.nn`` for ``nn.Linear(1, 2)``; "" for one's own."""
@@ -91,7 +91,7 @@ class ProgramNames:
                 self.functions.setdefault(node.name, []).append((node, inner))
                 arguments = node.args
                 for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-                    inner.given.setdefault(argument.arg, [])
+                    inner.bindings.setdefault(argument.arg, [])
             elif isinstance(node, ast.Import):
                 self.imported |= {(o.asname or o.name.split(".")[0]): o.name for o in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -111,14 +111,14 @@ class ProgramNames:
             self._walk(list(ast.iter_child_nodes(node)), inner)
 
     def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, part: int | None = None) -> None:
-        given = NameValue(value, scope, part)
+        name_value = NameValue(value, scope, part)
         match target:
             case ast.Name(id=name):
-                scope.given.setdefault(name, []).append(given)
+                scope.bindings.setdefault(name, []).append(name_value)
             case ast.Attribute(attr=name):
-                self.attributes.setdefault(f".{name}", []).append(given)
+                self.attributes.setdefault(f".{name}", []).append(name_value)
             case ast.Subscript(slice=ast.Constant(value=str(key))):
-                self.attributes.setdefault(f"[{key}]", []).append(given)
+                self.attributes.setdefault(f"[{key}]", []).append(name_value)
             case ast.Starred(value=inner):
                 self._assign(inner, value, scope, -1)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
@@ -155,10 +155,10 @@ class ProgramNames:
             names = names[1:]
         keywords = {*names, *(kwonlyarg.arg for kwonlyarg in function.args.kwonlyargs)}
         for name, value in zip(names, call.args, strict=False):
-            inner.given[name].append(NameValue(value, scope))
+            inner.bindings[name].append(NameValue(value, scope))
         for keyword in call.keywords:
             if keyword.arg in keywords:
-                inner.given[keyword.arg].append(NameValue(keyword.value, scope))
+                inner.bindings[keyword.arg].append(NameValue(keyword.value, scope))
 
 
 def called(call: ast.Call) -> str:

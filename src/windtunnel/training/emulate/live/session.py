@@ -54,7 +54,8 @@ class Session:
         self.progress = progress
         self.captured: list[int] = []
         self.checked: list[int] = []
-        self.heard: set[int] = set()  # ran because another rank waited for what they say; not asked for yet
+        # ran because another rank waited for what they say; not asked for yet
+        self.run_for_others: set[int] = set()
         self.steps = steps or STEPS[cluster.host.device.kind]
         self.least = steps or 0  # steps that the first rank runs as they are before its period counts
         self.marked = False  # steps end where the program says so
@@ -108,12 +109,12 @@ class Session:
         if not self.captured and len(ranks) > 1:
             # How the first rank ends tells how far the others are to be followed.
             return self.capture(ranks[:1]) + self.capture(ranks[1:])
-        slices = self._taken(ranks)
+        slices = self._run_slices(ranks)
         if not self.captured and slices[0].varies:
             # Later steps are others, or end elsewhere. What was written for or by this run is not read again.
             self.least, self.marked = slices[0].varies, slices[0].marked
             self._begin_anew()
-            slices = self._taken(ranks)
+            slices = self._run_slices(ranks)
         self.captured.extend(ranks)
         for slice_ in slices:
             for place, answers in slice_.rank_answers.items():
@@ -125,7 +126,7 @@ class Session:
                 # The first rank has shown the steps that repeat: the others stop at their end.
                 self.settled = len(slices[0].steps), slices[0].period
             if self.least:
-                self.heard.clear()  # they were run as far as the first one, and not as far as these
+                self.run_for_others.clear()  # they were run as far as the first one, and not as far as these
         return slices
 
     def messages(self) -> dict[str, bytes]:
@@ -134,9 +135,9 @@ class Session:
             path.name: path.read_bytes() for path in self.directory.iterdir() if MESSAGE.fullmatch(path.name)
         }
 
-    def _taken(self, ranks: Sequence[int]) -> list[Slice]:
-        self._run([rank for rank in ranks if rank not in self.heard], outline=False)
-        self.heard.difference_update(ranks)
+    def _run_slices(self, ranks: Sequence[int]) -> list[Slice]:
+        self._run([rank for rank in ranks if rank not in self.run_for_others], outline=False)
+        self.run_for_others.difference_update(ranks)
         return [self._slice(rank) for rank in ranks]
 
     def _begin_anew(self) -> None:
@@ -144,14 +145,14 @@ class Session:
         self.directory.mkdir()
         if isinstance(self.program, Function):
             (before / FUNCTION).rename(self.directory / FUNCTION)
-        self.heard.clear()
+        self.run_for_others.clear()
 
     def check(self, ranks: Sequence[int]) -> list[Slice | None]:
         """Run the script as each of ``ranks`` for what it calls of other ranks: slices that are outlines, in
         that order; None for a rank that calls what cannot be emulated (``refused`` says what)."""
         self._run(ranks, outline=True)
         self.checked.extend(ranks)
-        self.heard.difference_update(ranks)
+        self.run_for_others.difference_update(ranks)
         return [None if rank in self.refused else self._slice(rank) for rank in ranks]
 
     @property
@@ -172,7 +173,7 @@ class Session:
             "directory": str(directory),
             "steps": self.steps, "least": self.least if self.settled is None else 0, "marked": self.marked,
             "jobs": self.jobs, "timeout": self.timeout,
-            "earlier": [*self.captured, *self.checked, *sorted(self.heard)], "settled": self.settled,
+            "earlier": [*self.captured, *self.checked, *sorted(self.run_for_others)], "settled": self.settled,
             "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
             "outline": outline, "templates": TEMPLATES,
         }  # fmt: skip
@@ -196,7 +197,7 @@ class Session:
             self.seconds.append(message["seconds"])
             if rank not in ranks:
                 if not outline:
-                    self.heard.add(rank)
+                    self.run_for_others.add(rank)
                 continue
             done += 1
             if self.progress is not None:

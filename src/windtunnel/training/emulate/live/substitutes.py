@@ -183,7 +183,7 @@ def install_compiler(observer: Observer) -> None:
 
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
-            return lambda given: compile(given, **options)
+            return lambda program: compile(program, **options)
         if isinstance(model, torch.nn.Module):
             model.forward = mark(model.forward)
             return model
@@ -226,16 +226,16 @@ def _strategies_once() -> None:
     """The ways to shard one tensor of a list are those of each that has its shape and placements."""
     module: Any = utils
     expand = module.expand_to_full_mesh_op_strategy
-    known: dict[Any, Any] = {}
+    strategies: dict[Any, Any] = {}
 
     def once(mesh: Any, op_schema: Any, single: Any, **options: Any) -> Any:
         meta = options.get("output_tensor_meta")
-        given = {**options, "output_tensor_meta": tuple(meta) if isinstance(meta, list) else meta}
+        key_options = {**options, "output_tensor_meta": tuple(meta) if isinstance(meta, list) else meta}
         try:
-            key = (mesh, op_schema, tuple(map(tuple, single)), tuple(given.items()))
-            if key not in known:
-                known[key] = expand(mesh, op_schema, single, **options)
-            return known[key]
+            key = (mesh, op_schema, tuple(map(tuple, single)), tuple(key_options.items()))
+            if key not in strategies:
+                strategies[key] = expand(mesh, op_schema, single, **options)
+            return strategies[key]
         except TypeError:  # a part of the key has no hash
             return expand(mesh, op_schema, single, **options)
 
@@ -261,16 +261,16 @@ def _sizes_once() -> None:
     places, in as many parts as there are ranks."""
     kind: Any = _StridedShard
     size_of = kind.local_shard_size_and_offset
-    known: dict[tuple[Any, ...], tuple[int, int | None]] = {}
+    known_sizes: dict[tuple[Any, ...], tuple[int, int | None]] = {}
 
     def once(self: Any, size: Any, chunks: Any, rank: Any, *mode: Any, **more: Any) -> Any:
         plain = type(size) is int and type(rank) is int and mode in ((), (0,), (2,)) and not more
         if not plain or torch.get_default_device().type != "cpu":  # elsewhere each is an operator
             return size_of(self, size, chunks, rank, *mode, **more)
         key = self, size, chunks, rank, *mode
-        if key not in known:
-            known[key] = size_of(*key)
-        return known[key]
+        if key not in known_sizes:
+            known_sizes[key] = size_of(*key)
+        return known_sizes[key]
 
     kind.local_shard_size_and_offset = once
 
@@ -279,13 +279,13 @@ def _meshes_once() -> None:
     """FSDP puts the mesh of its shards and that of tensor parallelism together for each parameter."""
     module: Any = DeviceMesh
     concatenate = module._concatenate
-    known: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
+    known_meshes: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
 
     def once(meshes: list[Any]) -> Any:
         key = tuple(map(id, meshes))
-        if key not in known:
-            known[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
-        return known[key][1]
+        if key not in known_meshes:
+            known_meshes[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
+        return known_meshes[key][1]
 
     module._concatenate = staticmethod(once)
 

@@ -333,10 +333,10 @@ class _TensorType(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
 
-    def __call__(cls, *given: Any, device: Any = "cuda") -> torch.Tensor:
-        if len(given) == 1 and not isinstance(given[0], int | torch.Size):
-            return torch.as_tensor(given[0], dtype=cls.dtype, device=device)
-        return torch.empty(*given or (0,), dtype=cls.dtype, device=device)
+    def __call__(cls, *contents: Any, device: Any = "cuda") -> torch.Tensor:
+        if len(contents) == 1 and not isinstance(contents[0], int | torch.Size):
+            return torch.as_tensor(contents[0], dtype=cls.dtype, device=device)
+        return torch.empty(*contents or (0,), dtype=cls.dtype, device=device)
 
 
 def _supply_tensor_types() -> None:
@@ -352,15 +352,15 @@ def _supply_tensor_types() -> None:
     original = torch.set_default_tensor_type
     on_device = False
 
-    def set_default_tensor_type(given: Any) -> None:
+    def set_default_tensor_type(tensor_type: Any) -> None:
         nonlocal on_device
-        name = given if isinstance(given, str) else getattr(given, "__name__", "")
+        name = tensor_type if isinstance(tensor_type, str) else getattr(tensor_type, "__name__", "")
         if name.startswith("torch.cuda."):
             torch.set_default_dtype(types[name.rpartition(".")[2]])
             torch.set_default_device("cuda")
             on_device = True
             return
-        original(given)
+        original(tensor_type)
         if on_device:
             torch.set_default_device(None)
             on_device = False

@@ -123,22 +123,22 @@ def _numbered(events: Events) -> list[Where]:
     return [("ref", blocks), ("ref", records), ("value", works)]
 
 
-def portable(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
+def portable(numbers: Any, part_numbers: dict[int, Taken], which: int) -> Longs:
     """Numbers of blocks (0), event records (1) or work handles (2) as in a template."""
     numbers = np.asarray(numbers, np.int64)
     ported = np.zeros(len(numbers), np.int64)
-    for part, numbers_of in taken.items():
+    for part, numbers_of in part_numbers.items():
         first, count = numbers_of.first[which], numbers_of.count[which]
         inside = (numbers >= first) & (numbers < first + count)
         ported[inside] = (part << SHIFT) + numbers[inside] - first
     return ported
 
 
-def own(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
+def own(numbers: Any, part_numbers: dict[int, Taken], which: int) -> Longs:
     """The inverse of `portable`."""
     numbers = np.asarray(numbers, np.int64)
-    first = np.zeros(max(taken) + 1, np.int64)
-    for part, numbers_of in taken.items():
+    first = np.zeros(max(part_numbers) + 1, np.int64)
+    for part, numbers_of in part_numbers.items():
         first[part] = numbers_of.first[which]
     return first[numbers >> SHIFT] + (numbers & ((1 << SHIFT) - 1))
 
@@ -159,10 +159,10 @@ class ChunkTemplate:
     categories: dict[int, int]
     modules: int
 
-    def digest(self, held: Sequence[int] = ()) -> str:
+    def digest(self, foreign_blocks: Sequence[int] = ()) -> str:
         """Equal for two parts exactly when they did the same. Left out are frees of what was made before the
-        micro-batch, and of blocks that somebody else may have ``held``."""
-        freed = (self.events["kind"] == EventKind.FREE) & np.isin(self.events["ref"], [0, *held])
+        micro-batch, and of ``foreign_blocks``, which somebody else may have held."""
+        freed = (self.events["kind"] == EventKind.FREE) & np.isin(self.events["ref"], [0, *foreign_blocks])
         content = (self.count, self.names, self.returned, self.blocks, self.categories)
         data = self.events[~freed].tobytes() + self.communicated.tobytes() + repr(content).encode()
         return hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -179,55 +179,56 @@ class ChunkTemplate:
 
 
 def template(
-    part: RecordedPart, events: Events, names: TemplateNames, taken: dict[int, Taken], returned: str, blocks:
+    part: RecordedPart, events: Events, names: TemplateNames, part_numbers: dict[int, Taken], returned: str,
+    blocks:
     list[int], communicated: list[int], categories: dict[int, int], modules: int,
 ) -> ChunkTemplate:  # fmt: skip
     """The template of a part, from its events and blocks as they are in this process."""
     for which, (column, where) in enumerate(_numbered(events)):
-        events[column][where] = portable(events[column][where], taken, which)
+        events[column][where] = portable(events[column][where], part_numbers, which)
     texts = []
     for table, (column, where) in enumerate(_named(events)):
         values, first, inverse = np.unique(events[column][where], return_index=True, return_inverse=True)
         events[column][where] = np.argsort(np.argsort(first))[inverse]
         texts.append([names.text(table, number) for number in values[np.argsort(first)].tolist()])
-    marked = portable(list(categories), taken, 0).tolist()
+    marked = portable(list(categories), part_numbers, 0).tolist()
     return ChunkTemplate(
-        part, taken[part].count, events, texts, returned, portable(blocks, taken, 0).tolist(),
-        portable(communicated, taken, 0), dict(zip(marked, categories.values(), strict=True)), modules,
+        part, part_numbers[part].count, events, texts, returned, portable(blocks, part_numbers, 0).tolist(),
+        portable(communicated, part_numbers, 0), dict(zip(marked, categories.values(), strict=True)), modules,
     )  # fmt: skip
 
 
-def localised(given: ChunkTemplate, names: TemplateNames) -> Events:
+def localised(chunk_template: ChunkTemplate, names: TemplateNames) -> Events:
     """The events of a template that refer to the tables of this process."""
-    events = given.events.copy()
+    events = chunk_template.events.copy()
     for table, (column, where) in enumerate(_named(events)):
-        rows = np.array([names.number(table, text) for text in given.names[table]], np.int64)
+        rows = np.array([names.number(table, text) for text in chunk_template.names[table]], np.int64)
         events[column][where] = rows[events[column][where]] if len(rows) else 0
     return events
 
 
 def write(
-    given: ChunkTemplate, events: Events, taken: dict[int, Taken], native: ctypes.CDLL,
+    chunk_template: ChunkTemplate, events: Events, part_numbers: dict[int, Taken], native: ctypes.CDLL,
     stands: dict[int, Any], drop: Callable[[int, Any], None],
 ) -> None:  # fmt: skip
     """Write the events of a template (as `localised`) down for another micro-batch, which takes the
     numbers. Instead of the free of a block that a tensor ``stands`` for, ``drop(block, event)`` is called
     in its place."""
-    taken[given.part] = Taken(
-        tuple(int(native.wt_take(i, n)) for i, n in enumerate(given.count)), given.count
+    part_numbers[chunk_template.part] = Taken(
+        tuple(int(native.wt_take(i, n)) for i, n in enumerate(chunk_template.count)), chunk_template.count
     )
     events = events.copy()
     for which, (column, where) in enumerate(_numbered(events)):
-        events[column][where] = own(events[column][where], taken, which)
-    held = (events["kind"] == EventKind.FREE) & np.isin(events["ref"], list(stands))
+        events[column][where] = own(events[column][where], part_numbers, which)
+    stand_in_frees = (events["kind"] == EventKind.FREE) & np.isin(events["ref"], list(stands))
     begin = 0
-    for row in [*np.flatnonzero(held).tolist(), len(events)]:
+    for row in [*np.flatnonzero(stand_in_frees).tolist(), len(events)]:
         piece = np.ascontiguousarray(events[begin:row])
         native.wt_append(piece.ctypes.data, len(piece))
         if row < len(events):
             drop(int(events["ref"][row]), events[row])
         begin = row + 1
-    communicated = own(given.communicated, taken, 0)
+    communicated = own(chunk_template.communicated, part_numbers, 0)
     native.wt_communicated(communicated.ctypes.data, len(communicated))
 
 
@@ -235,7 +236,7 @@ unlike = itertools.count()
 """Numbers for what is like nothing else."""
 
 
-def signature(given: Any) -> list[Any]:
+def signature(inputs: Any) -> list[Any]:
     """What a forward may do depends on this of its inputs; those on the host are like nothing else."""
 
     def of(leaf: Any) -> Any:
@@ -244,7 +245,7 @@ def signature(given: Any) -> list[Any]:
             return (leaf.shape, local.shape, local.stride(), leaf.dtype) if leaf.is_cuda else next(unlike)
         return repr(leaf) if leaf is None or isinstance(leaf, bool | int | float | str) else id(leaf)
 
-    return [of(leaf) for leaf in pytree.tree_leaves(given)]
+    return [of(leaf) for leaf in pytree.tree_leaves(inputs)]
 
 
 def keeps_parameters(module: torch.nn.Module) -> bool:
@@ -267,14 +268,14 @@ def keeps_parameters(module: torch.nn.Module) -> bool:
 
 def host_state(module: torch.nn.Module) -> Any:
     """What a program may go by that counts micro-batches, or draws what each does."""
-    kept = [
+    plain_state = [
         (name, value if isinstance(value, int | float | str) else len(value))
         for part in module.modules()
         for name, value in vars(part).items()
         if isinstance(value, int | float | str | list | dict)
     ]
     return (
-        kept,
+        plain_state,
         random.getstate(),
         np.random.get_state(legacy=False)["state"]["pos"],
         torch.get_rng_state().tolist(),

@@ -39,14 +39,14 @@ def install_objects(world: WorldView) -> None:
     def members(group: Any) -> list[int]:
         return list(c10d.get_process_group_ranks(group))
 
-    def root(group: Any, given: Any, group_given: Any) -> int:
+    def root(group: Any, place_or_rank: Any, group_given: Any) -> int:
         """The place in the group of a source or destination, as collectives take it: rank 0 by default."""
-        if given is None and group_given is None:
-            given = 0
-        return int(checks._canonicalize_group_rank(group, given, group_given))
+        if place_or_rank is None and group_given is None:
+            place_or_rank = 0
+        return int(checks._canonicalize_group_rank(group, place_or_rank, group_given))
 
-    def peer(group: Any, given: Any, group_given: Any, what: str) -> int:
-        place = checks._canonicalize_group_rank(group, given, group_given)
+    def peer(group: Any, place_or_rank: Any, group_given: Any, what: str) -> int:
+        place = checks._canonicalize_group_rank(group, place_or_rank, group_given)
         checks._check_not_self_rank(group, place, what)
         return members(group)[place]
 
@@ -56,24 +56,24 @@ def install_objects(world: WorldView) -> None:
             return True
         return False
 
-    def heard(place: int, call: str, group: Any, own: Any) -> Any:
+    def object_from(place: int, call: str, group: Any, own: Any) -> Any:
         """What the rank at ``place`` says to the group in this call; where it cannot be had, what this rank
         has."""
         sender = members(group)[place]
         if sender == world.rank:
             return own
-        known, content = mailbox.read(sender, topic(call, group))
-        return content if known else assumed(call, [sender], own)
+        available, content = mailbox.read(sender, topic(call, group))
+        return content if available else assumed(call, [sender], own)
 
     def everybody(call: str, group: Any, own: Any) -> list[Any]:
         mailbox.post(topic(call, group), own)
         contents, silent = [], []
         for rank in members(group):
-            known, content = (
+            available, content = (
                 (True, own) if rank == world.rank else mailbox.read_earlier(rank, topic(call, group))
             )
-            silent.extend([] if known else [rank])
-            contents.append(content if known else own)
+            silent.extend([] if available else [rank])
+            contents.append(content if available else own)
         return assumed(call, silent, contents) if silent else contents
 
     def assumed(call: str, ranks: list[int], value: Any) -> Any:
@@ -118,7 +118,7 @@ def install_objects(world: WorldView) -> None:
         if sender == group.rank():
             mailbox.post(topic("broadcast_object_list", group), list(object_list))
             return
-        objects = heard(sender, "broadcast_object_list", group, list(object_list))
+        objects = object_from(sender, "broadcast_object_list", group, list(object_list))
         for index, content in zip(range(len(object_list)), objects, strict=False):
             object_list[index] = content
 
@@ -126,7 +126,7 @@ def install_objects(world: WorldView) -> None:
         scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None,
         group: Any = None, group_src: Any = None,
     ) -> None:  # fmt: skip
-        output, given = scatter_object_output_list, scatter_object_input_list
+        output, inputs = scatter_object_output_list, scatter_object_input_list
         group = checks._group_or_default_group(group)
         sender = root(group, src, group_src)
         if outside(group, "scatter_object_list"):
@@ -134,10 +134,10 @@ def install_objects(world: WorldView) -> None:
         if not isinstance(output, list) or len(output) < 1:
             raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
         if sender == group.rank():
-            if given is None:
+            if inputs is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
-            mailbox.post(topic("scatter_object_list", group), list(given))
-        everything = heard(sender, "scatter_object_list", group, given)
+            mailbox.post(topic("scatter_object_list", group), list(inputs))
+        everything = object_from(sender, "scatter_object_list", group, inputs)
         output[0] = everything[group.rank()] if everything else None
 
     def send_object_list(
@@ -163,8 +163,8 @@ def install_objects(world: WorldView) -> None:
         sender = peer(group, src, group_src, "source")
         if outside(group, "recv_object_list"):
             return -1
-        known, content = mailbox.read(sender, f"send_object_list {sender} {world.rank} {members(group)}")
-        if not known:
+        available, content = mailbox.read(sender, f"send_object_list {sender} {world.rank} {members(group)}")
+        if not available:
             raise NotImplementedError(
                 f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank sends"
                 f" nothing to rank {world.rank} before its capture ends, or too many ranks would have to run"
@@ -205,7 +205,7 @@ class Values:
 
     world: WorldView
     promises: list[Callable[[], bytes | None]] = field(default_factory=list)
-    kept: dict[int, bytes | None] = field(default_factory=dict)
+    contents: dict[int, bytes | None] = field(default_factory=dict)
 
     def guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
@@ -222,7 +222,7 @@ class Values:
         """This rank says ``size`` bytes at ``data``, or that nobody knows them (None), to the place ``to`` of
         the group, or to all of it (-1)."""
         _, topic = self._topic(kind, name, to)
-        self.world.mailbox.known += data is not None
+        self.world.mailbox.announced += data is not None
         self.world.mailbox.post(topic, ctypes.string_at(data, size) if data else None)
 
     def promise(self, kind: int, name: bytes, place: int, own: int | None, size: int) -> int:
@@ -257,12 +257,12 @@ class Values:
             parts: list[bytes | None] = []
             silent = []
             for sender in senders:
-                known, part = (True, mine)
+                available, part = (True, mine)
                 if sender != rank:
                     earlier = sender in mailbox.earlier
-                    known, part = mailbox.wait(sender, topic, number) if earlier else (False, None)
-                parts.append(part if known else mine)
-                silent.extend([] if known else [sender])
+                    available, part = mailbox.wait(sender, topic, number) if earlier else (False, None)
+                parts.append(part if available else mine)
+                silent.extend([] if available else [sender])
             if silent and mine is not None:  # one sentence, whichever of them is asked for
                 self.world.note(
                     f"{KINDS[kind]}: ranks that have not run are taken to hold the values that the one that "
@@ -276,9 +276,9 @@ class Values:
 
     def keep(self, promise: int, into: int, size: int) -> int:
         """Write what was promised to ``into``; 0 where nobody knows it."""
-        if promise not in self.kept:
-            self.kept[promise] = self.promises[promise - 1]()
-        content = self.kept[promise]
+        if promise not in self.contents:
+            self.contents[promise] = self.promises[promise - 1]()
+        content = self.contents[promise]
         if content is None or len(content) != size:
             return 0
         ctypes.memmove(into, content, size)

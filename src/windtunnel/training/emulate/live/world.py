@@ -76,7 +76,7 @@ def replace(function: Callable[..., Any]) -> None:
 
 class _AnyFake(type):
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.made)  # type: ignore[attr-defined]
+        return isinstance(instance, cls.fake_type)  # type: ignore[attr-defined]
 
 
 class _Options:
@@ -93,14 +93,14 @@ class _Backend(metaclass=_AnyFake):
 
     Options = _Options
     create: Callable[[int, int], Any]
-    made: type
+    fake_type: type
 
     def __new__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
         return cls.create(rank, size)
 
 
 def _pretend_backends(create: Callable[[int, int], Any], group_type: type) -> None:
-    own = {"create": staticmethod(create), "made": group_type}
+    own = {"create": staticmethod(create), "fake_type": group_type}
     for module in (dist, c10d):
         m: Any = module
         for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupGloo"):
@@ -124,13 +124,13 @@ def _start_without_peers(world: WorldView, device_type: str) -> None:
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         for key, expected in (("world_size", world.size), ("rank", world.rank)):
-            given = kwargs.get(key, -1)
-            if given not in (-1, None, expected):
+            argument = kwargs.get(key, -1)
+            if argument not in (-1, None, expected):
                 raise ValueError(
-                    f"init_process_group({key}={given}): the emulated world gives {key} {expected}"
+                    f"init_process_group({key}={argument}): the emulated world gives {key} {expected}"
                 )
-        kept = {key: kwargs[key] for key in ("timeout", "group_name") if key in kwargs}
-        original(backend, store=HashStore(), rank=world.rank, world_size=world.size, **kept)
+        group_options = {key: kwargs[key] for key in ("timeout", "group_name") if key in kwargs}
+        original(backend, store=HashStore(), rank=world.rank, world_size=world.size, **group_options)
         world.add(tuple(range(world.size)), "world", c10d._get_default_group().group_name)
 
     replace(init_process_group)
@@ -188,11 +188,11 @@ def _list_groups(world: WorldView) -> None:
             if (group.label, len(group.ranks)) == (parent.label, len(parent.ranks))
         ]
         mine = dist.GroupMember.NON_GROUP_MEMBER
-        given = {"timeout": timeout, "backend": backend, "group_desc": group_desc} | in_order
+        group_options = {"timeout": timeout, "backend": backend, "group_desc": group_desc} | in_order
         for members in dict.fromkeys(same):
             for part in split_ranks:
                 ranks = [members[index] for index in (part if in_order else sorted(part))]
-                group = new_group_with_tag(ranks, **given)
+                group = new_group_with_tag(ranks, **group_options)
                 mine = group if members == parent.ranks and world.rank in ranks else mine
         return mine
 
@@ -245,8 +245,8 @@ def _agree_on_shapes(world: WorldView) -> None:
             return modes._StageBackwardMeta(backward_metas=modes._derive_grad_metas(self._stage_meta.outputs))
         sender = self._resolve_peer_global_rank(src_stage)
         topic = f"shapes {src_stage} {self.stage_index}"
-        known, meta = world.mailbox.read_earlier(sender, topic, last=not sent)
-        if known:
+        available, meta = world.mailbox.read_earlier(sender, topic, last=not sent)
+        if available:
             return meta
         if sent:
             # Stages that loop over the ranks: the one before is captured later. What lies between stages has

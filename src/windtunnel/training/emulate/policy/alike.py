@@ -129,8 +129,10 @@ def _words(slice_: Slice, event: Any) -> str:
 
 def _parameter_bytes(slice_: Slice) -> int:
     events = slice_.events[slice_.events["kind"] == EventKind.ALLOC]
-    kept = [slice_.block_category.get(block) == Category.PARAMETER for block in events["ref"].tolist()]
-    return int(events["value"][np.array(kept, np.bool_)].sum())
+    is_parameter = [
+        slice_.block_category.get(block) == Category.PARAMETER for block in events["ref"].tolist()
+    ]
+    return int(events["value"][np.array(is_parameter, np.bool_)].sum())
 
 
 def _collective_names(slice_: Slice, families: Families) -> Longs:

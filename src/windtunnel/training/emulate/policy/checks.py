@@ -132,14 +132,14 @@ Decision = Capture | Check | CheckedCells
 Longs = NDArray[np.int64]
 
 
-def verify(observation: Observation, known: CheckedCells) -> Decision:
-    """What remains to be run before ``known`` holds; in the end, ``known`` with what the checks showed."""
+def verify(observation: Observation, cells: CheckedCells) -> Decision:
+    """What remains to be run before ``cells`` holds; in the end, ``cells`` with what the checks showed."""
     captured, checked = observation.captured, observation.checked
     if not observation.checks:
-        return known
+        return cells
     if strange := _strange(observation):
         return Capture(strange, "ranks that call what no captured rank calls")
-    stands, _ = stand_ins(observation, known)
+    stands, _ = stand_ins(observation, cells)
     row = np.zeros(observation.world_size, np.int64)
     row[list(captured)] = list(captured.values())
     certain, involved = outcomes(observation)
@@ -151,7 +151,7 @@ def verify(observation: Observation, known: CheckedCells) -> Decision:
     finer = _numbered([cases, *involved])
     if wanted := _spread(_first_of_each(finer, run), max(room, 0)):
         return Check(wanted, "conditions on the rank that only a run can tell")
-    return CheckedCells(known.starts, _alike(observation, finer, row[stands]))
+    return CheckedCells(cells.starts, _alike(observation, finer, row[stands]))
 
 
 def _strange(observation: Observation) -> tuple[int, ...]:
@@ -254,10 +254,12 @@ def _columns(condition: Condition, observation: Observation) -> list[tuple[Longs
 def _meanings(observation: Observation, source: RankSource) -> list[Longs]:
     """What the source may tell each rank: all that fits what it told the captured ones."""
     ranks = np.arange(observation.world_size, dtype=np.int64)
-    known = [ranks, ranks % observation.devices_per_host, ranks // observation.devices_per_host]
-    known += [np.asarray(family.index(observation.world_size), np.int64) for family in observation.families]
+    meanings = [ranks, ranks % observation.devices_per_host, ranks // observation.devices_per_host]
+    meanings += [
+        np.asarray(family.index(observation.world_size), np.int64) for family in observation.families
+    ]
     fitting: list[Longs] = []
-    for meaning in known:
+    for meaning in meanings:
         fits = all(meaning[rank] == value for rank, value in source.values.items())
         if fits and not any(np.array_equal(meaning, other) for other in fitting):
             fitting.append(meaning)
@@ -309,28 +311,28 @@ def _hash(value: Any) -> int:
     return hash(value)
 
 
-def stand_ins(observation: Observation, known: CheckedCells) -> tuple[Longs, Longs]:
+def stand_ins(observation: Observation, cells: CheckedCells) -> tuple[Longs, Longs]:
     """For every rank the captured one that stands for it, and the ranks that play a part for which none was
     captured: there the nearest one stands in."""
     captured = np.array(sorted(observation.captured), np.int64)
-    stands = _corners(observation, known)
+    stands = _corners(observation, cells)
     stands[captured] = captured
     unknown = np.flatnonzero(~np.isin(stands, captured))
     doubtful = unknown[:0]
     if len(unknown):
         stands[unknown], other_part = _nearest(observation.axes, observation.world_size, unknown, captured)
         doubtful = unknown[other_part]
-    for rank, other in known.alike.items():
+    for rank, other in cells.alike.items():
         stands[rank] = other
     return stands, doubtful
 
 
-def _corners(observation: Observation, known: CheckedCells) -> Longs:
+def _corners(observation: Observation, cells: CheckedCells) -> Longs:
     """For every rank the one at the first corner of its cell, or itself."""
-    if known.starts is None:
+    if cells.starts is None:
         return np.arange(observation.world_size)
     axes = observation.axes
-    starts = [np.array(places) for places in known.starts]
+    starts = [np.array(places) for places in cells.starts]
     cell = np.zeros(observation.world_size, np.int64)
     for axis, places in zip(axes.axes, starts, strict=True):
         segment = np.searchsorted(places, axis.index, side="right") - 1

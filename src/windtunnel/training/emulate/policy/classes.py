@@ -190,10 +190,10 @@ def _take(evidence: RankEvidence, capture: Slices, ranks: list[int]) -> None:
         evidence.add(slices[rank])
 
 
-def _classes(evidence: RankEvidence, known: CheckedCells) -> Classes:
+def _classes(evidence: RankEvidence, cells: CheckedCells) -> Classes:
     """Classes in which every rank has the graph of the captured rank that stands for it."""
     captured = np.array(sorted(evidence.digest_of), np.int64)
-    stand_in, assumed = stand_ins(evidence.observe("", 0), known)
+    stand_in, assumed = stand_ins(evidence.observe("", 0), cells)
     doubts = [_doubt(evidence, assumed)] if len(assumed) else []
     checked = tuple(
         sorted(
@@ -214,13 +214,13 @@ def _classes(evidence: RankEvidence, known: CheckedCells) -> Classes:
     rank_class = renumbered[rank_class]
 
     classes: list[RankClass] = []
-    taken: Counter[str] = Counter()
+    name_counts: Counter[str] = Counter()
     for row, old in enumerate(order.tolist()):
         slice_ = evidence.slice_of[names[old]]
         members = np.flatnonzero(rank_class == row)
         name = _name(evidence.axes, members)
-        taken[name] += 1
-        name = f"{name} ({taken[name]})" if taken[name] > 1 else name
+        name_counts[name] += 1
+        name = f"{name} ({name_counts[name]})" if name_counts[name] > 1 else name
         mine = tuple(int(rank) for rank in captured if rank_class[rank] == row)
         classes.append(RankClass(name, slice_, members, mine, _note(evidence, slice_, members, rank_class)))
     notes = [Note(cls.note) for cls in classes if cls.note]

@@ -120,20 +120,20 @@ def find_families(groups: Sequence[Group], world_size: int) -> Families:
     """
     open_: dict[tuple[str, int], list[int]] = {}
     rows: list[list[int]] = []
-    taken: list[NDArray[np.bool_]] = []
+    members_of_family: list[NDArray[np.bool_]] = []
     family_of = np.full(len(groups), -1, np.int32)
     arrays = [np.array(group.ranks, np.int32) for group in groups]
     for i, group in enumerate(groups):
         candidates = open_.setdefault((group.label, len(group.ranks)), [])
-        place = next((f for f in candidates if not taken[f][arrays[i]].any()), -1)
+        place = next((f for f in candidates if not members_of_family[f][arrays[i]].any()), -1)
         if place < 0:
             place = len(rows)
             candidates.append(place)
             rows.append([])
-            taken.append(np.zeros(world_size, np.bool_))
+            members_of_family.append(np.zeros(world_size, np.bool_))
         family_of[i] = place
         rows[place].append(i)
-        taken[place][arrays[i]] = True
+        members_of_family[place][arrays[i]] = True
     families = [_family(groups, arrays, chosen, world_size) for chosen in rows]
     return Families(world_size, families, family_of)
 

@@ -168,7 +168,7 @@ def parse_ranks(text: str, world_size: int, option: str = "ranks") -> list[int]:
     return sorted(ranks)
 
 
-def segments(known: Callable[[int], int | None], size: int) -> tuple[list[int], list[int]]:
+def segments(answer_of: Callable[[int], int | None], size: int) -> tuple[list[int], list[int]]:
     """Where a line of ranks changes: (starts of the segments so far, indices that must be known next).
 
     ``known(i)`` is the class of index i, or None. Looks at both ends and the middle, then between neighbours
@@ -177,15 +177,17 @@ def segments(known: Callable[[int], int | None], size: int) -> tuple[list[int], 
     """
     looked = {0, size // 2, size - 1}
     while True:
-        unknown = sorted(i for i in looked if known(i) is None)
+        unknown = sorted(i for i in looked if answer_of(i) is None)
         if unknown:
             return [0], unknown
         ordered = sorted(looked)
         wanted = {
-            _between(i, j, size, looked) for i, j in pairwise(ordered) if j - i > 1 and known(i) != known(j)
+            _between(i, j, size, looked)
+            for i, j in pairwise(ordered)
+            if j - i > 1 and answer_of(i) != answer_of(j)
         }
         if not wanted:
-            return [0] + [j for i, j in pairwise(ordered) if known(i) != known(j)], []
+            return [0] + [j for i, j in pairwise(ordered) if answer_of(i) != answer_of(j)], []
         looked |= wanted
 
 

@@ -177,17 +177,17 @@ def emulate_group(
 
 def _once() -> Capturing:
     """Captures at the first call, and gives the same classes, or the same failure, at every later one."""
-    known: list[Classes | ScriptError] = []
+    outcomes: list[Classes | ScriptError] = []
 
-    def take(*given: Any) -> Classes:
-        if not known:
+    def take(*arguments: Any) -> Classes:
+        if not outcomes:
             try:
-                known.append(capture(*given))
+                outcomes.append(capture(*arguments))
             except ScriptError as error:
-                known.append(error)
-        if isinstance(known[0], ScriptError):
-            raise known[0]
-        return known[0]
+                outcomes.append(error)
+        if isinstance(outcomes[0], ScriptError):
+            raise outcomes[0]
+        return outcomes[0]
 
     return take
 

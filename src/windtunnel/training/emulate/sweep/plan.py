@@ -118,7 +118,7 @@ def _arguments(path: Path, spec: SweepSpec) -> tuple[list[str], dict[str, list[V
         except ValueError as error:
             reason = str(error) if "accepted" in str(error) else f"{error}; accepted are words as in a shell"
             raise UserError(f"{path}: field args is {spec.args!r}, {reason}") from None
-    given = {word.partition("=")[0] for word in fixed if word.startswith("-")}
+    fixed_options = {word.partition("=")[0] for word in fixed if word.startswith("-")}
     for option, values in spec.grid.items():
         where = f"{path}: field grid.{option}"
         if not option.startswith("-") or not name_of(option).isidentifier():
@@ -127,7 +127,7 @@ def _arguments(path: Path, spec: SweepSpec) -> tuple[list[str], dict[str, list[V
             raise UserError(f"{where} is varied in args too, accepted is once")
         varied[option] = values
     for option, values in varied.items():
-        if option in given:
+        if option in fixed_options:
             raise UserError(f"{path}: option {option} is both fixed in args and varied, accepted is one")
         _once(f"{path}: option {option}", [repr(value) for value in values])
     return fixed, varied

@@ -116,10 +116,10 @@ def pareto_front(values: ArrayLike) -> NDArray[np.bool_]:
     rows are on it together. Returns a mask, shape (points,). Rows with a NaN are not on it and beat nobody.
     """
     table = np.asarray(values, np.float64)
-    known = np.array([not np.isnan(row).any() for row in table], np.bool_)
-    front = known.copy()
-    for row in np.flatnonzero(known):
-        others = table[known]
+    complete = np.array([not np.isnan(row).any() for row in table], np.bool_)
+    front = complete.copy()
+    for row in np.flatnonzero(complete):
+        others = table[complete]
         better = (others <= table[row]).all(axis=1) & (others < table[row]).any(axis=1)
         front[row] = not better.any()
     return front

@@ -130,8 +130,10 @@ def holds(condition: str, values: Mapping[str, Value]) -> bool:
     import simpleeval  # only a sweep with conditions needs it
 
     long = ast.Pow, ast.LShift, ast.RShift  # of large numbers
-    known = {kind: function for kind, function in simpleeval.DEFAULT_OPERATORS.items() if kind not in long}
-    evaluator = simpleeval.EvalWithCompoundTypes(operators=known, names=dict(values))
+    operators = {
+        kind: function for kind, function in simpleeval.DEFAULT_OPERATORS.items() if kind not in long
+    }
+    evaluator = simpleeval.EvalWithCompoundTypes(operators=operators, names=dict(values))
     evaluator.functions = {}
     try:
         result = evaluator.eval(condition.strip())

@@ -96,11 +96,11 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
 
 def without(job: ReplayJob, ranks: Sequence[int]) -> ReplayJob:
     """The job of all other simulated ranks; joins keep their numbers."""
-    kept = [rank for rank in range(job.ranks) if rank not in set(ranks)]
-    parts = [job.rank_join[job.rank_join_ptr[rank] : job.rank_join_ptr[rank + 1]] for rank in kept]
+    remaining = [rank for rank in range(job.ranks) if rank not in set(ranks)]
+    parts = [job.rank_join[job.rank_join_ptr[rank] : job.rank_join_ptr[rank + 1]] for rank in remaining]
     return replace(
-        job, rank_program=job.rank_program[kept], compute_scale=job.compute_scale[kept],
-        issue_scale=job.issue_scale[kept],
+        job, rank_program=job.rank_program[remaining], compute_scale=job.compute_scale[remaining],
+        issue_scale=job.issue_scale[remaining],
         rank_join_ptr=np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64),
         rank_join=np.concatenate([np.zeros(0, np.int64), *parts]),
     )  # fmt: skip
@@ -133,8 +133,8 @@ class Virtual:
         for joins in joined.values():
             for join in joins:
                 self.members[join] = self.members.get(join, 0) + 1
-        known = {mark.join for mark in marks}
-        marks += tuple(Mark(join, ()) for join in sorted(set(self.members) - known))
+        marked_joins = {mark.join for mark in marks}
+        marks += tuple(Mark(join, ()) for join in sorted(set(self.members) - marked_joins))
         self.marks = marks
         self.place = {mark.join: number for number, mark in enumerate(marks) if mark.join >= 0}
         self.seconds = [

@@ -139,16 +139,16 @@ def _between_parts(world: StitchedWorld, send: Channel) -> bool:
 def _crossings(
     world: StitchedWorld, cluster: Cluster, channels: Sequence[Channel], slow: Slowness
 ) -> dict[Channel, Crossing]:
-    known: dict[tuple[int, ...], tuple[GroupPlacement, float]] = {}
+    crossings: dict[tuple[int, ...], tuple[GroupPlacement, float]] = {}
 
     def crossing(ranks: tuple[int, ...]) -> tuple[GroupPlacement, float]:
-        if ranks not in known:
+        if ranks not in crossings:
             placement = cluster.placement(ranks)
             hosts = {rank // cluster.devices_per_host for rank in ranks}
             # A link's NICs matter only to what leaves the host.
             factor = max((slow.link[host] for host in hosts), default=1.0) if len(hosts) > 1 else 1.0
-            known[ranks] = placement, float(factor)
-        return known[ranks]
+            crossings[ranks] = placement, float(factor)
+        return crossings[ranks]
 
     result = {}
     for channel in channels:
@@ -235,8 +235,8 @@ class _Joins:
                 self.call.append(np.tile(named, (self.copies, 1)))
             else:
                 # Members of an uneven collective may see other sizes; it lasts as long as its longest.
-                held = self.duration[self.place[key][1]]
-                np.maximum(held, np.tile(duration, self.copies), out=held)
+                durations = self.duration[self.place[key][1]]
+                np.maximum(durations, np.tile(duration, self.copies), out=durations)
             joins[:, positions] = self.place[key][0] + np.arange(joins.shape[0] * len(positions)).reshape(
                 self.copies, -1
             )
@@ -287,8 +287,10 @@ class Slow:
             raise UserError(f"{self!r}: accepted is one of host, rank and link")
 
     def __str__(self) -> str:
-        given = {"host": self.host, "rank": self.rank, "link": self.link}
-        return next(f"{what}={number}:{self.factor}" for what, number in given.items() if number is not None)
+        targets = {"host": self.host, "rank": self.rank, "link": self.link}
+        return next(
+            f"{what}={number}:{self.factor}" for what, number in targets.items() if number is not None
+        )
 
 
 def parse_slow(slow: str | Slow, cluster: Cluster) -> list[Slow]:

@@ -160,14 +160,14 @@ def _repeat(
     shift = np.arange(copies)[:, None]
     target = (targets[order] + shift * n).ravel()
     source = (sources[order] + shift * n).ravel()
-    kept = source >= 0  # the first copy has no step before it
-    counts = np.bincount(target[kept], minlength=n * copies)
+    internal = source >= 0  # the first copy has no step before it
+    counts = np.bincount(target[internal], minlength=n * copies)
     return Program(
         queue=np.tile(queue, copies),
         duration=np.tile(duration, copies),
         issue=np.tile(issue, copies),
         dep_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        dep=source[kept].astype(np.int32),
+        dep=source[internal].astype(np.int32),
         join=np.where(join >= 0, join + shift * joins, -1).ravel().astype(np.int32),
     )
 
@@ -245,12 +245,12 @@ class _Order:
                     continue
                 waited[name, source] = node
                 pairs.append((target, node) if target < self.n else (target - self.n, node - self.n))
-            held, before = self.pending.get(name, (target, {}))
-            self.pending[name] = (target, _both(before, ends) if held == target else ends)
+            pending_target, before = self.pending.get(name, (target, {}))
+            self.pending[name] = (target, _both(before, ends) if pending_target == target else ends)
 
         for position, kind, name, ref, value in zip(*(column.tolist() for column in columns), strict=True):
             if kind == EventKind.RECORD:
-                new_records[ref] = self._given(name, position)
+                new_records[ref] = self._last_ends(name, position)
             elif kind == EventKind.WAIT:
                 wait(name, position, recorded(ref))
             elif kind == EventKind.COLLECTIVE:
@@ -262,9 +262,9 @@ class _Order:
                     ends: Ends = {}
                     for other in {*self.on_stream, *self.pending}:
                         if other < HOST_COMM_STREAM:
-                            ends = _both(ends, self._given(other, position))
+                            ends = _both(ends, self._last_ends(other, position))
                 elif ref == _STREAM:
-                    ends = self._given(name, position)
+                    ends = self._last_ends(name, position)
                 else:
                     ends = finished(value) if ref == _HANDLE else recorded(ref)
                 target = bisect_left(self.event, position)
@@ -272,11 +272,11 @@ class _Order:
         self.records, self.handles = new_records, new_handles
         return pairs
 
-    def _given(self, name: int, position: int) -> Ends:
+    def _last_ends(self, name: int, position: int) -> Ends:
         """What ends when everything that stream ``name`` was given up to ``position`` has ended."""
         target = self._next(name, position)
-        held, waits = self.pending.get(name, (target, {}))
-        ends = dict(waits) if held == target else {}
+        pending_target, waits = self.pending.get(name, (target, {}))
+        ends = dict(waits) if pending_target == target else {}
         if nodes := self.on_stream.get(name):
             count = bisect_left(nodes, bisect_left(self.event, position))
             ends[name] = nodes[count - 1] if count else nodes[-1] - self.n

@@ -59,9 +59,9 @@ def share_of(
 
 def lengths_of(offsets: Any, total: int) -> list[int]:
     """The lengths of sequences in a row, from their ``offsets``, one more than there are sequences."""
-    known = values_of(offsets)
-    if known is not None:
-        return [end - begin for begin, end in pairwise(known)]
+    offset_values = values_of(offsets)
+    if offset_values is not None:
+        return [end - begin for begin, end in pairwise(offset_values)]
     count = max(1, offsets.numel() - 1)
     note("the lengths of sequences in a row are not known: attention takes them to be equally long")
     return [total // count] * count
@@ -93,20 +93,22 @@ def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
+        bound_arguments = bound.arguments
         stands_in("flash_attn", name)
-        operands = [given[word] for word in tensors.split()]
+        operands = [bound_arguments[word] for word in tensors.split()]
         rows, columns = (t.shape[0 if offsets else 1] for t in (operands[0], operands[-1]))
         lengths = [(rows, columns)]
         if offsets:
-            ends = [given[word] for word in offsets.split() if word.startswith("cu_")]
+            ends = [bound_arguments[word] for word in offsets.split() if word.startswith("cu_")]
             sides = [lengths_of(end, n) for end, n in zip(dict.fromkeys(ends), (rows, columns), strict=False)]
             lengths = list(zip(sides[0], sides[-1], strict=True))
-        half, share = share_of(lengths, rows, columns, given["causal"], given["window_size"])
+        half, share = share_of(
+            lengths, rows, columns, bound_arguments["causal"], bound_arguments["window_size"]
+        )
         views = _in_a_row if offsets else batched
         out, lse = Attention.apply("flash_attn.flash_attention", half, share, views, *operands)
         out, lse = (out[0].transpose(0, 1), lse[0]) if offsets else (out.transpose(1, 2), lse)
-        return (out, lse, None) if given["return_attn_probs"] else out
+        return (out, lse, None) if bound_arguments["return_attn_probs"] else out
 
     call.__name__, call.__signature__ = name, signature  # type: ignore[attr-defined]
     return call
@@ -166,17 +168,18 @@ def memory_efficient_attention(
             "xformers' bias that is trained", "what its kernels do is not known; use torch's flex_attention"
         )()
     shape = (*query.shape[:-1], value.shape[-1])
-    given = [query, key, value]
+    operands = [query, key, value]
     if query.ndim == 3:
-        given = [tensor.unsqueeze(2) for tensor in given]
+        operands = [tensor.unsqueeze(2) for tensor in operands]
     elif query.ndim == 5:
-        given = [(t if t.stride(3) else t[:, :, :, :1]).flatten(2, 3) for t in given]  # one for a whole group
+        # one for a whole group
+        operands = [(t if t.stride(3) else t[:, :, :, :1]).flatten(2, 3) for t in operands]
     bias = attn_bias if isinstance(attn_bias, AttentionBias) else AttentionBias()
     rows, columns = query.shape[1], key.shape[1]
     half, share = share_of([(rows, columns)], rows, columns, bias.causal, EVERYTHING)
     flash = query.dtype.itemsize == 2 and not isinstance(attn_bias, torch.Tensor)
     kernel = f"xformers.{'flash' if flash else 'efficient'}_attention"
-    out, _ = Attention.apply(kernel, half, share, batched, *given)
+    out, _ = Attention.apply(kernel, half, share, batched, *operands)
     return out.transpose(1, 2).reshape(shape)
 
 
@@ -212,18 +215,18 @@ class DotProductAttention(torch.nn.Module):
         stands_in(TE, "DotProductAttention")
         mask = attn_mask_type or self.attn_mask_type
         recipe = FP8GlobalStateManager.recipe
-        for given, words in (
+        for unknown, words in (
             (query_layer.dtype == torch.float32, "attention in float32"),
             (mask == "arbitrary", "arbitrary mask"),
             (options.get("core_attention_bias") is not None, "core_attention_bias"),
             (options.get("inference_params") is not None, "inference_params"),
             (recipe is not None and recipe.fp8_dpa, "attention in float8 (fp8_dpa)"),
         ):  # fmt: skip
-            if given:
+            if unknown:
                 refuse(f"{TE}'s {words}", "what its kernels do is not known; leave it out")()
         form = qkv_format or self.qkv_format
-        given = [t.unsqueeze(0) if form == "thd" else t for t in (query_layer, key_layer, value_layer)]
-        rows, columns = (tensor.shape[0 if form == "sbhd" else 1] for tensor in given[:2])
+        operands = [t.unsqueeze(0) if form == "thd" else t for t in (query_layer, key_layer, value_layer)]
+        rows, columns = (tensor.shape[0 if form == "sbhd" else 1] for tensor in operands[:2])
         lengths = [(rows, columns)]
         if form == "thd":
             lengths = list(
@@ -234,7 +237,7 @@ class DotProductAttention(torch.nn.Module):
         )
         kernel = f"{TE}.{'cudnn' if torch.cuda.get_device_capability() >= (9, 0) else 'flash'}_attention"
         views = _sequence_first if form == "sbhd" else batched
-        out, _ = Attention.apply(kernel, half, share, views, *given)
+        out, _ = Attention.apply(kernel, half, share, views, *operands)
         out = (out.permute(2, 0, 1, 3) if form == "sbhd" else out.transpose(1, 2)).flatten(-2)
         return out.squeeze(0) if form == "thd" else out
 
@@ -387,5 +390,5 @@ def blocks_left(mask_mod: Any, shape: tuple[int, ...], block: tuple[int, int]) -
 
 def _spread(count: int, most: int) -> list[int]:
     """Up to ``most`` of ``count`` places, evenly spread."""
-    taken = min(count, most)
-    return [(2 * number + 1) * count // (2 * taken) for number in range(taken)]
+    samples = min(count, most)
+    return [(2 * number + 1) * count // (2 * samples) for number in range(samples)]

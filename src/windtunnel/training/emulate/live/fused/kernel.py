@@ -77,8 +77,8 @@ def unrecorded() -> Iterator[None]:
 def values_of(tensor: Any) -> list[int] | None:
     """The values of a tensor of offsets, None where they are not known."""
     with unrecorded():
-        known = bool((tensor >= 0).all().item())
-        return [int(value) for value in tensor.tolist()] if known else None
+        readable = bool((tensor >= 0).all().item())
+        return [int(value) for value in tensor.tolist()] if readable else None
 
 
 class Attention(torch.autograd.Function):
@@ -95,22 +95,22 @@ class Attention(torch.autograd.Function):
         begin()
         launch(kernel, (query, key, value, causal, share), (out, lse))
         ctx.save_for_backward(*tensors, out, lse)
-        ctx.given = kernel, causal, share, views
+        ctx.options = kernel, causal, share, views
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        kernel, causal, share, views = ctx.given
+        kernel, causal, share, views = ctx.options
         *tensors, out, lse = ctx.saved_tensors
         results = [torch.empty_like(tensor) for tensor in tensors]
         with unrecorded():
             query, key, value = views(tensors)
             written = views(results)
         delta = torch.empty_like(lse)  # the sums of the output and its gradient, which the kernel takes
-        given = (query, key, value, out, lse, delta, gradients[0], causal, share)
-        launch(f"{kernel}_backward", given, written)
+        arguments = (query, key, value, out, lse, delta, gradients[0], causal, share)
+        launch(f"{kernel}_backward", arguments, written)
         return None, None, None, None, *results
 
 

@@ -68,11 +68,11 @@ class _Linear(torch.autograd.Function):
             operand, *stats = torch.native_layer_norm(
                 flat, [flat.shape[1]], norm_weight, norm_bias, layer.eps
             )  # type: ignore
-        kept, right, work = operand, weight, None
+        saved_operand, right, work = operand, weight, None
         if cached is not None:
             # By columns it cannot be gathered: then the rows are kept, and turned in the backward pass.
             operand, columns = quantise(operand)
-            kept, right = operand if layer.gathers else columns, cached.rows
+            saved_operand, right = operand if layer.gathers else columns, cached.rows
         if layer.gathers:
             operand, work = _gather(operand, layer, layer.ub_overlap_ag)
         out = flat.new_empty(operand.shape[0], weight.shape[0])
@@ -84,8 +84,10 @@ class _Linear(torch.autograd.Function):
             total = _reduce(product, layer, False)[0] if sums else product
         _wait(work)
         turned = None if cached is None else cached.columns
-        kept = kept if weight.requires_grad else None
-        ctx.save_for_backward(flat if stats else None, kept, weight, turned, norm_weight, norm_bias, *stats)
+        saved_operand = saved_operand if weight.requires_grad else None
+        ctx.save_for_backward(
+            flat if stats else None, saved_operand, weight, turned, norm_weight, norm_bias, *stats
+        )
         ctx.layer, ctx.shape, ctx.has_bias = layer, x.shape, bias is not None
         return total.view(-1, *x.shape[1:-1], total.shape[-1])
 
@@ -197,11 +199,11 @@ class Linear(TransformerEngineBaseModule):
         stands_in(TE, "Linear" if self.normalization is None else "LayerNormLinear")
         on = torch.is_autocast_enabled("cuda")
         dtype = torch.get_autocast_dtype("cuda") if on else self.weight.dtype
-        given = (
+        parameters = (
             self.weight, self.bias if self.use_bias and not self.return_bias else None,
             getattr(self, "layer_norm_weight", None), getattr(self, "layer_norm_bias", None),
         )  # fmt: skip
-        weight, *others = (tensor if tensor is None else tensor.to(dtype) for tensor in given)
+        weight, *others = (tensor if tensor is None else tensor.to(dtype) for tensor in parameters)
         cached = None
         if FP8GlobalStateManager.is_fp8_enabled():
             cached = self._quantised(weight, is_first_microbatch)

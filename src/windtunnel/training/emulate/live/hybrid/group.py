@@ -132,9 +132,9 @@ class HybridGroup(Base):  # type: ignore[misc]
         root = int(opts.rootRank)
 
         def data() -> None:
-            held = self._held(tensors)
+            input_at = self._inputs(tensors)
             for n, tensor in enumerate(tensors):
-                _fill(tensor, held(root, n))
+                _fill(tensor, input_at(root, n))
 
         return self._call("broadcast", "broadcast", (tensors, opts), tensors, tensors, data, root)
 
@@ -154,10 +154,10 @@ class HybridGroup(Base):  # type: ignore[misc]
 
     def _gathered(self, kind: str, outputs: Any, inputs: Any, opts: Any, root: int = -1) -> GroupWork:
         def data() -> None:
-            held = self._held(inputs)
+            input_at = self._inputs(inputs)
             for n, parts in enumerate(outputs):
                 for place, part in enumerate(parts):
-                    _fill(part, held(place, n))
+                    _fill(part, input_at(place, n))
 
         flat = [part for parts in outputs for part in parts]
         return self._call(kind, kind.replace("_", ""), (outputs, inputs, opts), inputs, flat, data, root)
@@ -167,10 +167,10 @@ class HybridGroup(Base):  # type: ignore[misc]
 
         def data() -> None:
             whole = inputs or [[output] * self._count for output in outputs]
-            held = self._held([torch.stack(list(parts)) for parts in whole])
+            input_at = self._inputs([torch.stack(list(parts)) for parts in whole])
             for n, output in enumerate(outputs):
-                given = held(root, n)
-                _fill(output, None if given is None else given[self._place])
+                parts_of_root = input_at(root, n)
+                _fill(output, None if parts_of_root is None else parts_of_root[self._place])
 
         flat = [part for parts in inputs for part in parts]
         return self._call("scatter", "scatter", (outputs, inputs, opts), flat, outputs, data, root)
@@ -300,7 +300,7 @@ class HybridGroup(Base):  # type: ignore[misc]
                 self._real = below.ProcessGroupGloo(store, own, len(self._places), PATIENCE)
         return self._ranks
 
-    def _held(self, tensors: Tensors) -> Callable[[int, int], Tensor | None]:
+    def _inputs(self, tensors: Tensors) -> Callable[[int, int], Tensor | None]:
         """What the rank at a place holds as its n-th input; None for zeros."""
         live: dict[int, list[Tensor]] = {self._place: list(tensors)}
         if self._real is not None:
@@ -313,11 +313,11 @@ class HybridGroup(Base):  # type: ignore[misc]
                         live[place].append(part)
         virtual = live[self._places[0]] if self._world.rule == "uniform" else None
 
-        def held(place: int, n: int) -> Tensor | None:
-            given = live.get(place, virtual)
-            return None if given is None else given[n]
+        def input_at(place: int, n: int) -> Tensor | None:
+            place_inputs = live.get(place, virtual)
+            return None if place_inputs is None else place_inputs[n]
 
-        return held
+        return input_at
 
     def _reduce(self, tensors: Tensors, op: Any) -> None:
         """Reduce each tensor over all places, in place. With several live ranks all come to the same bits."""
@@ -326,9 +326,9 @@ class HybridGroup(Base):  # type: ignore[misc]
             for tensor in tensors:
                 _combine(tensor, (), virtual, self._world.rule, op)
             return
-        held = self._held(tensors)
+        input_at = self._inputs(tensors)
         for n, tensor in enumerate(tensors):
-            parts = [part for place in self._places if (part := held(place, n)) is not None]
+            parts = [part for place in self._places if (part := input_at(place, n)) is not None]
             # in the order of the places, the first with what the virtual ranks hold
             parts = [part.clone() for part in parts]
             tensor.copy_(parts[0])

@@ -94,10 +94,10 @@ def parts_of(op: Operator) -> tuple[KernelPart, ...]:
         )
     if base in NORM_BACKWARDS and len(tensors) > 2:
         rows = min(tensor.numel for tensor in tensors[2:3])
-        given = [KernelPart(KernelLoops("row", points, rows), reads, (), (0,))]
+        kernel_parts = [KernelPart(KernelLoops("row", points, rows), reads, (), (0,))]
         if writes[1:]:
-            given.append(KernelPart(KernelLoops("column", points), reads[:-1], (), writes[1:]))
-        return tuple(given)
+            kernel_parts.append(KernelPart(KernelLoops("column", points), reads[:-1], (), writes[1:]))
+        return tuple(kernel_parts)
     if kind == "softmax" and base.endswith(("softmax", "softmax_backward_data")):
         axis = next((arg for arg in op.inputs if isinstance(arg, int) and not isinstance(arg, bool)), -1)
         shape = op.outputs[0].shape
@@ -121,24 +121,24 @@ def parts_of(op: Operator) -> tuple[KernelPart, ...]:
     return extern
 
 
-def _reduction(op: Operator, given: TensorMeta) -> KernelLoops:
+def _reduction(op: Operator, source: TensorMeta) -> KernelLoops:
     out = op.outputs[0].numel
-    each = given.numel // max(1, out)
+    each = source.numel // max(1, out)
     if each <= UNROLLED:
         return KernelLoops("pointwise", max(out, 1))
     axes = next((arg for arg in op.inputs[1:] if isinstance(arg, tuple) and arg), None)
     if axes is None:
         number = next((a for a in op.inputs[1:] if isinstance(a, int) and not isinstance(a, bool)), None)
         axes = None if number is None or base_name(op.name) == "linalg_vector_norm" else (number,)
-    rank = len(given.shape)
-    if out == 1 and given.numel <= UNSPLIT:
-        return KernelLoops("row", given.numel, 1)
+    rank = len(source.shape)
+    if out == 1 and source.numel <= UNSPLIT:
+        return KernelLoops("row", source.numel, 1)
     if out == 1 or axes is None or not all(isinstance(axis, int) for axis in axes):
-        return KernelLoops("full", given.numel)
+        return KernelLoops("full", source.numel)
     inner = {axis % rank for axis in axes} == set(range(rank - len(axes), rank))
-    if inner and prod(given.shape[rank - len(axes) :]) == each:
-        return KernelLoops("row", given.numel, out)
-    return KernelLoops("column", given.numel)
+    if inner and prod(source.shape[rank - len(axes) :]) == each:
+        return KernelLoops("row", source.numel, out)
+    return KernelLoops("column", source.numel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,18 +29,19 @@ Edges = tuple[tuple[int, int], ...]
 def least_kept(
     weights: tuple[float, ...],
     edges: Edges,
-    given: frozenset[int],
-    kept: frozenset[int],
+    available: frozenset[int],
+    must_keep: frozenset[int],
     wanted: frozenset[int],
 ) -> frozenset[int]:
-    """The values to keep, of ``len(weights)``: the least in sum that separate the ``given`` ones, and those
-    that must not be computed again (``kept``), from the ``wanted`` ones. ``edges``: (read, made from it)."""
+    """The values to keep, of ``len(weights)``: the least in sum that separate the ``available`` ones, and
+    those that must not be computed again (``must_keep``), from the ``wanted`` ones. ``edges``: (read, made
+    from it)."""
     import networkx as nx  # type: ignore[import-untyped]  # it comes with torch
 
     cut = nx.DiGraph()
     for value, weight in enumerate(weights):
         cut.add_edge((value, 0), (value, 1), capacity=weight)
-        if value in given or value in kept:
+        if value in available or value in must_keep:
             cut.add_edge("given", (value, 0))  # without a capacity: unlimited
         if value in wanted:
             cut.add_edge((value, 1), "wanted")
@@ -84,8 +85,8 @@ def _computed_again(regions: Regions, numbers: list[int], sizes: dict[int, int],
 
     edges: set[tuple[int, int]] = set()
     weights: dict[int, tuple[int, int]] = {}  # bytes, value
-    given: set[int] = set()
-    kept: set[int] = set()
+    available: set[int] = set()
+    must_keep: set[int] = set()
     wanted: set[int] = set()
     for number in numbers:
         node = nodes[number]
@@ -93,12 +94,12 @@ def _computed_again(regions: Regions, numbers: list[int], sizes: dict[int, int],
             if not sizes.get(values[read.value].block):
                 continue
             if values[read.value].maker not in numbers:
-                given.add(name(read.value))
+                available.add(name(read.value))
             weights.setdefault(name(read.value), (read.nbytes, read.value))
         for write in node.writes:
             weights[name(write.value)] = (write.nbytes, write.value)
             if not _cheap(node):
-                kept.add(name(write.value))
+                must_keep.add(name(write.value))
             for read in node.reads:
                 if sizes.get(values[read.value].block):
                     edges.add((name(read.value), name(write.value)))
@@ -109,14 +110,16 @@ def _computed_again(regions: Regions, numbers: list[int], sizes: dict[int, int],
         if readers:
             wanted.add(number)
             if any(reader.part.loops is None for reader in readers):
-                kept.add(number)
+                must_keep.add(number)
     if not wanted:
         return set()
     order = [weights[number] for number in range(len(local))]
     weighed = tuple(
         float(max(size, 1) * (1 if _written_anyway(values[value], nodes) else 2)) for size, value in order
     )
-    chosen = least_kept(weighed, tuple(sorted(edges)), frozenset(given), frozenset(kept), frozenset(wanted))
+    chosen = least_kept(
+        weighed, tuple(sorted(edges)), frozenset(available), frozenset(must_keep), frozenset(wanted)
+    )
     makers = {number: values[value].maker for value, number in local.items()}
     again: set[int] = set()
     ask = [number for number in wanted if number not in chosen]

@@ -72,7 +72,7 @@ class Regions:
 
     nodes: list[RegionNode]
     values: list[RegionValue]
-    taken: list[int]
+    replaced_events: list[int]
     owned: dict[int, tuple[int, int]]
     segment: np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -100,8 +100,8 @@ class _RegionReader:
         self.bytes = dict(zip(ref[alloc].tolist(), events["value"][alloc].tolist(), strict=True))
         self.died = dict(zip(ref[free].tolist(), free.tolist(), strict=True))
         streamed = ref[kind == EventKind.RECORD_STREAM].tolist()
-        held = (block for block, what in slice_.block_category.items() if what in FIXED)
-        self.fixed = {*streamed, *held, *slice_.communicated.tolist()}
+        fixed_blocks = (block for block, what in slice_.block_category.items() if what in FIXED)
+        self.fixed = {*streamed, *fixed_blocks, *slice_.communicated.tolist()}
         cuts = np.isin(kind, (EventKind.COLLECTIVE, EventKind.WORK_WAIT, EventKind.SYNC, EventKind.STEP))
         self.segment = np.cumsum(cuts | ((kind == EventKind.WAIT) & (events["stream"] == 0)))
 
@@ -109,19 +109,19 @@ class _RegionReader:
         events = self.slice.events
         at = np.flatnonzero((events["kind"] == EventKind.OP) & (events["value"] > 0))
         columns = (at, *(events[name][at] for name in ("ref", "value", "stream", "phase")))
-        taken = []
+        replaced_events = []
         for event, row, place, stream, phase in zip(*(c.tolist() for c in columns), strict=True):
             call, reads, writes = self._entry(place - 1)
             op = self.operators[row]
             inside = call > 0 and self.streams.setdefault(call, stream) == stream and _compiles(op)
             if kind_of(op) == "view":
                 if inside:
-                    taken.append(event)
+                    replaced_events.append(event)
                 continue
             if not inside:
                 self._outside(reads, writes)
                 continue
-            taken.append(event)
+            replaced_events.append(event)
             forward = bool(op.region) or phase in (Phase.FORWARD, Phase.OTHER)
             self._node(op, row, event, (call, not forward), phase == Phase.RECOMPUTE, reads, writes)
         owned = {
@@ -130,7 +130,7 @@ class _RegionReader:
             if node >= 0 and block in self.born and block not in self.fixed
         }
         self._outlive(owned)
-        return Regions(self.nodes, self.values, taken, owned, self.segment)
+        return Regions(self.nodes, self.values, replaced_events, owned, self.segment)
 
     def _entry(self, at: int) -> tuple[int, list[tuple[int, int]], list[tuple[int, int]]]:
         call, reads, writes = self.flow[at : at + 3]
@@ -160,20 +160,20 @@ class _RegionReader:
     ) -> None:  # fmt: skip
         if row not in self.parts:
             self.parts[row] = parts_of(op)
-        given: dict[int, Read] = {}
+        available: dict[int, Read] = {}
         for place in sorted({place for part in self.parts[row] for place in part.reads}):
             block, offset = reads[place] if place < len(reads) else (-1, 0)
             if block >= 0:
                 value = self.current[block] if block in self.current else self._value(block, -1)
-                given[place] = Read(value, offset, stored_bytes(op.tensors()[place]))
+                available[place] = Read(value, offset, stored_bytes(op.tensors()[place]))
         before = {block: self.current.get(block) for block, _ in writes}
         produced: dict[int, Read] = {}
         for part in self.parts[row]:
             number = len(self.nodes)
             node = RegionNode(graph, event, row, part, [], [], recomputed, float(event))
             for place in part.reads:
-                if place in given:
-                    node.reads.append(given[place])
+                if place in available:
+                    node.reads.append(available[place])
             node.reads += [produced[place] for place in part.again if place in produced]
             for place in part.writes:
                 if place >= len(writes) or writes[place][0] < 0:
@@ -221,7 +221,7 @@ def merge_equal(regions: Regions, operators: list[Operator]) -> None:
     nodes, values = regions.nodes, regions.values
     written = Counter(value.block for value in values)
     stands: dict[int, int] = {}  # value -> the one that it equals
-    known: dict[tuple[object, ...], RegionNode] = {}
+    first_nodes: dict[tuple[object, ...], RegionNode] = {}
     for number, node in enumerate(nodes):
         for place, read in enumerate(node.reads):
             if read.value in stands:
@@ -232,7 +232,9 @@ def merge_equal(regions: Regions, operators: list[Operator]) -> None:
         once = all(written[values[w.value].block] == 1 and not values[w.value].outside for w in node.writes)
         if node.part.loops is None or not once or any(word in op.name for word in RANDOM):
             continue
-        same = known.setdefault((node.graph, op.name, op.inputs, op.outputs, node.part, *node.reads), node)
+        same = first_nodes.setdefault(
+            (node.graph, op.name, op.inputs, op.outputs, node.part, *node.reads), node
+        )
         if same is node:
             continue
         for mine, other in zip(node.writes, same.writes, strict=True):

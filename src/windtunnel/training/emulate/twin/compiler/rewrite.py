@@ -180,15 +180,15 @@ class _EventWriter:
     def written(self) -> Slice:
         events = self.slice.events
         dropped = np.zeros(len(events), bool)
-        dropped[self.regions.taken] = True
+        dropped[self.regions.replaced_events] = True
         categories = dict(self.slice.block_category)
         new: list[tuple[Key, np.void]] = [(kernel.key, self._event(kernel)) for kernel in self.kernels]
         uses = self._uses()
-        held = {value.block for value in self.regions.values if value.outside}
+        outside_blocks = {value.block for value in self.regions.values if value.outside}
         for block, (born, died) in self.regions.owned.items():
             used = uses.get(block)
             if used is None:
-                if block not in held:
+                if block not in outside_blocks:
                     dropped[[place for place in (born, died) if place >= 0]] = True
                 continue
             makers, users, outside = used
@@ -209,10 +209,10 @@ class _EventWriter:
                 new.append((free, self._memory(block, EventKind.FREE, free)))
                 if died >= 0:
                     dropped[died] = True
-        kept = np.flatnonzero(~dropped)
-        positions = np.concatenate([kept.astype(np.float64), [key[0] for key, _ in new]])
-        order = np.concatenate([np.zeros(len(kept)), [key[1] for key, _ in new]])
-        rows = np.concatenate([events[kept], np.array([row for _, row in new], events.dtype)])
+        remaining = np.flatnonzero(~dropped)
+        positions = np.concatenate([remaining.astype(np.float64), [key[0] for key, _ in new]])
+        order = np.concatenate([np.zeros(len(remaining)), [key[1] for key, _ in new]])
+        rows = np.concatenate([events[remaining], np.array([row for _, row in new], events.dtype)])
         sequence = np.lexsort((order, positions))
         steps = self._steps(positions[sequence])
         rows = rows[sequence]

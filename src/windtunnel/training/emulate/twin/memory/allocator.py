@@ -131,7 +131,7 @@ def take_cached(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
 def finish(heap: Heap, waiting: PendingUses, stream: int, event: int, launch: int) -> None:
     """Other streams' uses are over: those on ``stream`` (-1: any) of blocks that were freed before ``event``
     and when at most ``launch`` kernels had been launched. A block without further uses becomes free."""
-    kept = heap.totals[FIRST]
+    last = heap.totals[FIRST]
     for index in range(heap.totals[FIRST], heap.totals[LAST]):
         block = waiting.block[index]
         same = stream == -1 or waiting.stream[index] == stream
@@ -140,12 +140,12 @@ def finish(heap: Heap, waiting: PendingUses, stream: int, event: int, launch: in
             if heap.blocks[block].waits == 0:
                 settle(heap, block, FREE)
         else:
-            waiting.block[kept] = block
-            waiting.stream[kept] = waiting.stream[index]
-            waiting.launch[kept] = waiting.launch[index]
-            waiting.event[kept] = waiting.event[index]
-            kept += 1
-    heap.totals[LAST] = kept
+            waiting.block[last] = block
+            waiting.stream[last] = waiting.stream[index]
+            waiting.launch[last] = waiting.launch[index]
+            waiting.event[last] = waiting.event[index]
+            last += 1
+    heap.totals[LAST] = last
 
 
 @compiled
@@ -287,10 +287,10 @@ def _run(
         elif what == STREAM_USE:
             if born[block] != NONE and place[block] != NONE and died[block] == kind.size:
                 fresh = stream[event] != heap.blocks[place[block]].row >> 1
-                known = heads[block]
-                while known != NONE:
-                    fresh = fresh and use_stream[known] != stream[event]
-                    known = use_link[known]
+                use = heads[block]
+                while use != NONE:
+                    fresh = fresh and use_stream[use] != stream[event]
+                    use = use_link[use]
                 if fresh:
                     use_stream[used] = stream[event]
                     use_link[used] = heads[block]

@@ -172,10 +172,10 @@ def _peaks(path: Trajectory, begin: int, end: int) -> tuple[int, int]:
 def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
     first = max(begin - 1, 0)
     event = first + int(path.allocated[first:end].argmax())
-    by_category, held = _held(slice, path, category, event)
+    by_category, scopes = _held(slice, path, category, event)
     return Peak(
         allocated_bytes=int(path.allocated[event]), reserved_bytes=_peaks(path, begin, end)[1],
-        event=event, by_category=by_category, held=held,
+        event=event, by_category=by_category, held=scopes,
     )  # fmt: skip
 
 
@@ -189,10 +189,10 @@ def _held(
     scope = slice.events["scope"][path.born[live]].astype(np.int64)
     key = np.where(scope > 0, scope, -1 - category[live])
     keys, place, blocks = np.unique(key, return_inverse=True, return_counts=True)
-    held = np.bincount(place, path.size[live], len(keys)).astype(np.int64)
+    scope_bytes = np.bincount(place, path.size[live], len(keys)).astype(np.int64)
     return {kind: int(weights[kind]) for kind in Category}, tuple(
-        ScopeBytes(_words(slice, int(keys[row])), int(held[row]), int(blocks[row]))
-        for row in np.argsort(-held, kind="stable")
+        ScopeBytes(_words(slice, int(keys[row])), int(scope_bytes[row]), int(blocks[row]))
+        for row in np.argsort(-scope_bytes, kind="stable")
     )
 
 
@@ -205,7 +205,7 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
     if event < 0:
         return None
     requested = int(path.size[path.born == event][0])
-    by_category, held = _held(slice, path, category, event - 1)
+    by_category, scopes = _held(slice, path, category, event - 1)
     return OutOfMemory(
         event=event,
         requested_bytes=int(slice.events["value"][event]),
@@ -213,7 +213,7 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
         allocated_bytes=int(path.allocated[event]) - requested,
         reserved_bytes=int(path.heap.totals[REFUSED]),
         by_category=by_category,
-        held=held,
+        held=scopes,
     )
 
 
