@@ -74,8 +74,8 @@ class Limits:
     pause: float = 0.5
 
 
-def settings(given: dict[str, Any]) -> Settings:
-    """The defaults, what the environment says, and then what is ``given`` (None: not given).
+def settings(options: dict[str, Any]) -> Settings:
+    """The defaults, what the environment says, and then ``options`` (None: not given).
 
     Raises:
         UserError: a field or a value that is not accepted, with where it came from.
@@ -88,7 +88,7 @@ def settings(given: dict[str, Any]) -> Settings:
     if not isinstance(values, dict):
         raise UserError(f"{VARIABLE}: {text!r} is not an object of JSON")
     chosen = _checked(VARIABLE, Settings(), values)
-    return _checked("PeerCheckpointer", chosen, {k: v for k, v in given.items() if v is not None})
+    return _checked("PeerCheckpointer", chosen, {k: v for k, v in options.items() if v is not None})
 
 
 def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:

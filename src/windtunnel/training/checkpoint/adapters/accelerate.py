@@ -84,16 +84,16 @@ class ElasticAccelerator(Accelerator):
         if cursor is None:
             raise UserError(f"batches: a {type(loader).__name__} is not accepted; a prepared DataLoader is")
         due, stand.due = stand.due, None
-        stand.cursor, stand.seen = cursor, 0
+        stand.cursor, stand.batches_done = cursor, 0
         if due is not None:
-            loader.iteration, stand.seen = due["iteration"], due["place"]["seen"]
+            loader.iteration, stand.batches_done = due["iteration"], due["place"]["seen"]
             cursor.go_to(due["place"])
-            loader.skip_batches = 0 if cursor.skips else stand.seen
+            loader.skip_batches = 0 if cursor.skips else stand.batches_done
         stand.iteration = loader.iteration
         for batch in loader:
             cursor.settle()
             yield batch
-            stand.seen += 1
+            stand.batches_done += 1
             if self.sync_gradients:
                 step, stand.steps = stand.steps, stand.steps + 1
                 self._checkpointer.step(step, self._state())
@@ -127,7 +127,7 @@ class _Stand:
     """Where the loop stands; a part of the state."""
 
     def __init__(self, accelerator: ElasticAccelerator) -> None:
-        self.epoch = self.steps = self.seen = self.iteration = 0
+        self.epoch = self.steps = self.batches_done = self.iteration = 0
         self.cursor: Any = None
         self.due: Place | None = None  # where the next epoch of the loader goes on
         self._accelerator = accelerator
@@ -139,7 +139,7 @@ class _Stand:
             "steps": self.steps,
             "accumulated": self._accelerator.step,
             "iteration": self.iteration,
-            "place": self.cursor.place(self.seen),
+            "place": self.cursor.place(self.batches_done),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -66,11 +66,11 @@ class ElasticCallback(TrainerCallback):
         self._loader: Any = None
         self._cursor: Cursor | None = None
         self._prepared: Any = None
-        self._kept: dict[str, Any] | None = (
+        self._restored: dict[str, Any] | None = (
             None  # the trainer's part of what was restored, until it is used up
         )
         self._complete = False  # the optimizer's step; what is done after it may not be
-        self._epoch = self._seen = 0  # the epoch, and how many of its batches were seen
+        self._epoch = self._batches_done = 0  # the epoch, and how many of its batches were seen
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Have ``trainer.train()`` save after each step and go on where the job stands; ``trainer``.
@@ -114,10 +114,10 @@ class ElasticCallback(TrainerCallback):
         )
         self._prepared = self._plain["_prepare_for_training"](max_steps, self._loader, resume)
         self._checkpointer.restore(self._state())
-        if self._kept is None:
+        if self._restored is None:
             return position
-        self._epoch, self._seen = self._kept["epoch"], self._kept["place"]["seen"]
-        return self._epoch, self._seen
+        self._epoch, self._batches_done = self._restored["epoch"], self._restored["place"]["seen"]
+        return self._epoch, self._batches_done
 
     def _at_prepare_for_training(self, *_: Any) -> Any:
         prepared, self._prepared = self._prepared, None
@@ -125,29 +125,29 @@ class ElasticCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The loss that is not logged yet: the trainer has just set it to nothing."""
-        if self._kept is not None:
-            self._trainer._tr_loss += self._kept["loss"]["_tr_loss"]
+        if self._restored is not None:
+            self._trainer._tr_loss += self._restored["loss"]["_tr_loss"]
             for name in _LOSS:
-                setattr(self._trainer, name, self._kept["loss"][name])
+                setattr(self._trainer, name, self._restored["loss"][name])
 
-    def _at_run_epoch(self, *given: Any, **named: Any) -> None:
-        if given:
+    def _at_run_epoch(self, *arguments: Any, **named: Any) -> None:
+        if arguments:
             raise UserError("Trainer._run_epoch: arguments by position; transformers 5.23 names them")
-        kept, self._kept = self._kept, None
+        restored, self._restored = self._restored, None
         self._epoch = named["epoch"]
-        if kept is None:
+        if restored is None:
             from_disk = named["resume_from_checkpoint"] and self._epoch == named["epochs_trained"]
-            self._seen = named["steps_trained_in_current_epoch"] if from_disk else 0
+            self._batches_done = named["steps_trained_in_current_epoch"] if from_disk else 0
         else:
             named["resume_from_checkpoint"] = _MEMORY
             control = self._trainer.control
-            for name, value in kept["control"].items():
+            for name, value in restored["control"].items():
                 setattr(control, name, value)
             if control.should_epoch_stop or control.should_training_stop:
                 named["num_update_steps_per_epoch"] = 0
             if self._cursor is not None:
                 self._cursor.skips = False  # the trainer does
-                self._cursor.go_to(kept["place"])
+                self._cursor.go_to(restored["place"])
         self._plain["_run_epoch"](**named)
 
     def _at_load_rng_state(self, checkpoint: Any) -> None:
@@ -158,11 +158,11 @@ class ElasticCallback(TrainerCallback):
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A batch of those that are accumulated was seen."""
-        self._seen += 1
+        self._batches_done += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A batch was seen, and a step is complete but for what the trainer does in `_at_maybe…`."""
-        self._seen += 1
+        self._batches_done += 1
         self._complete = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -170,8 +170,8 @@ class ElasticCallback(TrainerCallback):
         if self._cursor is not None:
             self._cursor.settle()
 
-    def _at_maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
-        self._plain["_maybe_log_save_evaluate"](*given, **named)
+    def _at_maybe_log_save_evaluate(self, *arguments: Any, **named: Any) -> None:
+        self._plain["_maybe_log_save_evaluate"](*arguments, **named)
         complete, self._complete = self._complete, False
         if not complete:  # the end of an epoch
             return
@@ -208,7 +208,9 @@ class ElasticCallback(TrainerCallback):
         return {
             "world": self._job.world,
             "epoch": self._epoch,
-            "place": self._cursor.place(self._seen) if self._cursor is not None else {"seen": self._seen},
+            "place": self._cursor.place(self._batches_done)
+            if self._cursor is not None
+            else {"seen": self._batches_done},
             "state": {name: value for name, value in asdict(trainer.state).items() if name not in _OWN},
             "control": asdict(trainer.control),
             "callbacks": [callback.state()["attributes"] for callback in callbacks],
@@ -229,4 +231,4 @@ class ElasticCallback(TrainerCallback):
         for callback, attributes in zip(callbacks, state["callbacks"], strict=False):
             for name, value in attributes.items():
                 setattr(callback, name, value)
-        self._kept = state
+        self._restored = state

@@ -90,7 +90,7 @@ class ElasticCallback(lightning_callbacks.Callback):
         """All that is to come back is made: model, optimizers, schedulers."""
         run = self._run
         assert run is not None
-        held = {
+        overrides = {
             f"callback {callback.state_key}{name}": value
             for callback in trainer.callbacks
             for name, value in vars(callback).items()
@@ -102,7 +102,7 @@ class ElasticCallback(lightning_callbacks.Callback):
             **{f"scheduler{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)},
             "precision": trainer.precision_plugin,
             "trainer": run,
-            **held,
+            **overrides,
             **self._more,
         }
         self._checkpointer.restore(state)
@@ -122,7 +122,7 @@ class _Run:
         self.complete: Callable[[int], None] = lambda step: None
         self._job, self._trainer = job, trainer
         self._cursor: Cursor | None = None
-        self._kept: dict[str, Any] | None = None  # what was restored, until it is used up
+        self._restored: dict[str, Any] | None = None  # what was restored, until it is used up
         self._done = trainer.global_step
         self._fit, self._epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._plain: dict[str, Callable[..., Any]] = {}
@@ -144,36 +144,38 @@ class _Run:
 
     def fit_on_advance_start(self) -> None:
         """An epoch begins, or the one that is gone on with."""
-        if self._kept is not None:
-            own = {name: state for name, state in self._kept["loops"].items() if not name.startswith(_COUNTS)}
+        if self._restored is not None:
+            own = {
+                name: state for name, state in self._restored["loops"].items() if not name.startswith(_COUNTS)
+            }
             self._fit._load_from_state_dict(own, "")
             self._fit._restart_stage = RestartStage.RESTARTED_MID_EPOCH
-            self._trainer.should_stop = self._kept["should_stop"]
+            self._trainer.should_stop = self._restored["should_stop"]
         self._plain["fit_on_advance_start"]()
 
     def epoch_reset(self) -> None:
         """The epoch's counts are put to nothing, or to what they were."""
         self._plain["epoch_reset"]()
-        if self._kept is not None:
-            _load(self._epoch, self._kept["loops"], _COUNTS)
+        if self._restored is not None:
+            _load(self._epoch, self._restored["loops"], _COUNTS)
             self._done = self._trainer.global_step
-            _log_again(self._trainer, self._kept["logged"])
+            _log_again(self._trainer, self._restored["logged"])
 
     def epoch_on_run_start(self, fetcher: Any) -> None:
         """The loader begins the epoch, or is led to where it was."""
-        kept, self._kept = self._kept, None
-        if kept is None:
+        restored, self._restored = self._restored, None
+        if restored is None:
             self._plain["epoch_on_run_start"](fetcher)
             return
         batches, cursor = self._epoch.batch_progress.current.ready, self._cursor
         if cursor is not None:
-            cursor.go_to(kept["place"])
+            cursor.go_to(restored["place"])
         iter(fetcher)
         if cursor is None or not cursor.skips:
             for _ in range(batches):
                 next(fetcher)
         if cursor is None:
-            draw_again(None, kept["drawn"])
+            draw_again(None, restored["drawn"])
         elif batches == self._trainer.num_training_batches:
             cursor.settle()
         fetcher.fetched = 0  # what is counted next is what was seen
@@ -229,7 +231,7 @@ class _Run:
         for name, metric in _metrics(module):
             metric._update_count, values = state["metrics"][name]
             vars(metric).update(move_data_to_device(values, metric.device))
-        self._kept = state
+        self._restored = state
 
 
 def _hooked(trainer: Any) -> list[Any]:
@@ -284,11 +286,12 @@ def _log_again(trainer: Any, logged: dict[str, Any]) -> None:
     """The inverse of `_logged`."""
     connector, results = trainer._logger_connector, trainer.fit_loop.epoch_loop._results
     device = trainer.strategy.root_device
-    for kept in logged["gathered"]:
-        meta = _Metadata(**kept["meta"])
-        meta.sync = _Sync(fn=trainer.strategy.reduce, **kept["sync"])  # the program's own call is held to it
-        result_metric = results[kept["key"]] = _ResultMetric(meta, kept["is_tensor"])
-        vars(result_metric).update(_tensors(kept["values"], device))
+    for gathered in logged["gathered"]:
+        meta = _Metadata(**gathered["meta"])
+        # the program's own call is held to it
+        meta.sync = _Sync(fn=trainer.strategy.reduce, **gathered["sync"])
+        result_metric = results[gathered["key"]] = _ResultMetric(meta, gathered["is_tensor"])
+        vars(result_metric).update(_tensors(gathered["values"], device))
         if not result_metric.is_tensor:
             result_metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
         result_metric._update_count = 1  # else it warns that nothing was logged

@@ -96,7 +96,7 @@ class Access(Stored):
             if self.writes(shard):
                 self._reserve(shard, plan.blobs[shard], layout.nbytes)
         return [
-            min(_held(slots[number].header) for slots in self._slots.values())
+            min(_step_of(slots[number].header) for slots in self._slots.values())
             for number in range(self._settings.slots)
         ]
 
@@ -134,22 +134,28 @@ class Access(Stored):
             UserError: there is not memory enough.
             MemoryLost: the slots here are.
         """
-        mine = sorted((kept for kept in shards if self.writes(kept.name)), key=lambda k: k.name != SHARED)
+        mine = sorted(
+            (loaded for loaded in shards if self.writes(loaded.name)), key=lambda k: k.name != SHARED
+        )
         self._let_go()
-        for kept in mine:
-            self._reserve(kept.name, kept.layout, len(kept.data))
-        for kept in mine:
-            slots, shard = self._slots[kept.name], kept.shard
-            index = slot_for(len(slots), step, [_held(slot.header) for slot in slots])
+        for loaded in mine:
+            self._reserve(loaded.name, loaded.layout, len(loaded.data))
+        for loaded in mine:
+            slots, shard = self._slots[loaded.name], loaded.shard
+            index = slot_for(len(slots), step, [_step_of(slot.header) for slot in slots])
             there = slots[index].header
-            held = there.shard if there is not None else None
-            if not kept.at_home or held is None or (held.step, held.checksum) != (step, shard.checksum):
+            shard_there = there.shard if there is not None else None
+            if (
+                not loaded.at_home
+                or shard_there is None
+                or (shard_there.step, shard_there.checksum) != (step, shard.checksum)
+            ):
                 slots[index].begin(shard)
-                slots[index].data[:] = kept.data
+                slots[index].data[:] = loaded.data
                 slots[index].complete(shard.checksum)
-            elif held.generation != shard.generation:
+            elif shard_there.generation != shard.generation:
                 slots[index].relabel(shard.generation)
-            self.saved(kept.name, index, step, kept.name != SHARED)
+            self.saved(loaded.name, index, step, loaded.name != SHARED)
 
     def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
         try:
@@ -206,5 +212,5 @@ def _had(what: str) -> Iterator[None]:
         raise CopyError(f"{what}: {error}") from error
 
 
-def _held(header: Header | None) -> int:
+def _step_of(header: Header | None) -> int:
     return header.shard.step if header is not None and header.complete else EMPTY

@@ -28,15 +28,17 @@ class Learner:
     ) -> None:
         self.every = 1
         self._job, self._share, self._key, self._clock = job, share, key, clock
-        self._kept = job.keep("checkpoint", dict)
+        self._job_state = job.keep("checkpoint", dict)
         self._calls = 0
         self._last: float | None = None
         self._plain: list[float] = []
         self._saving: list[float] = []
-        known = [value for value in job.agree(f"cadence/{key}", self._kept.get("every")).values() if value]
-        self._learning = not known
-        if known:
-            self.every = max(known)
+        intervals = [
+            value for value in job.agree(f"cadence/{key}", self._job_state.get("every")).values() if value
+        ]
+        self._learning = not intervals
+        if intervals:
+            self.every = max(intervals)
 
     def passes(self) -> bool:
         """Whether the step that ended just now is one of those that are not saved, to learn what that
@@ -62,7 +64,7 @@ class Learner:
         decision = decide(step_times)
         assert isinstance(decision, Cadence)
         answers = self._job.agree(f"cadence-found/{self._key}", decision.every)
-        self.every = self._kept["every"] = max(answers.values())
+        self.every = self._job_state["every"] = max(answers.values())
         self._learning = False
         if self._job.rank == 0:
             self._job.event(

@@ -66,18 +66,18 @@ class PeerCheckpointer:
     def __init__(self, job: Any, **options: Any) -> None:
         self.job = job
         self.settings: Settings = settings(options)
-        kept = job.keep("checkpoint", dict)
-        before: PeerCheckpointer | None = kept.pop("current", None)
+        job_state = job.keep("checkpoint", dict)
+        before: PeerCheckpointer | None = job_state.pop("current", None)
         if before is not None:
             before._end()  # its thread may still write into the slots that this one is about to use
-        serials = kept.setdefault("serials", {})
+        serials = job_state.setdefault("serials", {})
         self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
         self._access: Access | None = attach(job, self.settings)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="windtunnel-checkpoint")
         self._pending: Future[None] | None = None
         self._plan: snapshot.Plan | None = None
         self._shared: frozenset[str] | None = None
-        self._held: list[int] = []
+        self._slot_steps: list[int] = []
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._begun = False
         self._ended = False
@@ -86,10 +86,10 @@ class PeerCheckpointer:
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
         self._outside: set[str] = set()  # doubts about loaders that are not in the state
-        self._told = False  # that nothing is kept
+        self._warned = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
         self._cadence: Learner | None = None
-        kept["current"] = self
+        job_state["current"] = self
         job.at_end(self._last)
 
     def restore(self, state: State) -> int:
@@ -179,7 +179,7 @@ class PeerCheckpointer:
         assert self._plan is not None
         slot = self._tell_slot(step)
         self.job.at("before_local_write", step)
-        self._held[slot] = EMPTY
+        self._slot_steps[slot] = EMPTY
         self._access.begin(self._plan, slot, step)
         self._put_objects(packed, slot)
         checksums = self._copy(tensors, slot, step)
@@ -223,7 +223,7 @@ class PeerCheckpointer:
             self._settle()
             if self._access is None:
                 return True
-            newest = max(self._held, default=self._base)
+            newest = max(self._slot_steps, default=self._base)
             if self._idle is not None:
                 self._access.memory.flush()
             return newest == EMPTY or self._wait_committed(newest)
@@ -269,9 +269,9 @@ class PeerCheckpointer:
             and plan.signature == snapshot.signature(tensors)
         )
         shared = self._shared
-        known = self._calls and not shared  # that there is nothing
+        nothing_saved = self._calls and not shared  # that there is nothing
         again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
-        if self.job.world > 1 and again and not known:
+        if self.job.world > 1 and again and not nothing_saved:
             shared = agree_alike(self.job, program, tensors, self._shared, f"{self._serial}.{self._calls}")
         if fits and shared == self._shared:
             return
@@ -281,7 +281,7 @@ class PeerCheckpointer:
         self._shared = shared
         self._views.clear()
         self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, f"rank{self.job.rank}")
-        self._held = self._access.reserve(self._plan)
+        self._slot_steps = self._access.reserve(self._plan)
         if self.job.rank == 0:
             self._tell_needs(self._access.memory.needs)
         if self.settings.mode == "idle" and self._idle is None:
@@ -289,9 +289,9 @@ class PeerCheckpointer:
             self._idle = spans.IdleSender(self.job, self._access.memory, self.settings, own.nbytes)
 
     def _tell_needs(self, needs: str) -> None:
-        kept = self.job.keep("checkpoint", dict)
-        if kept.get("needs") != needs:
-            kept["needs"] = needs
+        job_state = self.job.keep("checkpoint", dict)
+        if job_state.get("needs") != needs:
+            job_state["needs"] = needs
             self.job.event("note", text=f"checkpoints take memory on each host: {needs}; {WHY}")
 
     def _doubts(self, state: State) -> list[str]:
@@ -321,22 +321,23 @@ class PeerCheckpointer:
     def _give_up(self, step: int) -> bool:
         """Steps that some rank did not save can never be committed: agree on them and free their slots."""
         # A base that gets no copies holds all up; everybody has it at home, which must do.
-        mine = [kept for kept in self._held if kept != EMPTY and kept >= self._base]
+        mine = [slot_step for slot_step in self._slot_steps if slot_step != EMPTY and slot_step >= self._base]
         try:
             answers = self.job.agree(f"stuck/{self._serial}.{step}", mine, min(self.settings.patience, 10.0))
         except TimeoutError:
             return False  # the others could save this step; the next time all are stuck together
-        everywhere = set.intersection(*(set(held) for held in answers.values()))
+        everywhere = set.intersection(*(set(steps) for steps in answers.values()))
         if self.committed() < self._base:
             self.job.event("note", text=f"step {self._base}, which all went back to, lacks copies")
         self._base = -1
-        self._held = [
-            kept if kept in everywhere or kept <= self.committed() else EMPTY for kept in self._held
+        self._slot_steps = [
+            slot_step if slot_step in everywhere or slot_step <= self.committed() else EMPTY
+            for slot_step in self._slot_steps
         ]
         return self._may(step)
 
     def _wanted(self, step: int) -> tuple[SlotWanted, Slot]:
-        wanted = SlotWanted(self.settings.slots, step, tuple(self._held), self.committed(), self._base)
+        wanted = SlotWanted(self.settings.slots, step, tuple(self._slot_steps), self.committed(), self._base)
         slot = decide(wanted)
         assert isinstance(slot, Slot)
         return wanted, slot
@@ -390,7 +391,7 @@ class PeerCheckpointer:
         self.job.at("before_commit", step)
         for shard in written:
             self._access.saved(shard, slot, step, shard != SHARED)
-        self._held[slot] = step
+        self._slot_steps[slot] = step
         if self._idle is not None:
             self._idle.saved(step)
         if step == self._due:
@@ -400,9 +401,9 @@ class PeerCheckpointer:
         """Without an agent: to storage, by this process, all ranks together."""
         chosen = self.settings
         if not chosen.persist:
-            text, warned, self._told = (
+            text, warned, self._warned = (
                 "no supervisor and no storage: no checkpoints are made",
-                self._told,
+                self._warned,
                 True,
             )
             if self.job.supervised and not warned:

@@ -169,14 +169,14 @@ def choose_moves(layouts: Sequence[Layout], wants: Sequence[Want]) -> dict[str, 
     Raises:
         UserError: a part of something wanted lies in no shard.
     """
-    held: dict[str, list[tuple[str, Entry]]] = {}
+    entries_of: dict[str, list[tuple[str, Entry]]] = {}
     for layout in layouts:
         for entry in layout.entries:
-            held.setdefault(entry.name, []).append((layout.shard, entry))
+            entries_of.setdefault(entry.name, []).append((layout.shard, entry))
     moves: dict[str, list[Move]] = {}
     several: list[tuple[Want, Box | None, list[tuple[str, Entry]]]] = []
     for want in wants:
-        there = held.get(want.name, [])
+        there = entries_of.get(want.name, [])
         if want.start is None or not math.prod(want.shape):
             for shard, entry in there[:1] if want.start is None else ():
                 moves.setdefault(shard, []).append(Move(want, entry))

@@ -210,7 +210,7 @@ class _Load:
         self._course = max(copy.shard.generation for row in plan.sources for copy in row)
         self._layouts: dict[str, Layout] = {}
         self._blobs: dict[str, bytes] = {}
-        self._kept: dict[str, Kept] = {}
+        self._loaded: dict[str, Kept] = {}
         self._tier = "memory"
         self.read: dict[str, int | None] = {}
 
@@ -248,9 +248,9 @@ class _Load:
         if self._world == self._job.world:
             mine = [shard for shard in near if shard in (f"rank{rank}", SHARED)]
             for shard in mine:
-                if shard not in self._kept:
+                if shard not in self._loaded:
                     self._fetch(shard)
-            shards = tuple(self._kept[shard] for shard in mine)
+            shards = tuple(self._loaded[shard] for shard in mine)
         # the generators of `primary` go on in its own rank, not in this one as well
         reseed = seed_for(self._seed, rank, self._step) if rank >= self._world else None
         return _Loaded(pieces, needs.wholes, others, self._tier, reseed, shards)
@@ -270,13 +270,13 @@ class _Load:
         self, shards: Sequence[str], moves: dict[str, list[Move]], primary: str
     ) -> list[tuple[str, list[str]]]:
         """Shards to fetch, and the objects to take from each: a name comes from the first that has it."""
-        known: set[str] = set()
+        planned: set[str] = set()
         out = []
         for shard in shards:
             if shard not in self._layouts:
                 continue
-            owed = [name for name in self._layouts[shard].objects if name not in known]
-            known.update(owed)
+            owed = [name for name in self._layouts[shard].objects if name not in planned]
+            planned.update(owed)
             if shard != primary:
                 owed = state.needed_objects(self._program, owed)
             if owed or shard in moves:
@@ -333,7 +333,7 @@ class _Load:
             self.read[name] = copy.place
             if name in (f"rank{self._job.rank}", SHARED):
                 shard = replace(copy.shard, generation=self._course)
-                self._kept[name] = Kept(shard, data, self._blobs[name], at_home)
+                self._loaded[name] = Kept(shard, data, self._blobs[name], at_home)
             return data
         raise _Missing(name)
 

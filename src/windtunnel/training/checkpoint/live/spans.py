@@ -61,7 +61,7 @@ class Profile:
     def __init__(self, steps: int, shortest: float) -> None:
         self.expected: list[Span] | None = None
         self._steps, self._shortest = steps, shortest
-        self._seen: deque[list[Span]] = deque(maxlen=_WINDOW)
+        self._recent: deque[list[Span]] = deque(maxlen=_WINDOW)
         self._count = -1  # the first began anywhere
         self._spans: list[Span] = []
         self._since: float | None = None
@@ -91,7 +91,7 @@ class Profile:
         self._end_span(now)
         self._near = max(_NEAREST, int(_NEAR * self._place))
         if self._count >= 0:
-            self._seen.append(self._spans)
+            self._recent.append(self._spans)
         self._count += 1
         self._begin, self._place, self._spans = self._begin + self._place, 0, []
         if self._count >= self._steps:
@@ -112,14 +112,14 @@ class Profile:
 
     def _usual(self) -> list[Span]:
         places: list[list[Span]] = []
-        for span in sorted((s for spans in self._seen for s in spans), key=lambda s: s.place):
+        for span in sorted((s for spans in self._recent for s in spans), key=lambda s: s.place):
             if places and span.place - places[-1][0].place <= self._near:
                 places[-1].append(span)
             else:
                 places.append([span])
         usual = []
         for alike in places:
-            if 2 * len(alike) > len(self._seen):
+            if 2 * len(alike) > len(self._recent):
                 lengths = sorted(span.seconds for span in alike)
                 # One may be short by chance; a window that is open too long does little harm.
                 usual.append(Span(alike[0].place, lengths[len(lengths) // 4]))
@@ -200,11 +200,11 @@ class IdleSender:
             MembershipChanged: the membership changed.
         """
         with self._lock:
-            known = self._profile.expected is not None
+            predicted = self._profile.expected is not None
             self._profile.step(self._clock())
             expected = self._profile.expected
             self._quiet = 0
-            if known:
+            if predicted:
                 self._look(True)
         if expected is not None and self._profile.complete:
             self._plan(expected)

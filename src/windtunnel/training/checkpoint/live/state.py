@@ -42,7 +42,7 @@ def walk(state: State, rng: bool = True) -> tuple[list[tuple[str, torch.Tensor]]
     tensors: list[tuple[str, torch.Tensor]] = []
     others: dict[str, Any] = {}
 
-    def found(name: str, tensor: torch.Tensor) -> None:
+    def visit_tensor(name: str, tensor: torch.Tensor) -> None:
         _accept(name, tensor)
         tensors.append((name, tensor))
 
@@ -51,21 +51,21 @@ def walk(state: State, rng: bool = True) -> tuple[list[tuple[str, torch.Tensor]]
         if isinstance(value, nn.Module):
             for name, _key, inner in _module(item, value):
                 if isinstance(inner, torch.Tensor):
-                    found(name, inner)
+                    visit_tensor(name, inner)
                 else:
-                    others[name] = plain.skeleton(inner, name, found)
+                    others[name] = plain.skeleton(inner, name, visit_tensor)
         elif isinstance(value, torch.optim.Optimizer):
             for label, parameter in _labels(value, owners):
                 if parameter in value.state:
                     name = f"{item}/state/{label}"
-                    others[name] = plain.skeleton(value.state[parameter], name, found)
-            others[f"{item}/groups"] = plain.skeleton(_groups(value, owners), f"{item}/groups", found)
+                    others[name] = plain.skeleton(value.state[parameter], name, visit_tensor)
+            others[f"{item}/groups"] = plain.skeleton(_groups(value, owners), f"{item}/groups", visit_tensor)
         else:
-            others[item] = plain.skeleton(plain.saved_of(value), item, found)
+            others[item] = plain.skeleton(plain.saved_of(value), item, visit_tensor)
     if rng:
         if RNG in state:
             raise UserError(f"state: the name {RNG} is taken by the generators' states; choose another")
-        others[RNG] = plain.skeleton(plain.generators(), RNG, found)
+        others[RNG] = plain.skeleton(plain.generators(), RNG, visit_tensor)
     return tensors, others
 
 
@@ -119,8 +119,8 @@ def wants(state: State, saved: dict[str, Entry], names: set[str], rng: bool = Tr
             if item not in names:
                 raise UserError(f"checkpoint: {item} is not in it, but the state has it")
             out += [Want(name) for name in _under(saved, item)]
-        known = {want.name for want in out[before:]}
-        surplus = [name for name in _under(saved, item) if name not in known]
+        wanted_names = {want.name for want in out[before:]}
+        surplus = [name for name in _under(saved, item) if name not in wanted_names]
         if surplus and not isinstance(value, torch.optim.Optimizer):
             raise UserError(f"checkpoint: {surplus[0]} is in it, but {item} has no such tensor")
     if rng:

@@ -110,9 +110,9 @@ def decide(observation: Observation) -> Decision:
     match observation:
         case Inventory(copies, stored, bad, log, restart):
             return plan_restore(copies, stored, frozenset(bad), log, restart)
-        case SlotWanted(slots, step, held, committed, base):
-            free = committed >= base and may_overwrite(slots, step, held, committed)
-            return Slot(slot_for(slots, step, held), free)
+        case SlotWanted(slots, step, slot_steps, committed, base):
+            free = committed >= base and may_overwrite(slots, step, slot_steps, committed)
+            return Slot(slot_for(slots, step, slot_steps), free)
         case StepTimes(share, plain, saving):
             alone = median(plain)
             return Cadence(every_for(share, plain, saving), alone, median(saving) - alone)

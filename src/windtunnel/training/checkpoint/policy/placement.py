@@ -148,10 +148,10 @@ def _across(places: int, copies: int, domains: Sequence[str]) -> list[list[int]]
 
     def fault(way: list[list[int]]) -> tuple[int, int, int]:
         holders = _rings(way, places, copies)
-        inside = [Counter(named[p] for p in held) for held in holders]
+        inside = [Counter(named[p] for p in holder_ranks) for holder_ranks in holders]
         whole = sum(len(count) == 1 for count in inside)
         pairs = sum(n * (n - 1) for count in inside for n in count.values())
-        return whole, pairs, len({frozenset(held) for held in holders})
+        return whole, pairs, len({frozenset(holder_ranks) for holder_ranks in holders})
 
     return min(ways, key=fault)
 

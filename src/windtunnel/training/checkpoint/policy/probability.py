@@ -46,13 +46,13 @@ def fatal_alike(placement: Placement, chance: float) -> float:
     Raises:
         ValueError: a placement that `placement.place` does not make.
     """
-    kept = 0.0  # log of the probability that nothing fatal happens
+    log_survival = 0.0  # log of the probability that nothing fatal happens
     for (size, length), times in _shapes(placement).items():
         fatal = chance**size if length == size else _ring_fatal(size, length, chance)
         if fatal >= 1.0:
             return 1.0
-        kept += times * math.log1p(-fatal)
-    return -math.expm1(kept)
+        log_survival += times * math.log1p(-fatal)
+    return -math.expm1(log_survival)
 
 
 def _ring_fatal(size: int, length: int, chance: float) -> float:
@@ -111,9 +111,9 @@ def _ring_counts(size: int, length: int, upto: int) -> list[int]:
         runs = [[0] * width for _ in range(length)]  # by length of the present run, by number lost
         runs[0][head] = 1
         for _ in range(size - head - 1):
-            kept = [sum(column) for column in zip(*runs, strict=True)]
+            not_lost = [sum(column) for column in zip(*runs, strict=True)]
             grown = [[0, *run[:-1]] for run in runs[:-1]]
-            runs = [kept, *grown]
+            runs = [not_lost, *grown]
         for tail in range(length - head):
             total = [a + b for a, b in zip(total, runs[tail], strict=True)]
     return total

@@ -69,8 +69,8 @@ def plan_restore(
     Copies in memory are ordered so that first choices are spread evenly over the holders; the reader puts its
     own place first with `local_first`. Storage comes last. The order of the arguments does not matter.
     """
-    known, there, unknown = _believed(copies, stored, log)
-    kinds = _kinds(known, there, bad)
+    committed_copies, there, unknown = _believed(copies, stored, log)
+    kinds = _kinds(committed_copies, there, bad)
     passed: list[str] = []
     # the generation decides between checkpoints of jobs of different sizes
     for kind in sorted(kinds, key=lambda k: (k[0], _newest(kinds[k]), *k[1:]), reverse=True):
@@ -134,9 +134,9 @@ def _believed(
     }
     for step, _ in sorted(foreign, reverse=True):
         steps.append((step, True, f"step {step} in storage is not in the run's log as written by it"))
-    known = [copy for copy in copies if (copy.shard.step, copy.shard.generation) in committed]
+    committed_copies = [copy for copy in copies if (copy.shard.step, copy.shard.generation) in committed]
     return (
-        known,
+        committed_copies,
         [stored_step for stored_step in stored if (stored_step.step, stored_step.generation) not in foreign],
         steps,
     )

@@ -37,27 +37,27 @@ EMPTY = -1
 WHY = "a slot is overwritten only when a newer step has all its copies"
 
 
-def slot_for(slots: int, step: int, held: Sequence[int]) -> int:
+def slot_for(slots: int, step: int, slot_steps: Sequence[int]) -> int:
     """The slot that ``step`` goes to: an abandoned ``step`` or later one, else an empty one, else the oldest.
 
-    ``held``: the complete step in each slot, `EMPTY` for none.
+    ``slot_steps``: the complete step in each slot, `EMPTY` for none.
 
     Raises:
         UserError: fewer than two slots.
     """
     require(slots)
-    if len(held) != slots:
-        raise ValueError(f"{len(held)} steps are told for {slots} slots")
+    if len(slot_steps) != slots:
+        raise ValueError(f"{len(slot_steps)} steps are told for {slots} slots")
 
     def order(slot: int) -> tuple[int, int, int]:
-        kept = held[slot]
+        slot_step = slot_steps[slot]
         # The same step first: were it left, two slots would hold different courses of one step.
-        return (0 if kept == step else 1 if kept > step else 2), kept, slot
+        return (0 if slot_step == step else 1 if slot_step > step else 2), slot_step, slot
 
     return min(range(slots), key=order)
 
 
-def may_overwrite(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+def may_overwrite(slots: int, step: int, slot_steps: Sequence[int], committed: int) -> bool:
     """Whether ``step`` may be written now to ``slot_for(slots, step, held)``.
 
     ``committed``: the newest committed step that the writer knows of, -1 for none. Where the answer is no,
@@ -66,8 +66,8 @@ def may_overwrite(slots: int, step: int, held: Sequence[int], committed: int) ->
     Raises:
         UserError: fewer than two slots.
     """
-    kept = held[slot_for(slots, step, held)]
-    return kept == EMPTY or kept >= step or kept < committed
+    slot_step = slot_steps[slot_for(slots, step, slot_steps)]
+    return slot_step == EMPTY or slot_step >= step or slot_step < committed
 
 
 def require(slots: int) -> None:
@@ -83,20 +83,20 @@ def require(slots: int) -> None:
         )
 
 
-def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
+def needed(own: int, others: int, slots: int, layouts: int = 0) -> int:
     """Bytes that a host's memory must have free for checkpoints.
 
-    ``own``: bytes of the shards of the host's own ranks. ``held``: of the shards that it holds for others.
+    ``own``: bytes of the shards of the host's own ranks. ``others``: of the shards that it holds for others.
     ``layouts``: of what is kept once for each shard (layouts, headers of slots).
     """
-    return slots * (own + held) + layouts
+    return slots * (own + others) + layouts
 
 
-def explain(own: int, held: int, slots: int, layouts: int = 0, free: int | None = None) -> str:
+def explain(own: int, others: int, slots: int, layouts: int = 0, free: int | None = None) -> str:
     """The sum of `needed` in words; ``free``: bytes that there are."""
     more = f" + {amount(layouts)} of layouts" if layouts else ""
     text = (
-        f"{slots} slots x ({amount(own)} of its own + {amount(held)} held for others){more} = "
-        f"{amount(needed(own, held, slots, layouts))}"
+        f"{slots} slots x ({amount(own)} of its own + {amount(others)} held for others){more} = "
+        f"{amount(needed(own, others, slots, layouts))}"
     )
     return text if free is None else f"{text}; {amount(free)} are free"

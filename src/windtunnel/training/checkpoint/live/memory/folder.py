@@ -52,7 +52,7 @@ class Shelf:
     def nbytes(self) -> int:
         return len(self.slots) * (slots.HEADER + self.capacity)
 
-    def held(self) -> list[int]:
+    def slot_steps(self) -> list[int]:
         """The step in each slot, `EMPTY` where none is complete; one that the service writes counts as
         there."""
         steps = []
@@ -69,12 +69,12 @@ class Shelf:
         it still has itself. What it has overwritten may go here too, but for ``base``, the step that all
         went back to last: an owner that is new keeps nothing, and this may be the only copy.
         """
-        held = self.held()
-        if not held or self.writing:
+        slot_steps = self.slot_steps()
+        if not slot_steps or self.writing:
             return None
-        index = slot_for(len(held), step, held)
-        given_up = held[index] not in keeps and held[index] != base
-        return index if given_up or may_overwrite(len(held), step, held, committed) else None
+        index = slot_for(len(slot_steps), step, slot_steps)
+        given_up = slot_steps[index] not in keeps and slot_steps[index] != base
+        return index if given_up or may_overwrite(len(slot_steps), step, slot_steps, committed) else None
 
     def newer(self, step: int, generation: int) -> bool:
         """Whether something is here that may still be wanted after ``step`` is committed in
@@ -256,7 +256,7 @@ class Folder:
         with self._lock:
             # Left over of another size of the job, and older than what all went back to: nobody wants them.
             for other in [shelf for shelf in self.shelves if shelf.world != world]:
-                steps = other.held()
+                steps = other.slot_steps()
                 self._drop(other, [i for i, s in enumerate(steps) if s < base and i not in other.writing])
         there, bound = free(self.path)
         if more > there:
@@ -283,12 +283,12 @@ class Folder:
             self.shelves.remove(shelf)
 
     def _shrink(self, shelf: Shelf, indices: list[int]) -> None:
-        kept = [old_slot for index, old_slot in sorted(shelf.slots.items()) if index not in indices]
+        old_slots = [old_slot for index, old_slot in sorted(shelf.slots.items()) if index not in indices]
         for index in indices:
             shelf.slots[index].path.unlink(missing_ok=True)
         # Slots are numbered without gaps: those that stay move down.
         shelf.slots = {}
-        for index, slot in enumerate(kept):
+        for index, slot in enumerate(old_slots):
             target = slot.path.with_name(slots.file_name(shelf.shard, shelf.world, shelf.capacity, index))
             slot.path.rename(target)
             slot.path = target

@@ -133,7 +133,7 @@ class Owner:
             world = state.world
             here = sum(shelf.nbytes for shelf in state.folder.shelves if shelf.world == world)
         own = sum(sum(spec.nbytes.values()) for spec in specs)
-        held = sum(
+        bytes_for_others = sum(
             n * len(spec.holders)
             for spec in specs
             for shard, n in spec.nbytes.items()
@@ -142,8 +142,8 @@ class Owner:
         headers = (
             spec.slots * slots.HEADER * sum(len(spec.nbytes) * (1 + len(spec.holders)) for spec in specs)
         )
-        more = needed(own, held, spec.slots, headers) - here
-        needs = explain(own, held, spec.slots, headers)
+        more = needed(own, bytes_for_others, spec.slots, headers) - here
+        needs = explain(own, bytes_for_others, spec.slots, headers)
         stands = all(state.folder.stands(shard, world, n, spec.slots) for shard, n in spec.nbytes.items())
         if more > 0 and not stands:  # who comes back to slots that are there needs nothing more
             state.folder.require(
@@ -194,14 +194,14 @@ class Owner:
                     f"rank {rank} has no slot {index} of {shard} here: it has not reserved one, or "
                     f"somebody has wiped this memory"
                 )
-            held = shelf.slots[index]
-        header = held.header
+            memory_slot = shelf.slots[index]
+        header = memory_slot.header
         if header is None or header.shard.step != step:
-            raise CopyError(f"{held.path} does not hold step {step}")
+            raise CopyError(f"{memory_slot.path} does not hold step {step}")
         if not header.complete:
-            with held.data as data:
-                held.complete(slots.checksum_of(data))
-            header = held.header
+            with memory_slot.data as data:
+                memory_slot.complete(slots.checksum_of(data))
+            header = memory_slot.header
             assert header is not None
         holders = spec.holders if replicate and shard not in spec.alone else ()
         with state.changed:
@@ -209,13 +209,13 @@ class Owner:
                 it = header.shard
                 state.ledger.saved(rank, step, shard, state.host.id, holders, it.generation)
                 for host in holders:
-                    self._send(host, self._delivery(held, it, spec.slots, rank, shelf))
+                    self._send(host, self._delivery(memory_slot, it, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
         return state.committed
 
     def _delivery(self, slot: Slot, shard: Shard, count: int, rank: int, shelf: Shelf) -> Delivery:
         def keeps() -> list[int]:
-            return [step for step in shelf.held() if step not in (EMPTY, shard.step)]
+            return [step for step in shelf.slot_steps() if step not in (EMPTY, shard.step)]
 
         ledger = self._state.ledger
         done = partial(self._delivered, ledger)

@@ -51,7 +51,7 @@ class Pacer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, tell: Tell = lambda *_: None) -> None:
         self._clock, self._tell = clock, tell
-        self._told, self._waits = 0, False
+        self._reported, self._waits = 0, False
         self._changed = threading.Condition()
         self._pace = Pace()
         self._until: dict[int, float] = {}
@@ -86,7 +86,7 @@ class Pacer:
         with self._changed:
             self._until.clear()
             self._busy_until = 0.0
-            self._told, self._waits = 0, False
+            self._reported, self._waits = 0, False
             self._changed.notify_all()
 
     def asked(self, left: int, now: float) -> Sending:
@@ -112,9 +112,9 @@ class Pacer:
                 assert isinstance(answer, Allowance)
                 size = answer.nbytes
                 paced = self._pace.mode == "idle" or self._pace.bandwidth
-                if paced and self._told < TOLD and (size or not self._waits):
+                if paced and self._reported < TOLD and (size or not self._waits):
                     decisions.append((sending, answer))
-                    self._told += 1
+                    self._reported += 1
                 self._waits = not size
                 if size:
                     # Taken before it is sent: several senders must not use the same room twice.
@@ -171,12 +171,12 @@ class Sender:
         pacer: Pacer,
         keys: Keys,
         limits: Limits,
-        known: Callable[[], tuple[int, int]],
+        committed_and_base: Callable[[], tuple[int, int]],
         layout: Callable[[str], bytes | None],
     ) -> None:
         self.host = host
         self._pacer, self._keys, self._limits = pacer, keys, limits
-        self._known, self._layout = known, layout
+        self._committed_and_base, self._layout = committed_and_base, layout
         self._queue: deque[Delivery] = deque()
         self._changed = threading.Condition()
         self._now: Delivery | None = None
@@ -281,7 +281,7 @@ class Sender:
         return str(answer["answer"])
 
     def _ask(self, sock: socket.socket, delivery: Delivery) -> dict[str, Any]:
-        committed, base = self._known()
+        committed, base = self._committed_and_base()
         message = {
             "op": "put",
             "generation": delivery.generation,

@@ -35,7 +35,7 @@ class Persister:
         self._state = state
         self._urls: dict[str, tuple[str, int]] = {}  # by key: what is to be completed
         self._keep = 0  # steps that stay in storage, as was asked last
-        self._made: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
+        self._completed: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
         self._threads: list[threading.Thread] = []
 
     def begin(self, rank: int, step: int, url: str, keep: int) -> None:
@@ -127,8 +127,8 @@ class Persister:
         from windtunnel.training.checkpoint.live import storage
 
         state = self._state
-        if key in self._made:  # the supervisor was started again, and may not have heard of it
-            state.context.event("persisted", **self._made[key])
+        if key in self._completed:  # the supervisor was started again, and may not have heard of it
+            state.context.event("persisted", **self._completed[key])
         if key not in self._urls:
             return
         url, step = self._urls.pop(key)
@@ -144,13 +144,13 @@ class Persister:
         except Exception as error:
             self._not_written(step, url, error)
             return
-        self._made[key] = {
+        self._completed[key] = {
             "key": key, "step": step, "url": url, "course": manifest.shards[0].shard.generation,
             "check": storage.check_of(manifest),
         }  # fmt: skip
-        while len(self._made) > KEPT:
-            del self._made[next(iter(self._made))]
-        state.context.event("persisted", **self._made[key])
+        while len(self._completed) > KEPT:
+            del self._completed[next(iter(self._completed))]
+        state.context.event("persisted", **self._completed[key])
         if self._keep:
             try:
                 storage.prune(url, self._keep)
