@@ -100,7 +100,7 @@ def application(service: VariantsService) -> FastAPI:
 
     app = FastAPI(title="windtunnel variants", version=__version__, lifespan=lifespan)
 
-    async def told(request: Request, fault: Exception) -> JSONResponse:
+    async def error_response(request: Request, fault: Exception) -> JSONResponse:
         if isinstance(fault, HTTPException):
             return JSONResponse({"error": fault.detail}, fault.status_code, fault.headers)
         after = math.ceil(getattr(fault, "after", 0.0))
@@ -108,7 +108,7 @@ def application(service: VariantsService) -> FastAPI:
         return JSONResponse({"error": str(fault)}, STATUS[type(fault)], headers)
 
     for kind in (*STATUS, HTTPException):
-        app.add_exception_handler(kind, told)
+        app.add_exception_handler(kind, error_response)
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
@@ -218,13 +218,15 @@ def _parsed(body: bytes, header: str | None) -> tuple[InferRequest, dict[str, by
     except ValidationError as fault:
         raise sentence(fault) from fault
     raw = {}
-    for given in request.inputs:
-        size = given.parameters.binary_data_size
+    for tensor in request.inputs:
+        size = tensor.parameters.binary_data_size
         if size is not None:
-            if size > len(body) - at or given.data is not None:
-                raise UserError(f"input {given.name[:50]}: binary_data_size {str(size)[:50]} is not accepted;"
-                                f" {len(body) - at} bytes follow, and no data")  # fmt: skip
-            raw[given.name], at = body[at : at + size], at + size
+            if size > len(body) - at or tensor.data is not None:
+                raise UserError(
+                    f"input {tensor.name[:50]}: binary_data_size {str(size)[:50]} is not accepted;"
+                    f" {len(body) - at} bytes follow, and no data"
+                )
+            raw[tensor.name], at = body[at : at + size], at + size
     if at < len(body):
         raise UserError(f"{len(body) - at} bytes follow that no input's binary_data_size counts")
     return request, raw

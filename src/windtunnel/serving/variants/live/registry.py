@@ -46,7 +46,7 @@ THREADS = (1, 2)
 REPEATS = 5
 ONNX = {
     "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(string)": "BYTES",
-    **{f"tensor({one.lower()})": one for one in DATATYPES if one[0] in "UIB"},
+    **{f"tensor({datatype.lower()})": datatype for datatype in DATATYPES if datatype[0] in "UIB"},
 }  # fmt: skip
 """ONNX Runtime's names of types, and the protocol's."""
 
@@ -110,20 +110,20 @@ def add(
         raise UserError(
             f"variants add: {architecture} is registered in {home} already; choose another `architecture`"
         )
-    given, labels = read_data(data)
+    arrays, labels = read_data(data)
     folder.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
     if model.suffix == ".onnx":
-        programs, examples = _submitted(model, folder, data, given)
+        programs, examples = _submitted(model, folder, data, arrays)
         left_out.append("torch: the model was submitted as ONNX")
     else:
-        programs, examples = _exported(model, folder, given, compiled, left_out)
+        programs, examples = _exported(model, folder, arrays, compiled, left_out)
     takes = examples.signature.inputs
     others = [exported.signature.inputs for exported in registered(home) if exported.variant.task == task]
     if others and others[0] != takes:
         raise UserError(
-            f"variants add: {architecture} takes {_told(takes)}, and other models of {task} take"
-            f" {_told(others[0])}; choose another `task`"
+            f"variants add: {architecture} takes {_in_words(takes)}, and other models of {task} take"
+            f" {_in_words(others[0])}; choose another `task`"
         )
     programs = [
         exported._replace(accuracy=accuracy(exported.file, examples, labels)) for exported in programs
@@ -142,8 +142,8 @@ def add(
     preload(*(exported.framework for exported in programs))
     _profile(full.file, examples, 1)  # the first one starts the fork server, and pays for that
     entries = list(_measured(programs, examples, task, architecture))
-    kept = [to_plain(_Kept(entry.variant, entry.file.name, entry.signature)) for entry in entries]
-    atomic.replace(folder / "variants.json", json.dumps(kept, indent=1))
+    records = [to_plain(_Kept(entry.variant, entry.file.name, entry.signature)) for entry in entries]
+    atomic.replace(folder / "variants.json", json.dumps(records, indent=1))
     return entries, left_out
 
 
@@ -156,11 +156,11 @@ def registered(home: Path) -> list[VariantFile]:
     entries = []
     for path in sorted(home.glob("*/variants.json")):
         try:
-            kept = [from_plain(_Kept, load) for load in json.loads(path.read_text())]
+            records = [from_plain(_Kept, load) for load in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError, KeyError) as fault:
             raise UserError(f"{path}: no registry of variants: {fault}") from fault
         entries += [
-            VariantFile(record.variant, path.parent / record.file, record.signature) for record in kept
+            VariantFile(record.variant, path.parent / record.file, record.signature) for record in records
         ]
     return entries
 
@@ -184,7 +184,9 @@ def read_data(path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     return {**inputs, **words}, labels
 
 
-def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[list[_VariantSource], Examples]:
+def _submitted(
+    model: Path, folder: Path, data: Path, arrays: Arrays
+) -> tuple[list[_VariantSource], Examples]:
     """ONNX as it is, with what it kept in other files."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -208,23 +210,23 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
             tensors.append(TensorSpec(port.name, ONNX[port.type], shape))
     count = len(loaded.get_inputs())
     wanted, outputs = tuple(tensors[:count]), tuple(tensors[count:])
-    if set(given) == {"inputs"} and count == 1:
-        given = {wanted[0].name: given["inputs"]}
-    if set(given) != {tensor.name for tensor in wanted}:
-        raise UserError(f"{data}: inputs {', '.join(given)} are not accepted; use {_told(wanted)}")
+    if set(arrays) == {"inputs"} and count == 1:
+        arrays = {wanted[0].name: arrays["inputs"]}
+    if set(arrays) != {tensor.name for tensor in wanted}:
+        raise UserError(f"{data}: inputs {', '.join(arrays)} are not accepted; use {_in_words(wanted)}")
     free = all(tensor.shape[:1] == (-1,) for tensor in wanted)
     for port in wanted:
-        has, sizes = given[port.name], port.shape[1:] if free else port.shape
+        has, sizes = arrays[port.name], port.shape[1:] if free else port.shape
         fits = has.ndim == len(sizes) + 1 and all(
             size in (-1, mine) for size, mine in zip(sizes, has.shape[1:], strict=True)
         )
         if has.dtype != DATATYPES[port.datatype] or not fits:
             raise UserError(
                 f"{data}: {port.name} of {has.dtype} {has.shape} is not accepted; use n items of"
-                f" {_told([port])}"
+                f" {_in_words([port])}"
             )
     examples = Examples(
-        Signature(wanted, outputs, free), {tensor.name: given[tensor.name] for tensor in wanted}
+        Signature(wanted, outputs, free), {tensor.name: arrays[tensor.name] for tensor in wanted}
     )
     examples = _batched(examples, file)
     try:
@@ -261,7 +263,7 @@ def _batched(examples: Examples, file: Path) -> Examples:
 
 
 def _exported(
-    model: Path, folder: Path, given: Arrays, compiled: bool, left_out: list[str]
+    model: Path, folder: Path, data_arrays: Arrays, compiled: bool, left_out: list[str]
 ) -> tuple[list[_VariantSource], Examples]:
     """A module, as a program of torch, compiled, and as ONNX: each held against it."""
     import torch
@@ -270,10 +272,12 @@ def _exported(
         module = torch.load(model, weights_only=False).eval()
     except Exception as fault:  # whatever a pickle raises
         raise UserError(f"{model}: neither ONNX nor a module kept by torch.save: {_line(fault)}") from fault
-    takes = ["inputs"] if set(given) == {"inputs"} else [*inspect.signature(module.forward).parameters]
-    if not set(given) <= set(takes):
-        raise UserError(f"{model}: inputs {', '.join(given)} are not accepted; use {', '.join(takes)}")
-    inputs = {name if len(given) > 1 else "input": given[name] for name in takes if name in given}
+    takes = ["inputs"] if set(data_arrays) == {"inputs"} else [*inspect.signature(module.forward).parameters]
+    if not set(data_arrays) <= set(takes):
+        raise UserError(f"{model}: inputs {', '.join(data_arrays)} are not accepted; use {', '.join(takes)}")
+    inputs = {
+        name if len(data_arrays) > 1 else "input": data_arrays[name] for name in takes if name in data_arrays
+    }
     sample = tuple(torch.from_numpy(array[:16]) for array in inputs.values())
     shapes = tuple({0: torch.export.Dim("batch")} for _ in sample)
     try:
@@ -327,7 +331,7 @@ def _free(name: str, array: NDArray[Any]) -> TensorSpec:
     return TensorSpec(name, kind, (-1, *array.shape[1:]))
 
 
-def _told(tensors: Sequence[TensorSpec]) -> str:
+def _in_words(tensors: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
 
 

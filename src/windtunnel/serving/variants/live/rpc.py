@@ -68,7 +68,7 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         async with refusing(context):
             model = asked_for(self._service, request.model_name, request.model_version)
-            inputs = checked(*_given(request), self._service.named(model)[0].entry.signature)
+            inputs = checked(*_infer_inputs(request), self._service.named(model)[0].entry.signature)
             parameters = {name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
                     for name, parameter in request.parameters.items()}  # fmt: skip
             bounds = Needs.model_validate(parameters).bounds()
@@ -84,7 +84,7 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
             )  # fmt: skip
 
 
-def _given(request: Any) -> tuple[list[InferTensor], dict[str, bytes]]:
+def _infer_inputs(request: Any) -> tuple[list[InferTensor], dict[str, bytes]]:
     """The inputs; values come in each of them, or the bytes of all beside them."""
     raw, inputs = list(request.raw_input_contents), []
     if raw and len(raw) != len(request.inputs):

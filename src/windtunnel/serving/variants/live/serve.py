@@ -60,8 +60,8 @@ async def _serve(
     if rpc is not None:
         from windtunnel.serving.variants.live.rpc import listening
 
-        other, taken = await listening(service, f"{host}:{rpc}")
-        address = f"{host}:{taken}"
+        other, rpc_port = await listening(service, f"{host}:{rpc}")
+        address = f"{host}:{rpc_port}"
     ready(f"http://{host}:{sock.getsockname()[1]}", address)
     await server.serve(sockets=[sock])
     if other is not None:

@@ -138,7 +138,9 @@ class VariantsService:
         if self._log is not None:
             self._log.append(kind, **fields)
 
-    def _told(self, kind: str, served: Served, batch: Sequence[VariantRequest] = (), **fields: Any) -> float:
+    def _log_event(
+        self, kind: str, served: Served, batch: Sequence[VariantRequest] = (), **fields: Any
+    ) -> float:
         """The desk will be told this of a variant, now: the time."""
         now = time.monotonic()
         self._note(kind, variant=served.variant.name, now=now, requests=_numbers(batch), **fields)
@@ -152,10 +154,10 @@ class VariantsService:
         """
         if name not in self.desk.named:
             variants = self.desk.variants.values()
-            known = dict.fromkeys(
+            models = dict.fromkeys(
                 name for variant in variants for name in (variant.task, variant.architecture)
             )
-            raise Unknown(f"model {name!r} is unknown; accepted are {', '.join(known)} and their variants")
+            raise Unknown(f"model {name!r} is unknown; accepted are {', '.join(models)} and their variants")
         return [self.groups[variant.name] for variant in self.desk.named[name]]
 
     async def infer(
@@ -234,12 +236,12 @@ class VariantsService:
             if replica is not None:
                 replica.end()
             why = f"a replica of {served.variant.name} does not start: {fault}"
-            now = self._told("unloadable", served, due=due, why=why)
+            now = self._log_event("unloadable", served, due=due, why=why)
             self._do(self.desk.unloadable(served.group, due, why, now))
             return
         served.replicas.append(begun)
         served.idle.append(begun)
-        self._do(self.desk.loaded(served.group, due, self._told("loaded", served, due=due)))
+        self._do(self.desk.loaded(served.group, due, self._log_event("loaded", served, due=due)))
 
     async def _run(self, served: Served, replica: Replica | Remote, batch: list[VariantRequest]) -> None:
         group = served.group
@@ -253,10 +255,10 @@ class VariantsService:
             served.replicas.remove(replica)
             replica.end()
             words = f"{ATTEMPTS} replicas of {served.variant.name} died of it"
-            self._do(self.desk.died(group, batch, words, self._told("died", served, batch, why=words)))
+            self._do(self.desk.died(group, batch, words, self._log_event("died", served, batch, why=words)))
         except Failed as fault:
             served.idle.append(replica)
-            now = self._told("refused", served, batch, why=str(fault))
+            now = self._log_event("refused", served, batch, why=str(fault))
             self._do(self.desk.refused(group, batch, str(fault), now))
         else:
             served.idle.append(replica)
@@ -265,7 +267,7 @@ class VariantsService:
             for request, part in zip(batch, parts, strict=True):
                 if not request.work[1].done():
                     request.work[1].set_result(part)
-            now = self._told("answered", served, batch, seconds=seconds)
+            now = self._log_event("answered", served, batch, seconds=seconds)
             self._do(self.desk.answered(group, batch, seconds, now))
 
     async def _seconds(self) -> None:

@@ -66,18 +66,18 @@ class InferTensor(BaseModel):
     data: list[Any] | None = None
 
 
-def checked(given: Sequence[InferTensor], raw: Mapping[str, bytes], wanted: Signature) -> Arrays:
+def checked(infer_inputs: Sequence[InferTensor], raw: Mapping[str, bytes], wanted: Signature) -> Arrays:
     """What came, as arrays. ``raw``: of those by name that came as bytes.
 
     Raises:
         UserError: one is missing, doubled, of another name, type or shape, or has other values than it says.
     """
-    names = [tensor.name for tensor in given]
+    names = [tensor.name for tensor in infer_inputs]
     if sorted(names) != sorted(tensor.name for tensor in wanted.inputs):
         expected = ", ".join(repr(tensor.name) for tensor in wanted.inputs)
         raise UserError(f"field inputs: {str(names)[:200]} is not accepted; use each of {expected} once")
     arrays = {
-        tensor.name: _array(given[names.index(tensor.name)], raw.get(tensor.name), tensor)
+        tensor.name: _array(infer_inputs[names.index(tensor.name)], raw.get(tensor.name), tensor)
         for tensor in wanted.inputs
     }
     counts = {tensor.shape[:1] for tensor in arrays.values()}
@@ -87,16 +87,16 @@ def checked(given: Sequence[InferTensor], raw: Mapping[str, bytes], wanted: Sign
     return arrays
 
 
-def _array(given: InferTensor, raw: bytes | None, wanted: TensorSpec) -> NDArray[Any]:
-    shape, what = given.shape, f"input {wanted.name}"
-    if given.datatype != wanted.datatype:
-        raise UserError(f"{what} of {given.datatype[:50]!r} is not accepted; use {wanted.datatype!r}")
+def _array(infer_input: InferTensor, raw: bytes | None, wanted: TensorSpec) -> NDArray[Any]:
+    shape, what = infer_input.shape, f"input {wanted.name}"
+    if infer_input.datatype != wanted.datatype:
+        raise UserError(f"{what} of {infer_input.datatype[:50]!r} is not accepted; use {wanted.datatype!r}")
     if len(shape) != len(wanted.shape) or any(
         size not in (-1, has) for size, has in zip(wanted.shape, shape, strict=True)
     ):
         raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(wanted.shape)}")
     try:
-        values = _values(given.data, wanted.datatype) if raw is None else _unpacked(raw, wanted)
+        values = _values(infer_input.data, wanted.datatype) if raw is None else _unpacked(raw, wanted)
         if values.size != math.prod(shape) or (values.ndim > 1 and list(values.shape) != shape):
             raise ValueError(f"{values.size} values came")
         return values.reshape(shape)

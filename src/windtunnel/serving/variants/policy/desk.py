@@ -105,7 +105,7 @@ class Hosted:
     background: int = 0
     groups: dict[str, ReplicaGroup] = field(default_factory=dict)
 
-    def seen(self) -> ReplicaHost:
+    def observed(self) -> ReplicaHost:
         return ReplicaHost(self.name, self.hardware, self.cores, self.free, self.utilisation, self.owner)
 
 
@@ -165,7 +165,7 @@ class ReplicaGroup:
             queue.remove(request)
             self._counted(request, -1)
 
-    def held(self, now: float) -> HostReplicas:
+    def observed(self, now: float) -> HostReplicas:
         """As selection sees it."""
         variant, slow = self.variant, self.taking()
         due = self.loading if not self.ready else [
@@ -265,12 +265,14 @@ class Desk:
         named = self.named[query.name]
         groups = self._groups
         candidates = tuple(
-            VariantCandidate(variant, tuple(group.held(now) for group in groups[variant.name] if group.count))
+            VariantCandidate(
+                variant, tuple(group.observed(now) for group in groups[variant.name] if group.count)
+            )
             for variant in named
         )
         key = (query.name, query.accuracy, query.latency, query.background)
         recent = self._recent.get(key, ())
-        hosts = tuple(host.seen() for host in self.hosts.values())
+        hosts = tuple(host.observed() for host in self.hosts.values())
         pinned = self._pinned.get(named[0].architecture, "")
         waiting = len(self.homeless) + sum(
             len(group.queue) for variant in named for group in groups[variant.name]
@@ -394,10 +396,10 @@ class Desk:
             for group in groups
         )
         elsewhere = tuple(
-            peer.seen() for peer in self.hosts.values()
+            peer.observed() for peer in self.hosts.values()
             if peer is not host and (peer.hardware, peer.owner) == (host.hardware, host.owner)
         )  # fmt: skip
-        decision = self._decide(Load(host.seen(), running, others, elsewhere))
+        decision = self._decide(Load(host.observed(), running, others, elsewhere))
         for group, votes in zip(groups, decision.votes, strict=True):
             group.votes = votes
         if decision.need:

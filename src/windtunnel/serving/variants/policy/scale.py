@@ -229,9 +229,9 @@ def _upgrade(load: Load, lack: list[float]) -> Variant | None:
     hardest, needed = min(running.latency for running in behind), sum(lack)
     accuracy = max(running.accuracy for running in behind)
     fit = [
-        one for one in load.others
-        if one.latency() <= hardest and one.accuracy >= accuracy and _does(one, 1) >= needed
-        and one.memory <= load.host.free and one.rate > max(other.variant.rate for other in behind)
+        variant for variant in load.others
+        if variant.latency() <= hardest and variant.accuracy >= accuracy and _does(variant, 1) >= needed
+        and variant.memory <= load.host.free and variant.rate > max(other.variant.rate for other in behind)
     ]  # fmt: skip
     return min(fit, key=lambda variant: (variant.price, variant.load, variant.name), default=None)
 

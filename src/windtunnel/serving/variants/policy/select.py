@@ -121,7 +121,11 @@ def select(request: VariantQuery, *, own: bool = False, cheapest: bool = False) 
         return _whenever(query, fit, request, own)
     choice = _online(request, fit, own, cheapest)
     chosen = next(candidate for candidate in fit if candidate.variant.name == choice.variant)
-    waits = [held.answers(chosen.variant, query.items) for held in chosen.held if held.host == choice.host]
+    waits = [
+        replicas.answers(chosen.variant, query.items)
+        for replicas in chosen.held
+        if replicas.host == choice.host
+    ]
     seconds = min(waits, default=chosen.variant.load + chosen.variant.latency(query.items))
     left = query.latency - request.since
     if seconds <= left < inf or (left == inf and request.waiting < QUEUE):
@@ -137,8 +141,8 @@ def _online(request: VariantQuery, fit: list[VariantCandidate], own: bool, cheap
         least = candidate.variant.latency(query.items)
         bound = least + MARGIN * (query.latency - least)
         good = [
-            held for held in candidate.held
-            if held.state == "active" and held.answers(candidate.variant, query.items) <= bound
+            replicas for replicas in candidate.held
+            if replicas.state == "active" and replicas.answers(candidate.variant, query.items) <= bound
         ]  # fmt: skip
         if good:
             ready[candidate.variant.name] = (candidate.variant, good)
@@ -162,8 +166,8 @@ def _soonest(request: VariantQuery, fit: list[VariantCandidate], own: bool, chea
     for candidate in fit:
         variant = candidate.variant
         if candidate.held:
-            held = min(candidate.held, key=lambda held: held.answers(variant, query.items))
-            ways.append((held.answers(variant, query.items), variant, held.host, held))
+            replicas = min(candidate.held, key=lambda replicas: replicas.answers(variant, query.items))
+            ways.append((replicas.answers(variant, query.items), variant, replicas.host, replicas))
             continue
         seconds = variant.load + variant.latency(query.items) + NOT_LOADED
         host = room(variant, request.hosts, variant.architecture if own else "")
@@ -191,19 +195,19 @@ def _soonest(request: VariantQuery, fit: list[VariantCandidate], own: bool, chea
 
 def _whenever(query: Query, fit: list[VariantCandidate], request: VariantQuery, own: bool) -> Chosen:
     """Of a background job: where it is soonest done by what is loaded; else it loads what costs least."""
-    held = [
+    replicas = [
         (
             candidate.variant.latency(query.items)
-            + held.wait
-            + held.background / (held.replicas * candidate.variant.rate),
+            + replicas.wait
+            + replicas.background / (replicas.replicas * candidate.variant.rate),
             candidate.variant,
-            held,
+            replicas,
         )
         for candidate in fit
-        for held in candidate.held
+        for replicas in candidate.held
     ]
-    if held:
-        _, variant, soonest = min(held, key=lambda entry: entry[0])
+    if replicas:
+        _, variant, soonest = min(replicas, key=lambda entry: entry[0])
         return _at(variant, soonest, "soonest done")
     there = {host.hardware for host in request.hosts}
     return _nowhere(request, fit, own, not any(candidate.variant.hardware in there for candidate in fit))
@@ -280,11 +284,11 @@ def gather(waiting: Waiting) -> Batch:
     left = [at for at in range(len(slack)) if at not in lost]
     sums = accumulate(waiting.items[at] for at in left)
     fit = left[: max(1, sum(total <= variant.batch for total in sums))]
-    first, kept = most(fit), most(sorted(fit, key=lambda at: -slack[at]))
+    first, by_slack = most(fit), most(sorted(fit, key=lambda at: -slack[at]))
     later = fit[len(first) :]
-    if len(kept) <= len(first) or all(slack[at] >= takes(first) + takes(later) for at in later):
+    if len(by_slack) <= len(first) or all(slack[at] >= takes(first) + takes(later) for at in later):
         return Batch(len(first), lost)
-    return Batch(len(kept), (*lost, *(at for at in fit if at not in kept)))
+    return Batch(len(by_slack), (*lost, *(at for at in fit if at not in by_slack)))
 
 
 def wait_of(variant: Variant, queued: int, free: Sequence[float], slow: float) -> float:
@@ -294,10 +298,14 @@ def wait_of(variant: Variant, queued: int, free: Sequence[float], slow: float) -
     return free[place] + rounds * variant.latency(variant.batch) * slow
 
 
-def _at(variant: Variant, held: HostReplicas, words: str, *, need: bool = False, own: bool = False) -> Chosen:
+def _at(
+    variant: Variant, replicas: HostReplicas, words: str, *, need: bool = False, own: bool = False
+) -> Chosen:
     owner = variant.architecture if own else ""
-    return Chosen(variant.name, held.host, False, need, variant.hardware, owner, words)
+    return Chosen(variant.name, replicas.host, False, need, variant.hardware, owner, words)
 
 
-def _calmest(held: list[HostReplicas]) -> HostReplicas:
-    return min(held, key=lambda held: (held.wait, held.rate / held.replicas, held.host))
+def _calmest(replicas: list[HostReplicas]) -> HostReplicas:
+    return min(
+        replicas, key=lambda replicas: (replicas.wait, replicas.rate / replicas.replicas, replicas.host)
+    )

@@ -218,7 +218,7 @@ class _World:
         for hardware, owner in sorted({*self.pools, *self.desk.needs}):
             pool = self.pools.setdefault((hardware, owner), _Pool())
             hosts = tuple(
-                host.seen() for host in self.desk.hosts.values()
+                host.observed() for host in self.desk.hosts.values()
                 if (host.hardware, host.owner) == (hardware, owner)
             )  # fmt: skip
             need = (hardware, owner) in self.desk.needs
