@@ -100,7 +100,7 @@ def _full_at(s: _State, number: int) -> tuple[int, float]:
     left = link.capacity
     past, priority, following = -_LAST, _LAST, _LAST  # what is done, what is added up now, and then
     while True:
-        free, held, highest = 0.0, 0.0, 0.0
+        free, used, highest = 0.0, 0.0, 0.0
         at = link.first
         while at >= 0:
             load = s.loads[at]
@@ -112,28 +112,28 @@ def _full_at(s: _State, number: int) -> tuple[int, float]:
                     following = own
                 continue
             if own < priority:
-                free, held, highest = 0.0, 0.0, 0.0
+                free, used, highest = 0.0, 0.0, 0.0
                 following, priority = priority, own
             share = load.times * flow.weight
             if flow.mark == _RISING or flow.bottleneck == number:
                 free += share
             else:
-                held += share * flow.level
+                used += share * flow.level
                 highest = max(highest, flow.level)
         if priority == _LAST:
             return _LAST, 0.0
-        if free > 0.0 or held > left * (1.0 + TIE):
+        if free > 0.0 or used > left * (1.0 + TIE):
             break
-        left -= held
+        left -= used
         if left <= TIE * link.capacity:
             left = 0.0
         past, priority, following = priority, following, _LAST
-    if free > 0.0 and left - held >= free * highest:
-        return priority, (left - held) / free
+    if free > 0.0 and left - used >= free * highest:
+        return priority, (left - used) / free
     # Some are held at higher levels than this: Newton from below on a sum of minima, exact in a few steps.
     level = -1.0
     while True:
-        free, held = 0.0, 0.0
+        free, used = 0.0, 0.0
         at = link.first
         while at >= 0:
             load = s.loads[at]
@@ -144,8 +144,8 @@ def _full_at(s: _State, number: int) -> tuple[int, float]:
                 if flow.mark == _RISING or flow.bottleneck == number or flow.level > level:
                     free += share
                 else:
-                    held += share * flow.level
-        higher = max(0.0, left - held) / free if free > 0.0 else level
+                    used += share * flow.level
+        higher = max(0.0, left - used) / free if free > 0.0 else level
         if higher <= level:
             return priority, level
         level = higher
@@ -295,7 +295,7 @@ def _within(s: _State) -> bool:
             if link.checked == s.counts[_SOLVES]:
                 continue
             link.checked = s.counts[_SOLVES]
-            free, held, total, at = 0.0, 0.0, 0.0, link.first
+            free, used, total, at = 0.0, 0.0, 0.0, link.first
             while at >= 0:
                 load = s.loads[at]
                 at = load.next
@@ -305,8 +305,8 @@ def _within(s: _State) -> bool:
                 if flow.bottleneck == load.link:
                     free += share
                 else:
-                    held += share * flow.level
-            link.free, link.held = free, held  # without what rounding has left in them
+                    used += share * flow.level
+            link.free, link.held = free, used  # without what rounding has left in them
             if total > link.capacity * (1.0 + CHECK):
                 return False
     return True

@@ -112,10 +112,10 @@ def submit(call: Call, tasks: Sequence[dict[str, Any]]) -> list[int]:
         not_before real, attempts int) WHERE true ON CONFLICT (key) DO NOTHING RETURNING key, id""",
         rows, now=now))  # fmt: skip
     if len(new) < len(keys):
-        known = _run(call, "SELECT key, id, command FROM task WHERE key IN (SELECT key FROM ROWS(key text))",
+        there = _run(call, "SELECT key, id, command FROM task WHERE key IN (SELECT key FROM ROWS(key text))",
                      [[key] for key in keys])  # fmt: skip
-        new = {key: number for key, number, _ in known}
-        commands = {key: command for key, _, command in known}
+        new = {key: number for key, number, _ in there}
+        commands = {key: command for key, _, command in there}
         for key, spec in zip(keys, specs, strict=True):
             if spec["command"] != commands[key]:
                 raise UserError(f"submit: key {key!r} is of task {new[key]}, which runs {commands[key]}")

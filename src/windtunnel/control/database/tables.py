@@ -96,17 +96,17 @@ _VIEWS = {
     FROM decision JOIN task ON task.id = decision.task ORDER BY decision.id""",
 }
 for _dialect, _now in _NOW.items():
-    _made = [f"CREATE VIEW {name} AS {body.format(now=_now)}" for name, body in _VIEWS.items()]
+    _statements = [f"CREATE VIEW {name} AS {body.format(now=_now)}" for name, body in _VIEWS.items()]
     for _name, (_when, _body) in _TRIGGERS.items():
         _does = f"BEGIN {_body} END"
         if _dialect != "sqlite":
-            _made.append(f"CREATE FUNCTION {_name}() RETURNS trigger LANGUAGE plpgsql AS"
+            _statements.append(f"CREATE FUNCTION {_name}() RETURNS trigger LANGUAGE plpgsql AS"
                          f" $$ BEGIN {_body} RETURN NULL; END $$")  # fmt: skip
             _does = f"EXECUTE FUNCTION {_name}()"
-        _made.append(
+        _statements.append(
             f"CREATE TRIGGER {_name} AFTER UPDATE OF holder ON task FOR EACH ROW WHEN ({_when}) {_does}"
         )
-    for _statement in _made:
+    for _statement in _statements:
         sql.event.listen(metadata, "after_create", sql.DDL(_statement).execute_if(dialect=_dialect))
 
 

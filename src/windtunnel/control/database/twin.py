@@ -82,7 +82,7 @@ def emulate(
     waits, places = np.full(len(arrivals), np.nan), dict[int, int]()
     ends: dict[int, list[list[Any]]] = {}
     submitted = done = decisions = turn = 0
-    held = 0.0
+    slot_seconds = 0.0
     while submitted < len(arrivals) or ends:
         if not ends:  # nothing happens until the next one arrives
             turn = max(turn, ceil(arrivals[submitted] / period))
@@ -104,13 +104,13 @@ def emulate(
         for task in database.run("claim", workers=[(name, epochs[name]) for name in sorted(begun)]):
             place = places.pop(task["task"])
             waits[place] = database.now - arrivals[place]
-            held += durations[place] * special.get(place, {}).get("slots", 1)
+            slot_seconds += durations[place] * special.get(place, {}).get("slots", 1)
             row = [task["task"], task["worker"], task["epoch"], 0, "", ""]
             ends.setdefault(turn + max(1, ceil(durations[place] / period)), []).append(row)
         turn += 1
     database.engine.dispose()
     room = database.now * sum(slots for _, slots, _ in workers)
-    return DatabaseOutcome(waits, database.now, held / room if room else 0.0, decisions, done)
+    return DatabaseOutcome(waits, database.now, slot_seconds / room if room else 0.0, decisions, done)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:

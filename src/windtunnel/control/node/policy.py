@@ -268,12 +268,12 @@ def _scanned(scan: Memory) -> Scanned:
     timed = (share <= SATURATED or last.period == 0) and (share >= EMPTY or last.period == count - 1)
     hits, misses = list(last.hits or [0] * count), list(last.misses or [0] * count)
     (hits if timed else misses)[last.period] += 1
-    known = len(last.idle) == regions  # none are at first, or where a sample was bad
-    pairs = zip(last.idle if known else [0.0] * regions, scan.accessed, strict=True)
+    comparable = len(last.idle) == regions  # none are at first, or where a sample was bad
+    pairs = zip(last.idle if comparable else [0.0] * regions, scan.accessed, strict=True)
     idle = tuple(0.0 if accessed else round(before + scan.waited, DIGITS) for before, accessed in pairs)
     period = max(range(count), key=lambda place: scan.draws[place] * SLOWER**place)
     cold = tuple(region for region, seconds in enumerate(idle) if seconds >= scan.patience)
-    returned = sum(scan.accessed[region] for region in last.cold) if known else 0
+    returned = sum(scan.accessed[region] for region in last.cold) if comparable else 0
     return Scanned(tuple(hits), tuple(misses), period, idle, cold, returned)
 
 

@@ -93,12 +93,12 @@ def decide(observation: Observation) -> Decision:
     Raises:
         UserError: there are fewer devices than groups, or than a round asks for.
     """
-    settings, known = observation.settings, observation.devices
-    count = settings.devices or len(known)
-    if not 0 < count <= len(known):
-        raise UserError(f"`devices` {count}: there are {len(known)}")
+    settings, devices = observation.settings, observation.devices
+    count = settings.devices or len(devices)
+    if not 0 < count <= len(devices):
+        raise UserError(f"`devices` {count}: there are {len(devices)}")
     random = np.random.default_rng((observation.seed, observation.round))
-    drawn = [known[place] for place in sorted(random.choice(len(known), count, replace=False))]
+    drawn = [devices[place] for place in sorted(random.choice(len(devices), count, replace=False))]
     if settings.scheme == "fedavg":
         return Decision(tuple((device.name,) for device in drawn))
     if settings.scheme == "gossip":

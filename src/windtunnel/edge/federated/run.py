@@ -91,16 +91,16 @@ def run(
             shape = model(model_name, samples.train.x.shape[1], samples.train.classes)
             for own in wanted:
                 progress(f"{own.scheme}, seed {seed}", len(outcomes) / (seeds * len(wanted)))
-                kept, number = [], 0
+                completed, number = [], 0
                 for observation, decision, done in rounds(
                     samples, shape, own, training, links=[device_link] * devices, server_link=server_link,
                     bytes_each=bytes_each, count=count, seed=seed,
                 ):  # fmt: skip
                     log.decision(CAPABILITY, "federated", observation, decision)
-                    kept.append(done)
+                    completed.append(done)
                     number = len(decision.groups)
-                accuracy = float(np.mean([done.accuracy for done in kept[-TAIL:]]))
-                outcomes.append(SchemeOutcome(own.scheme, seed, number, accuracy, kept))
+                accuracy = float(np.mean([done.accuracy for done in completed[-TAIL:]]))
+                outcomes.append(SchemeOutcome(own.scheme, seed, number, accuracy, completed))
         store_run.finish({"outcomes": [summary(outcome) for outcome in outcomes]})
     return store_run.id, outcomes
 

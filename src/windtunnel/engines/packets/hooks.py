@@ -63,11 +63,12 @@ def node(function: Callable[..., int]) -> Any:
 def call_gate(_typing: Any, address: Any, now: Any, packet: Any, state: Any) -> Any:
     """The verdict of the gate at ``address``; ``state`` is an address too."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(_WORD, [_WORD, _POINTER, _POINTER])
-        function = builder.inttoptr(given[0], kind.as_pointer())
+        function = builder.inttoptr(arguments[0], kind.as_pointer())
         return builder.call(
-            function, [given[1], builder.bitcast(given[2], _POINTER), builder.inttoptr(given[3], _POINTER)]
+            function,
+            [arguments[1], builder.bitcast(arguments[2], _POINTER), builder.inttoptr(arguments[3], _POINTER)],
         )
 
     return types.int64(types.int64, types.int64, packet, types.int64), generate
@@ -80,12 +81,13 @@ def call_node(
     """The verdict of the node at ``address``; ``packet``, ``outbox`` and ``reply`` are records (of the outbox
     the first)."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(_WORD, [_WORD, _WORD, _POINTER, _POINTER, _POINTER, _POINTER])
-        function = builder.inttoptr(given[0], kind.as_pointer())
-        head, out, answer = (builder.bitcast(given[place], _POINTER) for place in (3, 5, 6))
+        function = builder.inttoptr(arguments[0], kind.as_pointer())
+        head, out, answer = (builder.bitcast(arguments[place], _POINTER) for place in (3, 5, 6))
         return builder.call(
-            function, [given[1], given[2], head, builder.inttoptr(given[4], _POINTER), out, answer]
+            function,
+            [arguments[1], arguments[2], head, builder.inttoptr(arguments[4], _POINTER), out, answer],
         )
 
     signature = types.int64(types.int64, types.int64, types.int64, packet, types.int64, outbox, reply)

@@ -343,8 +343,8 @@ def consult(w: Record, k: int, port: int, packet: Record, now: int) -> int:
         return -1
     for index in range(reply.count - 1, -1, -1):
         out = outbox_at(w, index)
-        known = 0 <= out.flow < w.flow_count and 0 <= out.hop < w.hop_count
-        if not known or not 0 < out.size < 2**20:
+        in_range = 0 <= out.flow < w.flow_count and 0 <= out.hop < w.hop_count
+        if not in_range or not 0 < out.size < 2**20:
             return -1
         c = take_free(w)
         copy_packet(w.packets + c * layout.PACKET_BYTES, w.outbox + index * layout.PACKET_BYTES)

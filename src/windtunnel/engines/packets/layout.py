@@ -157,13 +157,13 @@ def _accessor(dtype: np.dtype[Any], name: str) -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def at(_typing: Any, world: Any, index: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             word, byte = ir.IntType(64), ir.IntType(8).as_pointer()
-            address = given[0]
+            address = arguments[0]
             if name:
-                place = builder.gep(builder.bitcast(given[0], byte), [word(world.offset(name))])
+                place = builder.gep(builder.bitcast(arguments[0], byte), [word(world.offset(name))])
                 address = builder.load(builder.bitcast(place, word.as_pointer()))
-            number = context.cast(builder, given[1], signature.args[1], types.int64)
+            number = context.cast(builder, arguments[1], signature.args[1], types.int64)
             place = builder.add(address, builder.mul(number, word(record.size)))
             return builder.inttoptr(place, context.get_value_type(record))
 

@@ -55,7 +55,7 @@ class Simulation:
         self._largest = max([2**20 * bool(nodes), 1, *(max(flow.packet, flow.ack) for flow in flows)])
         link_records, bands = network.pack_links(links, seed, self._largest)
         node_records = network.pack_nodes(nodes)
-        self._kept: list[Any] = [nodes]
+        self._references: list[Any] = [nodes]
         self._flows = list(flows)
         starts = np.flatnonzero(flow_records["deadline"] < NEVER)
         order = starts[np.lexsort((starts, flow_records["deadline"][starts]))]
@@ -106,7 +106,7 @@ class Simulation:
     def set_gate(self, link: int, gate: Any, state: NDArray[Any]) -> None:
         """Put a compiled ``gate`` (`hooks.gate`) before ``link``. ``state`` is its own, and may be read and
         written between runs."""
-        self._kept.append((gate, state))
+        self._references.append((gate, state))
         self.links["gate"][link] = gate.address
         self.links["gate_state"][link] = state.ctypes.data
 

@@ -203,7 +203,7 @@ def _walk(
     """Add the marks of a rank; the one of its end."""
     compute, host_scale = float(job.compute_scale[rank]), float(job.issue_scale[rank])
     joins = job.rank_join[job.rank_join_ptr[rank] : job.rank_join_ptr[rank + 1]]
-    known = builder.joins
+    join_numbers = builder.joins
     over = builder.add()
     cuts = [over if barrier else builder.add() for _ in range(runs.queues)]
     carried = {node: builder.add() for node in sorted(runs.carried)}
@@ -226,9 +226,9 @@ def _walk(
             tails[0] = _later(tails[0], issue)
         if join >= 0:
             number = int(joins[join])
-            if number not in known:
-                known[number] = builder.add(number)
-            mark = known[number]
+            if number not in join_numbers:
+                join_numbers[number] = builder.add(number)
+            mark = join_numbers[number]
             if (rank, join) in receives:
                 ended = builder.merged(begun, {(mark, 0): 0.0})
             else:

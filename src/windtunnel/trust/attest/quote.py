@@ -28,8 +28,10 @@ def parse(attest: bytes) -> tuple[bytes, bytes]:
     """What the verifier gave, and the digest of the PCRs. Raises Refused: it is no quote of two PCRs over 32
     bytes. Signer, clock, resets, restarts and firmware have no rule: the key alone is allowed or not."""
     if len(attest) == LAYOUT.size:
-        head, name, _signer, given, extra, *_clock, _firmware, selection, size, digest = LAYOUT.unpack(attest)
-        if (head, name, given, selection, size) == (HEAD, 34, 32, SELECTION, 32):
+        head, name, _signer, nonce_size, extra, *_clock, _firmware, selection, size, digest = LAYOUT.unpack(
+            attest
+        )
+        if (head, name, nonce_size, selection, size) == (HEAD, 34, 32, SELECTION, 32):
             return extra, digest
     raise AttestationRefused("M2: what the TPM signed is no quote of these PCRs", ["tpm.format"])
 

@@ -102,9 +102,9 @@ class WorkerProcess:
         Raises:
             DatabaseError: the database cannot be used; nothing is lost by that.
         """
-        now, known = time.monotonic(), {"worker": self.name, "epoch": self.epoch, "lease": self.lease}
+        now, identity = time.monotonic(), {"worker": self.name, "epoch": self.epoch, "lease": self.lease}
         if not self.epoch or now >= self._due:
-            if not self.epoch or not self.control.runner.run("renew", **known):
+            if not self.epoch or not self.control.runner.run("renew", **identity):
                 if self.epoch:
                     self.say(f"{self.name} was fenced, {len(self.commands)} commands are killed")
                 self.end()

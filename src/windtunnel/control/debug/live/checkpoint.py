@@ -51,12 +51,12 @@ def restored(folder: Path, header: dict[str, Any], database: str | None, scratch
         UserError: the checkpoint is gone or was changed, or `database` is missing.
         HostError: it cannot be restored.
     """
-    kept = folder / header["checkpoint"]["file"]
-    if not kept.is_file() or _digest(kept) != header["checkpoint"]["digest"]:
-        raise UserError(f"{kept}: the checkpoint was changed or removed after the recording began")
+    checkpoint_file = folder / header["checkpoint"]["file"]
+    if not checkpoint_file.is_file() or _digest(checkpoint_file) != header["checkpoint"]["digest"]:
+        raise UserError(f"{checkpoint_file}: the checkpoint was changed or removed after the recording began")
     if header["engine"] == "sqlite":
-        shutil.copyfile(kept, scratch / kept.name)
-        engine = open_database(f"sqlite:///{scratch / kept.name}", "database", durable=False)
+        shutil.copyfile(checkpoint_file, scratch / checkpoint_file.name)
+        engine = open_database(f"sqlite:///{scratch / checkpoint_file.name}", "database", durable=False)
         event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous=OFF"))
         yield engine
         engine.dispose()
@@ -69,7 +69,7 @@ def restored(folder: Path, header: dict[str, Any], database: str | None, scratch
     with server.connect() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
         try:
-            _tool("pg_restore", url, "--no-owner", str(kept))
+            _tool("pg_restore", url, "--no-owner", str(checkpoint_file))
             # one that waits for a lock waits for a transaction that is open here, in vain
             url = url.update_query_dict({"options": "-clock_timeout=1s"})
             text = url.render_as_string(hide_password=False)

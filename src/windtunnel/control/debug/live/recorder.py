@@ -126,8 +126,10 @@ class StatementCapture:
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         if (statements := self._thread.statements) is not None:
             read = (len(rows), digest(rows)) if cursor.description else (cursor.rowcount, None)
-            kept = ([column[0] for column in cursor.description or ()], rows) if self._keep else ()
-            statements.append((statement, parameters, *read, *kept))
+            columns_and_rows = (
+                ([column[0] for column in cursor.description or ()], rows) if self._keep else ()
+            )
+            statements.append((statement, parameters, *read, *columns_and_rows))
         return rows
 
 
@@ -218,17 +220,17 @@ class Recorder:
         """
         handler, number, began = self.service.handlers[name], next(self._numbers), self._clock + monotonic()
         try:
-            known = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
+            common = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
         request = self._thread.request
         if getattr(handler, "request", False):
-            return handler(self, **arguments) if request else self._request(number, name, known, arguments)
+            return handler(self, **arguments) if request else self._request(number, name, common, arguments)
         readonly, state = is_readonly(handler), ("", "")  # the line, and what the handler raised
-        settle, held = self._settle if self._sqlite and readonly else None, 0
+        settle, committing = self._settle if self._sqlite and readonly else None, 0
 
         def body(connection: Connection) -> Any:
-            nonlocal state, held
+            nonlocal state, committing
             state, error, result = ("", ""), "", None
             xid, xmax, active = self._snapshot(connection, readonly)
             statements, call = self._capture.begin(settle), Drawing(connection, self._capture)
@@ -243,7 +245,7 @@ class Recorder:
                 xmax = self._thread.shown + 1 if settle else xmax
                 noted = encode((did, call.draws, "" if error else digest(result), error))
                 line = (
-                    f'{{"kind":"txn","n":{number},"request":{request or number},"handler":"{name}",{known},'
+                    f'{{"kind":"txn","n":{number},"request":{request or number},"handler":"{name}",{common},'
                     f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},'
                     f'"ended":{self._clock + monotonic()!r},"did":{noted}}}'
                 )
@@ -252,20 +254,20 @@ class Recorder:
                 state = line, error
             if self._sqlite and not readonly:
                 self._commits.acquire()
-                held = self._committing = xid
+                committing = self._committing = xid
             return result
 
         try:
             result = transact(self.service.engine, body, readonly=readonly)
         except BaseException:
-            if held:
+            if committing:
                 self._committing = self._committed
                 self._commits.release()
             if state[0]:
                 self._write(state[0] if state[1] else f'{{"kind":"end","n":{number},"aborted":true}}')
             raise
-        if held:
-            self._committed = held
+        if committing:
+            self._committed = committing
             self._commits.release()
         if not readonly:
             self._write(f'{{"kind":"end","n":{number},"t":{self._clock + monotonic()!r}}}', True)
@@ -283,8 +285,8 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, number: int, name: str, known: str, arguments: dict[str, Any]) -> Any:
-        self._write(f'{{"kind":"request","id":{number},"name":"{name}",{known}}}', True)
+    def _request(self, number: int, name: str, common: str, arguments: dict[str, Any]) -> Any:
+        self._write(f'{{"kind":"request","id":{number},"name":"{name}",{common}}}', True)
         self._thread.request = number
         try:
             return self.service.handlers[name](self, **arguments)

@@ -189,11 +189,12 @@ def _views(trace: DebugTrace, world: ReplayedWorld, other: set[int]) -> dict[str
                 "error": recorded.did[3],
             }
         )
-        for place, (text, parameters, _, read, *kept) in enumerate(execution.did[0], 1):
+        for place, (text, parameters, _, read, *columns_and_rows) in enumerate(execution.did[0], 1):
             tables = sorted(set.union(*tables_of([[text]], list(world.keys))))
             line = {**head, "statement": place, "sql": text, "parameters": parameters, "tables": tables}
             reads += [
-                {**line, "row": dict(zip(kept[0], row, strict=True))} for row in (kept[1] if read else ())
+                {**line, "row": dict(zip(columns_and_rows[0], row, strict=True))}
+                for row in (columns_and_rows[1] if read else ())
             ]
         for table, _, before, after in execution.changes if execution.commit else ():
             writes.append({**_write(world, table, before, after), **head, "commit": execution.commit})

@@ -54,10 +54,10 @@ class Execution:
 
 @dataclass
 class Redrawing(Drawing):
-    """A call that gives out what was ``known``, each kind in its order. Where there is no more, the time is
-    ``t`` and the rest comes from ``seed``."""
+    """A call that gives out what was ``recorded``, each kind in its order. Where there is no more, the time
+    is ``t`` and the rest comes from ``seed``."""
 
-    known: Sequence[Sequence[Any]] = ()
+    recorded: Sequence[Sequence[Any]] = ()
     t: float = 0.0
     seed: int = 0
 
@@ -76,7 +76,7 @@ class Redrawing(Drawing):
             [draw for draw, _ in self.draws].count(kind),
         )
         fresh = {"now": self.t, "random": more.random(), "uuid": str(UUID(int=more.getrandbits(128)))}[kind]
-        value = [*[draw for name, draw in self.known if name == kind][place:], fresh][0]
+        value = [*[draw for name, draw in self.recorded if name == kind][place:], fresh][0]
         self.draws.append((kind, value))
         return value
 

@@ -56,7 +56,7 @@ class FedP2P(Strategy):
         self.examples = getattr(strategy, "weighted_by_key", "num-examples")
         self.log = log
         self.events: list[str] = []
-        self._known: dict[int, dict[str, Any]] = {}
+        self._peers: dict[int, dict[str, Any]] = {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -102,7 +102,7 @@ class FedP2P(Strategy):
         logger.warning(sentence)
 
     def _name(self, node: int) -> str:
-        return f"{node} at {self._known[node][ADDRESS]}" if node in self._known else str(node)
+        return f"{node} at {self._peers[node][ADDRESS]}" if node in self._peers else str(node)
 
     def _grouped(self, server_round: int, messages: list[Message], grid: Grid) -> list[Message]:
         """The same messages, of which just the leaders' have the arrays."""
@@ -112,7 +112,7 @@ class FedP2P(Strategy):
         own = {message.metadata.dst_node_id: message for message in messages}
         devices = tuple(
             EdgeDevice(
-                name, float(self._known[node].get(LINK, 1)), label=int(self._known[node].get(LABEL, 0))
+                name, float(self._peers[node].get(LINK, 1)), label=int(self._peers[node].get(LABEL, 0))
             )
             for name, node in by_name.items()
         )
@@ -126,7 +126,7 @@ class FedP2P(Strategy):
             self.log.decision(CAPABILITY, "federated", observation, decision)
         grouped = []
         for number, names in enumerate(decision.groups):
-            members = [(name, self._known[by_name[name]][ADDRESS]) for name in names]
+            members = [(name, self._peers[by_name[name]][ADDRESS]) for name in names]
             for place, name in enumerate(names):
                 message = own[by_name[name]]
                 content = RecordDict(dict(message.content.items()))
@@ -148,7 +148,7 @@ class FedP2P(Strategy):
         """Ask devices that are new where they listen, by a message that the mod of training answers; those
         that have said so. The others are told of, and train in no group."""
         nodes = [message.metadata.dst_node_id for message in messages]
-        new = [node for node in nodes if node not in self._known]
+        new = [node for node in nodes if node not in self._peers]
         queries = [
             Message(
                 RecordDict({KEY: ConfigRecord({"ask": "where"})}),
@@ -159,13 +159,13 @@ class FedP2P(Strategy):
         ]
         for reply in grid.send_and_receive(queries, timeout=WHERE_SECONDS) if queries else ():
             if not reply.has_error():
-                self._known[reply.metadata.src_node_id] = dict(reply.content[KEY])
+                self._peers[reply.metadata.src_node_id] = dict(reply.content[KEY])
         for node in new:
-            if node not in self._known:
+            if node not in self._peers:
                 self._tell(
                     f"device {node} did not say where it listens: --node-config '{ADDRESS}=\"HOST:PORT\"'"
                 )
-        return [node for node in nodes if node in self._known]
+        return [node for node in nodes if node in self._peers]
 
 
 def peer_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -179,10 +179,10 @@ def peer_mod(message: Message, context: Context, call_next: Callable[[Message, C
         return call_next(message, context)
     own, config = message.content.pop(KEY), context.node_config
     if "ask" in own:
-        known = {key: config[key] for key in (ADDRESS, LINK, LABEL) if key in config}
-        if ADDRESS not in known:
+        peer_entry = {key: config[key] for key in (ADDRESS, LINK, LABEL) if key in config}
+        if ADDRESS not in peer_entry:
             raise UserError(f'--node-config: {ADDRESS} is missing; accepted is {ADDRESS}="HOST:PORT"')
-        return Message(RecordDict({KEY: ConfigRecord(known)}), reply_to=message)
+        return Message(RecordDict({KEY: ConfigRecord(peer_entry)}), reply_to=message)
     fields, place = json.loads(own["group"]), own["place"]
     group = ExchangeGroup(
         **{**fields, "members": tuple((name, address) for name, address in fields["members"])}

@@ -58,12 +58,12 @@ class AttestedMachine(NamedTuple):
 
 
 @contextlib.contextmanager
-def machine(fuse: Fuse, kept: Path, tpms: Sequence[Tpm] = ()) -> Iterator[AttestedMachine]:
-    """Both processes, until the block ends. ``kept``: the file for what the host carries; ``tpms``: the
+def machine(fuse: Fuse, log_file: Path, tpms: Sequence[Tpm] = ()) -> Iterator[AttestedMachine]:
+    """Both processes, until the block ends. ``log_file``: the file for what the host carries; ``tpms``: the
     device's, and one of the attacker's."""
     spawn = multiprocessing.get_context("spawn")  # a fork would have what the verifier knows
     (verifier, up), (down, device) = spawn.Pipe(), spawn.Pipe()
-    host = spawn.Process(target=_host, args=(up, down, kept))
+    host = spawn.Process(target=_host, args=(up, down, log_file))
     chip = spawn.Process(target=_device, args=(device, fuse, tpms))
     with contextlib.ExitStack() as stack:
         for process in (host, chip):
@@ -148,8 +148,8 @@ def _device(link: Connection, fuse: Fuse, tpms: Sequence[Tpm]) -> None:
                 link.send_bytes(b"E" + json.dumps([str(error), error.failing]).encode())
 
 
-def _host(up: Connection, down: Connection, kept: Path) -> None:
-    first, attack, file = dict[bytes, bytes](), b"", kept.open("wb", buffering=0)
+def _host(up: Connection, down: Connection, log_file: Path) -> None:
+    first, attack, file = dict[bytes, bytes](), b"", log_file.open("wb", buffering=0)
     before = {b"program3": b"Lleaks", b"tpm pcr1": b"L" + LOADS["program"]}
     if os.getuid() == 0:
         os.setgroups([])

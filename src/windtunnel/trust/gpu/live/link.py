@@ -234,7 +234,7 @@ class Bells:
             raise Denied("the user has no bells", "ended") from None
         self.hears = os.open(out if user else into, os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(self.hears, not user)
-        self._heard = -1  # numbers only go up: those for a refused request are passed over
+        self._last_number = -1  # numbers only go up: those for a refused request are passed over
 
     def ring(self, number: int, last: bool) -> None:
         """That chunk is in its place: the other side is woken for every `PEAL` of them, and for the last.
@@ -249,9 +249,9 @@ class Bells:
     def there(self, number: int) -> bool:
         """Whether that chunk is. The device waits for it, or for the user's end."""
         with contextlib.suppress(BlockingIOError):
-            while self._heard < number and (rung := os.read(self.hears, 8)):
-                self._heard = int.from_bytes(rung, "big")
-        return self._heard >= number
+            while self._last_number < number and (rung := os.read(self.hears, 8)):
+                self._last_number = int.from_bytes(rung, "big")
+        return self._last_number >= number
 
     def close(self) -> None:
         for pipe in (self._rings, self.hears):

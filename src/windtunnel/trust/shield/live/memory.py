@@ -41,24 +41,24 @@ class Shield:
 
     def __init__(self, memory: bytearray | memoryview, regions: Sequence[Region], state: Path) -> None:
         self._areas, self._path, layout = list[_Area](), state, repr(list(regions))
-        view, kept = memoryview(memory).cast("B"), [None] * len(regions)
-        self._kept: dict[str, Any] = {
+        view, on_chip = memoryview(memory).cast("B"), [None] * len(regions)
+        self._on_chip_state: dict[str, Any] = {
             "layout": layout,
             "key": os.urandom(32).hex(),
             "openings": 0,
-            "on_chip": kept,
+            "on_chip": on_chip,
         }
         if state.exists():
-            self._kept = json.loads(state.read_text())
-        if self._kept["layout"] != layout or sum(region.room for region in regions) > len(view):
+            self._on_chip_state = json.loads(state.read_text())
+        if self._on_chip_state["layout"] != layout or sum(region.room for region in regions) > len(view):
             raise UserError(
-                f"shield: {state} is of {self._kept['layout']}; {len(view)} bytes are for {layout}"
+                f"shield: {state} is of {self._on_chip_state['layout']}; {len(view)} bytes are for {layout}"
             )
-        self._kept["openings"] += 1
-        for region, before in zip(regions, self._kept["on_chip"], strict=True):
-            key = hmac.digest(bytes.fromhex(self._kept["key"]), b"%d" % len(self._areas), "sha256")
+        self._on_chip_state["openings"] += 1
+        for region, before in zip(regions, self._on_chip_state["on_chip"], strict=True):
+            key = hmac.digest(bytes.fromhex(self._on_chip_state["key"]), b"%d" % len(self._areas), "sha256")
             self._areas.append(
-                _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH, before)
+                _Area(view[: region.room], region, key, self._on_chip_state["openings"] << EPOCH, before)
             )
             view = view[region.room :]
         self.save()
@@ -87,8 +87,10 @@ class Shield:
 
     def save(self) -> None:
         """What is on chip is on the disk too, and survives a restart from here on."""
-        self._kept["on_chip"] = [(area.root or area.versions.tobytes()).hex() for area in self._areas]
-        atomic.replace(self._path, json.dumps(self._kept), durable=True, mode=0o600)
+        self._on_chip_state["on_chip"] = [
+            (area.root or area.versions.tobytes()).hex() for area in self._areas
+        ]
+        atomic.replace(self._path, json.dumps(self._on_chip_state), durable=True, mode=0o600)
 
     def _area(self, address: int, length: int) -> tuple[_Area, int]:
         """Where that is, and from where on in it."""
@@ -104,7 +106,7 @@ class _Area:
     ``kept``: what was on chip, hex; None: as new."""
 
     def __init__(
-        self, memory: memoryview, region: Region, key: bytes, version: int, kept: str | None
+        self, memory: memoryview, region: Region, key: bytes, version: int, on_chip: str | None
     ) -> None:
         self.region, self._memory, self._next = region, memory, version
         self._cipher, self._stride, self._mode = AESGCM(key), region.stride, region.mode
@@ -115,13 +117,13 @@ class _Area:
             self._levels.append((at, size))
             at += count * size
         if self._mode == "versions":
-            self.versions = array("Q", bytes.fromhex(kept) if kept else bytes(8 * self.region.chunks))
-        elif kept is not None:
-            self.root = bytes.fromhex(kept)
+            self.versions = array("Q", bytes.fromhex(on_chip) if on_chip else bytes(8 * self.region.chunks))
+        elif on_chip is not None:
+            self.root = bytes.fromhex(on_chip)
         elif self._mode == "mac":  # nothing on chip says which chunks were written
             for index in range(self.region.chunks):
                 self.write(index, bytes(self.region.chunk))
-        for level, (count, size) in enumerate(self.region.levels if kept is None else ()):
+        for level, (count, size) in enumerate(self.region.levels if on_chip is None else ()):
             whole, self.root = self.root.ljust(count * size, b"\0"), b""
             for place in range(count):
                 self._node(level, place)[:] = node = whole[place * size : (place + 1) * size]
