@@ -33,16 +33,16 @@ def advise(
         UserError: program or cluster is wrong; the job has one rank, or no gradients of its own (sharding).
         ScriptError: the program failed.
     """
-    made = plan_run(program, arguments, cluster=cluster, progress=progress)
-    emulation = made.emulation
+    run_plan = plan_run(program, arguments, cluster=cluster, progress=progress)
+    emulation = run_plan.emulation
     assert emulation is not None  # a program was given
     timing = emulation.timing
-    waits = {k: one for k, one in timing.critical_path.items() if k.startswith("communication:")}
+    waits = {k: seconds for k, seconds in timing.critical_path.items() if k.startswith("communication:")}
     share = sum(waits.values()) / timing.iteration_time_s
     whole = f"{timing.iteration_time_s * 1e3:.4g} ms"
     words = f"{share:.1%} of an emulated iteration of {whole} waits for collectives"
     if waits:
-        largest = max(waits, key=lambda one: waits[one]).removeprefix("communication:")
+        largest = max(waits, key=lambda group: waits[group]).removeprefix("communication:")
         words += f", most of it for those over {largest}"
     again = shlex.join(["windtunnel", "bottleneck", "--cluster", cluster, program, *arguments])
     if emulation.cluster.hosts > 1:
@@ -50,12 +50,12 @@ def advise(
         words = f"{Analysis('', cluster, points, decide(observation), needs).sentence()}; {words}"
     else:
         again = shlex.join(["windtunnel", "emulate", "--cluster", cluster, program, *arguments])
-    explain = f"windtunnel gradsync explain {made.run}"
-    told = (
-        f"{verdict(made.plan)}; all this by the plan's own timeline, which has "
-        f"{buckets(made.plan) * 1e3:.4g} ms for the iteration that is emulated with {whole}"
+    explain = f"windtunnel gradsync explain {run_plan.run}"
+    sentence = (
+        f"{verdict(run_plan.plan)}; all this by the plan's own timeline, which has "
+        f"{buckets(run_plan.plan) * 1e3:.4g} ms for the iteration that is emulated with {whole}"
     )
     return [
         Advice("network", words, share, None, again),
-        Advice("gradients", told, None, gain(made.plan), explain),
+        Advice("gradients", sentence, None, gain(run_plan.plan), explain),
     ]

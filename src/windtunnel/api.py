@@ -68,14 +68,14 @@ def emulate(
     fail_on: Sequence[str] | str = (),
     baseline: Run | str | None = None,
     progress: Progress = no_progress,
-    **given: Any,
+    **other_options: Any,
 ) -> Run:
     """Run a training program as ranks of a cluster that is not there, and keep what was found in the store.
 
     ``program``: the path of a torchrun-style script, unmodified, or a function that does what such a script
     does; ``arguments`` are its own; with ``module`` it is the name of a module, as for ``python -m``.
     ``cluster``: a name such as ``h100-sxm:16x8``, a YAML file, or one that `load_cluster` gave. ``options``:
-    how to emulate, see `Options`; each of its fields may be ``given`` by its name instead, or beside it.
+    how to emulate, see `Options`; each of its fields may be given by its name instead, or beside it.
     ``timeline``: ranks in it, as ``0,17``; ``report``: whether to write the report, the timeline and the
     graph. ``fail_on`` is what is to be an error, as in ``("oom", "hang", "slower:10%")``; ``baseline`` the
     run, its id, or the file of a summary than which it must not be slower, by default the last such run in
@@ -90,7 +90,7 @@ def emulate(
         VerdictError: what came out is what ``fail_on`` names; its ``run`` is kept in the store.
     """
     where = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    options = replace(options, **given)
+    options = replace(options, **other_options)
     if options.ranks != "auto":
         parse_ranks(options.ranks, where.world_size)
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
@@ -147,9 +147,9 @@ def sweep(
         what, jobs=jobs, resume=resume, pictures=report, progress=progress, fabrics=alternatives,
         elsewhere=elsewhere,
     )  # fmt: skip
-    found, page = result(rows), folder / "sweep.html"
-    write_page(page, found, f"Sweep {what.name}")
-    return SweepRun(what, found, page)
+    sweep_result, page = result(rows), folder / "sweep.html"
+    write_page(page, sweep_result, f"Sweep {what.name}")
+    return SweepRun(what, sweep_result, page)
 
 
 def load_run(name: str = "last") -> Run:
@@ -163,15 +163,17 @@ def load_run(name: str = "last") -> Run:
         if not newest:
             raise UserError("the store has no emulation that was done")
         return newest[0]
-    found = Store.open().get(name)
-    if found.summary is None or found.capability != CAPABILITY:
+    entry = Store.open().get(name)
+    if entry.summary is None or entry.capability != CAPABILITY:
         raise UserError(
-            f"run {found.id} of {found.capability} is {found.status}: it has no figures of an emulation"
+            f"run {entry.id} of {entry.capability} is {entry.status}: it has no figures of an emulation"
         )
-    return Run(Summary.from_json(found.summary))
+    return Run(Summary.from_json(entry.summary))
 
 
 def runs(limit: int | None = None) -> list[Run]:
     """The newest ``limit`` emulations in the store that were done (None: all), newest first."""
-    kept = (run.summary for run in Store.open().list(capability=CAPABILITY) if run.summary is not None)
-    return [Run(Summary.from_json(summary)) for summary, _ in zip(kept, range(limit or 10**9), strict=False)]
+    summaries = (run.summary for run in Store.open().list(capability=CAPABILITY) if run.summary is not None)
+    return [
+        Run(Summary.from_json(summary)) for summary, _ in zip(summaries, range(limit or 10**9), strict=False)
+    ]

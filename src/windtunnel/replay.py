@@ -91,8 +91,8 @@ def locate(run: str) -> Path:
     elif run == "last" or not path.exists():
         from windtunnel.store.runs import Store
 
-        found = Store.open().get(run)
-        path, run = found.directory / eventlog.NAME, f"run {found.id} of {found.capability}"
+        run_record = Store.open().get(run)
+        path, run = run_record.directory / eventlog.NAME, f"run {run_record.id} of {run_record.capability}"
     elif path.is_dir():
         path = path / eventlog.NAME
     if not path.is_file():
@@ -118,7 +118,7 @@ def replay(log: Path, policy: str | None = None) -> Replay:
     for event in events:
         by_policy.setdefault(event["capability"], Counter())[event["policy"]] += 1
     capabilities = {
-        name: find(name, lambda one: "policy" in one.rooms, who=f"replay: {log}") for name in by_policy
+        name: find(name, lambda entry: "policy" in entry.rooms, who=f"replay: {log}") for name in by_policy
     }
     others = _others(capabilities, policy) if policy else {}
     parts = {
@@ -147,14 +147,14 @@ def _others(capabilities: dict[str, Capability], policy: str) -> dict[str, Polic
                 f"{' or '.join(capabilities)}"
             )
         return {mine or next(iter(capabilities)): decide}
-    named = {name: one.room("policy").POLICIES for name, one in capabilities.items()}
-    found = {name: policies[policy] for name, policies in named.items() if policy in policies}
-    if not found:
-        known = "; ".join(f"{name}: {', '.join(policies)}" for name, policies in named.items())
+    named = {name: capability.room("policy").POLICIES for name, capability in capabilities.items()}
+    policies_by_name = {name: policies[policy] for name, policies in named.items() if policy in policies}
+    if not policies_by_name:
+        accepted = "; ".join(f"{name}: {', '.join(policies)}" for name, policies in named.items())
         raise UserError(
-            f"`policy`: {policy!r} is unknown; accepted are a file ending in .py or one of: {known}"
+            f"`policy`: {policy!r} is unknown; accepted are a file ending in .py or one of: {accepted}"
         )
-    return found
+    return policies_by_name
 
 
 class _Decider:
@@ -180,18 +180,18 @@ class _Decider:
             recorded = from_plain(self._room.Decision, event["decision"])
         except (TypeError, ValueError, KeyError) as error:
             raise UserError(f"{where} is not one that this version reads: {error}") from None
-        made = decide(observation)
-        if not isinstance(made, self._room.Decision):
-            raise UserError(f"{where}: the policy answered {made!r}, accepted is {self._room.Decision}")
+        decision = decide(observation)
+        if not isinstance(decision, self._room.Decision):
+            raise UserError(f"{where}: the policy answered {decision!r}, accepted is {self._room.Decision}")
         # a price may be unknown for one kind of observation: the twin then says nothing of it
         recorded_cost = self._cost(observation, recorded) if self._cost else None
-        made_cost = self._cost(observation, made) if self._cost else None
+        made_cost = self._cost(observation, decision) if self._cost else None
         part.decisions += 1
         part.recorded_cost = _sum(part.recorded_cost, recorded_cost)
         part.made_cost = _sum(part.made_cost, made_cost)
-        if made == recorded:
+        if decision == recorded:
             return
-        before, after = to_plain(recorded, tag=True), to_plain(made, tag=True)
+        before, after = to_plain(recorded, tag=True), to_plain(decision, tag=True)
         names = tuple(key for key in {**before, **after} if before.get(key) != after.get(key))
         part.differences.append(
             Difference(
@@ -215,11 +215,15 @@ def short(value: Any, limit: int = 160) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(
-            f"{key}={_short(one)}"
-            for key, one in value.items()
-            if key != TAG and one not in (None, [], {}, "")
+            f"{key}={_short(field_value)}"
+            for key, field_value in value.items()
+            if key != TAG and field_value not in (None, [], {}, "")
         )
         return f"{value.get(TAG, '')}({inner})"
     if isinstance(value, list):
-        return "[" + ", ".join(_short(one) for one in value[:4]) + (", …]" if len(value) > 4 else "]")
+        return (
+            "["
+            + ", ".join(_short(field_value) for field_value in value[:4])
+            + (", …]" if len(value) > 4 else "]")
+        )
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -89,15 +89,15 @@ class Method:
 
     def named(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Arguments by name. Raises TypeError."""
-        given = inspect.signature(self.function).bind(None, *args, **kwargs).arguments
-        return dict(list(given.items())[1:])
+        arguments = inspect.signature(self.function).bind(None, *args, **kwargs).arguments
+        return dict(list(arguments.items())[1:])
 
-    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+    def arguments(self, plain: dict[str, Any]) -> dict[str, Any]:
         """Those that came. Raises UserError: one is unknown, missing, or of another type."""
         try:
             files = ("raw", "read")
             kinds = {key: bytes if self.roles.get(key) in files else kind for key, kind in self.kinds.items()}
-            read = {key: result(kinds[key], value) for key, value in given.items()}
+            read = {key: result(kinds[key], value) for key, value in plain.items()}
             needed = {key: None for key, role in self.roles.items() if role}
             inspect.signature(self.function).bind(None, **(needed | read))
             return read
@@ -173,7 +173,9 @@ def error_message(error: Exception, errors: Errors) -> Message:
     """An exception as JSON; one of ``errors`` by the first class there that it is one of."""
     if isinstance(error, OSError) and error.errno is not None:
         return {"error": "OSError", "errno": error.errno, "text": error.strerror or str(error)}
-    kind = next((known for known in (*_KNOWN, *errors) if isinstance(error, known)), type(error))
+    kind = next(
+        (error_type for error_type in (*_KNOWN, *errors) if isinstance(error, error_type)), type(error)
+    )
     message: Message = {"error": kind.__name__, "text": str(error) or kind.__name__}
     if attributes := getattr(kind, "travels", {}):
         message["with"] = {name: to_plain(getattr(error, name)) for name in attributes}
@@ -185,12 +187,14 @@ def error_of(message: Message, errors: Errors) -> Exception:
     name, text = message["error"], message["text"]
     if "errno" in message:
         return OSError(message["errno"], text)
-    kind = next((known for known in (*_KNOWN, *errors) if known.__name__ == name), None)
+    kind = next((error_type for error_type in (*_KNOWN, *errors) if error_type.__name__ == name), None)
     if kind is None:
         return RemoteError(f"{name}: {text}")
-    given = message.get("with", {})
+    attributes_sent = message.get("with", {})
     attributes = getattr(kind, "travels", {}).items()
-    return kind(text, **{name: from_plain(hint, given[name], foreign=True) for name, hint in attributes})
+    return kind(
+        text, **{name: from_plain(hint, attributes_sent[name], foreign=True) for name, hint in attributes}
+    )
 
 
 def parsed(address: str, keys: Keys | None) -> str:

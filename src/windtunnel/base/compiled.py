@@ -34,9 +34,9 @@ def _by_type(compiled: Any) -> Any:
     give: Numba takes 0 for another type than an integer."""
     of_types = compiled.get_call_template
 
-    def of_constants(given: Any, named: Any) -> Any:
+    def of_constants(constants: Any, named: Any) -> Any:
         plain = {name: types.unliteral(constant) for name, constant in dict(named).items()}
-        return of_types(tuple(types.unliteral(constant) for constant in given), plain)
+        return of_types(tuple(types.unliteral(constant) for constant in constants), plain)
 
     compiled.get_call_template = of_constants
     return compiled

@@ -50,8 +50,8 @@ def _sentence(error: ValidationError, model: type[BaseModel], accepted: Mapping[
     if first["type"] == "missing":
         return f"field {field} is missing, accepted is {words}"
     if first["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in holder.model_fields.items()]
-        return f"field {field} is unknown{suggest(loc[-1], known)}"
+        field_names = [field.alias or name for name, field in holder.model_fields.items()]
+        return f"field {field} is unknown{suggest(loc[-1], field_names)}"
     text = repr(first["input"])
     text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     words = (
@@ -89,18 +89,18 @@ def _holder(kind: Any) -> Any:
     return kind if is_model or get_origin(kind) is dict else None
 
 
-def suggest(given: str, accepted: Iterable[str]) -> str:
+def suggest(word: str, accepted: Iterable[str]) -> str:
     """``, did you mean X? Accepted are ...`` for a name that is not among ``accepted``."""
     names = list(accepted)
 
     def likeness(name: str) -> float:
-        if name.startswith(given):
-            return len(given) + 1
-        alike = difflib.SequenceMatcher(None, given, name).ratio()
+        if name.startswith(word):
+            return len(word) + 1
+        alike = difflib.SequenceMatcher(None, word, name).ratio()
         # What begins alike is meant more often than what is only spelled alike: h1000 is h100-sxm, not v100.
-        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(given, name, strict=False)))
+        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(word, name, strict=False)))
         return alike + start if alike >= 0.5 else 0
 
-    near = max(names, key=likeness) if given else ""
+    near = max(names, key=likeness) if word else ""
     hint = f", did you mean {near}?" if near and likeness(near) else ","
     return f"{hint} accepted are {', '.join(names)}"

@@ -94,9 +94,11 @@ def of_run(folder: Path, path: Path | None) -> Keys:
     Raises:
         UserError: see `Keys.from_option`.
     """
-    kept = folder / NAME
-    keys = Keys.from_option(path) or (Keys.read(kept, "the run's secret") if kept.exists() else Keys.new())
-    keys.write(kept)
+    secret_file = folder / NAME
+    keys = Keys.from_option(path) or (
+        Keys.read(secret_file, "the run's secret") if secret_file.exists() else Keys.new()
+    )
+    keys.write(secret_file)
     return keys
 
 

@@ -33,7 +33,7 @@ def place() -> None:
 def cache_of(package: Path, folder: Path) -> Path:
     """The cache for the state that ``package`` is in; of older ones in ``folder`` `KEPT` stay."""
     files = [(path.relative_to(package), path.stat()) for path in sorted(package.rglob("*.py"))]
-    listing = "".join(f"{name} {found.st_mtime_ns} {found.st_size}\n" for name, found in files)
+    listing = "".join(f"{name} {status.st_mtime_ns} {status.st_size}\n" for name, status in files)
     where = hashlib.sha256(str(package).encode()).hexdigest()[:8]
     cache = folder / f"{where}-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
     if not cache.exists():

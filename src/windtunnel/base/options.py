@@ -72,9 +72,9 @@ def options(kind: type) -> Iterator[OptionSpec]:
     types = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if KEY in field.metadata:
-            given = dict(field.metadata[KEY])
-            written = given.pop("kind") or types[field.name]
-            yield OptionSpec(name=field.name, kind=written, **given)
+            declared = dict(field.metadata[KEY])
+            written = declared.pop("kind") or types[field.name]
+            yield OptionSpec(name=field.name, kind=written, **declared)
 
 
 def read_pairs(written: list[str] | None) -> dict[str, str]:

@@ -17,14 +17,14 @@ def home() -> Path:
 
 def data() -> Path:
     """What this user keeps: ``windtunnel`` in ``$XDG_DATA_HOME``, else in ``~/.local/share``."""
-    given = os.environ.get("XDG_DATA_HOME")
-    return (Path(given) if given else Path.home() / ".local" / "share") / "windtunnel"
+    directory = os.environ.get("XDG_DATA_HOME")
+    return (Path(directory) if directory else Path.home() / ".local" / "share") / "windtunnel"
 
 
 def cache() -> Path:
     """What can be made again: ``windtunnel`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "windtunnel"
+    directory = os.environ.get("XDG_CACHE_HOME")
+    return (Path(directory) if directory else Path.home() / ".cache") / "windtunnel"
 
 
 def profiles() -> Path:

@@ -144,16 +144,16 @@ def _dataclass(kind: type, value: Any, where: str, foreign: bool) -> Any:
     fields = _fields(kind)
     if not isinstance(value, dict):
         raise TypeError(f"{where} is no object")
-    given = {name: item for name, item in value.items() if name != TAG or TAG in fields}
+    entries = {name: item for name, item in value.items() if name != TAG or TAG in fields}
     if foreign:
-        given = {name: item for name, item in given.items() if name in fields}
-    odd = sorted(set(given) - set(fields)) + sorted(
-        name for name, field in fields.items() if field.needed and name not in given
+        entries = {name: item for name, item in entries.items() if name in fields}
+    odd = sorted(set(entries) - set(fields)) + sorted(
+        name for name, field in fields.items() if field.needed and name not in entries
     )
     if odd:
         raise ValueError(f"{where} has no or an unknown field {odd[0]}")
     return kind(
-        **{name: _read(fields[name].kind, item, f"{where}.{name}", foreign) for name, item in given.items()}
+        **{name: _read(fields[name].kind, item, f"{where}.{name}", foreign) for name, item in entries.items()}
     )
 
 

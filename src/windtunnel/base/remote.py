@@ -103,12 +103,14 @@ class RemoteLink:
             PermissionError: the peer does not know the secret.
         """
         declared = method(protocol, name)
-        given = declared.named(*args, **kwargs)
-        streams = {key: given.pop(key) for key in list(given) if declared.roles.get(key, "raw") != "raw"}
+        arguments = declared.named(*args, **kwargs)
+        streams = {
+            key: arguments.pop(key) for key in list(arguments) if declared.roles.get(key, "raw") != "raw"
+        }
         streams = {key: value for key, value in streams.items() if value is not None}
-        data = given.pop(declared.role("raw"), b"")
+        data = arguments.pop(declared.role("raw"), b"")
         message = {
-            "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(given),
+            "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(arguments),
             "streams": sorted(streams),
         }  # fmt: skip
         for pause in _PAUSES:
@@ -159,7 +161,7 @@ class RemoteLink:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[_Connection]:
         """A connection; where the block is left by an exception, the call ends at the other side too."""
-        connection = self._taken()
+        connection = self._take_connection()
         try:
             connection.socket.settimeout(self._timeout)
             yield connection
@@ -172,7 +174,7 @@ class RemoteLink:
             raise
         self._idle.append(connection)
 
-    def _taken(self) -> _Connection:
+    def _take_connection(self) -> _Connection:
         with contextlib.suppress(IndexError):
             while connection := self._idle.pop():
                 if not connection.readable(0):

@@ -83,19 +83,21 @@ class RpcService:
         """The answer to one call, and what of it travels raw."""
         try:
             kind, _, name = message["do"].rpartition(".")
-            protocol = next((known for known in self.protocols if known.__name__ == kind), None)
+            protocol = next(
+                (protocol_type for protocol_type in self.protocols if protocol_type.__name__ == kind), None
+            )
             if protocol is None:
-                accepted = ", ".join(known.__name__ for known in self.protocols)
+                accepted = ", ".join(protocol_type.__name__ for protocol_type in self.protocols)
                 raise UserError(f"protocol {kind!r} is unknown; accepted are {accepted}")
             declared = method(protocol, name)
-            given = declared.arguments(message["with"])
+            arguments = declared.arguments(message["with"])
             if raw := declared.role("raw"):
-                given.setdefault(raw, data)
+                arguments.setdefault(raw, data)
             if caller is not None:
                 streams = {*message.get("streams", ()), declared.role("departure")} - {""}
-                given |= {key: caller.parameter(key, declared.roles[key]) for key in streams}
+                arguments |= {key: caller.parameter(key, declared.roles[key]) for key in streams}
             member = getattr(self.find(protocol, message.get("on", "")), name)
-            value = member if declared.is_property else member(**given)
+            value = member if declared.is_property else member(**arguments)
             if declared.returns is bytes:
                 return {"value": None}, value
             referring, several = referred(declared.returns, self.protocols)

@@ -130,8 +130,8 @@ def count(value: float | None) -> str:
 
 def figure(value: float | None, unit: str) -> str:
     """A figure of the unit: ``s``, ``bytes``, ``share``, or a word to put after the number."""
-    known = {"s": seconds, "bytes": size, "share": share}
-    return known[unit](value) if unit in known else f"{count(value)} {unit}".rstrip()
+    formats = {"s": seconds, "bytes": size, "share": share}
+    return formats[unit](value) if unit in formats else f"{count(value)} {unit}".rstrip()
 
 
 def _digits(value: float, places: int | None = None) -> str:

@@ -57,12 +57,12 @@ def load_cluster(spec: str | Path) -> Cluster:
     else:
         document = {"base": head}
         name = head
-    given: set[str] = set()
+    keys: set[str] = set()
     for option in options:
         key = _apply(document, option, spec)
-        if key in given:
+        if key in keys:
             raise UserError(f"{spec}: option {key} is given twice, accepted is once")
-        given.add(key)
+        keys.add(key)
     document["name"] = ",".join([name, *options])
     return build(check(document, spec), spec)
 
@@ -105,8 +105,8 @@ def build(spec: ClusterSpec, where: str) -> Cluster:
     if spec.host.device is not None and spec.host.device.base is not None:
         name = spec.host.device.base
         if name not in catalogue.device_names():
-            known = suggest(name, catalogue.device_names())
-            raise UserError(f"{where}: host.device is {name!r}{known}, or a mapping of fields")
+            suggestion = suggest(name, catalogue.device_names())
+            raise UserError(f"{where}: host.device is {name!r}{suggestion}, or a mapping of fields")
     if hosts is None or devices is None:
         field = "hosts" if hosts is None else "host.devices"
         raise UserError(f"{where}: {field} is missing, accepted is a whole number, or a base like {EXAMPLE}")
@@ -172,30 +172,32 @@ def usual_topology(kind: catalogue.HostKind, devices: int) -> Topology:
 
 
 def _host(spec: ClusterSpec, usual: Host | None, devices: int, where: str) -> Host:
-    given = spec.host
+    host_spec = spec.host
     values: dict[str, Any] = {"devices": devices}
-    values["device"] = _device(given.device, usual.device if usual else None, where)
+    values["device"] = _device(host_spec.device, usual.device if usual else None, where)
     for field in ("intra", "nic", "pcie"):
-        values[field] = _link(getattr(given, field), getattr(usual, field, None), f"host.{field}", where)
+        values[field] = _link(getattr(host_spec, field), getattr(usual, field, None), f"host.{field}", where)
     defaults = {
         "intra_switched": False, "nvls": False, "intra_hosts": 1, "nics": devices, "cpu_cores": 8 * devices,
         "source": where,
     }  # fmt: skip
     for field, default in defaults.items():
-        value = getattr(given, field)
+        value = getattr(host_spec, field)
         values[field] = getattr(usual, field, default) if value is None else value
-    if given.nvls is None and values["intra"].name not in NVLS_LINKS:
+    if host_spec.nvls is None and values["intra"].name not in NVLS_LINKS:
         values["nvls"] = False  # a what-if with an older NVLink, or none, has no switch that reduces
     return Host(**values)
 
 
-def _device(given: DeviceSpec | None, usual: Device | None, where: str) -> Device:
-    if given is None:
+def _device(device_spec: DeviceSpec | None, usual: Device | None, where: str) -> Device:
+    if device_spec is None:
         if usual is None:
-            known = ", ".join(catalogue.device_names())
-            raise UserError(f"{where}: host.device is missing, accepted are {known}, or a mapping of fields")
+            accepted = ", ".join(catalogue.device_names())
+            raise UserError(
+                f"{where}: host.device is missing, accepted are {accepted}, or a mapping of fields"
+            )
         return usual
-    changes = _changes(given)
+    changes = _changes(device_spec)
     origin = changes.pop("source", where)
     flops: dict[str, float] = changes.pop("peak_flops", {})
     sources = dict.fromkeys(changes, origin) | {f"peak_flops.{dtype}": origin for dtype in flops}
@@ -220,18 +222,18 @@ def _device(given: DeviceSpec | None, usual: Device | None, where: str) -> Devic
     return Device(**changes, peak_flops=flops, sources=sources)
 
 
-def _link(given: LinkSpec | None, usual: Link | None, field: str, where: str) -> Link:
+def _link(link_spec: LinkSpec | None, usual: Link | None, field: str, where: str) -> Link:
     names = catalogue.link_names(network=field == "host.nic")
-    if given is None:
+    if link_spec is None:
         if usual is None:
-            known = ", ".join(names)
-            raise UserError(f"{where}: {field} is missing, accepted are {known}, or a mapping of fields")
+            accepted = ", ".join(names)
+            raise UserError(f"{where}: {field} is missing, accepted are {accepted}, or a mapping of fields")
         return usual
-    if given.base is not None:
-        if given.base not in names:
-            raise UserError(f"{where}: {field} is {given.base!r}{suggest(given.base, names)}")
-        usual = catalogue.link(given.base)
-    changes = _changes(given)
+    if link_spec.base is not None:
+        if link_spec.base not in names:
+            raise UserError(f"{where}: {field} is {link_spec.base!r}{suggest(link_spec.base, names)}")
+        usual = catalogue.link(link_spec.base)
+    changes = _changes(link_spec)
     if usual is None:
         missing = next((part for part in ("bandwidth", "latency") if part not in changes), None)
         if missing:
@@ -243,14 +245,14 @@ def _link(given: LinkSpec | None, usual: Link | None, field: str, where: str) ->
     return replace(usual, **changes)
 
 
-def _topology(given: TopologySpec, usual: Topology, host: Host, hosts: int, where: str) -> Topology:
-    changes = _changes(given)
+def _topology(topology_spec: TopologySpec, usual: Topology, host: Host, hosts: int, where: str) -> Topology:
+    changes = _changes(topology_spec)
     if changes:
         changes.setdefault("source", f"{where} ({', '.join(sorted(changes))})")
     latency = catalogue.hop_latency(host.nic.name)
     if latency is not None:
         changes.setdefault("hop_latency", latency)
-    topology = replace(_leaves_for(usual, given.kind or usual.kind, host.nics), **changes)
+    topology = replace(_leaves_for(usual, topology_spec.kind or usual.kind, host.nics), **changes)
     shape = "x".join(map(str, topology.dims))
     if topology.kind in TORI:
         if not topology.dims or math.prod(topology.dims) != hosts:
@@ -268,8 +270,8 @@ def _topology(given: TopologySpec, usual: Topology, host: Host, hosts: int, wher
     return topology
 
 
-def _multicast(given: MulticastSpec, where: str) -> Multicast | None:
-    changes = _changes(given)
+def _multicast(multicast_spec: MulticastSpec, where: str) -> Multicast | None:
+    changes = _changes(multicast_spec)
     if not changes:
         return None
     for field, accepted in (("kind", "shufflecast"), ("splitter", "how many outputs each one has")):
@@ -305,6 +307,6 @@ def _near_square(hosts: int) -> str:
     return f"{side}x{hosts // side}"
 
 
-def _changes(given: BaseModel) -> dict[str, Any]:
+def _changes(model: BaseModel) -> dict[str, Any]:
     """The fields that the user gave, without ``base``."""
-    return {key: value for key, value in given if value is not None and key != "base"}
+    return {key: value for key, value in model if value is not None and key != "base"}

@@ -163,9 +163,9 @@ class GraphNodes:
 def write_graph(path: Path, nodes: GraphNodes) -> None:
     """Write ``nodes`` to ``path`` (folders are made)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = dict(nodes.metadata)
-    head = GlobalMetadata(version=known.pop("version", VERSION))
-    for name, value in known.items():
+    metadata = dict(nodes.metadata)
+    head = GlobalMetadata(version=metadata.pop("version", VERSION))
+    for name, value in metadata.items():
         head.attr.append(_attribute(name, value))
     # The parts of a message may come in any order and in pieces (protobuf's encoding concatenates), so what
     # alike nodes share is encoded once.
@@ -218,16 +218,16 @@ def read_graph(path: Path) -> GraphNodes:
         if not INVALID < node.type < len(NODE_TYPES):
             raise UserError(f"{path}: node {node.id} has type {node.type}, accepted are 1 to 7")
         duration = node.duration_micros * 1e-6
-        kept = []
+        retained = []
         for attribute in node.attr:
             if attribute.name == DURATION:
                 duration = attribute.double_val
             else:
-                kept.append(attribute)
-        key = tuple(attribute.SerializeToString() for attribute in kept)
+                retained.append(attribute)
+        key = tuple(attribute.SerializeToString() for attribute in retained)
         if key not in tables:
             tables[key] = len(attributes)
-            attributes.append({attribute.name: _value(attribute) for attribute in kept})
+            attributes.append({attribute.name: _value(attribute) for attribute in retained})
         ids.append(node.id)
         kinds.append(node.type)
         durations.append(duration)
@@ -254,10 +254,10 @@ def _head(path: Path, message: bytes) -> dict[str, Any]:
     except DecodeError as error:
         raise wrong from error
     # Any bytes may parse as fields that are not known; a trace has the known ones and no others.
-    known = GlobalMetadata()
-    known.CopyFrom(head)
-    known.DiscardUnknownFields()
-    if known.ByteSize() != len(message) or not message:
+    known_fields = GlobalMetadata()
+    known_fields.CopyFrom(head)
+    known_fields.DiscardUnknownFields()
+    if known_fields.ByteSize() != len(message) or not message:
         raise wrong
     attributes = {attribute.name: _value(attribute) for attribute in head.attr}
     return {"version": head.version, **attributes} if head.version != VERSION else attributes

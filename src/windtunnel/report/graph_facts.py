@@ -89,8 +89,8 @@ def dependencies(nodes: GraphNodes, node: int) -> list[int]:
 
 
 def _collective(number: Any) -> str:
-    known = isinstance(number, int) and 0 <= number < len(COMM_TYPES)
-    return COMM_TYPES[number] if known else f"collective {number}"
+    in_range = isinstance(number, int) and 0 <= number < len(COMM_TYPES)
+    return COMM_TYPES[number] if in_range else f"collective {number}"
 
 
 def _communication(nodes: GraphNodes) -> list[Communication]:
@@ -99,11 +99,11 @@ def _communication(nodes: GraphNodes) -> list[Communication]:
     spent: dict[tuple[str, str], float] = defaultdict(float)
     for node in np.flatnonzero(np.isin(nodes.type, (COMM_COLL, COMM_SEND, COMM_RECV))).tolist():
         kind = int(nodes.type[node])
-        known = nodes.attributes[int(nodes.attribute[node])]
-        word = {COMM_SEND: "send", COMM_RECV: "recv"}.get(kind) or _collective(known.get("comm_type", 0))
-        key = (word, str(known.get("group") or known.get("pg_name", "")))
+        attributes = nodes.attributes[int(nodes.attribute[node])]
+        word = {COMM_SEND: "send", COMM_RECV: "recv"}.get(kind) or _collective(attributes.get("comm_type", 0))
+        key = (word, str(attributes.get("group") or attributes.get("pg_name", "")))
         counts[key] += 1
-        total[key] += int(known.get("comm_size", 0))
+        total[key] += int(attributes.get("comm_size", 0))
         spent[key] += float(nodes.duration[node])
     keys = sorted(counts, key=lambda key: (-total[key], key))
     return [Communication(*key, counts[key], total[key], spent[key]) for key in keys]

@@ -122,12 +122,14 @@ def pack_timeline(timeline: Timeline) -> tuple[dict[str, Any] | None, str]:
     tick = max(span, 1e-9) / (2**32 - 1)
     starts, widths, rows = [], [], []
     offset = 0
-    for track, kept in tracks:
-        first = np.round((track.start[kept] - begin) / tick)
+    for track, selected in tracks:
+        first = np.round((track.start[selected] - begin) / tick)
         starts.append(first)
-        widths.append(np.maximum(np.round((track.end[kept] - begin) / tick) - first, 0))
-        rows.append({"rank": track.rank, "queue": track.queue, "begin": offset, "end": offset + len(kept)})
-        offset += len(kept)
+        widths.append(np.maximum(np.round((track.end[selected] - begin) / tick) - first, 0))
+        rows.append(
+            {"rank": track.rank, "queue": track.queue, "begin": offset, "end": offset + len(selected)}
+        )
+        offset += len(selected)
     wide = len(timeline.names) > 2**16
     kinds = _column(tracks, "kind")
     packed = {
@@ -190,11 +192,11 @@ def _chosen(timeline: Timeline) -> tuple[list[tuple[Track, NDArray[np.int64]]], 
 
 
 def _column(tracks: list[tuple[Track, NDArray[np.int64]]], name: str) -> NDArray[np.int32]:
-    return np.concatenate([getattr(track, name)[kept] for track, kept in tracks])
+    return np.concatenate([getattr(track, name)[selected] for track, selected in tracks])
 
 
 def _curve(curve: MemoryTimeline, most: int) -> dict[str, Any]:
-    kept = _peaks(curve.allocated, most)
+    sampled = _peaks(curve.allocated, most)
     columns = {
         "time": curve.time,
         "allocated": curve.allocated,
@@ -207,7 +209,7 @@ def _curve(curve: MemoryTimeline, most: int) -> dict[str, Any]:
         "capacity": curve.capacity if math.isfinite(curve.capacity) else None,
         "peak": float(curve.reserved.max()),
         "categories": [key for key, value in curve.by_category.items() if value.any()],
-        "columns": {key: _base64(value[kept], np.float32) for key, value in columns.items()},
+        "columns": {key: _base64(value[sampled], np.float32) for key, value in columns.items()},
     }
 
 

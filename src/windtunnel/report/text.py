@@ -87,8 +87,8 @@ def worst_out_of_memory(summary: Summary) -> str:
     oom = group["oom"]
     who = f"rank{'s' * (group['count'] > 1)} {ranks(group.get('members', ''))}"
     words = f"{out_of_memory(oom)}, on {who} ({group['name']})"
-    held = sorted((oom.get("by_category") or {}).items(), key=lambda item: -item[1])[:2]
-    most = [f"{_HELD.get(name, name)} {units.size(size)}" for name, size in held if size]
+    two_largest = sorted((oom.get("by_category") or {}).items(), key=lambda item: -item[1])[:2]
+    most = [f"{_HELD.get(name, name)} {units.size(size)}" for name, size in two_largest if size]
     if most:
         words += f"; most is held by {', then '.join(most)}"
     largest = (oom.get("held") or ())[:1]
@@ -204,8 +204,8 @@ def ranks_line(summary: Summary) -> str:
 
 
 def _count(members: Iterable[int] | str | None) -> int:
-    known = ranges.read(members) if isinstance(members, str) else members or ()
-    return len(tuple(known))
+    numbers = ranges.read(members) if isinstance(members, str) else members or ()
+    return len(tuple(numbers))
 
 
 def cluster_line(summary: Summary) -> str:

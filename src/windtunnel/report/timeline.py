@@ -132,8 +132,8 @@ def write_trace(path: Path, timeline: Timeline, by_rank: Path | None = None) -> 
             with ExitStack() as part:
                 files = [whole]
                 if by_rank is not None:
-                    known = f'"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank":{rank}}},'
-                    files.append(_open(by_rank / f"rank-{rank}.json.gz", known, part))
+                    head_fields = f'"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank":{rank}}},'
+                    files.append(_open(by_rank / f"rank-{rank}.json.gz", head_fields, part))
                 if place:
                     whole.write(b",\n")
                 lines = _events(timeline, place, rank, numbers)
@@ -144,12 +144,12 @@ def write_trace(path: Path, timeline: Timeline, by_rank: Path | None = None) -> 
                     separator = ",\n"
 
 
-def _open(path: Path, known: str, stack: ExitStack) -> gzip.GzipFile:
+def _open(path: Path, head_fields: str, stack: ExitStack) -> gzip.GzipFile:
     """The beginning of a file, which gets its end when ``stack`` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = stack.enter_context(path.open("wb"))
     file = stack.enter_context(gzip.GzipFile("", "wb", 2, raw, mtime=0))
-    file.write(f'{{{known}"displayTimeUnit":"ms","traceEvents":[\n'.encode())
+    file.write(f'{{{head_fields}"displayTimeUnit":"ms","traceEvents":[\n'.encode())
     stack.callback(file.write, b"\n]}\n")
     return file
 
@@ -173,14 +173,14 @@ def _events(timeline: Timeline, place: int, rank: int, numbers: Iterator[int]) -
             f'"dur":{_micros(round(lasting * 1e9))},"pid":{rank},"tid":{host}}}'
         )
     for time, *sizes in zip(*timeline.memory.get(rank, ()), strict=True):
-        held = dict(zip(("allocated", "reserved"), map(int, sizes), strict=True))
-        event = {"ph": "C", "name": "device memory", "pid": rank, "ts": time * 1e6, "args": held}
+        sizes_by_name = dict(zip(("allocated", "reserved"), map(int, sizes), strict=True))
+        event = {"ph": "C", "name": "device memory", "pid": rank, "ts": time * 1e6, "args": sizes_by_name}
         yield json.dumps(event, separators=(",", ":"))
     for i, track in enumerate(timeline.tracks):
         if track.rank == rank:
-            known = track.about is not None
+            timed = track.about is not None
             yield from (
-                _kernels(timeline, track, i + 1, host, numbers) if known else _spans(timeline, track, i + 1)
+                _kernels(timeline, track, i + 1, host, numbers) if timed else _spans(timeline, track, i + 1)
             )
 
 

@@ -77,13 +77,13 @@ def device(name: str) -> Device:
         f"peak_flops.{dtype}": cited[source]
         for dtype, (_, source) in document["devices"][name]["peak_flops"].items()
     }
-    given = {"name": name, "vendor": entry.pop("vendor"), "kind": entry.pop("kind"), "peak_flops": peaks}
+    fields = {"name": name, "vendor": entry.pop("vendor"), "kind": entry.pop("kind"), "peak_flops": peaks}
     sources = {key: cited[source] for key, (_, source) in entry.items()} | sources
     values = {key: value for key, (value, _) in entry.items()}
     for key in ("memory_bytes", "memory_bandwidth", "power_watts", "sustained"):
         values[key] = float(values[key])  # YAML takes 0.9e12 for text
     values["capability"] = tuple(values["capability"])
-    return Device(**given, **values, sources=sources)
+    return Device(**fields, **values, sources=sources)
 
 
 @cache
