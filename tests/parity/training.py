@@ -542,7 +542,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/slots.py",
-        "kept >= step or kept < committed", "kept >= step or kept <= committed",
+        "slot_step >= step or slot_step < committed", "kept >= step or kept <= committed",
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/restore.py",

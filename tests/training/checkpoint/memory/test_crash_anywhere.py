@@ -91,7 +91,7 @@ class Course(RuleBasedStateMachine):
             # Training is synchronous: nobody computes a step before all have saved the one before.
             behind = any((r.step, r.phase) <= (rank.step - 1, COMPLETE) for r in self.ranks)
             shelf = self.shelf(number, number)
-            held = shelf.held()
+            held = shelf.slot_steps()
             if behind or not may_overwrite(self.slots, rank.step, held, max(host.committed, host.base)):
                 return False
             rank.own = shelf.slots[slot_for(self.slots, rank.step, held)]
@@ -106,7 +106,7 @@ class Course(RuleBasedStateMachine):
         elif rank.phase == PUT:
             holder = self.hosts[number ^ 1]
             shelf = self.shelf(number ^ 1, number)
-            keeps = [s for s in self.shelf(number, number).held() if s not in (EMPTY, rank.step)]
+            keeps = [s for s in self.shelf(number, number).slot_steps() if s not in (EMPTY, rank.step)]
             committed = max(host.committed, holder.committed)
             index = shelf.target(rank.step, committed, max(host.base, holder.base), keeps)
             if index is None:
@@ -219,6 +219,6 @@ def test_a_weaker_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
             course.teardown()
 
     drive()
-    monkeypatch.setattr(Shelf, "target", lambda self, step, *_: slot_for(2, step, self.held()))
+    monkeypatch.setattr(Shelf, "target", lambda self, step, *_: slot_for(2, step, self.slot_steps()))
     with pytest.raises((AssertionError, CopyError)):
         drive()
