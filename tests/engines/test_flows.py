@@ -204,7 +204,7 @@ def test_a_solve_that_does_not_hold_is_found_out_and_made_anew() -> None:
     world = World([90.0] * 4)
     first = world.start(1e3, [0, 1])
     assert world.rate(first) == 90.0
-    world._state.links["held"][1] = -1e9  # as if rounding had made this sum worthless
+    world._state.links["used"][1] = -1e9  # as if rounding had made this sum worthless
     later = [world.start(1e3, [1, link]) for link in (2, 3)]
     assert [world.rate(flow) for flow in [first, *later]] == pytest.approx([30.0, 30.0, 30.0])
     assert world.solves[0] == 3

@@ -54,10 +54,10 @@ FLOW = np.dtype(
 )  # fmt: skip
 LINK = np.dtype(
     [("capacity", "f8"), ("level", "f8"), ("priority", "i8"), ("first", "i8"), ("free", "f8"),
-     ("held", "f8"), ("carried", "f8"), ("checked", "i8")]
+     ("used", "f8"), ("carried", "f8"), ("checked", "i8")]
 )  # fmt: skip
 """``priority`` and ``level``: where it is full, with flows that it holds back; `_LAST` where there are none.
-``held``: bytes/s of flows on it that are at a level for another reason; ``free``: weight of the others."""
+``used``: bytes/s of flows on it that are at a level for another reason; ``free``: weight of the others."""
 LOAD = np.dtype([("flow", "i8"), ("link", "i8"), ("next", "i8"), ("previous", "i8"), ("times", "f8")])
 """One flow on one link. The loads of a flow lie side by side, those of a link are a list."""
 Floats = NDArray[np.float64]
@@ -165,11 +165,11 @@ def _move(s: _State, slot: int, mark: int, level: float, bottleneck: int) -> Non
         if flow.mark == _RISING or flow.bottleneck == load.link:
             link.free -= share
         else:
-            link.held -= share * flow.level
+            link.used -= share * flow.level
         if mark == _RISING or bottleneck == load.link:
             link.free += share
         else:
-            link.held += share * level
+            link.used += share * level
     s.counts[_UP] += (mark == _RISING) - (flow.mark == _RISING)
     flow.mark, flow.level, flow.bottleneck = mark, level, bottleneck
 
@@ -178,9 +178,9 @@ def _move(s: _State, slot: int, mark: int, level: float, bottleneck: int) -> Non
 def _soonest(link: Any, now_priority: int) -> tuple[int, float]:
     """A bound, from sums: nothing happens at a link sooner. All that are held elsewhere might lie below."""
     priority, level = _LAST, 0.0
-    if link.free > 0.0 or link.held > link.capacity * (1.0 + TIE):
+    if link.free > 0.0 or link.used > link.capacity * (1.0 + TIE):
         priority = max(now_priority, 0)
-        level = max(0.0, link.capacity - link.held) / link.free if link.free > 0.0 else 0.0
+        level = max(0.0, link.capacity - link.used) / link.free if link.free > 0.0 else 0.0
     if link.priority < priority or (link.priority == priority and link.level < level):
         return link.priority, link.level
     return priority, level
@@ -306,7 +306,7 @@ def _within(s: _State) -> bool:
                     free += share
                 else:
                     used += share * flow.level
-            link.free, link.held = free, used  # without what rounding has left in them
+            link.free, link.used = free, used  # without what rounding has left in them
             if total > link.capacity * (1.0 + CHECK):
                 return False
     return True
@@ -319,7 +319,7 @@ def forget(s: _State) -> None:
         if s.flows[slot].state == _ACTIVE:
             _move(s, slot, _SETTLED, 0.0, _NOTHING)
     for number in range(len(s.links)):
-        s.links[number].priority, s.links[number].free, s.links[number].held = _LAST, 0.0, 0.0
+        s.links[number].priority, s.links[number].free, s.links[number].used = _LAST, 0.0, 0.0
     for slot in range(len(s.flows)):
         if s.flows[slot].state == _ACTIVE:
             _rise(s, slot, 0)

@@ -318,8 +318,8 @@ def split(w: Record, p: int) -> None:
         copy = packet_at(w, c)
         copy_packet(w.packets + c * layout.PACKET_BYTES, w.packets + p * layout.PACKET_BYTES)
         copy.hop = hop_at(w, place + branch).place
-        stack_at(w, w.held).packet = c
-        w.held += 1
+        stack_at(w, w.stacked).packet = c
+        w.stacked += 1
     flow_at(w, packet.flow).copies += count - 1
     packet.hop = hop_at(w, place).place
 
@@ -349,8 +349,8 @@ def consult(w: Record, k: int, port: int, packet: Record, now: int) -> int:
         c = take_free(w)
         copy_packet(w.packets + c * layout.PACKET_BYTES, w.outbox + index * layout.PACKET_BYTES)
         flow_at(w, out.flow).sent += 1
-        stack_at(w, w.held).packet = c
-        w.held += 1
+        stack_at(w, w.stacked).packet = c
+        w.stacked += 1
     node.deadline = reply.wake if reply.wake == layout.NEVER else max(reply.wake, now + 1)
     arm(w, node, w.flow_count + k)
     return verdict  # type: ignore[no-any-return]
@@ -418,9 +418,9 @@ def run(world: Record, until: int) -> int:
             now = w.now
         while True:
             if p < 0:
-                if w.held > 0:
-                    w.held -= 1
-                    p = stack_at(w, w.held).packet
+                if w.stacked > 0:
+                    w.stacked -= 1
+                    p = stack_at(w, w.stacked).packet
                 elif f >= 0:
                     if is_short(w):
                         w.resume = f

@@ -80,7 +80,7 @@ FLOW = _record(
     "i8 recover reacted window_end",  # packets at which recovery, the answer to a mark, a window or round end
     "i8 highest",  # one above the highest packet that it knows the receiver to have
     "i8 hole fence",  # below the fence packets not known there are lost; from the hole on not yet sent again
-    "i4 known missing",  # packets from una on that it knows to be there; that are lost and not sent again
+    "i4 sacked missing",  # packets from una on that it knows to be there; that are lost and not sent again
     "i4 kind size ack_size route tag flags band",
     "i4 recovering",  # 1: from losses, 2: from a timeout
     "i4 again",  # 1: one lost packet may go whatever the window
@@ -128,7 +128,7 @@ ENTRY = _record("i8 time order who")
 LOG = _record("i8 time", "i4 kind where flow flags", "i8 number")
 STATE = _record(
     "i8 now order events",  # order: drawn so far
-    "i8 pending timers held logged",  # entries of the two heaps, of the stack and of the log
+    "i8 pending timers stacked logged",  # entries of the two heaps, of the stack and of the log
     "i8 free free_count",  # the first packet that is not in use
     "i8 resume reserve",  # the flow in whose turn memory ran out, or -1; packets that one event may take
     "i8 link_count flow_count hop_count timer_room log_room",
@@ -139,7 +139,7 @@ every call, took most of the compiler's time and a good part of the loop's."""
 WORD = _record("i8 value")
 HOP = _record("i4 place")
 STACK = _record("i4 packet")
-REORDERED = _record("u1 there known")  # a packet beyond a gap: the receiver has it; the sender knows
+REORDERED = _record("u1 there sacked")  # a packet beyond a gap: the receiver has it; the sender knows
 ROOMS = {
     "packets": PACKET, "flows": FLOW, "links": LINK, "bands": BAND, "nodes": NODES, "hops": HOP,
     "heap": ENTRY, "clocks": ENTRY, "stack": STACK, "reorder": REORDERED, "outbox": PACKET, "reply": REPLY,

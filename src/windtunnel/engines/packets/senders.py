@@ -38,11 +38,11 @@ def next_number(w: Record, flow: Record, base: int) -> int:
     """The packet that the window lets go next, a lost one before a new one; -1 for none. ``base``: where the
     flow's packets begin in the array of those beyond gaps."""
     flight = flow.next - flow.una
-    if flow.again == 0 and flight - flow.known - flow.missing + 1 > min(flow.cwnd, flow.window_cap):
+    if flow.again == 0 and flight - flow.sacked - flow.missing + 1 > min(flow.cwnd, flow.window_cap):
         return -1
     if flow.missing > 0:
         hole = flow.hole
-        while reorder_at(w, base + (hole & (layout.REORDER - 1))).known:
+        while reorder_at(w, base + (hole & (layout.REORDER - 1))).sacked:
             hole += 1
         return hole  # type: ignore[no-any-return]
     return flow.next if flow.next < flow.total and flight < layout.REORDER else -1  # type: ignore[no-any-return]
@@ -85,7 +85,7 @@ def time_out(flow: Record, now: int) -> None:
     flow.recover = flow.next
     flow.hole = flow.una
     flow.fence = flow.next
-    flow.missing = flow.next - flow.una - flow.known
+    flow.missing = flow.next - flow.una - flow.sacked
     flow.backoff = min(flow.backoff + 1, 16)
 
 
@@ -113,18 +113,18 @@ def learn(w: Record, flow: Record, base: int, number: int, got: int) -> None:
     """Keep account of what the receiver has: all below ``number``, and ``got``."""
     if got >= max(number, flow.una):
         there = reorder_at(w, base + (got & (layout.REORDER - 1)))
-        if there.known == 0:
-            there.known = 1
-            flow.known += 1
+        if there.sacked == 0:
+            there.sacked = 1
+            flow.sacked += 1
             if flow.hole <= got < flow.fence:  # it was only late
                 flow.missing -= 1
     if number > flow.una:
-        if flow.known > 0 or flow.missing > 0:
+        if flow.sacked > 0 or flow.missing > 0:
             for below in range(flow.una, number):
                 there = reorder_at(w, base + (below & (layout.REORDER - 1)))
-                if there.known:
-                    there.known = 0
-                    flow.known -= 1
+                if there.sacked:
+                    there.sacked = 0
+                    flow.sacked -= 1
                 elif flow.hole <= below < flow.fence:
                     flow.missing -= 1
         flow.una = number
@@ -132,7 +132,7 @@ def learn(w: Record, flow: Record, base: int, number: int, got: int) -> None:
         flow.fence = max(flow.fence, number)
     flow.highest = max(flow.highest, got + 1)
     while flow.fence < flow.highest - DUPLICATES:
-        if reorder_at(w, base + (flow.fence & (layout.REORDER - 1))).known == 0:
+        if reorder_at(w, base + (flow.fence & (layout.REORDER - 1))).sacked == 0:
             flow.missing += 1
         flow.fence += 1
 
@@ -274,7 +274,7 @@ def bbr(flow: Record, packet: Record, trip: int, now: int) -> None:
     if stale and flow.phase != 3:
         flow.phase = 3
         flow.phase_at = now
-    flight = flow.next - flow.una - flow.known - flow.missing
+    flight = flow.next - flow.una - flow.sacked - flow.missing
     product = most * flow.base_rtt
     if flow.phase == 0 and round_ended:
         if most >= flow.full * 1.25:
