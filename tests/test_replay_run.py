@@ -92,7 +92,7 @@ def test_the_same_policy_decides_the_same(recorded: Path) -> None:
     assert part.capability == "network.hedge"
     assert part.policy == "hedge"
     assert part.decisions == part.same > 0
-    assert part.made_cost == part.recorded_cost
+    assert part.replayed_cost == part.recorded_cost
 
 
 def test_a_mutated_policy_is_found_out(recorded: Path, hedge: Path) -> None:
@@ -114,9 +114,9 @@ def test_another_policy_differs_where_it_must_and_is_priced(recorded: Path) -> N
     (part,) = json.loads(text)["capabilities"]
     (one,) = part["differences"]
     assert one["recorded"]["send"] is True
-    assert one["made"] == {"is": "Decision", "send": False, "reason": "one request only"}
+    assert one["replayed"] == {"is": "Decision", "send": False, "reason": "one request only"}
     assert one["observation"]["waited"] >= one["observation"]["usual"]
-    assert (part["recorded_cost"]["requests"], part["made_cost"]["requests"]) == (1, 0)
+    assert (part["recorded_cost"]["requests"], part["replayed_cost"]["requests"]) == (1, 0)
     assert part["same"] == part["decisions"] - 1
     status, text = invoke(str(recorded), "--policy", "never")
     assert "made anew by never" in text

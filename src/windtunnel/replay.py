@@ -26,18 +26,19 @@ Costs = dict[str, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """A decision that came out otherwise. ``number``: which one of the log's, from 1; ``t``: when it was made
-    (time.time()). ``recorded`` and ``made`` are the two decisions, ``fields`` the names in which they differ,
-    ``recorded_cost`` and ``made_cost`` what the twin takes them to cost (None: it prices none)."""
+    """A decision that came out otherwise. ``number``: which one of the log's, from 1; ``t``: when it was
+    made (time.time()). ``recorded`` and ``replayed`` are the two decisions, ``fields`` the names in which
+    they differ, ``recorded_cost`` and ``replayed_cost`` what the twin takes them to cost (None: it prices
+    none)."""
 
     number: int
     t: float
     observation: dict[str, Any]
     recorded: dict[str, Any]
-    made: dict[str, Any]
+    replayed: dict[str, Any]
     fields: tuple[str, ...]
     recorded_cost: Costs | None
-    made_cost: Costs | None
+    replayed_cost: Costs | None
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Part:
     policy: str
     decisions: int = 0
     recorded_cost: Costs | None = None
-    made_cost: Costs | None = None
+    replayed_cost: Costs | None = None
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -185,17 +186,17 @@ class _Decider:
             raise UserError(f"{where}: the policy answered {decision!r}, accepted is {self._room.Decision}")
         # a price may be unknown for one kind of observation: the twin then says nothing of it
         recorded_cost = self._cost(observation, recorded) if self._cost else None
-        made_cost = self._cost(observation, decision) if self._cost else None
+        replayed_cost = self._cost(observation, decision) if self._cost else None
         part.decisions += 1
         part.recorded_cost = _sum(part.recorded_cost, recorded_cost)
-        part.made_cost = _sum(part.made_cost, made_cost)
+        part.replayed_cost = _sum(part.replayed_cost, replayed_cost)
         if decision == recorded:
             return
         before, after = to_plain(recorded, tag=True), to_plain(decision, tag=True)
         names = tuple(key for key in {**before, **after} if before.get(key) != after.get(key))
         part.differences.append(
             Difference(
-                number, event["t"], event["observation"], before, after, names, recorded_cost, made_cost
+                number, event["t"], event["observation"], before, after, names, recorded_cost, replayed_cost
             )
         )
 

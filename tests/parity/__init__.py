@@ -108,7 +108,7 @@ def decided_otherwise(capability: str, path: Path) -> list[str]:
         return [f"{capability}: the log has no decision"]
     return [
         f"{capability}: decision {one.number} ({one.observation.get(TAG, 'Observation')}) is made otherwise "
-        f"in {', '.join(one.fields)}: recorded {short(one.recorded)}, now {short(one.made)}"
+        f"in {', '.join(one.fields)}: recorded {short(one.recorded)}, now {short(one.replayed)}"
         for part in parts
         for one in part.differences
     ]

@@ -47,8 +47,8 @@ def _print(part: Part) -> None:
         f"{part.capability}: {part.decisions} decisions ({by}), made anew by {part.policy}: "
         f"{part.same} the same, {len(part.differences)} not"
     )
-    for key in part.made_cost or {}:
-        before, after = (part.recorded_cost or {}).get(key, 0.0), (part.made_cost or {}).get(key, 0.0)
+    for key in part.replayed_cost or {}:
+        before, after = (part.recorded_cost or {}).get(key, 0.0), (part.replayed_cost or {}).get(key, 0.0)
         typer.echo(f"  {key}: {before:.6g} recorded, {after:.6g} anew (emulated)")
     if not part.differences:
         return
@@ -56,7 +56,7 @@ def _print(part: Part) -> None:
     for difference in part.differences[:SHOWN]:
         both = (
             {key: kind.get(key) for key in difference.fields}
-            for kind in (difference.recorded, difference.made)
+            for kind in (difference.recorded, difference.replayed)
         )
         rows.append((str(difference.number), *map(short, both), short(difference.observation, 240)))
     more = len(part.differences) - SHOWN
