@@ -165,7 +165,7 @@ def ingest_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         scaler.settings = seen.settings
         scaler.period(
             event["now"], seen.period, consumed=seen.consumed, stalled=seen.stalled, buffered=seen.buffered,
-            produced=seen.made, busy=seen.busy, ready=seen.ready,
+            produced=seen.produced, busy=seen.busy, ready=seen.ready,
         )  # fmt: skip
         pairs.append((event["decision"], to_plain(made.pop(), tag=True)))
     return pairs
@@ -404,7 +404,8 @@ MUTANTS = (
     ),
     Mutant(
         "data.ingest", INGEST + "policy/__init__.py",
-        "if ask.held and (ask.held >= most or ask.left <= empty):", "if ask.held and ask.held >= most:",
+        "if ask.reading and (ask.reading >= most or ask.left <= empty):",
+        "if ask.reading and ask.reading >= most:",
     ),
     Mutant(
         "data.ingest", INGEST + "live/master.py",

@@ -95,9 +95,9 @@ def checkpoint_drawn() -> Iterator[tuple[str, checkpoint.Observation]]:
 
 
 def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
-    held = [(-1, -1), (3, -1), (3, 4), (5, 4), (4, 6), (5, 5)]
+    held, ends = [(-1, -1), (3, -1), (3, 4), (5, 4), (4, 6), (5, 5)], [-1, 3, 4]
     yield from any_of(
-        checkpoint.SlotWanted, 1, 60, slots=[2], step=[4, 5], held=held, committed=[-1, 3, 4], base=[-1, 3, 4]
+        checkpoint.SlotWanted, 1, 60, slots=[2], step=[4, 5], slot_steps=held, committed=ends, base=ends
     )
     times = [(0.0,), (1.0,), (1.0, 1.1, 1.3), (2.0, 1.2)]
     yield from any_of(checkpoint.StepTimes, 2, 20, share=[0.01, 0.5], plain=times, saving=times)

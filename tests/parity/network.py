@@ -126,7 +126,7 @@ def held(events: Sequence[Event]) -> list[str]:
             else [*one.each, one.turn, one.flows, UNPACED if one.pace is None else int(one.pace * payload), 0]
             for one in made.shares
         ]
-        faults += _told(made, {"given": wanted}, after)
+        faults += _told(made, {"clamps": wanted}, after)
     return faults
 
 
@@ -171,11 +171,11 @@ def added(events: Sequence[Event]) -> list[str]:
             case SumDecision(action, have):
                 faults += _told(made, {"have": have, "sent": int(action in ("take", "complete"))}, after)
             case _ if made.action == "flush" and not seen.whole:
-                faults += _told(made, {"held": 0, "sent": 2}, after)
+                faults += _told(made, {"occupied": 0, "sent": 2}, after)
             case _:
                 rest = {"there": made.there, "level": made.level, "sent": SENT.get(made.action, 0)}
-                held = {"take": 1, "add": 1, "swap": 1, "complete": 0}.get(made.action, int(seen.held))
-                faults += _told(made, {**rest, "held": held}, after)
+                held = {"take": 1, "add": 1, "swap": 1, "complete": 0}.get(made.action, int(seen.occupied))
+                faults += _told(made, {**rest, "occupied": held}, after)
     return faults + [f"{asked} reminders were decided and {reminders} sent"] * (asked != reminders)
 
 
@@ -303,7 +303,7 @@ def relayed(events: Sequence[Event]) -> list[str]:
             wanted = asked.pop(event["rack"], None)
             faults += _told(wanted, {"ask": wanted.ask, "packets": list(wanted.packets)}, event)
         elif event["kind"] == "effect":
-            feeders = {rack: feeder for rack, feeder, _ in tree.heard}
+            feeders = {rack: feeder for rack, feeder, _ in tree.listeners}
             rack, relays = event["rack"], event["rack"] in tree.transmitters
             faults += _told(tree, {"feeder": feeders.get(rack, -1)}, event)
             if bool(event["relayed"]) != relays:
@@ -362,7 +362,7 @@ MUTANTS = (
     _mutant("aggregation", "policy/__init__.py", "priority > level or not", "priority >= level or not"),
     _mutant("sharing", "live/lending.py", "for rate in decision.lent]", "for rate in decision.own]",
             live=True),
-    _mutant("sharing", "policy/__init__.py", "entity.held < HELD and", "entity.held <= HELD and"),
+    _mutant("sharing", "policy/__init__.py", "since_trouble < HELD and", "since_trouble <= HELD and"),
     _mutant("dag", "live/__init__.py", "filled(decision.shares, loads",
             "filled([replace(one, priority=0) for one in decision.shares], loads", live=True),
     _mutant("dag", "policy/__init__.py", "return own > over, rest", "return own > 0, rest"),

@@ -159,7 +159,7 @@ def ingest_questions() -> Iterator[ingest.Observation]:
         yield ingest.SplitRequest(
             rng.choice(["pad", "drop", "uneven"]), 2, rng.choice([1, 2, 2, 2]), rng.randint(0, 2),
             rng.randint(0, 6), rng.random() < 0.6, 4, rng.choice([0, 1, 1, 5]), rng.randint(0, 1), workers,
-            peers, last=rng.choice(["", "w0"]), kept=rng.choice(["", "", "w1"]), after=rng.choice([-1, 7]),
+            peers, last=rng.choice(["", "w0"]), sender=rng.choice(["", "", "w1"]), after=rng.choice([-1, 7]),
             ahead=rng.randint(0, 2), own=own,
         )  # fmt: skip
         batches = tuple(rng.randint(0, 3) for _ in range(rng.randint(0, 3)))

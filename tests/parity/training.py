@@ -255,8 +255,10 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                 case "decision", "SlotWanted":
                     if slot is not None and slot["decision"]["free"]:
                         index, step = slot["decision"]["index"], slot["observation"]["step"]
-                        if seen["held"][index] != step:
-                            faults.append(f"step {step} was to go to slot {index}, held is {seen['held']}")
+                        if seen["slot_steps"][index] != step:
+                            faults.append(
+                                f"step {step} was to go to slot {index}, held is {seen['slot_steps']}"
+                            )
                         if seen["step"] - step < every:
                             faults.append(
                                 f"step {seen['step']} is saved after {step}, {every} apart is decided"
@@ -542,7 +544,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/slots.py",
-        "slot_step >= step or slot_step < committed", "kept >= step or kept <= committed",
+        "slot_step >= step or slot_step < committed", "slot_step >= step or slot_step <= committed",
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/restore.py",

@@ -40,7 +40,7 @@ from windtunnel.data.ingest.policy import (
 WORKERS = (SplitWorker("w1", 1), SplitWorker("w2"), SplitWorker("w10"))
 
 
-BASE = SplitRequest("uneven", 1, 1, held=0, steps=0, dry=True, split=7, left=3, open=3, workers=WORKERS)
+BASE = SplitRequest("uneven", 1, 1, reading=0, steps=0, dry=True, split=7, left=3, open=3, workers=WORKERS)
 
 
 def ask(**given_: Any) -> SplitRequest:
@@ -51,7 +51,7 @@ def test_the_first_split_that_is_left_goes_to_the_worker_with_the_fewest() -> No
     assert decide(ask()) == SplitGrant(7, "w2")
     assert decide(ask(last="w2")) == SplitGrant(7, "w10")
     assert decide(ask(workers=(SplitWorker("w1", 1),), last="w1")) == SplitGrant(7, "w1")
-    assert decide(ask(workers=(SplitWorker("w1", 2),), held=1)) == WaitForSplit()
+    assert decide(ask(workers=(SplitWorker("w1", 2),), reading=1)) == WaitForSplit()
     assert decide(ask(workers=(SplitWorker("w1", 2),))) == SplitGrant(7, "w1"), "others may wait for it"
     assert decide(ask(workers=())) == WaitForSplit()
 
@@ -62,21 +62,21 @@ def test_nothing_is_given_out_before_all_clients_are_here() -> None:
 
 def test_the_last_splits_go_to_clients_that_have_none() -> None:
     peer = PeerClient(steps=0)
-    assert decide(ask(world=2, clients=2, held=1, left=1, peers=(peer,))) == WaitForSplit()
-    assert decide(ask(world=2, clients=2, held=1, left=2, peers=(peer,))) == SplitGrant(7, "w2")
+    assert decide(ask(world=2, clients=2, reading=1, left=1, peers=(peer,))) == WaitForSplit()
+    assert decide(ask(world=2, clients=2, reading=1, left=2, peers=(peer,))) == SplitGrant(7, "w2")
     assert share(3, 2, 2) == 3 and share(1, 2, 8) == 1
 
 
 def test_what_is_read_ahead_is_had_by_who_read_it() -> None:
     late = {"left": 0, "split": -1, "after": 4}
-    assert decide(ask(**late, dry=False, held=1)) == ReadAhead(4, "w2")
+    assert decide(ask(**late, dry=False, reading=1)) == ReadAhead(4, "w2")
     assert decide(ask(**late)) == ReadAhead(4, "w2"), "while others may leave theirs"
     assert decide(ask(**late, open=0)) == EpochEnd()
     assert decide(ask(**late, dry=False, ahead=6)) == WaitForSplit(), "as many as it may have at a time"
     assert decide(ask(**late, dry=False, workers=(SplitWorker("w1", 2),))) == WaitForSplit()
     full = (SplitWorker("w1", 2), SplitWorker("w2"))
-    assert decide(ask(kept="w1", workers=full)) == SplitGrant(7, "w1")
-    assert decide(ask(kept="gone", workers=full)) == SplitGrant(7, "w2")
+    assert decide(ask(sender="w1", workers=full)) == SplitGrant(7, "w1")
+    assert decide(ask(sender="gone", workers=full)) == SplitGrant(7, "w2")
 
 
 def test_workers_that_are_all_busy_while_trainers_wait_are_too_few_at_once() -> None:
@@ -84,9 +84,9 @@ def test_workers_that_are_all_busy_while_trainers_wait_are_too_few_at_once() -> 
     seen = PoolLoad(ScalingBounds(1, 8), 1.0, 10, 0.7, 0.0, 10, 1.0, 1, 1, 9.0, 9.0, slow)
     made = decide(seen)
     assert isinstance(made, PoolSize) and made.workers == 2
-    made = decide(replace(seen, workers=3, ready=3, busy=2.95, consumed=29, made=29, stalled=0.05))
+    made = decide(replace(seen, workers=3, ready=3, busy=2.95, consumed=29, produced=29, stalled=0.05))
     assert isinstance(made, PoolSize) and made.workers == 4
-    made = decide(replace(seen, workers=3, ready=3, busy=1.5, consumed=15, made=15, stalled=0.05))
+    made = decide(replace(seen, workers=3, ready=3, busy=1.5, consumed=15, produced=15, stalled=0.05))
     assert isinstance(made, PoolSize) and made.workers == 3, "more would wait for the trainer, too"
 
 
@@ -141,7 +141,7 @@ loads = st.builds(
     PoolLoad,
     settings=st.builds(ScalingBounds, least=st.integers(1, 3), most=st.integers(3, 40)),
     period=st.floats(0.1, 10), consumed=st.integers(0, 10_000), stalled=st.floats(0, 1),
-    buffered=st.floats(0, 1), made=st.integers(0, 10_000), busy=st.floats(0, 100),
+    buffered=st.floats(0, 1), produced=st.integers(0, 10_000), busy=st.floats(0, 100),
     workers=st.integers(1, 40), ready=st.integers(0, 40), up=st.floats(0, 100), down=st.floats(0, 100),
     memory=st.builds(LoadHistory, *[st.floats(0, 1e4)] * 5),
 )  # fmt: skip
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_tried_by_three_workers_or_by_one() -> None:
 
 def test_what_a_client_reads_ahead_goes_before_what_others_do() -> None:
     assert decide(ask(own=9)) == SplitGrant(9, "w2")
-    assert decide(ask(own=9, kept="w1")) == SplitGrant(9, "w1")
+    assert decide(ask(own=9, sender="w1")) == SplitGrant(9, "w1")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.15])

@@ -43,7 +43,7 @@ def test_sums_are_exact_and_slots_are_free_when_all_have_left(
             assert place.server.report()["parts"] > 0 or policy == "switchml"
         if not loss:  # else who leaves may not be heard
             until(lambda: place.switch.memory.jobs["token"][0] == 0)
-            assert not place.switch.memory.slots["held"].any()
+            assert not place.switch.memory.slots["occupied"].any()
 
 
 def test_packets_that_are_lost_doubled_and_reordered_are_in_no_sum_twice() -> None:

@@ -228,7 +228,7 @@ def test_every_worker_is_in_every_sum_once(
 
 
 def test_a_slot_is_taken_from_whom_it_is_less_urgent_to_and_nobody_holds_it_for_ever() -> None:
-    refused = FragmentOffer(ESA, 1, FULL, priority=7, held=True, there=2, level=200)
+    refused = FragmentOffer(ESA, 1, FULL, priority=7, occupied=True, there=2, level=200)
     tries = 0
     while (made := decide(refused)).action == "raw":  # type: ignore[union-attr]
         refused = replace(refused, level=made.level)  # type: ignore[union-attr]
@@ -315,6 +315,6 @@ def test_what_does_not_fit_is_marked_and_held_at_the_ends() -> None:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_policy_by_name_goes_by_its_own_rules(name: str) -> None:
-    seen = FragmentOffer(SwitchRules(), 1, FULL, priority=9, held=True, there=2, level=1)
+    seen = FragmentOffer(SwitchRules(), 1, FULL, priority=9, occupied=True, there=2, level=1)
     assert POLICIES[name](seen) == decide(replace(seen, rules=RULES[name]))
     assert POLICIES[name](PartialSum(1, 6, FULL)) == SumDecision("complete", FULL)

@@ -25,7 +25,7 @@ def test_sums_are_plain_sums_whatever_gets_lost_and_slots_are_free_at_the_end(ru
         found = emulate(PAIR, world, rules, seed=3)
         assert found.wrong == 0
         if not loss or not (direct or rules.hold):
-            assert found.held == 0, "a slot whose result was lost is held until its job is further"
+            assert found.occupied == 0, "a slot whose result was lost is held until its job is further"
         assert all(found.jct), (loss, racks, direct)
         assert found == emulate(PAIR, world, rules, seed=3)
 

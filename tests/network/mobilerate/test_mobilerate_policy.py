@@ -61,9 +61,9 @@ def test_packets_that_wait_are_answered_by_less_and_what_is_held_back_is_noted()
     _, memory = acked(RateHistory(), 0.0, 0.05, 0)
     rate, memory = acked(replace(memory, trip=0.12), 0.01, 0.12, 1, policy="sira-h-literal")
     full = (600_000 * 2 + 150_000 + 150_000) / 4
-    assert rate == pytest.approx(full / 2) and memory.held == pytest.approx(full / 2 * 0.01)
+    assert rate == pytest.approx(full / 2) and memory.withheld == pytest.approx(full / 2 * 0.01)
     _, after = acked(memory, 0.02, 0.12, policy="sira-h-literal")
-    assert after.owed == ((100, memory.held),) and after.unsent == memory.held
+    assert after.owed == ((100, memory.withheld),) and after.unsent == memory.withheld
 
 
 def test_an_empty_queue_gives_back_what_was_held_back_and_a_busy_one_does_not() -> None:
@@ -87,7 +87,7 @@ def test_what_is_held_back_is_made_up_for_or_still_noted(seed: int) -> None:
         new = (max((ack.received for ack in seen.acks), default=before.received) - before.received) * 1500
         given = now.window[-1] - new if now.window else 0.0
         spread = now.extra if now.bonus != before.bonus else 0.0
-        assert before.unsent + before.held == pytest.approx(given + spread + now.unsent, abs=1e-3)
+        assert before.unsent + before.withheld == pytest.approx(given + spread + now.unsent, abs=1e-3)
         assert given >= -1e-6 and all(held >= 0 for _, held in now.owed)
         before = now
 

@@ -160,13 +160,13 @@ def test_the_checker_names_what_is_wrong() -> None:
     (first,), (second,) = made.rounds
     assert any("a transmitter is in two trees" in one for one in faults(seen, Rounds(((first, second),))))
     assert faults(seen, Rounds(((first,),))) == ["the trees are not those of the requests"]
-    short = replace(first, heard=first.heard[:-1])
+    short = replace(first, listeners=first.listeners[:-1])
     assert any("does not get it" in one for one in faults(seen, Rounds(((short,), (second,)))))
-    twice = replace(first, heard=(*first.heard, first.heard[0]))
+    twice = replace(first, listeners=(*first.listeners, first.listeners[0]))
     assert any("takes it twice" in one for one in faults(seen, Rounds(((twice,), (second,)))))
     silent = replace(first, transmitters=first.transmitters[:1])
     assert any("does not send" in one for one in faults(seen, Rounds(((silent,), (second,)))))
-    dead = replace(seen, failed_fibres=((first.heard[0][1], first.heard[0][0]),))
+    dead = replace(seen, failed_fibres=((first.listeners[0][1], first.listeners[0][0]),))
     assert any("no fibre leads" in one for one in faults(dead, made))
 
 

@@ -27,7 +27,7 @@ entities = st.lists(
         weight=st.floats(0.1, 100),
         rate=st.none() | st.floats(1e6, 0.05 * LINE),
         offered=st.just(0.0) | st.floats(0, 2 * LINE),
-        held=st.none() | st.floats(0, 1),
+        since_trouble=st.none() | st.floats(0, 1),
     ),
     min_size=1,
     max_size=12,
@@ -51,7 +51,7 @@ def test_rates_sum_to_no_more_than_the_line_and_nobody_gets_less_than_his_own(
 
 
 def test_an_idle_neighbours_half_is_lent_whole() -> None:
-    seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE, held=0.0), SharingTenant("b")))
+    seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE, since_trouble=0.0), SharingTenant("b")))
     assert decide(seen).lent == pytest.approx((SHARE * LINE, SHARE * LINE / 2))
     # a sender that has just halved its window is lent the rest, too: there is nobody else
     seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE), SharingTenant("b")))
@@ -60,7 +60,8 @@ def test_an_idle_neighbours_half_is_lent_whole() -> None:
 
 def test_what_a_neighbour_uses_is_not_lent() -> None:
     seen = Observation(
-        LINE, (SharingTenant("a", offered=0.6 * LINE, held=0.0), SharingTenant("b", offered=0.1 * LINE))
+        LINE,
+        (SharingTenant("a", offered=0.6 * LINE, since_trouble=0.0), SharingTenant("b", offered=0.1 * LINE)),
     )
     assert decide(seen).lent[0] == pytest.approx((SHARE - HEADROOM * 0.1) * LINE)
 

@@ -82,26 +82,26 @@ def test_who_answers_can_and_is_loaded_and_unflagged_where_one_is(seen: VariantQ
     chosen = by_name[made.variant]
     assert chosen in fit
     calm = [
-        held for one in fit for held in one.held
+        held for one in fit for held in one.replicas
         if held.state == "active" and held.wait + one.variant.latency(4) < 0.8 * seen.query.latency
     ]  # fmt: skip
     if calm:
-        held = next(held for held in chosen.held if held.host == made.host)
+        held = next(held for held in chosen.replicas if held.host == made.host)
         assert held.state == "active" and not made.load and not made.need
         assert held.wait + chosen.variant.latency(seen.query.items) <= seen.query.latency
-    takes = [held.answers(one.variant, seen.query.items) for one in fit for held in one.held]
+    takes = [held.answers(one.variant, seen.query.items) for one in fit for held in one.replicas]
     if made.shed and seen.query.latency < math.inf:  # nobody who could be in time is
         assert made.shed >= 1 and min(takes, default=math.inf) > seen.query.latency
     elif seen.query.latency == math.inf:
         assert (made.shed > 0) == (seen.waiting == QUEUE)
     elif not made.load:  # and all who could not be
         takes = [
-            one.answers(chosen.variant, seen.query.items) for one in chosen.held if one.host == made.host
+            one.answers(chosen.variant, seen.query.items) for one in chosen.replicas if one.host == made.host
         ]
         assert takes[0] <= seen.query.latency
     if made.load:
         host = next(one for one in seen.hosts if one.name == made.host) if made.host else None
-        assert not chosen.held
+        assert not chosen.replicas
         assert host is None or (host.hardware, host.free >= GIB) == (chosen.variant.hardware, True)
         assert made.need == (host is None)
 

@@ -98,7 +98,7 @@ def characterise(
         for batch in reader.batches(split, 0):
             out += pa.ipc.get_record_batch_size(batch)
     seconds = time.perf_counter() - begin
-    meter, rows_kept = reader.meter, reader.meter.kept
+    meter, rows_kept = reader.meter, reader.meter.output_rows
     if not rows_kept:
         raise UserError(f"{session.table}: no row meets where, accepted is a filter that leaves some")
     counts = {"dense": 0, "sparse": 0, "other": 0}
@@ -124,7 +124,7 @@ def characterise(
         for first, last in (footer.chunk(group, path) for path in reader.paths(footer))
     )
     coverage, length = _first_split(session)
-    memory = 2 * (meter.nbytes + meter.decoded + meter.given) / rows_kept
+    memory = 2 * (meter.nbytes + meter.decoded + meter.output_bytes) / rows_kept
     rate = rows_kept / seconds
     return Character(
         files=len(footers), row_groups=sum(footer.metadata.num_row_groups for footer in footers),

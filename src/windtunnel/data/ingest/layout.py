@@ -179,7 +179,7 @@ def compared(old: IngestSession, new: IngestSession) -> tuple[ReadCost, ReadCost
             raise UserError(f"{new.table}: differs from {old.table} within {BLOCK} rows from row {row}")
         row += left.num_rows
     costs = [
-        ReadCost(reader.meter.kept, reader.meter.reads, reader.meter.nbytes, reader.meter.wanted)
+        ReadCost(reader.meter.output_rows, reader.meter.reads, reader.meter.nbytes, reader.meter.wanted)
         for reader in readers
     ]
     return costs[0], costs[1]

@@ -140,8 +140,8 @@ class Reader:
         if self.session.shuffle:
             blocks = self._shuffled(blocks, split, epoch)
         for batch in self.cut(self._transformed(blocks, split, names), self.session.batch):
-            self.meter.kept += batch.num_rows
-            self.meter.given += batch.nbytes
+            self.meter.output_rows += batch.num_rows
+            self.meter.output_bytes += batch.nbytes
             yield batch
 
     def cut(self, blocks: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:

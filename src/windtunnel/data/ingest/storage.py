@@ -36,9 +36,8 @@ class ReadMeter:
     """What was read, and what it took; sums over all that a reader did.
 
     ``reads`` and ``nbytes``: of data; footers are counted apart. ``wanted``: bytes of the columns wanted, as
-    stored. ``decoded``: the same, as Arrow. ``rows``: stored, ``kept``: given out. ``seconds``: of CPU, by
-    phase (read, decode, transform, batch).
-    """
+    stored. ``decoded``: the same, as Arrow. ``rows``: stored, ``output_rows``: given out. ``seconds``: of
+    CPU, by phase (read, decode, transform, batch)."""
 
     reads: int = 0
     nbytes: int = 0
@@ -46,9 +45,9 @@ class ReadMeter:
     footer_bytes: int = 0
     wanted: int = 0
     decoded: int = 0
-    given: int = 0
+    output_bytes: int = 0
     rows: int = 0
-    kept: int = 0
+    output_rows: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 

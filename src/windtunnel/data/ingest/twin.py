@@ -107,7 +107,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             "waits": float(isinstance(decision, WaitForSplit)),
         }
     assert isinstance(decision, PoolSize)
-    rate = observation.made / observation.busy if observation.made and observation.busy else 0.0
+    rate = observation.produced / observation.busy if observation.produced and observation.busy else 0.0
     wanted = observation.consumed / observation.period / max(1 - observation.stalled, 0.1)
     stalled = max(0.0, 1 - decision.workers * rate / wanted) * observation.period if rate and wanted else 0.0
     return {"stalled_seconds": stalled, "worker_seconds": decision.workers * observation.period, "waits": 0.0}

@@ -244,7 +244,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of one second like the one that was seen: bytes that entities wanted and did not
     get, and of the line those that nobody used. Whoever was held back wants the line."""
     wants = [
-        observation.line if entity.held is not None else HEADROOM * entity.offered
+        observation.line if entity.since_trouble is not None else HEADROOM * entity.offered
         for entity in observation.entities
     ]
     got = [min(want, rate) for want, rate in zip(wants, decision.lent, strict=True)]

@@ -91,7 +91,7 @@ class VariantCandidate:
     """A variant and who holds it; nobody: it is inactive."""
 
     variant: Variant
-    held: tuple[HostReplicas, ...] = ()
+    replicas: tuple[HostReplicas, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,7 +444,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         own = self._own(name) if split is None else split
         first = split if split is not None else self._sequence[self._todo[0]] if self._todo else -1
         left = len(self._todo) if split is None else 1
-        client, affine_worker = self._ahead.get((state.epoch, own), ("", ""))
+        client, sender = self._ahead.get((state.epoch, own), ("", ""))
         coming = state.epoch + 1
         after = next((member for member in self._coming if (coming, member) not in self._ahead), -1)
         ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
@@ -456,7 +456,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         ask = SplitRequest(
             self.settings.ends, member.world, len(state.came), member.reading if split is None else 0,
             member.steps, member.dry, first, left, self._open(), workers, peers, last=last,
-            kept=affine_worker if client == name else "", after=after, ahead=ahead,
+            sender=sender if client == name else "", after=after, ahead=ahead,
             own=own,
         )  # fmt: skip
         decision = policy.POLICIES[self.settings.policy](ask)

@@ -75,7 +75,7 @@ class LoadHistory:
     seconds: float = 0.0
     consumed: float = 0.0
     stalled: float = 0.0
-    made: float = 0.0
+    produced: float = 0.0
     busy: float = 0.0
 
     @property
@@ -91,7 +91,7 @@ class LoadHistory:
     @property
     def capacity(self) -> float:
         """mu: batches that a worker makes in a busy second."""
-        return self.made / self.busy if self.busy else 0.0
+        return self.produced / self.busy if self.busy else 0.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class PoolLoad:
     """What was seen in a period, and what was known before.
 
     ``period``: seconds. ``consumed``: batches taken by all clients. ``stalled``: share of the clients' time
-    that went by waiting for a batch. ``buffered``: share of the clients' buffers that is full. ``made``:
+    that went by waiting for a batch. ``buffered``: share of the clients' buffers that is full. ``produced``:
     batches made by all workers, in ``busy`` seconds of theirs. ``workers``: those wanted now; ``ready``:
     those that serve. ``up``, ``down``: seconds since the last change of either kind. ``memory``: of the
     periods before, as decided last."""
@@ -109,7 +109,7 @@ class PoolLoad:
     consumed: int
     stalled: float
     buffered: float
-    made: int
+    produced: int
     busy: float
     workers: int
     ready: int
@@ -140,19 +140,19 @@ class PeerClient:
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """A client wants a split (``held``: those it is sent now), or to know whether it may go on.
+    """A client wants a split (``reading``: those it is sent now), or to know whether it may go on.
 
     ``clients``: how many have come, of the ``world`` that must. ``split``: the first that is left; ``own``:
     the first of those that the client has read ahead or nobody has, -1 where there is none; ``left``: how
     many are. ``open``: splits that are not consumed to their end. ``last``: the worker that just failed the
-    client, to be had only where there is no other. ``kept``: the worker that sends ``own`` already, as it was
-    read ahead. ``after``: the first split of the next epoch that nobody reads ahead, -1 where there is
+    client, to be had only where there is no other. ``sender``: the worker that sends ``own`` already, as it
+    was read ahead. ``after``: the first split of the next epoch that nobody reads ahead, -1 where there is
     none; ``ahead``: how many this client does."""
 
     ends: str
     world: int
     clients: int
-    held: int
+    reading: int
     steps: int
     dry: bool
     split: int
@@ -162,7 +162,7 @@ class SplitRequest:
     peers: tuple[PeerClient, ...] = ()
     slots: int = 2
     last: str = ""
-    kept: str = ""
+    sender: str = ""
     after: int = -1
     ahead: int = 0
     own: int = -1
@@ -314,9 +314,9 @@ def answered(ask: SplitRequest) -> Decision:
             return ReadAhead(ask.after, worker)
         return late
     empty = sum(not client.splits for client in others)
-    if ask.held and (ask.held >= most or ask.left <= empty):
+    if ask.reading and (ask.reading >= most or ask.left <= empty):
         return WaitForSplit("others have fewer")
-    if not worker and not ask.held:
+    if not worker and not ask.reading:
         worker = _worker(ask, full=True)
     split = ask.own if ask.own >= 0 else ask.split
     return SplitGrant(split, worker) if worker else WaitForSplit("no worker is free")
@@ -325,8 +325,8 @@ def answered(ask: SplitRequest) -> Decision:
 def _worker(ask: SplitRequest, *, full: bool = False) -> str:
     """The one that has sent it already, or has the fewest splits; empty where there is none with room.
     ``full``: without room, too."""
-    if any(worker.name == ask.kept for worker in ask.workers):
-        return ask.kept
+    if any(worker.name == ask.sender for worker in ask.workers):
+        return ask.sender
     able = list(ask.workers) if full else [worker for worker in ask.workers if worker.splits < ask.slots]
     able = [worker for worker in able if worker.name != ask.last] or able
     return min(able, key=lambda worker: (worker.splits, len(worker.name), worker.name)).name if able else ""
@@ -358,7 +358,7 @@ def scaled(load: PoolLoad) -> PoolSize:
     """How many workers there should be."""
     settings, now = load.settings, _remembered(load)
     wanted, why = load.workers, "enough"
-    if now.consumed and now.made and now.busy:
+    if now.consumed and now.produced and now.busy:
         needed = math.ceil(HEADROOM * now.demand / now.capacity)
         if load.stalled > STALLED and _saturated(load):
             latest = load.consumed / load.period / (1 - min(load.stalled, MOST_STALLED))
@@ -372,9 +372,9 @@ def scaled(load: PoolLoad) -> PoolSize:
 
 def _remembered(load: PoolLoad) -> LoadHistory:
     """Workers decode many rows at once, and give them as batches later: only sums over a while say a rate."""
-    new = (load.period, load.consumed, load.stalled * load.period, load.made, load.busy)
+    new = (load.period, load.consumed, load.stalled * load.period, load.produced, load.busy)
     old = load.memory
-    before = (old.seconds, old.consumed, old.stalled, old.made, old.busy)
+    before = (old.seconds, old.consumed, old.stalled, old.produced, old.busy)
     return LoadHistory(*(KEPT * previous + more for previous, more in zip(before, new, strict=True)))
 
 

@@ -51,17 +51,19 @@ IDLE = 30.0
 """Seconds after which a job that says nothing may lose its place to another."""
 JOB = np.dtype([
     ("token", "u8"),
-    *((name, "i8") for name in ("full", "newest", "window", "heard", "ready", "left")),
+    *((name, "i8") for name in ("full", "newest", "window", "active", "ready", "left")),
     ("workers", ADDRESS, (MOST_WORKERS,)),
 ])  # fmt: skip
-SLOT = np.dtype([(name, "i8") for name in ("held", "job", "sequence", "bits", "level", "op", "flags")])
+SLOT = np.dtype([(name, "i8") for name in ("occupied", "job", "sequence", "bits", "level", "op", "flags")])
 COUNTS = np.dtype([
-    ("did", "i8", (8,)), ("refused", "i8"), ("thrown", "i8"), ("held", "i8"), ("controls", "i8"),
+    ("did", "i8", (8,)), ("refused", "i8"), ("thrown", "i8"), ("occupied", "i8"), ("controls", "i8"),
     ("logged", "i8"), ("logs", "i8"), ("random", "u8"), ("lose", "f8"),
 ])  # fmt: skip
 """``refused``: packets that were not the protocol, or not from whom they said."""
-_ASKED = ("bits", "full", "priority", "resent", "late", "held", "mine", "behind", "whole", "there", "level")
-_DID = ("there", "level", "held", "sent")
+_ASKED = (
+    "bits", "full", "priority", "resent", "late", "occupied", "mine", "behind", "whole", "there", "level",
+)  # fmt: skip
+_DID = ("there", "level", "occupied", "sent")
 LOG = np.dtype([(name, "i8") for name in (
     *_ASKED, "action", "after", "level_after", "slot", *("did_" + name for name in _DID),
 )])  # fmt: skip
@@ -117,7 +119,7 @@ def flush(m: SwitchMemory, slot: Any, number: int, spare: int, full: int, count:
     copy(out.values, m.values[number])
     datagrams.put(m.goes, count, m.spare.ctypes.data + spare * LONG, LONG, m.server.ctypes.data)
     if slot.bits != full:
-        slot.held = 0
+        slot.occupied = 0
     return count + 1
 
 
@@ -149,14 +151,14 @@ def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count:
     sequence = packet.sequence
     at = where(rules, number, sequence, len(m.slots), share)
     slot, here = m.slots[at], m.packets.ctypes.data + k * LONG
-    mine = slot.held == 1 and slot.job == number and slot.sequence == sequence
+    mine = slot.occupied == 1 and slot.job == number and slot.sequence == sequence
     if from_server:
         if kind not in (wire.RESULT, wire.REMINDER, wire.KNOWN) or (kind == wire.RESULT and size != LONG):
             return -1
         if mine and kind == wire.REMINDER:
             count = flush(m, slot, at, k, job.full, count)
         elif mine:
-            slot.held = 0
+            slot.occupied = 0
         to = 0 if kind == wire.KNOWN else np.int64(packet.to) & job.full
         return multicast(m, here, size, number, to, count)
     worker = 0
@@ -168,9 +170,9 @@ def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count:
         return -1
     if sequence > job.newest + job.window or (mine and slot.op != packet.op):
         return -1  # no worker is that far ahead
-    job.newest, job.heard = max(job.newest, sequence), 1
+    job.newest, job.active = max(job.newest, sequence), 1
     late, resent = sequence <= job.newest - job.window, kind == wire.RESENT or packet.op == wire.FLOATS
-    occupied, other = slot.held == 1, m.jobs[slot.job]
+    occupied, other = slot.occupied == 1, m.jobs[slot.job]
     behind = (other.newest - slot.sequence) // max(other.window, 1) if occupied else 0
     whole = occupied and slot.bits == other.full
     priority: Any = np.int64(packet.priority)
@@ -182,7 +184,7 @@ def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count:
     if counts.logged < counts.logs:
         row = m.log[counts.logged]
         row.bits, row.full, row.priority, row.resent, row.late = bits, job.full, priority, resent, late
-        row.held, row.mine, row.behind, row.whole = occupied, mine, behind, whole
+        row.occupied, row.mine, row.behind, row.whole = occupied, mine, behind, whole
         row.there, row.level = there, level
         row.action, row.after, row.level_after, row.slot = action, after, level_after, at
         counts.logged += 1
@@ -199,7 +201,7 @@ def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count:
         count = flush(m, slot, at, k, other.full, count)
     values = m.values[at]
     if action in (TAKE, SWAP) or (action == COMPLETE and not mine):
-        slot.held, slot.job, slot.sequence = 1, number, sequence
+        slot.occupied, slot.job, slot.sequence = 1, number, sequence
         slot.op, slot.flags = packet.op, packet.flags & wire.SATURATED
         copy(values, packet.values)
     elif action in (ADD, COMPLETE):
@@ -216,7 +218,7 @@ def handle(m: SwitchMemory, k: int, rules: int, share: int, direct: bool, count:
         if direct:
             count = multicast(m, here, LONG, number, to, count)
         elif not rules & HOLD:
-            slot.held = 0
+            slot.occupied = 0
     return count
 
 
@@ -240,7 +242,7 @@ def loop(m: SwitchMemory, fd: int, rules: int, share: int, direct: bool, until: 
             sent = handle(m, k, rules, share, direct, count)
             if counts.logged > logged:
                 row, slot = m.log[logged], m.slots[m.log[logged].slot]
-                row.did_there, row.did_level, row.did_held = slot.bits, slot.level, slot.held
+                row.did_there, row.did_level, row.did_occupied = slot.bits, slot.level, slot.occupied
                 row.did_sent = sent - count
             if sent < 0:
                 counts.refused += 1
@@ -258,8 +260,8 @@ def loop(m: SwitchMemory, fd: int, rules: int, share: int, direct: bool, until: 
             break
     occupied_slots = 0
     for slot in m.slots:
-        occupied_slots += slot.held
-    counts.held = occupied_slots
+        occupied_slots += slot.occupied
+    counts.occupied = occupied_slots
 
 
 class Switch:
@@ -320,8 +322,8 @@ class Switch:
     def _between(self, now: float) -> None:
         """What is not about fragments."""
         counts, jobs = self.memory.counts[0], self.memory.jobs
-        for number in np.flatnonzero(jobs["heard"]):
-            self._last_heard[number], jobs["heard"][number] = now, 0
+        for number in np.flatnonzero(jobs["active"]):
+            self._last_heard[number], jobs["active"][number] = now, 0
         for place_ in range(int(counts["controls"])):
             message = self.memory.controls[place_].copy()
             self._control_message(message, int(self.memory.origins[place_]), now)
@@ -329,7 +331,7 @@ class Switch:
         if self._log is not None:
             for row in self.memory.log[: int(counts["logged"])]:
                 offer: dict[str, Any] = {name: int(row[name]) for name in _ASKED}
-                truths = ("resent", "late", "held", "mine", "whole")
+                truths = ("resent", "late", "occupied", "mine", "whole")
                 offer |= {name: bool(offer[name]) for name in truths}
                 placed = SlotDecision(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
                 self._log.decision(
@@ -365,7 +367,7 @@ class Switch:
 
     def _end(self, number: int) -> None:
         slots = self.memory.slots
-        slots["held"][slots["job"] == number] = 0
+        slots["occupied"][slots["job"] == number] = 0
         self.memory.jobs[number] = np.zeros(1, JOB)[0]
 
     def _join(self, head: Any, number: int | None, origin: int, now: float) -> None:
@@ -401,5 +403,5 @@ class Switch:
         """What it has done, as one JSON value."""
         counts = self.memory.counts[0]
         did = {name: int(times) for name, times in zip(ACTIONS, counts["did"], strict=True)}
-        rest = {name: int(counts[name]) for name in ("refused", "thrown", "held")}
+        rest = {name: int(counts[name]) for name in ("refused", "thrown", "occupied")}
         return json.dumps({"policy": self.policy, **did, **rest})

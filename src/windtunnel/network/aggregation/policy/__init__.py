@@ -74,11 +74,10 @@ class FragmentOffer:
     """A fragment at the switch, and the slot that it falls on.
 
     ``bits``: the workers in it; ``full``: all that the switch waits for; ``resent``: its worker has waited
-    too long. ``late``: a window or more behind the job's newest. ``held``: the slot is not free; ``mine``:
-    by the same fragment; ``behind``: the windows that what holds it lies behind the newest of its job;
-    ``whole``: all are in it, and it stays until the server is known to have it; ``there``: the workers in it;
-    ``level``: its priority as it is now.
-    """
+    too long. ``late``: a window or more behind the job's newest. ``occupied``: the slot is not free;
+    ``mine``: by the same fragment; ``behind``: the windows that what holds it lies behind the newest of its
+    job; ``whole``: all are in it, and it stays until the server is known to have it; ``there``: the workers
+    in it; ``level``: its priority as it is now."""
 
     rules: SwitchRules
     bits: int
@@ -86,7 +85,7 @@ class FragmentOffer:
     priority: int = 0
     resent: bool = False
     late: bool = False
-    held: bool = False
+    occupied: bool = False
     mine: bool = False
     behind: int = 0
     whole: bool = False

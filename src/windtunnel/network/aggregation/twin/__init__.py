@@ -76,7 +76,7 @@ class AggregationWorld:
 class AggregationResult:
     """Of one run. ``jct``: seconds of each job from its start. ``bytes``: on each link, in their order.
     ``actions``: what the switches did, by `ACTIONS`. ``used``: slots held at a time, mean. ``wrong``: sums
-    that were not the plain sum, ``held``: slots held at the end; both must be 0."""
+    that were not the plain sum, ``occupied``: slots held at the end; both must be 0."""
 
     jct: tuple[float, ...]
     bytes: tuple[int, ...]
@@ -86,7 +86,7 @@ class AggregationResult:
     resent: int
     used: float
     wrong: int
-    held: int
+    occupied: int
 
 
 def emulate(
@@ -227,7 +227,7 @@ def _ran(
         resent=int(sum(worker["resent"] for worker in workers)),
         used=used,
         wrong=int(sum(worker["wrong"] for worker in workers)),
-        held=int(sum(switch["busy"] for switch in switches)),
+        occupied=int(sum(switch["busy"] for switch in switches)),
     )
 
 

@@ -44,7 +44,7 @@ def _fields(*lines: str) -> list[tuple[str, str]]:
     return [(name, "i8") for line in lines for name in line.split()]
 
 
-SLOT = np.dtype(_fields("held job sequence bits level value"))
+SLOT = np.dtype(_fields("occupied job sequence bits level value"))
 MEMBER = np.dtype(
     [*_fields("up full newest window share branches"), ("down", "i8", (MOST_BRANCHES,))]
 )  # fmt: skip
@@ -106,7 +106,7 @@ def give_up(own: Record, slot: Record, now: int, outbox: Any, reply: Any) -> Non
     out = send(outbox, reply, FLUSHED, slot.job, own.jobs[slot.job].up, own.size)
     say(out, slot.sequence, slot.bits, slot.value, 0)
     if slot.bits != own.jobs[slot.job].full:
-        slot.held = 0
+        slot.occupied = 0
         count_slots(own, now, -1)
 
 
@@ -119,12 +119,12 @@ def switch(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
     mine = own.jobs[job]
     sequence, bits = head.word0, head.word1
     slot = own.memory[where(own.rules, job, sequence, own.slots, mine.share)]
-    is_mine = slot.held and slot.job == job and slot.sequence == sequence
+    is_mine = slot.occupied and slot.job == job and slot.sequence == sequence
     if kind in (RESULT, REMINDER, KNOWN):
         if is_mine and kind == REMINDER:
             give_up(own, slot, now, outbox, reply)
         elif is_mine:
-            slot.held = 0
+            slot.occupied = 0
             count_slots(own, now, -1)
         if kind == KNOWN:
             return layout.CONSUME
@@ -140,7 +140,7 @@ def switch(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
     behind = (other.newest - slot.sequence) // max(other.window, 1)
     action, there, level = place(
         own.rules, bits, mine.full, head.word3, kind == RESENT, sequence <= mine.newest - mine.window,
-        bool(slot.held), bool(is_mine), behind, slot.bits == other.full, slot.bits, slot.level,
+        bool(slot.occupied), bool(is_mine), behind, slot.bits == other.full, slot.bits, slot.level,
     )  # fmt: skip
     own.did[action] += 1
     if action == RAW:
@@ -156,8 +156,8 @@ def switch(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
         if is_mine:
             slot.value += head.word2
         else:
-            count_slots(own, now, 1 - slot.held)
-            slot.held, slot.job, slot.sequence, slot.value = 1, job, sequence, head.word2
+            count_slots(own, now, 1 - slot.occupied)
+            slot.occupied, slot.job, slot.sequence, slot.value = 1, job, sequence, head.word2
         slot.bits, slot.level = there, level
     if action == COMPLETE:
         say(send(outbox, reply, GRADIENT, job, mine.up, own.size), sequence, there, slot.value, level)
@@ -166,7 +166,7 @@ def switch(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
                 out = send(outbox, reply, RESULT, job, mine.down[branch], own.size)
                 say(out, sequence, there, slot.value, 0)
         if not own.direct and not own.rules & HOLD:
-            slot.held = 0
+            slot.occupied = 0
             count_slots(own, now, -1)
     return layout.CONSUME
 

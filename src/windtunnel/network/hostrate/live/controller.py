@@ -88,7 +88,7 @@ def control(
             clamps = holder.give(latest.shares, meter.round, max(HOLDS, TURNS * spec.period))
             if events is not None and _differs(latest, decision):
                 events.decision(CAPABILITY, policy, observation, latest)
-                events.append("effect", given=clamps)
+                events.append("effect", clamps=clamps)
                 decision = latest
     finally:
         queue.close()

@@ -66,9 +66,9 @@ class RateHistory:
     """What is kept of the log. ``window``: bytes acknowledged in each interval, () before the first.
     ``trip``, ``least``: round trip, smoothed and least, seconds. ``arrivals``: times of the last few
     acknowledgements, ``highest``: the newest packet of all. ``owed``: of intervals that were held back the
-    last packet and the bytes; ``held``: bytes of the last interval. ``unsent``: bytes held back and not made
-    up for; ``extra``: those that are made up for now, at ``bonus`` bytes/s. ``empty``: whether the queue was,
-    in the last intervals with acknowledgements."""
+    last packet and the bytes; ``withheld``: bytes of the last interval. ``unsent``: bytes held back and not
+    made up for; ``extra``: those that are made up for now, at ``bonus`` bytes/s. ``empty``: whether the queue
+    was, in the last intervals with acknowledgements."""
 
     window: tuple[float, ...] = ()
     received: int = 0
@@ -76,7 +76,7 @@ class RateHistory:
     least: float = 0.0
     arrivals: tuple[float, ...] = ()
     owed: tuple[tuple[int, float], ...] = ()
-    held: float = 0.0
+    withheld: float = 0.0
     unsent: float = 0.0
     extra: float = 0.0
     bonus: float = 0.0
@@ -147,7 +147,7 @@ def shifted(observation: Observation, acked: float) -> tuple[float, ...]:
 
 def noted(observation: Observation) -> tuple[tuple[int, float], ...]:
     """What is owed, with the last interval; in an outage many intervals end with one packet."""
-    owed, withheld, last = observation.memory.owed, observation.memory.held, observation.last
+    owed, withheld, last = observation.memory.owed, observation.memory.withheld, observation.last
     if owed and owed[-1][0] == last:
         return (*owed[:-1], (last, owed[-1][1] + withheld))
     return (*owed, (last, withheld)) if withheld else owed
@@ -166,7 +166,12 @@ def literal(observation: Observation) -> Decision:
     now, acked, short = hear(observation)
     most = settings.target + now.least
     delayed = now.trip > most
-    owed, unsent, extra, bonus = noted(observation), memory.unsent + memory.held, memory.extra, memory.bonus
+    owed, unsent, extra, bonus = (
+        noted(observation),
+        memory.unsent + memory.withheld,
+        memory.extra,
+        memory.bonus,
+    )
     for number, few in short:
         while owed and owed[0][0] <= number:
             if few and not delayed:  # H1
@@ -180,7 +185,7 @@ def literal(observation: Observation) -> Decision:
     rate = mean(observation, window) + (bonus if extra else 0.0)
     sends = max(rate * most / now.trip, settings.packet / ALIVE) if delayed else rate
     memory = replace(now, window=window, owed=owed, unsent=unsent, extra=extra, bonus=bonus)
-    memory = replace(memory, held=(rate - sends) * settings.delta)
+    memory = replace(memory, withheld=(rate - sends) * settings.delta)
     return Decision(sends, memory, "packets wait" if delayed else "")
 
 
@@ -212,7 +217,7 @@ def guarded(observation: Observation) -> Decision:
     room = rate * most - (observation.last - now.highest) * settings.packet
     sends = max(min(rate * min(most / trip, 1.0), room / settings.delta), settings.packet / ALIVE)
     reason = "as much is on its way as may be" if room <= 0 else "packets wait" if trip > most else ""
-    memory = replace(now, window=window, owed=owed, held=(rate - sends) * settings.delta)
+    memory = replace(now, window=window, owed=owed, withheld=(rate - sends) * settings.delta)
     return Decision(sends, memory, reason)
 
 

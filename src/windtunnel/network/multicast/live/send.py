@@ -131,7 +131,7 @@ def _planned(racks: Racks, source: int, events: EventLog | None) -> Rounds:
 def _rules(racks: Racks, rounds: Rounds) -> dict[int, dict[str, Any]]:
     """What each rack is told."""
     ((tree,),) = rounds.rounds
-    hops = {rack: hop for rack, _, hop in tree.heard}
+    hops = {rack: hop for rack, _, hop in tree.listeners}
     return {
         rack: {"feeder": own.feeder, "hop": hops.get(rack, 0), "relay": own.relay, "gone": sorted(racks.lost)}
         for rack, (own,) in rules([tree]).items()

@@ -51,16 +51,16 @@ class SplitterFabric:
 
 @dataclass(frozen=True)
 class RelayTree:
-    """``heard``: (rack, the rack that it listens to, hop) of all racks that take the data, in order of the
-    hops, those that only relay included. ``transmitters``: the racks that send, the source first."""
+    """``listeners``: (rack, the rack that it listens to, hop) of all racks that take the data, in order of
+    the hops, those that only relay included. ``transmitters``: the racks that send, the source first."""
 
     request: MulticastRequest
     transmitters: tuple[int, ...]
-    heard: tuple[tuple[int, int, int], ...]
+    listeners: tuple[tuple[int, int, int], ...]
 
     @property
     def hops(self) -> int:
-        return max((hop for _, _, hop in self.heard), default=0)
+        return max((hop for _, _, hop in self.listeners), default=0)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def rules(trees: Iterable[RelayTree]) -> dict[int, list[RelayRule]]:
     for tree in trees:
         source, members, sends = tree.request.source, set(tree.request.members), set(tree.transmitters)
         by_rack.setdefault(source, []).append(RelayRule(source, -1, False, True))
-        for rack, feeder, _ in tree.heard:
+        for rack, feeder, _ in tree.listeners:
             by_rack.setdefault(rack, []).append(RelayRule(source, feeder, rack in members, rack in sends))
     return by_rack
 

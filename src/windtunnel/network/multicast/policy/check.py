@@ -25,7 +25,7 @@ def faults(fabric: SplitterFabric, rounds: Rounds) -> list[str]:
 
 def _sent(tree: RelayTree, shuffle: Shuffle, fabric: SplitterFabric) -> list[str]:
     has, wrongs = {tree.request.source: 0}, []
-    for rack, feeder, hop in tree.heard:
+    for rack, feeder, hop in tree.listeners:
         if rack in has:
             wrongs.append(f"rack {rack} takes it twice")
         if has.get(feeder) is None or has[feeder] >= hop:

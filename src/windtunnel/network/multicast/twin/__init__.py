@@ -72,7 +72,7 @@ def splitters(fabric: SplitterFabric, rounds: Rounds, world: MulticastWorld) -> 
     for trees in rounds.rounds:
         under_way = {}
         for tree in trees:
-            ports = [*tree.transmitters, *(racks * (1 + rack) + feeder for rack, feeder, _ in tree.heard)]
+            ports = [*tree.transmitters, *(racks * (1 + rack) + feeder for rack, feeder, _ in tree.listeners)]
             under_way[engine.start(tree.request.nbytes, ports)] = tree
         while done := engine.advance():
             for flow in done:
@@ -147,8 +147,8 @@ def packets(fabric: SplitterFabric, tree: RelayTree, world: MulticastWorld, seed
     # transmit ports, each rack's fibre, and an electrical port in either direction, which repairs go by
     links = [send] * racks + [fibre] * racks + [send] * racks + [fibre] * racks
     fed: dict[int, list[int]] = {}
-    hop_of = {rack: (feeder, hop) for rack, feeder, hop in tree.heard}
-    for rack, feeder, _ in tree.heard:
+    hop_of = {rack: (feeder, hop) for rack, feeder, hop in tree.listeners}
+    for rack, feeder, _ in tree.listeners:
         fed.setdefault(feeder, []).append(rack)
 
     def onward(rack: int) -> list[int | Fork]:

@@ -29,14 +29,14 @@ IDLE = 0.01
 @dataclass(frozen=True)
 class SharingTenant:
     """``rate``: bytes/s that it is promised, None: by ``weight``. ``offered``: bytes/s that it has sent since
-    the last decision, dropped ones among them. ``held``: seconds since it was last dropped or marked; None:
-    not in the time that was looked at."""
+    the last decision, dropped ones among them. ``since_trouble``: seconds since it was last dropped or
+    marked; None: not in the time that was looked at."""
 
     name: str
     weight: float = 1.0
     rate: float | None = None
     offered: float = 0.0
-    held: float | None = None
+    since_trouble: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def decide(observation: Observation) -> Decision:
 def _demand(entity: SharingTenant, own: float) -> float:
     if entity.offered <= IDLE * own:
         return 0.0
-    backlogged = entity.held is not None and entity.held < HELD and entity.offered > own / 4
+    backlogged = entity.since_trouble is not None and entity.since_trouble < HELD and entity.offered > own / 4
     return float("inf") if backlogged else HEADROOM * entity.offered
 
 

@@ -123,7 +123,7 @@ def select(request: VariantQuery, *, own: bool = False, cheapest: bool = False) 
     chosen = next(candidate for candidate in fit if candidate.variant.name == choice.variant)
     waits = [
         replicas.answers(chosen.variant, query.items)
-        for replicas in chosen.held
+        for replicas in chosen.replicas
         if replicas.host == choice.host
     ]
     seconds = min(waits, default=chosen.variant.load + chosen.variant.latency(query.items))
@@ -141,7 +141,7 @@ def _online(request: VariantQuery, fit: list[VariantCandidate], own: bool, cheap
         least = candidate.variant.latency(query.items)
         bound = least + MARGIN * (query.latency - least)
         good = [
-            replicas for replicas in candidate.held
+            replicas for replicas in candidate.replicas
             if replicas.state == "active" and replicas.answers(candidate.variant, query.items) <= bound
         ]  # fmt: skip
         if good:
@@ -161,12 +161,12 @@ def _online(request: VariantQuery, fit: list[VariantCandidate], own: bool, cheap
 def _soonest(request: VariantQuery, fit: list[VariantCandidate], own: bool, cheapest: bool) -> Chosen:
     """Nothing is ready in time: the least seconds until the answer, loaded or not."""
     query = request.query
-    waits = cheapest and any(possible.held for possible in fit)
+    waits = cheapest and any(possible.replicas for possible in fit)
     ways: list[tuple[float, Variant, str, HostReplicas | None]] = []
     for candidate in fit:
         variant = candidate.variant
-        if candidate.held:
-            replicas = min(candidate.held, key=lambda replicas: replicas.answers(variant, query.items))
+        if candidate.replicas:
+            replicas = min(candidate.replicas, key=lambda replicas: replicas.answers(variant, query.items))
             ways.append((replicas.answers(variant, query.items), variant, replicas.host, replicas))
             continue
         seconds = variant.load + variant.latency(query.items) + NOT_LOADED
@@ -204,7 +204,7 @@ def _whenever(query: Query, fit: list[VariantCandidate], request: VariantQuery, 
             replicas,
         )
         for candidate in fit
-        for replicas in candidate.held
+        for replicas in candidate.replicas
     ]
     if replicas:
         _, variant, soonest = min(replicas, key=lambda entry: entry[0])

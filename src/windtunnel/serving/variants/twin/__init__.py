@@ -19,7 +19,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     chosen = next(
         candidate for candidate in observation.candidates if candidate.variant.name == decision.variant
     )
-    waits = [replicas.wait for replicas in chosen.held if replicas.host == decision.host]
+    waits = [replicas.wait for replicas in chosen.replicas if replicas.host == decision.host]
     begins = min(waits) if waits else chosen.variant.load + NOT_LOADED
     items = observation.query.items
     return {"seconds": begins + chosen.variant.latency(items), "price": chosen.variant.cost * items}

@@ -68,7 +68,7 @@ class SlotWanted:
 
     slots: int
     step: int
-    held: tuple[int, ...]
+    slot_steps: tuple[int, ...]
     committed: int
     base: int = -1
 
