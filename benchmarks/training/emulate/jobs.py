@@ -184,10 +184,6 @@ def main() -> None:
     os._exit(0)  # without gloo's destructors, which can deadlock: see `tracked`
 
 
-if __name__ == "__main__":
-    main()
-
-
 COLD_BYTES = 16 << 20
 
 
@@ -262,3 +258,7 @@ def _beyond_operators(model: nn.Module, threads: int, repeats: int) -> tuple[flo
     alone = sum(profile.exact(op) or 0.0 for op in ops)
     tensors = sum(len(op.tensors()) for op in ops if op.name.startswith("fsdp."))
     return statistics.median(seconds) - alone, tensors
+
+
+if __name__ == "__main__":
+    main()
