@@ -54,6 +54,7 @@ class Agent:
         self.epoch = 0
         self.place: int | None = None
         self.workers: dict[int, int] = {}
+        self._turn = threading.Lock()
         self.received: list[dict[str, Any]] = []
         self.outstanding: list[Post] = []
         self.groups, self.returns, self.beats = groups, returns, True
@@ -75,8 +76,9 @@ class Agent:
         return None
 
     def exit(self, rank: int, status: int | None = None, signal: int | None = None, **fields: Any) -> None:
-        pid = self.workers.pop(rank)
-        about = {"rank": rank, "generation": self.generation, "pid": pid, "error": "", **fields}
+        with self._turn:  # a worker is of the generation that it was started in
+            about = {"rank": rank, "generation": self.generation, "pid": self.workers.pop(rank), "error": ""}
+            about |= fields
         self.say("worker", what="exit", status=status, signal=signal, **about)
 
     def frozen(self, rank: int) -> None:
@@ -140,11 +142,12 @@ class Agent:
             restart, generation = message["membership"]["restart_all"], message["membership"]["generation"]
             for rank in message["mine"] if self.groups else ():
                 self.event("grouped", rank=rank, generation=generation)
-            kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
-            self.workers = {rank: kept.get(rank) or next(PIDS) for rank in message["mine"]}
-            self.place = message["place"]
-            self.received.append(message)
-            self.generation = generation
+            with self._turn:
+                kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
+                self.workers = {rank: kept.get(rank) or next(PIDS) for rank in message["mine"]}
+                self.place = message["place"]
+                self.received.append(message)
+                self.generation = generation
         elif message["op"] == "fence":
             self.received.append(message)
             if self.workers.get(message["rank"]) == message["pid"]:
