@@ -183,7 +183,7 @@ CAPABILITIES = (
         ROOMS, "control", ("control",), "node",
     ),
     Capability(
-        "silicon.mapper", "Price a training step on a chip that is a drawing", "Interstellar",
+        "silicon.mapper", "Price a training step on a chip that is only a design", "Interstellar",
         ("policy", "twin"), "silicon", ("mapper",), "mapper",
     ),
     Capability(
