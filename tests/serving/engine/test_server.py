@@ -212,10 +212,13 @@ def test_the_interface_is_what_its_description_says(server: Served) -> None:
 
     told = server.get("/openapi.json")
     for form in ("Completion", "Chat"):  # few and short answers are as well
-        fields = told["components"]["schemas"][form]["properties"]
+        described = told["components"]["schemas"][form]
+        fields = described["properties"]
         assert fields["model"]["enum"] == [MODEL]
         for name in ("n", "max_tokens", "max_completion_tokens") if form == "Chat" else ("n", "max_tokens"):
-            fields[name]["anyOf"][0]["maximum"] = 3
+            fields[name] = fields[name]["anyOf"][0] | {"maximum": 3}
+        # else a chat fills the context
+        described["required"] = [*described.get("required", []), "max_tokens"]
     told["components"]["schemas"]["Branched"]["properties"]["max_tokens"]["maximum"] = 3
     _shortened(told["components"]["schemas"])
     schema = schemathesis.openapi.from_dict(told)
