@@ -215,30 +215,30 @@ def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...],
     return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), error
 
 
-def held_out(counts: RowCounts, held: RowCounts, samples: int) -> HeldOut | None:
-    """What ``samples`` that ``held`` counts, and ``counts`` beside others, ask of the rows as the others rank
-    them (rows that those asked for equally often share a rank). None: they ask for nothing."""
-    if not held.total:
+def held_out(counts: RowCounts, sample_counts: RowCounts, samples: int) -> HeldOut | None:
+    """What ``samples`` that ``sample_counts`` counts, and ``counts`` beside others, ask of the rows as the
+    others rank them (rows that those asked for equally often share a rank). None: they ask for nothing."""
+    if not sample_counts.total:
         return None
     few, groups, unseen = np.zeros((2, 257), np.int64), list[Ints](), 0
-    for first in range(0, len(held.cells), CHUNK):
-        later = held.span(first, first + CHUNK)
+    for first in range(0, len(sample_counts.cells), CHUNK):
+        later = sample_counts.span(first, first + CHUNK)
         before = counts.span(first, first + CHUNK) - later
         unseen += int(np.count_nonzero(later[before == 0]))
         capped = np.minimum(before, 256)
         few += [np.bincount(capped, minlength=257), np.bincount(capped, later, 257).astype(np.int64)]
         hot = np.flatnonzero(before >= 256)
         groups.append(np.stack((before[hot], np.ones_like(hot), later[hot])))
-    known = 1 + np.flatnonzero(few[0, 1:256])
-    groups.append(np.stack((known, *few[:, known])))
+    counts_of_rows = 1 + np.flatnonzero(few[0, 1:256])
+    groups.append(np.stack((counts_of_rows, *few[:, counts_of_rows])))
     values, *sums = np.concatenate(groups, 1)
-    known, at = np.unique(values, return_inverse=True)
-    rows, lookups = (np.bincount(at, weights, len(known)).astype(np.int64)[::-1] for weights in sums)
+    counts_of_rows, at = np.unique(values, return_inverse=True)
+    rows, lookups = (np.bincount(at, weights, len(counts_of_rows)).astype(np.int64)[::-1] for weights in sums)
     ranks = np.concatenate(([0], np.cumsum(rows)))
-    shares = np.concatenate(([0], np.cumsum(lookups))) / held.total
+    shares = np.concatenate(([0], np.cumsum(lookups))) / sample_counts.total
     counted, ends = int(ranks[-1]), {0, len(ranks) - 1}
-    if counted < len(held.cells):
-        ranks, shares = np.append(ranks, len(held.cells)), np.append(shares, 1.0)
+    if counted < len(sample_counts.cells):
+        ranks, shares = np.append(ranks, len(sample_counts.cells)), np.append(shares, 1.0)
     chosen, _ = _thinned(ranks, shares, sorted(ends | {len(ranks) - 1}))
     return HeldOut(samples, counted, unseen, tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()))
 

@@ -13,11 +13,13 @@ def _name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 80 and value.isprintable()
 
 
-_marks = schema.each(lambda one: isinstance(one, list) and len(one) == 2 and all(map(schema.integer, one)))
+_marks = schema.each(
+    lambda item: isinstance(item, list) and len(item) == 2 and all(map(schema.integer, item))
+)
 _packed = schema.fields(done=schema.text, next=_marks)
 _client = {"client": _name, "key": _name, "epoch": schema.count}
-_asked = schema.each(lambda one: isinstance(one, list) and len(one) == 4 and _name(one[0])
-                     and all(map(schema.count, one[1:])))  # fmt: skip
+_asked = schema.each(lambda item: isinstance(item, list) and len(item) == 4 and _name(item[0])
+                     and all(map(schema.count, item[1:])))  # fmt: skip
 _state = {"held": schema.each(schema.count), "steps": schema.count, "ready": schema.count, "dry": schema.flag,
           "reading": schema.each(schema.count)}  # fmt: skip
 CALLS: schema.Table = {

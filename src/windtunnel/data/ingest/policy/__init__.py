@@ -401,11 +401,11 @@ def leaving(workers: Sequence[SplitWorker], wanted: int) -> list[str]:
     return [worker.name for worker in age[: max(0, len(workers) - wanted)]]
 
 
-def held(observation: Observation) -> Decision:
+def keep_size(observation: Observation) -> Decision:
     """The policy of a static pool: workers stay as many as they are."""
     if isinstance(observation, PoolLoad):
         return PoolSize(observation.workers, LoadHistory(), "as many as there are")
     return decide(observation)
 
 
-POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"starvation": decide, "static": held}
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"starvation": decide, "static": keep_size}

@@ -172,14 +172,14 @@ def _peaks(path: Trajectory, begin: int, end: int) -> tuple[int, int]:
 def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
     first = max(begin - 1, 0)
     event = first + int(path.allocated[first:end].argmax())
-    by_category, scopes = _held(slice, path, category, event)
+    by_category, scopes = _allocated_by(slice, path, category, event)
     return Peak(
         allocated_bytes=int(path.allocated[event]), reserved_bytes=_peaks(path, begin, end)[1],
         event=event, by_category=by_category, held=scopes,
     )  # fmt: skip
 
 
-def _held(
+def _allocated_by(
     slice: Slice, path: Trajectory, category: Int64, event: int
 ) -> tuple[dict[Category, int], tuple[ScopeBytes, ...]]:
     """The blocks that are allocated after ``event``, by category, and by what asked for them."""
@@ -205,7 +205,7 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
     if event < 0:
         return None
     requested = int(path.size[path.born == event][0])
-    by_category, scopes = _held(slice, path, category, event - 1)
+    by_category, scopes = _allocated_by(slice, path, category, event - 1)
     return OutOfMemory(
         event=event,
         requested_bytes=int(slice.events["value"][event]),
