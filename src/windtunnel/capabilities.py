@@ -203,12 +203,12 @@ def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, wh
     Raises:
         UserError: there is none.
     """
-    accepted = [one for one in CAPABILITIES if having(one)]
-    for one in accepted:
-        if one.name == name:
-            return one
+    accepted = [entry for entry in CAPABILITIES if having(entry)]
+    for entry in accepted:
+        if entry.name == name:
+            return entry
     raise UserError(
-        f"{who}: capability {name!r} is unknown; accepted are {', '.join(one.name for one in accepted)}"
+        f"{who}: capability {name!r} is unknown; accepted are {', '.join(entry.name for entry in accepted)}"
     )
 
 

@@ -20,17 +20,17 @@ def alternatives(cluster: Cluster, options: Options = NOTHING) -> tuple[Alternat
     Raises:
         UserError: such a fabric cannot be planned, or switches have no such policy or fewer jobs.
     """
-    found = []
+    ways = []
     if "optical-torus" in cluster.fabrics:
         from windtunnel.network.torus.twin import alternative
 
-        found.append(alternative(cluster))
+        ways.append(alternative(cluster))
     if "shufflecast" in cluster.fabrics:
         from windtunnel.network.multicast.twin import fabric as splitters
 
-        found.append(splitters.alternative(cluster))
+        ways.append(splitters.alternative(cluster))
     if options.aggregation != "none" or options.neighbours:
         from windtunnel.network.aggregation.twin import fabric
 
-        found += fabric.alternatives(cluster, options.aggregation, options.neighbours)
-    return tuple(found)
+        ways += fabric.alternatives(cluster, options.aggregation, options.neighbours)
+    return tuple(ways)

@@ -69,25 +69,27 @@ def _submitted(
     control: Control, spec: Path, sweep: Sweep, points: Sequence[Point], resume: bool, report: bool
 ) -> dict[int, Point]:
     """The points by the tasks that have them."""
-    known = dict[str, int]()
+    task_ids = dict[str, int]()
     tries = dict[int, tuple[int, bool]]()  # the last of each point; whether it failed
     statement = _TASKS.format("id, key, state, error, output", sweep.id, "")
     for task, key, state, error, output in control.query(statement)[1]:
         index, number = map(int, key.split("-")[2:])
         over = state in ("done", "failed")
         tries[index] = number, over and _outcome(state, error, output)["status"] == "failed"
-        known[key] = task
+        task_ids[key] = task
     keys, new = list[str](), list[dict[str, Any]]()
     for point in points:
         number, failed = tries.get(point.index, (0, False))
         number += failed or (not resume and point.index in tries)
         keys.append(f"sweep-{sweep.id}-{point.index}-{number}")
         words = [*COMMAND, str(spec.absolute()), sweep.id, str(point.index), str(int(report))]
-        new += [{"command": words, "key": keys[-1]}] * (keys[-1] not in known)
+        new += [{"command": words, "key": keys[-1]}] * (keys[-1] not in task_ids)
     for at in range(0, len(new), GROUP):
         part = new[at : at + GROUP]
-        known.update(zip([one["key"] for one in part], control.run("submit", tasks=part), strict=True))
-    return {known[key]: point for key, point in zip(keys, points, strict=True)}
+        task_ids.update(
+            zip([task_spec["key"] for task_spec in part], control.run("submit", tasks=part), strict=True)
+        )
+    return {task_ids[key]: point for key, point in zip(keys, points, strict=True)}
 
 
 def _outcome(state: str, error: str | None, output: str | None) -> Row:

@@ -56,8 +56,8 @@ def bottleneck(
         raise UserError("`live` is compared with the rules windtunnel, not with netai20")
     program, words = what or "", arguments or []
     if what is not None and not Path(what).exists() and not words:
-        program, words, known = run.read_run(what)
-        cluster = cluster or known
+        program, words, recorded_cluster = run.read_run(what)
+        cluster = cluster or recorded_cluster
     if ranks and cluster is None:
         cluster = f"cpu:{max(ranks)}x1"
     if program and cluster is None:

@@ -84,10 +84,10 @@ def profile(
     _show(statistics, out)
 
 
-def _by_name(option: str, given: Sequence[str] | None, kind: Callable[[str], Value]) -> dict[str, Value]:
+def _by_name(option: str, texts: Sequence[str] | None, kind: Callable[[str], Value]) -> dict[str, Value]:
     """``NAME=VALUE`` by name; a ``VALUE`` alone is that of ``*``."""
     values = {}
-    for text in given or ():
+    for text in texts or ():
         name, equals, value = text.rpartition("=")
         try:
             values[name if equals else "*"] = kind(value.replace("_", "") if kind is int else value)
@@ -107,14 +107,14 @@ def _show(profile: Any, out: Path) -> None:
     rows = []
     for table in order[:SHOWN]:
         facts = profile.facts[table.name]
-        kept = [day.kept_share / day.hot_share for day in facts.windows[1:] if day.hot_share]
+        retained = [day.kept_share / day.hot_share for day in facts.windows[1:] if day.hot_share]
         top = table.share(table.rows * np.array([0.01, 0.1]))
         shares = (1 - facts.rows_used / table.rows, *top, table.coverage)
         unused, percent, tenth, covered = (f"{share * 100:.0f} %" for share in shares)
         rows.append((
             table.name, units.count(table.rows), unused, units.decimal(facts.lookups).strip(),
             f"{table.pooling:.1f}", str(facts.lengths[2]) if facts.lengths else "-", covered, percent, tenth,
-            f"{sum(kept) / len(kept) * 100:.0f} %" if kept else "-",
+            f"{sum(retained) / len(retained) * 100:.0f} %" if retained else "-",
         ))  # fmt: skip
     head = ("table", ">rows", ">unused", ">lookups", ">pooling", ">p99", ">coverage", ">1%", ">10%", ">kept")
     note = (

@@ -34,13 +34,13 @@ def show(
     graphs = []
     for path in _files(what):
         nodes = read_graph(path)
-        known = facts(path, nodes)
+        graph = facts(path, nodes)
         first = _first(nodes, limit)
         if as_json:
-            whole = asdict(known) | {"chain": [int(nodes.id[node]) for node in known.chain]}
+            whole = asdict(graph) | {"chain": [int(nodes.id[node]) for node in graph.chain]}
             graphs.append({"file": str(path), "metadata": dict(nodes.metadata), **whole, "first": first})
         else:
-            _print(path, nodes, known, first)
+            _print(path, nodes, graph, first)
     if as_json:
         typer.echo(json.dumps({"graphs": graphs}, indent=2, ensure_ascii=False, default=repr))
 
@@ -78,7 +78,7 @@ def _first(nodes: Any, limit: int) -> list[dict[str, Any]]:
     ]
 
 
-def _print(path: Path, nodes: Any, known: Any, first: list[dict[str, Any]]) -> None:
+def _print(path: Path, nodes: Any, graph: Any, first: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -90,18 +90,18 @@ def _print(path: Path, nodes: Any, known: Any, first: list[dict[str, Any]]) -> N
     if nodes.metadata:
         words = ", ".join(f"{name} {value}" for name, value in nodes.metadata.items())
         console.print(f"[dim]{escape(words)}[/]", width=width)
-    types = ", ".join(f"{number:,} {name.removesuffix('_NODE')}" for name, number in known.types.items())
-    absent = f" ({known.absent:,} of them on nodes that are not in the file)" if known.absent else ""
+    types = ", ".join(f"{number:,} {name.removesuffix('_NODE')}" for name, number in graph.types.items())
+    absent = f" ({graph.absent:,} of them on nodes that are not in the file)" if graph.absent else ""
     console.print(
-        f"{known.nodes:,} nodes ({types}), {known.dependencies:,} dependencies{absent}\n"
-        f"longest chain {known.depth:,} nodes; longest in time {seconds(known.chain_seconds)} over"
-        f" {len(known.chain):,} nodes, of {seconds(known.busy_seconds)} in all nodes (emulated)",
+        f"{graph.nodes:,} nodes ({types}), {graph.dependencies:,} dependencies{absent}\n"
+        f"longest chain {graph.depth:,} nodes; longest in time {seconds(graph.chain_seconds)} over"
+        f" {len(graph.chain):,} nodes, of {seconds(graph.busy_seconds)} in all nodes (emulated)",
         width=width,
     )
-    if known.communication:
+    if graph.communication:
         rows = [
             (row.kind, row.group, f"{row.count:,}", size(row.bytes), seconds(row.seconds))
-            for row in known.communication
+            for row in graph.communication
         ]
         print_table(("collective", "group", ">count", ">bytes", ">time"), rows, rules=False)
     if first:
@@ -112,7 +112,7 @@ def _print(path: Path, nodes: Any, known: Any, first: list[dict[str, Any]]) -> N
             )
             for node in first
         ]  # fmt: skip
-        more = known.nodes - len(first)
+        more = graph.nodes - len(first)
         note = f"… and {more:,} more (--limit)" if more > 0 else ""
         print_table((">node", "name", "type", ">time", "after"), rows, note=note, rules=False)
     console.print()

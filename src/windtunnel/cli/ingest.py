@@ -64,9 +64,9 @@ def layout(
     from windtunnel.data.ingest import session
     from windtunnel.data.ingest.layout import lay_out
 
-    known = [session.read(path) for path in sessions]
+    sessions_read = [session.read(path) for path in sessions]
     with shown_progress("layout") as progress:
-        new = lay_out(table, known, out, group_rows=rows, progress=progress)
+        new = lay_out(table, sessions_read, out, group_rows=rows, progress=progress)
     if as_json:
         return print_json(to_plain(new) | {"folder": str(new.folder)})
     cells = []

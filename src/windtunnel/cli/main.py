@@ -48,8 +48,10 @@ def _flags(command: Any) -> dict[str, str]:
     between backticks, as Python's callers know them. An argument is written in capitals."""
     below = [_flags(verb) for verb in getattr(command, "commands", {}).values()]
     own = {
-        given.name: max(given.opts, key=len) if given.param_type_name == "option" else given.name.upper()
-        for given in command.params
+        parameter.name: max(parameter.opts, key=len)
+        if parameter.param_type_name == "option"
+        else parameter.name.upper()
+        for parameter in command.params
     }
     return {name: flag for flags in (*below, own) for name, flag in flags.items()}
 

@@ -49,8 +49,8 @@ def list_runs(
     kinds = {run.capability for run in runs}
     rows = []
     for run in runs:
-        known = figures(run.summary or {})
-        shown = [_figure(*known[name]) if name in known else "–" for name in SHOWN]
+        figures_of_run = figures(run.summary or {})
+        shown = [_figure(*figures_of_run[name]) if name in figures_of_run else "–" for name in SHOWN]
         wall = "–" if run.wall_time_s is None else _figure("s", run.wall_time_s)
         kind = [run.capability] if len(kinds) > 1 else []
         rows.append((run.id, *kind, _status(run), _what(run), *shown, wall))

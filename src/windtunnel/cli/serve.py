@@ -120,20 +120,20 @@ def serve(
 
     sizes = {"--kv": kv, "--prefix-kv": prefix_bytes}
     bytes_of = {}
-    for option, given in sizes.items():
+    for option, quantity in sizes.items():
         try:
-            bytes_of[option] = int(parse_quantity(given, "bytes of memory")) if given else 0
+            bytes_of[option] = int(parse_quantity(quantity, "bytes of memory")) if quantity else 0
         except ValueError as error:
-            raise UserError(f"serve: {option} {given!r}: {error}") from None
-    kept = "" if rules == "none" else rules or "density"
+            raise UserError(f"serve: {option} {quantity!r}: {error}") from None
+    rule_set = "" if rules == "none" else rules or "density"
     if trace is not None:
         if model is not None or config is not None:
             raise UserError("serve: --trace is emulated, DIR and --config are served; one is accepted")
         _emulate(
             as_json, trace=trace, on=on, model_like=model_like, step_time=step_time, speed_up=speed_up,
             count=requests, branches=branches, branching=branching, admission=admission, rows=max_rows,
-            chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=kept, prefix_bytes=bytes_of["--prefix-kv"],
-            ttft=ttft, tpot=tpot, seed=seed, every=log,
+            chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=rule_set,
+            prefix_bytes=bytes_of["--prefix-kv"], ttft=ttft, tpot=tpot, seed=seed, every=log,
         )  # fmt: skip
         return
 
@@ -166,7 +166,7 @@ def serve(
 
         settings = Settings(
             str(model or config), name=name, host=host, port=port, branching=branching, admission=admission,
-            rows=max_rows, chunk=chunk, kv=bytes_of["--kv"] or 2 << 30, queue=queue, rules=kept,
+            rows=max_rows, chunk=chunk, kv=bytes_of["--kv"] or 2 << 30, queue=queue, rules=rule_set,
             prefix_bytes=bytes_of["--prefix-kv"] or 1 << 30, device=device, threads=threads, dtype=dtype,
             seed=seed, every=log, ttft=ttft, tpot=tpot,
         )  # fmt: skip

@@ -17,13 +17,13 @@ from typing import Any
 from windtunnel.base.processes import Identity
 
 NAME = ".running"
-_held: dict[Path, int] = {}  # by folder, the open file that has the lock
+_lock_files: dict[Path, int] = {}  # by folder, the open file that has the lock
 
 
 def hold(folder: Path) -> None:
     """Take the lock of a run, until `release` or the end of this process."""
     with contextlib.suppress(OSError):
-        if folder in _held:
+        if folder in _lock_files:
             return
         file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -32,12 +32,12 @@ def hold(folder: Path) -> None:
             os.close(file)
             (folder / NAME).unlink()
             raise
-        _held[folder] = file
+        _lock_files[folder] = file
 
 
 def release(folder: Path) -> None:
     """The run has ended."""
-    file = _held.pop(folder, None)
+    file = _lock_files.pop(folder, None)
     if file is not None:
         with contextlib.suppress(OSError):
             (folder / NAME).unlink()
@@ -51,8 +51,8 @@ def is_gone(process: dict[str, Any], folder: Path) -> bool:
     except OSError:
         if process.get("host") != platform.node():
             return False
-        known = Identity(process.get("pid", 0), process.get("started", 0), process.get("boot", "?"))
-        return not known.lives()
+        identity = Identity(process.get("pid", 0), process.get("started", 0), process.get("boot", "?"))
+        return not identity.lives()
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -59,8 +59,8 @@ class Run:
 
     def finish(self, summary: Json) -> None:
         """The run is done; ``summary`` is its result, whose ``wall_time_s`` is kept where it has one."""
-        given = summary.get("wall_time_s")
-        wall = float(given) if isinstance(given, int | float) else self._age()
+        seconds = summary.get("wall_time_s")
+        wall = float(seconds) if isinstance(seconds, int | float) else self._age()
         self._complete(status="done", summary=plain(summary), wall_time_s=wall)
 
     def fail(self, message: str) -> None:

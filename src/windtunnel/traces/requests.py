@@ -112,7 +112,7 @@ def load(path: Path, blocks: bool = False) -> Requests:
             f" {' and '.join(form_name for form_name in FORMS if FORMS[form_name].unit)}"
         )
     arrival, prompt, output, ids, left_out, last = [], [], [], [], 0, -1.0
-    for where, when, prompt_tokens, answered, held in rows:
+    for where, when, prompt_tokens, answered, ids_of_prompt in rows:
         if when < last:
             raise UserError(
                 f"{where}: field {form.time}: it is {last - when:.6g} s earlier than the line before;"
@@ -126,7 +126,7 @@ def load(path: Path, blocks: bool = False) -> Requests:
         prompt.append(prompt_tokens)
         output.append(answered)
         if form.unit:
-            ids.append(np.array(held, np.int64))
+            ids.append(np.array(ids_of_prompt, np.int64))
     if not arrival:
         raise UserError(f"{path}: it holds no request with a prompt and an answer; one at least is needed")
     times = np.array(arrival)
@@ -219,11 +219,11 @@ def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
     best = max(forms, key=lambda form: len(head & {form.time, form.prompt, form.output}))
     missing = [name for name in (best.time, best.prompt, best.output) if name not in head]
     if len(missing) == 3:
-        known = "; ".join(f"{form.time}, {form.prompt}, {form.output} ({form.name})" for form in forms)
+        names = "; ".join(f"{form.time}, {form.prompt}, {form.output} ({form.name})" for form in forms)
         shown = ", ".join(sorted(head))
         raise UserError(
             f"{path}, line 1: columns {shown if len(shown) < 80 else shown[:79] + '…'} are of no known trace;"
-            f" accepted are {known}, or JSON lines of {' or '.join(key for key in FORMS if FORMS[key].unit)}"
+            f" accepted are {names}, or JSON lines of {' or '.join(key for key in FORMS if FORMS[key].unit)}"
         )
     if missing:
         raise UserError(

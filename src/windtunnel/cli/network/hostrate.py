@@ -36,11 +36,11 @@ def run(
     from windtunnel.network.hostrate.spec import read_spec
 
     choice("policy", policy, POLICIES)
-    known = read_spec(spec)
+    rules = read_spec(spec)
     controller.run(
-        device, known, policy=policy, log=log, stop=stop_event(),
+        device, rules, policy=policy, log=log, stop=stop_event(),
         ready=lambda name: typer.echo(
-            f"Runs  {device}, congestion control {name}, for new connections of {', '.join(known.entities)}"
+            f"Runs  {device}, congestion control {name}, for new connections of {', '.join(rules.entities)}"
         ),
     )  # fmt: skip
     typer.echo("Stopped")

@@ -161,10 +161,10 @@ def in_order(act: Callable[[T], U], items: Iterable[T], at_once: int) -> Iterato
 
 def compress(data: bytes | memoryview, level: int) -> bytes:
     """One zstd frame. Compressors are kept, one a thread: making one costs more than a small frame."""
-    kept = _own.__dict__.setdefault("compressors", {})
-    if level not in kept:
-        kept[level] = zstandard.ZstdCompressor(level=level)
-    packed: bytes = kept[level].compress(data)
+    compressors = _own.__dict__.setdefault("compressors", {})
+    if level not in compressors:
+        compressors[level] = zstandard.ZstdCompressor(level=level)
+    packed: bytes = compressors[level].compress(data)
     return packed
 
 
