@@ -210,7 +210,6 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         refused, member = self._client_of(request)
         if refused is not None:
             return refused
-        member.heard = time.monotonic()
         self.crew.count_batches(
             request["steps"] - member.steps, request["stalled"] - member.stalled, request["fill"]
         )
