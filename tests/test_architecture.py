@@ -58,6 +58,13 @@ def trees() -> dict[str, ast.Module]:
     return found
 
 
+@cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """Of every module what the rules are about, from a single walk."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant, ast.Call, ast.Try)
+    return {name: [one for one in ast.walk(tree) if isinstance(one, kinds)] for name, tree in trees().items()}
+
+
 def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Full names of what these statements import; `from a import b` is a.b where that is a module."""
     for node in nodes:
@@ -86,15 +93,15 @@ def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 @cache
 def imports() -> dict[str, set[str]]:
     """What every module imports anywhere in it."""
-    return {name: set(named(ast.walk(tree))) for name, tree in trees().items()}
+    return {name: set(named(content)) for name, content in nodes().items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten() -> Iterator[None]:
     """A million nodes are no more looked at for garbage in the tests that follow."""
     yield
-    trees.cache_clear()
-    imports.cache_clear()
+    for kept in (trees, nodes, imports):
+        kept.cache_clear()
 
 
 def capability(module: str) -> str | None:
@@ -154,11 +161,11 @@ SHORT = {name.split(".")[1]: name for name in NAMES}
 def test_no_capability_touches_the_live_or_the_twin_of_another() -> None:
     """Not by import, and not by a string that names such a module (for find_spec, or to start it)."""
     broken = set()
-    for module, tree in trees().items():
+    for module, content in nodes().items():
         mine = capability(module)
         if not mine:
             continue
-        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        texts = [node.value for node in content if isinstance(node, ast.Constant)]
         mentioned = {
             f"{SHORT[found[1]]}.{found[2]}"
             for text in texts
@@ -202,7 +209,7 @@ def test_rooms() -> None:
                 banned = CLOCK | PROCESSES | DISK | {"torch"}
                 found = ({name.split(".")[0] for name in behind} & banned) | (used & WORLD)
                 found |= {room(name) for name in behind if f"windtunnel.{room(name)}" in WORLDS}
-                calls = (node.func for node in ast.walk(trees()[module]) if isinstance(node, ast.Call))
+                calls = (node.func for node in nodes()[module] if isinstance(node, ast.Call))
                 if any(isinstance(call, ast.Name) and call.id == "open" for call in calls):
                     found.add("open")
             case ["twin"]:
@@ -276,7 +283,7 @@ BROUGHT = {
 def test_an_extra_installs_all_that_its_capabilities_import() -> None:
     """Also what the modules of the shared ground import that they use."""
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
-    optional = {module: tried(tree) for module, tree in trees().items()}
+    optional = {module: tried(content) for module, content in nodes().items()}
     top = {module: set(named(at_import(tree.body))) for module, tree in trees().items()}
     of_module, broken = metadata.packages_distributions(), set()
     for one in CAPABILITIES:
@@ -319,10 +326,10 @@ def closure(requirements: Iterable[str]) -> set[str]:
     return found
 
 
-def tried(tree: ast.Module) -> set[str]:
+def tried(content: Iterable[ast.AST]) -> set[str]:
     """What a module can do without: it says so in words, or does it another way."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in content:
         if isinstance(node, ast.Try):
             caught = "".join(ast.dump(handler.type) for handler in node.handlers if handler.type)
             if "ImportError" in caught or "ModuleNotFoundError" in caught:

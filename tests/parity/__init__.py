@@ -139,18 +139,21 @@ def unreached(capability: str, path: Path) -> list[str]:
     enter (so calls of others stand there, too). A line that refuses what nobody may ask is left out."""
     room = find(capability, who="parity").room("policy")
     folder = str(Path(room.__file__ or "").parent)
-    reached: dict[CodeType, set[int]] = {}
+    left: dict[CodeType, set[int]] = {}
 
     def line(frame: FrameType, kind: str, _: Any) -> Any:
         if kind == "line":
-            reached[frame.f_code].add(frame.f_lineno)
+            left[frame.f_code].discard(frame.f_lineno)
         return line
 
     def enter(frame: FrameType, *_: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(folder):
+        code = frame.f_code
+        if not code.co_filename.startswith(folder):
             return None
-        reached.setdefault(frame.f_code, {frame.f_code.co_firstlineno})
-        return line
+        if code not in left:
+            beyond = _refusals(code.co_filename, parity(capability).beyond)
+            left[code] = lines(code) - {code.co_firstlineno} - beyond
+        return line if left[code] else None  # line by line is many times slower
 
     before = sys.gettrace()
     for event in events(path):
@@ -162,13 +165,15 @@ def unreached(capability: str, path: Path) -> list[str]:
             finally:
                 sys.settrace(before)
     found: dict[str, set[int]] = {}
-    for code, lines in reached.items():
-        stand = {number for *_, number in code.co_lines() if number} - lines
-        stand -= _refusals(code.co_filename, parity(capability).beyond)
-        found.setdefault(code.co_filename, set()).update(stand)
-    for code, lines in reached.items():  # of a lambda, or a function in another one
-        found[code.co_filename] -= lines
+    for code, unmet in left.items():
+        found.setdefault(code.co_filename, set()).update(unmet)
+    for code, unmet in left.items():  # of a lambda, or a function in another one
+        found[code.co_filename] -= lines(code) - unmet
     return [f"{Path(file).name}:{number}" for file in sorted(found) for number in sorted(found[file])]
+
+
+def lines(code: CodeType) -> set[int]:
+    return {number for *_, number in code.co_lines() if number}
 
 
 @cache

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from support import quick
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.cluster.fabric import Fabric, placements
@@ -230,7 +231,8 @@ def test_the_verb_emulates_a_script_and_keeps_all_as_a_run(home: Path, tmp_path:
     script = {"script": str(ROOT / "examples" / "train_resnet.py"), "devices": 2}
     file = scenario(tmp_path, {"vision": script, "sort": SORT}, placement="shared", iterations=4)
     words = ["network", "run", str(file), "--sharing", "aq", "--schedule", "mxdag", "--json"]
-    done = CliRunner().invoke(app, words)
+    with quick.captures():
+        done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     vision, sort = told["jobs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,20 +39,19 @@ RATE = 1.25e6
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path / "train.py"
+    with quick.captures(), quick.launches():
+        yield tmp_path / "train.py"
 
 
 @pytest.mark.root
 @pytest.mark.xdist_group("bottleneck_live")
 @pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
 def test_a_job_runs_for_real_and_is_put_beside_what_is_emulated(script: Path) -> None:
-    with quick.captures():
-        shown = CliRunner().invoke(
-            app, ["bottleneck", "--live", "2", "--live-rates", "0.01", "--json", str(script), "12"]
-        )
+    words = ["bottleneck", "--live", "2", "--live-rates", "0.01", "--json", str(script), "12"]
+    shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
     answer = json.loads(shown.stdout)
     (row,) = answer["live"]
@@ -65,14 +65,11 @@ def test_a_job_runs_for_real_and_is_put_beside_what_is_emulated(script: Path) ->
 @pytest.mark.xdist_group("bottleneck_live")
 @pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
 def test_a_program_that_ends_early_or_fails_here_says_so(script: Path) -> None:
-    with quick.captures(), pytest.raises(UserError, match="after 2 steps that count"):
+    with pytest.raises(UserError, match="after 2 steps that count"):
         analyse(script, ["5"], cluster="cpu:2x1", live=[2], live_rates=[RATE])
     own = os.readlink("/proc/self/ns/net")  # where it is emulated; live ranks have others
-    source = script.read_text().replace(
-        "lr=0.1)\n", f'lr=0.1)\nimport os\nassert os.readlink("/proc/self/ns/net") == "{own}"\n'
-    )
-    script.write_text(source)
-    with quick.captures(), pytest.raises(ScriptError, match="of 2 ended with an error") as raised:
+    script.write_text(f'import os\nassert os.readlink("/proc/self/ns/net") == "{own}"\n' + SCRIPT)
+    with pytest.raises(ScriptError, match="of 2 ended with an error") as raised:
         analyse(script, ["5"], cluster="cpu:2x1", live=[2], live_rates=[RATE])
     assert "AssertionError" in raised.value.details
 

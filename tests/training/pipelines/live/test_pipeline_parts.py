@@ -307,12 +307,9 @@ def test_templates_for_another_model_are_refused() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_no_torch_until_it_is_used() -> None:
     import subprocess
     import sys
 
-    code = (
-        "import sys, windtunnel.training.pipelines as p; assert 'torch' not in sys.modules; p.PipelineTrainer"
-    )
+    code = "import sys, windtunnel.training.pipelines; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

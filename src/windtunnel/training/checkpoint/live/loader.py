@@ -96,7 +96,7 @@ def _iterators() -> Iterator[Any]:
     kinds = [_BaseDataLoaderIter]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        yield from (user for user in gc.get_referrers(kind) if type(user) is kind)
+    yield from (user for user in gc.get_referrers(*kinds) if type(user) in kinds)
 
 
 def _is_stateful(loader: Any) -> bool:
