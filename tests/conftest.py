@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 10)  # the young are many, too: what examples are made of
     gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders of which nothing is wanted are not read: each worker would import and rewrite all of them."""
+    deselected = config.option.markexpr == "not conformance"
+    return True if collection_path.name == "conformance" and deselected else None
 
 
 @pytest.hookimpl(tryfirst=True)
