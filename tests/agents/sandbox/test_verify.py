@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 from hurt import flip_image, flip_manifest
 
 from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.restore import verify
 from windtunnel.base.errors import UserError
 
@@ -20,18 +22,22 @@ HOLDS = 'python3 -c \'import os, time; x = os.urandom({}); open("/tmp/ready", "w
 READY = " until [ -e /tmp/ready ]; do sleep 0.01; done; rm /tmp/ready"
 
 
-def data_of(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The parts of a sparse file that hold anything: offset and bytes."""
+def places_of(word: bytes, file: Path) -> list[int]:
+    """Where it stands in the parts of a sparse file that hold anything."""
+    found, buffer = [], bytearray(1 << 20)
     with file.open("rb") as opened:
-        at = 0
+        at = end = 0
         while True:
             try:
-                at = os.lseek(opened.fileno(), at, os.SEEK_DATA)
+                at = os.lseek(opened.fileno(), max(at, end), os.SEEK_DATA)
             except OSError:
-                return
+                return found
             end = os.lseek(opened.fileno(), at, os.SEEK_HOLE)
-            yield at, os.pread(opened.fileno(), end - at, at)
-            at = end
+            while at < end:
+                count = os.preadv(opened.fileno(), [buffer], at)
+                if (inside := buffer.find(word, 0, count)) >= 0:
+                    found.append(at + inside)
+                at += count if count < len(buffer) else count - len(word)
 
 
 def write(file: Path, at: int, data: bytes) -> None:
@@ -79,30 +85,24 @@ def test_flipped_bytes_are_found_told_and_not_built_upon(host: Any, make: Callab
     assert gone.checkpoints == gone.damaged == (), "one that is dropped meanwhile is not damaged"
 
 
-def test_flipped_bytes_of_files_and_manifests_are_found(host: Any, make: Callable[..., Any]) -> None:
-    box = make()
-    before = box.checkpoint()
-    word = os.urandom(8).hex()
-    box.run(f"for i in $(seq 500); do echo {word} $i; done > /workspace/file")
-    made = box.checkpoint()
-    files = host.home.path / "pool.img"
-    found = [
-        at + part.index(f"{word} 300".encode())
-        for at, part in data_of(files)
-        if f"{word} 300".encode() in part
-    ]
-    assert found
-    for at in found:
-        write(files, at, b"!")
-    (damage,) = host.verify(box.name).damaged
-    assert (damage.checkpoint, damage.instead) == (made.id, before.id)
-    assert damage.what == ("/workspace/file: Input/output error",)
+def test_flipped_bytes_of_files_and_manifests_are_found(new_home: Path, small_root: Path) -> None:
+    with Host(new_home, pool_size=384 << 20) as host:  # all of it is searched
+        box = host.create(SandboxSpec("a", image=str(small_root)))
+        before = box.checkpoint()
+        word = os.urandom(8).hex()
+        box.run(f"for i in $(seq 500); do echo {word} $i; done > /workspace/file")
+        made = box.checkpoint()
+        files = host.home.path / "pool.img"
+        found = places_of(f"{word} 300".encode(), files)
+        assert found
+        for at in found:
+            write(files, at, b"!")
+        (damage,) = host.verify(box.name).damaged
+        assert (damage.checkpoint, damage.instead) == (made.id, before.id)
+        assert damage.what == ("/workspace/file: Input/output error",)
 
-    put_right = flip_manifest(host.context.store, made.id)
-    try:
+        flip_manifest(host.context.store, made.id)
         (damage,) = host.verify(made.id).damaged
         assert (damage.checkpoint, damage.box, damage.instead) == (made.id, "", "")
         assert f"manifest {made.id}" in damage.what[0]
         assert made.id in {one.checkpoint for one in host.verify().damaged}
-    finally:
-        put_right()  # what nobody can read keeps all that it might need

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support import preloaded, quick
 from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.live import native_library
 
@@ -197,7 +197,7 @@ assert (x + x).shape == (2, 3) and torch.ops.wheel.twice(x).device.type == "cuda
 assert x.cpu().tolist() == [[0.0] * 3] * 2, "what is by hand stands over the one kernel"
 assert library.wt_hooks_ready()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = preloaded.run(["-c", code], modules=quick.ABSENT_DEVICE)
     assert done.returncode == 0, done.stderr
 
 
