@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.handshake import ClientHandshake, HandshakeRefused, ServerHandshake
@@ -128,7 +129,7 @@ def test_both_sides_over_a_real_connection() -> None:
             handshake.connect(address, 5.0, OTHER, "x")
         with handshake.connect(address, 5.0, KEYS, "x") as sock:
             wire.send(sock, {"op": "a"})
-        thread.join(10.0)
+        thread.join(PATIENCE)
     assert isinstance(got[0], WireError) and got[1] == {"op": "a"}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
 from windtunnel.linux import LinuxError
 from windtunnel.linux.cgroup import HostCgroup, mounts
 from windtunnel.linux.processes import stands
@@ -46,7 +47,7 @@ def test_a_group_is_made_frozen_killed_and_removed() -> None:
             assert cpu >= 0 and memory >= 0
             group.freeze()
             group.kill()
-            assert process.wait(10) == -9
+            assert process.wait(PATIENCE) == -9
     finally:
         group.kill()
         group.remove()

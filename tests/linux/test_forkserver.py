@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.waiting import until
+from support.waiting import PATIENCE, until
 from windtunnel.linux import forkserver_client
 from windtunnel.linux.forkserver_client import GONE, ForkServerClient, ForkServerKeeper
 
@@ -61,7 +61,7 @@ class Starter:
         # A child of one that was killed may hold the connection for a moment more, and take the question.
         while answer.get("error") == GONE:
             until(ask)
-            answer = answers.get(timeout=30)
+            answer = answers.get(timeout=PATIENCE)
         os.close(out)
         os.close(err)
         assert answer["op"] == "started", answer
@@ -69,7 +69,7 @@ class Starter:
 
     def run(self, text: str, *arguments: str, **env: str) -> tuple[dict[str, Any], str, str]:
         pid = self.start(text, *arguments, **env)
-        end = self.exits.get(timeout=30)
+        end = self.exits.get(timeout=PATIENCE)
         assert end["pid"] == pid
         return end, (self.folder / "out").read_text(), (self.folder / "err").read_text()
 
@@ -188,7 +188,7 @@ def test_a_client_that_is_gone_takes_its_scripts_along(starter: Starter) -> None
 def test_scripts_survive_the_server_and_a_new_one_serves(keeper: ForkServerKeeper, starter: Starter) -> None:
     pid = starter.start("import time; time.sleep(600)")
     keeper.process.kill()
-    keeper.process.wait(10)
+    keeper.process.wait(PATIENCE)
     assert alive(pid)
     until(keeper.tend)
     end, out, _ = starter.run("print('again')")
@@ -247,11 +247,11 @@ def test_a_function_is_called_with_descriptors_of_its_caller(starter: Starter, t
             "before": ["called:first"],
             "cwd": str(tmp_path),
         }
-        pid = asker.started(wanted, (writer,), stays=False, timeout=30)
+        pid = asker.started(wanted, (writer,), stays=False, timeout=PATIENCE)
         os.close(writer)
         with os.fdopen(reader) as lines:
             assert lines.read() == f"hello first {tmp_path}"
-        assert starter.exits.get(timeout=30) == {"op": "exit", "pid": pid, "status": 0, "signal": None}
+        assert starter.exits.get(timeout=PATIENCE) == {"op": "exit", "pid": pid, "status": 0, "signal": None}
         asker.close()
     finally:
         kept.close()

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from support.waiting import PATIENCE
 from windtunnel.base import connections
 from windtunnel.base.listener import local_user
 from windtunnel.linux.gate import ListeningGate
@@ -27,7 +28,7 @@ def test_nobody_comes_in_but_through_the_gate() -> None:
         thread.start()
     theirs = [gate.listener.accept()[0] for _ in several]
     for thread in several:
-        thread.join(10.0)
+        thread.join(PATIENCE)
     assert {sock.getpeername() for sock in theirs} == {sock.getsockname() for sock in ours}
     for sock in ours:  # long after the gate has closed behind them
         sock.sendall(b"there" * 10_000)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from support.waiting import PATIENCE
 from windtunnel.linux import processes
 
 
@@ -84,4 +85,4 @@ def test_the_stubborn_are_killed_at_last() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as stubborn:
         assert stubborn.stdout is not None and stubborn.stdout.readline() == b"up\n"
         processes.end({stubborn.pid}, (0.05, 0.05))
-        assert stubborn.wait(10) == -signal.SIGKILL
+        assert stubborn.wait(PATIENCE) == -signal.SIGKILL

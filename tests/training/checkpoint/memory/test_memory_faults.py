@@ -21,7 +21,7 @@ from memory_cluster import DIGEST, LAYOUT, Cluster, content
 
 from support import secret
 from support.between import between, relay
-from support.waiting import until
+from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import transfer
@@ -120,7 +120,7 @@ def test_a_request_of_a_newer_generation_waits_for_it(cluster: Cluster) -> None:
     thread = threading.Thread(target=early)
     thread.start()
     cluster.form(cluster.places)
-    thread.join(10.0)
+    thread.join(PATIENCE)
     assert answers == ["go"]
 
 
@@ -311,7 +311,7 @@ def test_a_service_that_ends_fails_its_clients_and_leaves_no_thread(tmp_path: Pa
     waiting = threading.Thread(target=lambda: _fails(lambda: memory.wait_committed(9, 60.0)))
     waiting.start()
     cluster.stop(0)
-    waiting.join(10.0)
+    waiting.join(PATIENCE)
     assert not waiting.is_alive()
     with pytest.raises(OSError):
         memory.copies()

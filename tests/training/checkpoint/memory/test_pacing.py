@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from support.waiting import PATIENCE
 from windtunnel.training.checkpoint.live.memory.replicate import Pace, Pacer
 from windtunnel.training.checkpoint.policy.pacing import (
     LONGEST,
@@ -115,8 +116,8 @@ def test_who_waits_is_woken_by_a_window_and_by_a_cancellation() -> None:
     threads[1].start()
     cancelled.set()
     p.wake()
-    threads[1].join(10.0)
+    threads[1].join(PATIENCE)
     threads[0].start()
     p.window(0, math.inf)
-    threads[0].join(10.0)
+    threads[0].join(PATIENCE)
     assert got == [0, 1000]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cluster import DIGEST, content, fill
 
+from support.waiting import PATIENCE
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import (
     HEADER,
@@ -160,7 +161,7 @@ def test_readers_beside_a_writer_never_get_a_torn_slot(tmp_path: Path) -> None:
         slot.complete(checksum_of(slot.data))
     ended.set()
     for reader in readers:
-        reader.join(20.0)
+        reader.join(PATIENCE)
         assert not reader.is_alive()
     assert seen and not wrong
     slot.close()
