@@ -50,9 +50,9 @@ def elastic_drawn() -> Iterator[tuple[str, rules.Observation]]:
 
 def _elastic_drawn() -> Iterator[rules.Observation]:
     chosen = [
-        rules.Rules(on_loss, order, minimum, most)
+        rules.Rules(on_loss, minimum, most)
         for on_loss in ("replace", "shrink", "restart", "shrink-restart")
-        for order in (True, False) for minimum in (1, 3) for most in (0, 3)
+        for minimum in (1, 3) for most in (0, 3)
     ]  # fmt: skip
     places = [(), (0, 1, 2), (0, None, 2), (None, None, 2), (3, 1, 0), (None,) * 3]
     yes, seldom = [True, False], [False, False, True]

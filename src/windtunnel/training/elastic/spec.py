@@ -47,10 +47,10 @@ class JobSpec:
     ``domains``: the failure domain of each host, or the text of the option. ``rate``: bytes/s. ``preload``:
     modules; a text adds to the usual ones. ``deadlines``: seconds by name (`deadlines.WAITS`), or the file.
     ``listen``: where hosts that are not ours ask for the job; then none are emulated, nor with ``on``.
-    ``order``: whether hosts can be had for lost ones. ``frozen_after``: seconds until a worker that is
-    stopped is given up, the lease unless given. ``secret_file``: with the secret that the job's processes
-    share; None: that of the environment (`base.keys`), or a new one. ``tls``: the files of the certificates
-    with which connections are encrypted (`tls.OPTIONS`).
+    ``frozen_after``: seconds until a worker that is stopped is given up, the lease unless given.
+    ``secret_file``: with the secret that the job's processes share; None: that of the environment
+    (`base.keys`), or a new one. ``tls``: the files of the certificates with which connections are encrypted
+    (`tls.OPTIONS`).
     """
 
     script: Path = Path()
@@ -123,7 +123,6 @@ class JobSpec:
     )
     listen: str = option("", "Address and port for these hosts.", metavar="HOST:PORT")
     orphan_after: float = option(300.0, "Seconds that hosts, memory and trainers wait for --resume.", least=0)
-    order: bool = True
     frozen_after: float = 0.0
     secret_file: Path | None = None
     tls: tuple[str, ...] = ()
@@ -150,7 +149,7 @@ class JobSpec:
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.on_loss, self.order, self.min_hosts, self.max_restarts)  # type: ignore[arg-type]
+        return Rules(self.on_loss, self.min_hosts, self.max_restarts)  # type: ignore[arg-type]
 
     @property
     def beat(self) -> float:

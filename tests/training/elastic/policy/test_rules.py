@@ -18,7 +18,7 @@ from windtunnel.training.elastic.policy.rules import (
     after_change,
 )
 
-REPLACE, FIXED = Rules(), Rules(order=False)
+REPLACE = Rules()
 SHRINK, RESTART = Rules("shrink", minimum=2), Rules("restart")
 LOST = Change(REPLACE, wanted=3, places=(0, None, 2), hit=True, cause="host 1 is lost")
 WHOLE = replace(LOST, places=(0, 1, 2), hit=False)
@@ -42,8 +42,6 @@ ENDED = replace(WHOLE, broken=(1,), own=True)
         (LOST, {"places": (None, None, 2), "coming": 1}, Wait(order=1)),
         (LOST, {"coming": 1}, Wait(order=0)),
         (LOST, {"coming": 2}, Wait(order=0)),
-        (LOST, {"rules": FIXED}, Fail("")),
-        (LOST, {"rules": FIXED, "coming": 1}, Wait(order=0)),
         # or those that are left go on, and take in who comes
         (LOST, {"rules": SHRINK}, Form((0, 2))),
         (LOST, {"rules": SHRINK, "spares": (3, 4)}, Form((0, 2, 3))),

@@ -204,9 +204,9 @@ def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
 
 
 def test_two_ranks_a_host_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
-    """DDP, whose parameters are saved once; no host can be had but the spare ones."""
+    """DDP, whose parameters are saved once; no host is ordered while there are spare ones."""
     strikes = ("kill:rank=3,step=2", "kill:host=1,step=5", "kill:host=0,step=8")
-    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2, "order": False}
+    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2}
     with running(tmp_path, kind="ddp", faults=strikes, **options) as launched:
         assert len(same(launched, replicated)) == 3
         assert of(launched, "ordered") == []

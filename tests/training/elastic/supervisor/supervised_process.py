@@ -59,7 +59,7 @@ def main() -> None:
     folder, places, lease = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     supervisor = Supervisor(
         folder,
-        Rules(order=False),
+        Rules(),
         Settings(places, 1, 0.02, lease, deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2)),
         start_store=lambda: ("127.0.0.1:1", FakeStore()),
         order_hosts=lambda count: None,

@@ -42,14 +42,12 @@ _IN_VAIN = (
 class Rules:
     """What the user chose.
 
-    ``on_loss``: see the module. ``order``: whether hosts can be had; where not, a job that keeps its
-    size and has too few fails. ``minimum``: fewest places with which a job that shrinks still runs (for
+    ``on_loss``: see the module. ``minimum``: fewest places with which a job that shrinks still runs (for
     pipeline templates: n0, the smallest template). ``max_own_failures``: after so many ends of the program's
     own making the job fails, since a bug would come again for ever.
     """
 
     on_loss: OnLoss = "replace"
-    order: bool = True
     minimum: int = 1
     max_own_failures: int = 3
 
@@ -323,7 +321,7 @@ def _met(now: Change, form: Form) -> Form | Wait | Fail:
     return form
 
 
-def _replace(now: Change) -> Form | Wait | Fail:
+def _replace(now: Change) -> Form | Wait:
     """The job keeps its size."""
     taken = now.places.count(None)
     missing = taken - len(now.spares)
@@ -331,8 +329,6 @@ def _replace(now: Change) -> Form | Wait | Fail:
         spares = iter(now.spares)
         filled = tuple(next(spares) if host is None else host for host in now.places)
         return Form(filled, reason=f"{taken} of the places by spares" if taken else "the same hosts")
-    if missing > now.coming and not now.rules.order:
-        return Fail(f"{missing} hosts too few, and none can be ordered")
     order = max(0, missing - now.coming)
     return Wait(order=order, reason=f"{missing} of {len(now.places)} hosts missing")
 
