@@ -182,7 +182,7 @@ def test_a_lost_host_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
 
 
 def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
-    launched = go(spares=1, order=False)
+    launched = go(spares=1)
     here(launched, 1, 2)
     until(lambda: len(kinds(launched.events(), "host.joined")) == 3)
     launched.kill_agent(0)
