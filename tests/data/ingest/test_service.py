@@ -207,6 +207,14 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         assert whole(found + theirs)
 
 
+def test_a_client_that_reports_keeps_its_place(session: IngestSession, tmp_path: Path) -> None:
+    with serving(session, tmp_path / "m") as master:
+        client = IngestClient(master.address, KEYS, "a", 1)
+        begin = until(lambda: master._clients.get("a"), "its place").last_message
+        until(lambda: master._clients["a"].last_message > begin, "a heartbeat")
+        client.close()
+
+
 def test_splits_of_a_client_that_is_drained_go_to_others(session: IngestSession, tmp_path: Path) -> None:
     """Also if it comes back: it drops what it lost, or refuses to go on where it is too late for that."""
     with serving(session, tmp_path / "m") as master:

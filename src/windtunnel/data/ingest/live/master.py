@@ -207,9 +207,10 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         }  # fmt: skip
 
     def _heartbeat_client(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, member = self._client_of(request)
-        if refused is not None:
-            return refused
+        member = self._client_of(request)
+        if isinstance(member, dict):
+            return member
+        member.last_message = time.monotonic()
         self.crew.count_batches(
             request["steps"] - member.steps, request["stalled"] - member.stalled, request["fill"]
         )
@@ -224,9 +225,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         }  # fmt: skip
 
     def _lease(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, member = self._client_of(request)
-        if refused is not None:
-            return refused
+        member = self._client_of(request)
+        if isinstance(member, dict):
+            return member
         self._follow(member, request)
         if request["client"] in self.ledger.state.ended:
             return {"end": True}
@@ -253,9 +254,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         """How far ranks go that end together: told as soon as it is further than ``until``."""
         until = time.monotonic() + self.settings.every
         while True:
-            refused, _ = self._client_of(request)
-            if refused is not None:
-                return refused
+            client = self._client_of(request)
+            if isinstance(client, dict):
+                return client
             pace = self._pace()
             if pace.last or pace.steps > request["until"] or (left := until - time.monotonic()) <= 0:
                 return {"until": pace.steps, "last": pace.last, "failed": self.ledger.state.failed}
@@ -282,9 +283,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     def _again(self, request: dict[str, Any]) -> dict[str, Any]:
         """A stream broke: ``error`` is what the worker said, empty where it said nothing."""
-        refused, member = self._client_of(request)
-        if refused is not None:
-            return refused
+        member = self._client_of(request)
+        if isinstance(member, dict):
+            return member
         split, name = request["split"], request["client"]
         if self.ledger.state.owners.get(split) != name:
             return {"lost": True}
@@ -312,10 +313,10 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return {"failed": why}
 
     def _ack(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, _ = self._client_of(request)
-        return refused or {
-            "lost": self._take(request["client"], [(number, mark) for number, mark in request["marks"]])
-        }
+        client = self._client_of(request)
+        if isinstance(client, dict):
+            return client
+        return {"lost": self._take(request["client"], [(number, mark) for number, mark in request["marks"]])}
 
     def _take(self, name: str, marks: list[tuple[int, int]]) -> list[int]:
         """What a client has consumed; of splits that it does not have, the answer is that it lost them."""
@@ -338,8 +339,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return [split for split, _ in lost]
 
     def _leave(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, _ = self._client_of(request)
-        if refused is None:
+        if isinstance(self._client_of(request), _Client):
             self._forget(request["client"])
         return {}
 
@@ -390,16 +390,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     # --- what stands behind them
 
-    def _client_of(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
-        """What to answer a client that is none of ours, or the client."""
+    def _client_of(self, request: dict[str, Any]) -> _Client | dict[str, Any]:
+        """The client, or the answer to one that is none of ours."""
         client = self._clients.get(request["client"])
         if client is None or not client.key:
-            return {"unknown": True}, None
+            return {"unknown": True}
         if client.key != request["key"]:
-            return _REPLACED, None
+            return _REPLACED
         if request["epoch"] != self.ledger.state.epoch:
-            return {"rewound": True}, None
-        return None, client
+            return {"rewound": True}
+        return client
 
     def _follow(self, member: _Client, request: dict[str, Any]) -> None:
         changed = (member.steps, member.dry, member.ready) != (
