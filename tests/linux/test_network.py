@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
@@ -42,9 +43,9 @@ def device() -> Iterator[str]:
 
 @pytest.fixture
 def ends() -> tuple[str, str]:
-    """Both addresses of a /30: a network to each worker, since those who test at once share the routes."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return f"198.51.100.{4 * (worker % 64) + 1}", f"198.51.100.{4 * (worker % 64) + 2}"
+    """Both addresses of a /30: a network to each process, since those who test at once share the routes."""
+    first = ip_address("198.18.0.0") + 4 * (os.getpid() % 32768)
+    return str(first + 1), str(first + 2)
 
 
 def up(name: str) -> bool:
