@@ -43,8 +43,8 @@ def test_a_plan_is_kept_written_and_decided_anew(home: Path) -> None:
     [same] = replay(directory / NAME).parts
     [other] = replay(directory / NAME, "recshard").parts
     assert same.same == 1 and other.same == 0
-    assert other.recorded_cost and other.made_cost
-    assert other.made_cost["seconds"] < other.recorded_cost["seconds"]
+    assert other.recorded_cost and other.replayed_cost
+    assert other.replayed_cost["seconds"] < other.recorded_cost["seconds"]
 
 
 def test_a_plan_for_statistics_is_shown(home: Path) -> None:

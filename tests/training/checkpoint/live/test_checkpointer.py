@@ -216,12 +216,12 @@ def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) ->
         ck.step(step, state)
     ck._settle()
     # The first two fill the slots; no commit comes, so both stay, and the others are skipped and told.
-    assert sorted(ck._held) == [0, 1]
+    assert sorted(ck._slot_steps) == [0, 1]
     assert sum("was not saved" in note for note in cluster.notes()) == 2
     cluster.committed = 1
     ck.step(4, state)
     ck._settle()
-    assert sorted(ck._held) == [1, 4]
+    assert sorted(ck._slot_steps) == [1, 4]
 
 
 def test_what_was_due_to_storage_and_is_not_saved_is_told(folder: Path) -> None:
@@ -277,7 +277,7 @@ def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) ->
                 ck._settle()
             meet.wait()
             cluster.committed = min(step, 1)
-        return ck._held
+        return ck._slot_steps
 
     # Step 2 of rank 0 and step 3 of rank 1 can never be committed: step 4 goes in their place.
     assert together(2, one) == [[4, 1], [4, 1]]

@@ -50,7 +50,7 @@ class Database:
             # closing any other descriptor of the file would drop the locks that SQLite holds through its own
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._idle: list[sqlite3.Connection] = []
-            self._writer = threading.Lock()
+            self._writer, self._settling = threading.Lock(), threading.Lock()
             self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
             with self.reading() as db:
                 (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -109,7 +109,8 @@ class Database:
         with contextlib.suppress(FileNotFoundError):
             if not whole and os.stat(f"{self.path}-wal").st_size < _LOG_BYTES:
                 return
-        with self.reading() as db:
+        # SQLite does not wait for another one that settles, but leaves the log as it is
+        with self._settling, self.reading() as db:
             db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
 
     def forget(self) -> None:
