@@ -111,7 +111,8 @@ def test_weights_are_as_the_config_has_them_and_a_policy_of_ones_own_decides(
     parts = {part.capability: part for part in replay(server.log).parts}
     own = parts["serving.branching"]
     assert own.recorded_by == {str(folder / "mine.py"): own.decisions} and own.same == own.decisions > 0
-    assert {one.replayed["admitted"].__len__() for one in replay(server.log, "eager").parts[-1].differences} > {1}
+    differences = replay(server.log, "eager").parts[-1].differences
+    assert {len(difference.replayed["admitted"]) for difference in differences} > {1}
 
 
 def test_caches_and_states_have_the_type_of_the_weights(folder: Path) -> None:
