@@ -15,7 +15,7 @@ import pytest
 
 from support.variants import INPUTS, OUTPUTS, registered
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.cluster import ReplicaCluster
+from windtunnel.serving.variants.live.cluster import ReplicaActor, ReplicaCluster
 from windtunnel.serving.variants.live.service import VariantsService
 
 pytestmark = pytest.mark.conformance
@@ -38,7 +38,7 @@ def actors() -> list[int]:
     return [
         one.pid
         for one in psutil.process_iter(["cmdline"])
-        if "ray::Held" in "".join(one.info["cmdline"] or ())
+        if f"ray::{ReplicaActor.__name__}" in "".join(one.info["cmdline"] or ())
     ]
 
 
