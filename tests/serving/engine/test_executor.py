@@ -216,7 +216,6 @@ _LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk
         ("llama4_text", {}, "chunked_attention"),
         ("bloom", {}, "AttentionInterface"),
         ("deepseek_v2", {"head_dim": None, **_LATENT}, "keeps other keys and values than it reads"),
-        ("gptj", {}, "AttentionInterface"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(family: str, fields: dict[str, Any], sentence: str) -> None:

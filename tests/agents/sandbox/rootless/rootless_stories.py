@@ -104,7 +104,7 @@ def turns(home: Path) -> None:
         # the turn ends when the process has become the sleep, and is not the shell's fork of itself any more
         box.run(
             "setsid sleep 1000 </dev/null >/dev/null 2>&1 & disown;"
-            " until grep -q ^sleep /proc/$!/cmdline; do :; done"
+            " until grep -qx sleep /proc/$!/comm; do :; done"
         )
         less(lambda: box.end_turn().wait(), "sleep 1000")
         turn = box.log().turns[-1]
