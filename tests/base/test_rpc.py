@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.certificates import Authority
-from windtunnel.base import calls, rpc
+from windtunnel.base import calls, rpc, wire
 from windtunnel.base import remote as remotes
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import Keys
@@ -336,3 +338,17 @@ def test_a_call_that_nobody_read_is_made_again(tmp_path: Path) -> None:
         asking.join(60)
         assert results == [0]
         link.close()
+
+
+def test_a_peer_is_waited_for_whatever_the_number_of_its_descriptor() -> None:
+    """As in a trainer that has opened a thousand files of samples."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard <= 1500:
+        pytest.skip(f"this process may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1501), hard))
+    here, there = socket.socketpair()
+    with here, there, socket.socket(fileno=fcntl.fcntl(here.fileno(), fcntl.F_DUPFD_CLOEXEC, 1500)) as high:
+        assert not wire.wait(high, 0.0)
+        there.send(b"!")
+        assert wire.wait(high, 0.0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -78,7 +78,9 @@ class Adopted:
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired when it lives longer than ``timeout`` seconds."""
         with contextlib.suppress(ProcessLookupError), self._handle() as handle:
-            if self.identity.lives() and not select.select([handle], [], [], timeout)[0]:
+            poll = select.poll()  # select(2) takes no descriptor from 1,024 on
+            poll.register(handle, select.POLLIN)
+            if self.identity.lives() and not poll.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return -1
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import select
 import socket
 import threading
 import time
@@ -72,11 +71,6 @@ class _Connection:
     def send(self, message: Message, data: bytes = b"") -> None:
         with self._sending:
             wire.send(self.socket, {"id": self.number, **message}, data)
-
-    def readable(self, seconds: float) -> bool:
-        if isinstance(self.socket, wire.Secured) and self.socket.pending():
-            return True
-        return bool(select.select([self.socket], [], [], seconds)[0])
 
 
 class RemoteLink:
@@ -177,7 +171,7 @@ class RemoteLink:
     def _take_connection(self) -> _Connection:
         with contextlib.suppress(IndexError):
             while connection := self._idle.pop():
-                if not connection.readable(0):
+                if not wire.wait(connection.socket, 0):
                     return connection
                 connection.socket.close()  # whoever was there has gone
         for last in (self._start is None, True):
@@ -211,7 +205,7 @@ class RemoteLink:
         cancel: threading.Event | None = streams.get(declared.role("cancel"))
         failed: list[Exception] = []
         while True:
-            while cancel is not None and not connection.readable(_CANCEL):
+            while cancel is not None and not wire.wait(connection.socket, _CANCEL):
                 if cancel.is_set():
                     answered.append(True)
                     connection.send({"cancel": True})

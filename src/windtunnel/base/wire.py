@@ -200,13 +200,13 @@ def fill(sock: socket.socket, view: memoryview) -> None:
         at += count
 
 
-def wait(sock: socket.socket) -> None:
-    """Until the peer says something, or closes, however long that takes."""
+def wait(sock: socket.socket, seconds: float | None = None) -> bool:
+    """Whether the peer says something, or closes, within ``seconds``; None: however long that takes."""
     if isinstance(sock, Secured) and sock.pending():  # read from the kernel already
-        return
-    poll = select.poll()
+        return True
+    poll = select.poll()  # select(2) takes no descriptor from 1,024 on
     poll.register(sock, select.POLLIN)
-    poll.poll()
+    return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
 
 def rest(sock: socket.socket, count: int) -> bytearray:
