@@ -12,16 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from support.waiting import PATIENCE, until
-from windtunnel.linux import forkserver_client
+from windtunnel.linux import forkserver_client, processes
 from windtunnel.linux.forkserver_client import GONE, ForkServerClient, ForkServerKeeper
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return processes.state(pid) not in ("", "Z")
 
 
 def environment() -> dict[str, str]:
