@@ -243,3 +243,19 @@ def test_where_all_replicas_hang_the_load_goes_elsewhere_until_they_go_on() -> N
     for what in ("done", "done", "second", "second"):
         story.step(what)
     assert hung.state == "active" and not hung.begun
+
+
+def test_who_waits_behind_a_hung_replica_gets_another_as_soon_as_the_host_has_room() -> None:
+    story = Story("cheapest")
+    story.host.cores = 4
+    for event in ("ask", "starts", "second", "second", "ask"):
+        story.step(event)
+    hung = story.running[0].group
+    assert hung.stuck == hung.ready == 1 and hung.waiting == 1 and not story.loading
+    story.now += 1.0
+    story.do(story.desk.second(story.now, {"a": 1.0}))
+    assert not story.loading  # the host was busy
+    for _ in range(3):
+        story.now += 1.0
+        story.do(story.desk.second(story.now, {"a": 0.0}))
+    assert [start.group for start in story.loading] == [hung]

@@ -255,8 +255,11 @@ async def over_grpc(stub: object, cold: Variant) -> None:
 
 
 def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: list[VariantFile]) -> None:
+    # a second replica has room on two cores whichever variant was measured as the fastest
+    single = [entry for entry in entries if entry.variant.threads == 1]
+
     async def story() -> None:
-        async with VariantsService(entries) as service:
+        async with VariantsService(single) as service:
             first, _ = await service.infer("sums", {"input": INPUTS[:1]})
             group = service.groups[first].group
             while group.state != "active":  # on a busy host it may have been slow at first

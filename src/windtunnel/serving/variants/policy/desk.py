@@ -115,7 +115,8 @@ class ReplicaGroup:
     ``begun``: each batch under way, and since when. Of this second: ``came`` and ``late`` (sent here though
     it would be late), items; ``batches``: (items, seconds) of those that ended; ``hardest``: the least
     latency and the greatest accuracy asked for. ``rate``: items a second, averaged over seconds; ``slow``:
-    what the quickest batch of the last second took, in times of the profile. Ever: ``answered`` requests, of
+    what the quickest batch of the last second took, in times of the profile; ``stuck``: batches that were
+    under way for too long when it ended. Ever: ``answered`` requests, of
     them those that ``missed`` their latency, and ``requeued`` ones."""
 
     variant: Variant
@@ -131,6 +132,7 @@ class ReplicaGroup:
     late: int = 0
     rate: float = 0.0
     slow: float = 1.0
+    stuck: int = 0
     batches: list[tuple[int, float]] = field(default_factory=list)
     hardest: tuple[float, float] = (inf, 0.0)
     begun: dict[int, tuple[list[VariantRequest], float]] = field(default_factory=dict)
@@ -146,6 +148,13 @@ class ReplicaGroup:
     @property
     def idle(self) -> int:
         return self.ready - len(self.begun)
+
+    @property
+    def behind(self) -> int:
+        """Items that lack a replica: sent here in this second though they would be late; all that wait, where
+        every replica hangs and none is on its way."""
+        hung = self.stuck >= self.ready and not self.loading
+        return max(self.late, self.waiting if hung else 0)
 
     def put(self, request: VariantRequest, first: bool = False) -> None:
         queue = self.background if request.query.background else self.queue
@@ -193,6 +202,7 @@ class ReplicaGroup:
             (_items(batch), now - at) for batch, at in self.begun.values()
             if now - at > max(STUCK, bound * variant.latency(_items(batch)))
         ]  # fmt: skip
+        self.stuck = len(stuck)
         self.batches += stuck
         count = max(1, len(self.batches))
         items = sum(items_of_batch for items_of_batch, _ in self.batches) / count
@@ -207,7 +217,7 @@ class ReplicaGroup:
         running = sum(_items(batch) for batch, _ in self.begun.values() if not batch[0].query.background)
         return Measured(
             variant, self.state, self.ready, float(self.came), took, max(1.0, items), self.waiting + running,
-            len(stuck),
+            self.stuck,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -391,7 +401,7 @@ class Desk:
         )  # fmt: skip
         running = tuple(
             Running(
-                group.variant, group.count, group.rate, group.late, group.state, *group.hardest, group.votes
+                group.variant, group.count, group.rate, group.behind, group.state, *group.hardest, group.votes
             )
             for group in groups
         )
