@@ -42,7 +42,6 @@ from windtunnel.agents.sandbox.policy import (
     Past,
     Queued,
     Restore,
-    Room,
     SaveOrder,
 )
 from windtunnel.agents.sandbox.policy.queues import Kept
@@ -68,7 +67,7 @@ def _questions(draw: Draw) -> Iterator[tuple[str, Observation]]:
     for number in range(900):
         yield "semantic" if number % 6 else _of(draw, *POLICIES), _look(draw)
     for _ in range(60):
-        names, gib = "abcdef"[: int(draw.integers(1, 7))], 1 << 30
+        names = "abcdef"[: int(draw.integers(1, 7))]
         endangered = tuple(
             Endangered(name, _of(draw, *TurnClass), 1.0, float(draw.integers(2, 6))) for name in names
         )
@@ -86,9 +85,6 @@ def _questions(draw: Draw) -> Iterator[tuple[str, Observation]]:
             Kept(f"c{n}", float(draw.integers(0, 9)), chance(0.2), chance(0.2)) for n in range(6)
         )
         yield "semantic", Past(checkpoints, chance(0.8), int(draw.integers(0, 5)))
-        total = int(_of(draw, 10, 100)) * gib
-        room = int(draw.integers(0, 13)) * gib // 2
-        yield "semantic", Room("a checkpoint", room, total)
 
 
 def _look(draw: Draw) -> Look:

@@ -38,6 +38,7 @@ from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.linux import processes
+from windtunnel.store.objects import ObjectError
 
 KILLS, QUICK_KILLS = 36, 6
 POLICIES: dict[PolicyName, tuple[str, float | None]] = {
@@ -152,7 +153,13 @@ def _damage(host: Host, name: str) -> list[str]:
         time.sleep(0.5)
         problems = [words for words in store.all()[1] if words in problems]
     images = (one.image.id for one in manifests if one.box == name and one.image is not None)
-    return [*problems, *(words for image in images for words in store.verify(image))]
+    for image in images:
+        try:
+            with store.scratch() as work:
+                store.materialise(image, work / "image")
+        except ObjectError as error:
+            problems.append(str(error))
+    return problems
 
 
 def fresh_shells(seat: Seat, trace: Trace) -> None:

@@ -78,9 +78,8 @@ def flip_in_place(path: Path, at: int, bits: int = 0x55) -> None:
     os.close(file)
 
 
-def flip_image(store: Store, id: str, part: float = 0.5, *, test: bool = False) -> tuple[Path, int, int]:
-    """Flip bits of the last frame that an image uses, in the file; where, as `flip_in_place` takes it.
-    ``test``: only say where."""
+def flip_image(store: Store, id: str, part: float = 0.5) -> None:
+    """Flip bits of the last frame that an image uses, in the file."""
     store.settle(whole=True)
     with store.reading() as db:
         number = store.recipe(id).frames()[-1]
@@ -89,10 +88,9 @@ def flip_image(store: Store, id: str, part: float = 0.5, *, test: bool = False) 
     # one of two places beside each other does not lie across two pages of the file
     at = max(file.find(data[place : place + 24]) for place in (begin, begin + 24)) + 12
     assert at > 12
-    place = store.path, at, 0x55
-    if not test:
-        flip_in_place(*place)
-    return place
+    flip_in_place(store.path, at)
+    while store._idle:  # SQLite remembers pages of the file
+        store._idle.pop().close()
 
 
 def flip_manifest(store: Store, id: str, part: float = 0.5) -> Callable[[], None]:

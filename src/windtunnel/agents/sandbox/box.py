@@ -55,7 +55,7 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.observe import observe
 from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import SandboxHistory
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse, whole_before
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
 from windtunnel.agents.sandbox.store import new_id
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
@@ -386,10 +386,10 @@ class Box:
             except SandboxError as error:
                 if self._machine is None:
                     self._save(status="dead", pid=0, started=0)
-                raise SandboxError(f"{error}; {self._instead(manifest)}") from error
+                words = f"'windtunnel sandbox log {self.name}' lists other checkpoints"
+                raise SandboxError(f"{error}; {words}") from error
             if manifest.box != self.name:
-                with self._context.pool.relaxed(self.name):
-                    machine.freshen(self.spec.hostname or self.name)
+                machine.freshen(self.spec.hostname or self.name)
             self.adopt(machine, manifest, lacks=report.lacks)
             self._context.report(Event("restored", self.name, manifest.id, report.seconds))
             return report
@@ -441,14 +441,6 @@ class Box:
                 f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"
             )
         return manifest
-
-    def _instead(self, damaged: Manifest) -> str:
-        """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
-        known = {manifest.id: manifest for manifest in self._checkpoints()}
-        whole = known.get(whole_before(self._context, damaged, known))
-        if whole is None:
-            return "no checkpoint before it is whole"
-        return f"checkpoint {whole.id}, from turn {whole.turn}, is whole"
 
     # --- end
 

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog, room_for
+from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
@@ -146,13 +146,11 @@ class Taking:
         manifest says what it lacks. Raises SandboxError when not even that was possible; nothing is left of
         the attempt then.
         """
-        name = self.spec.name
-        room_for(self.context, name, f"a checkpoint of sandbox {name}")
         try:
             return self._run()
         except FAULTS as error:
             self._drop()
-            raise SandboxError(f"checkpoint of sandbox {name}: {error}") from error
+            raise SandboxError(f"checkpoint of sandbox {self.spec.name}: {error}") from error
 
     def _run(self) -> Manifest:
         begin = time.monotonic()
@@ -343,10 +341,9 @@ class Taking:
         return [lack for lack in lost if lack.kind == "sockets" and CONNECTED.search(lack.what)]
 
     def _synced(self) -> FilesPart:
-        """The snapshot is on the disk, what it added is known, and what it no longer has is given back."""
+        """The snapshot is on the disk, and what it added is known."""
         pool = self.context.pool
         pool.sync(self.id)
-        pool.settle(self.spec.name, self.id)
         before = self.parent.files.id if self.parent and self.parent.files else ""
         return FilesPart(self.id, pool.kind, pool.bytes_new(self.id, before))
 

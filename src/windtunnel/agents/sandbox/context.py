@@ -28,11 +28,10 @@ from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any, Literal, TypeVar, cast
 
 from windtunnel.agents.sandbox.criu import Criu
-from windtunnel.agents.sandbox.errors import LessError, PartError, SandboxError
+from windtunnel.agents.sandbox.errors import LessError, PartError
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import (
@@ -60,7 +59,6 @@ from windtunnel.agents.sandbox.policy import (
     PolicyName,
     Queued,
     Queues,
-    Room,
     Settle,
     disk_limit,
     picked,
@@ -262,19 +260,8 @@ class SandboxContext:
         return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
 
 
-def room_for(context: SandboxContext, box: str, what: str) -> None:
-    """Raises SandboxError where the host's disk has no room for ``what`` of sandbox ``box``."""
-    disk = disk_usage(context.home.path)
-    room = Room(what, disk.free, disk.total)
-    log = context.log(box)
-    admission = log.decide(room, write=False)
-    if admission.refused:  # that there is room is no news
-        log.decided(room, admission)
-        raise SandboxError(admission.refused)
-
-
 def disk_limit_of(context: SandboxContext, spec: SandboxSpec) -> int | None:
-    """Bytes that the sandbox's root may use beyond its image. Raises UserError where it names a limit that
+    """Bytes that the sandbox's root may hold beyond its image. Raises UserError where it names a limit that
     cannot be held here."""
     limit, pool = spec.limits.disk, context.pool
     why = pool.unbounded(limited=bool(limit))

@@ -36,7 +36,6 @@ from windtunnel.agents.sandbox.context import (
     is_alive,
     newest,
     read_record,
-    room_for,
     write_record,
 )
 from windtunnel.agents.sandbox.costs import load_costs
@@ -57,7 +56,6 @@ from windtunnel.agents.sandbox.model import (
     Saved,
     Terms,
     TurnClass,
-    VerifyReport,
 )  # fmt: skip
 from windtunnel.agents.sandbox.observe import service_line
 from windtunnel.agents.sandbox.place import Home, Unclaimed, checked_name, default_home
@@ -72,7 +70,7 @@ from windtunnel.agents.sandbox.policy import (
     Save,
 )  # fmt: skip
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less, verify
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import Store
 from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
@@ -242,7 +240,6 @@ class Host:
         if not url.strip():
             raise UserError("import: no place is given; give a folder, or a URL such as s3://bucket/path")
         context = self.context
-        room_for(context, "", f"the import of sandbox {name}")
         with self._claimed(name):
             manifest = import_checkpoint(
                 url,
@@ -314,25 +311,6 @@ class Host:
         return Saved(manifest.id, manifest.lacks, box.refuses(manifest), whole)
 
     # --- the past
-
-    def verify(self, what: str = "") -> VerifyReport:
-        """Read a checkpoint (an id or a prefix), all of a sandbox (its name), or all there are (empty)
-        from the disk, and check every byte that has a checksum.
-
-        A damaged checkpoint can no longer be restored, and later ones rest on nothing of it.
-        """
-        with self._lock:
-            box = self._boxes.get(what)
-        if not what:
-            ids = self.context.store.ids()
-        elif box is not None:
-            ids = [manifest.id for manifest in box.log().checkpoints]
-        else:
-            ids = [self.context.store.named(what)]
-        report = verify(self.context, ids)
-        for damage in report.damaged:
-            self.context.report(Event("failed", damage.box, f"{damage.checkpoint}: {'; '.join(damage.what)}"))
-        return report
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Drop what retention lets go of, and whatever a crash left: mounts, cgroups, namespaces, dumps."""
@@ -432,7 +410,6 @@ class Host:
         with self._lock:
             origin = self._boxes.get(manifest.box)
         image = origin.image if origin is not None else manifest.spec.image
-        room_for(context, "", f"sandbox {name}")
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
         log = context.log(name).under(terms, spec.terms)
         with self._making(record) as box:
@@ -441,8 +418,7 @@ class Host:
                 context.proxy.forked(manifest.box, spec, manifest.turn)
             machine, report = bring_back(context, log, spec, manifest)
             if fresh:
-                with context.pool.relaxed(name):
-                    machine.freshen(spec.hostname or name)
+                machine.freshen(spec.hostname or name)
             box.adopt(machine, manifest, lacks=report.lacks)
         context.report(Event("forked", name, manifest.id, time.monotonic() - begin))
         return box
@@ -451,15 +427,13 @@ class Host:
         """A new running sandbox, with its first checkpoint."""
         context, name = self.context, spec.name
         limit = disk_limit_of(context, spec)
-        room_for(context, "", f"sandbox {name}")
         notes: list[str] = []
         image = context.pool.import_image(spec.image, notes.append)
         with self._making(Record(spec=spec, created=time.time(), image=image)) as box:
             context.pool.create(name, image, limit)
             root = context.pool.mount(name)
             checks.need_shell(root, spec.image)
-            with context.pool.relaxed(name):
-                machine = Machine.start(context.home, spec, root)
+            machine = Machine.start(context.home, spec, root)
             box.adopt(machine, None)
             box.checkpoint()
             for service, command in spec.services.items():

@@ -496,32 +496,6 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A checkpoint that cannot be restored as it was: what of it is damaged, in words.
-
-    ``box`` and ``turn`` are empty where its manifest cannot be read. ``instead``: the newest checkpoint
-    before it that is whole; empty where there is none.
-    """
-
-    checkpoint: str
-    box: str
-    turn: int
-    what: tuple[str, ...]
-    instead: str
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """What a scrub looked at, and what it found. ``files``: in words, what vouches for files."""
-
-    checkpoints: tuple[str, ...]
-    damaged: tuple[Damage, ...]
-    bytes_read: int
-    files: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class GcReport:
     """What a collection dropped, or would drop."""
 

@@ -25,7 +25,6 @@ from windtunnel.agents.sandbox.model import (
     Saved,
     Turn,
     TurnResult,
-    VerifyReport,
 )
 from windtunnel.base.calls import local
 
@@ -161,9 +160,6 @@ class AnyHost(Protocol):
         """The host will be taken in ``seconds``: checkpoint every sandbox that runs. What lacks is told."""
 
     def gc(self, *, dry_run: bool = False) -> GcReport: ...
-
-    def verify(self, what: str = "") -> VerifyReport:
-        """Read a checkpoint, all of a sandbox, or all there are from the disk, and check every byte."""
 
     @local
     def close(self) -> None: ...

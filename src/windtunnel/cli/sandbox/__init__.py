@@ -16,7 +16,7 @@ VERBS = {
     "boxes": ("create", "list_all", "ps", "stop", "remove", "put", "get", "port"),
     "commands": ("execute", "interact"),
     "checkpoints": (
-        "checkpoint", "restore", "rollback", "fork", "export", "import_", "notice", "gc", "verify", "log",
+        "checkpoint", "restore", "rollback", "fork", "export", "import_", "notice", "gc", "log",
         "diff",
     ),
     "emulate": ("emulate",),

@@ -1,4 +1,4 @@
-"""What is done with checkpoints: `checkpoint` to `import`, `notice`, `gc`, `verify`, `log` and `diff`."""
+"""What is done with checkpoints: `checkpoint` to `import`, `notice`, `gc`, `log` and `diff`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     RestoreReport,
     Saved,
-    VerifyReport,
 )
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, SandboxHistory
 from windtunnel.cli.common import Json, print_columns
@@ -176,27 +175,6 @@ def gc(report: GcReport, dry_run: bool) -> None:
         typer.echo(f"{size(report.bytes_freed)} freed")
     elif not (report.checkpoints or report.leftovers):
         typer.echo("nothing to drop")
-
-
-@calls(AnyHost.verify)
-def verify(report: VerifyReport, as_json: bool) -> None:
-    """Read checkpoints from the disk and check every byte. Exit status 3 when one is damaged.
-
-    Example: windtunnel sandbox verify demo
-    """
-    if as_json:
-        print_json(report)
-    for damage in report.damaged if not as_json else ():
-        of = f"of {damage.box}, turn {damage.turn}" if damage.box else "whose manifest cannot be read"
-        typer.echo(f"{damage.checkpoint} {of}: DAMAGED: {'; '.join(damage.what)}")
-        typer.echo(f"  whole before it: {damage.instead or 'none'}")
-    if not as_json:
-        typer.echo(
-            f"{len(report.checkpoints)} checkpoints read, {len(report.damaged)} damaged; "
-            f"{size(report.bytes_read)} in {report.seconds:.1f} s; files: {report.files}"
-        )
-    if report.damaged:
-        raise typer.Exit(3)
 
 
 @calls(AnySandbox.diff)

@@ -30,7 +30,6 @@ from windtunnel.agents.sandbox.daemon.server import end, run
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
-    Damage,
     Diff,
     Entry,
     Event,
@@ -46,7 +45,6 @@ from windtunnel.agents.sandbox.model import (
     Turn,
     TurnClass,
     TurnResult,
-    VerifyReport,
 )
 from windtunnel.agents.sandbox.protocol import SandboxHistory
 from windtunnel.base.errors import UserError
@@ -405,10 +403,6 @@ class FakeHost:
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         return GcReport(("old",), ("mount /x",), 0 if dry_run else 4096)
-
-    def verify(self, what: str = "") -> VerifyReport:
-        damage = Damage("c9", "a", 2, ("page 3 does not match its digest",), "c8")
-        return VerifyReport(("c8", "c9"), (damage,) if what == "a" else (), 4096, "checksums", 0.5)
 
     def close(self) -> None:
         self.closed = True

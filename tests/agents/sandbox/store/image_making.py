@@ -21,6 +21,7 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )
 from windtunnel.agents.sandbox.store import Store
+from windtunnel.store.objects import ObjectError
 
 
 def page(seed: int) -> bytes:
@@ -54,6 +55,20 @@ def stored(store: Store) -> int:
 def frames(store: Store) -> int:
     with store.reading() as db:
         return int(db.execute("SELECT count(*) FROM frame").fetchone()[0])
+
+
+def damage(store: Store, *ids: str) -> list[str]:
+    """What the store says of these images, or of all, when it writes them out from its pages."""
+    store.copies.forget_all()
+    words = []
+    for id in ids or store.images():
+        with store.scratch() as work:
+            try:
+                store.materialise(id, work / "out")
+            except ObjectError as error:
+                words.append(str(error))
+    store.copies.forget_all()
+    return words
 
 
 def cold(folder: Path) -> Store:

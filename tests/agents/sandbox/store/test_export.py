@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from image_making import FolderPool, content, image, keep, manifest, write
+from image_making import FolderPool, content, damage, image, keep, manifest, write
 
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.store import Store
@@ -148,7 +148,7 @@ def test_parts_older_than_the_checkpoint_stay_apart_from_it(here: Side, tmp_path
     got = there.take_in(str(tmp_path / "place"))
     assert got.image is not None and got.files is not None
     assert len({got.id, got.image.id, got.files.id}) == 3
-    assert there.store.verify(got.image.id) == []
+    assert damage(there.store, got.image.id) == []
     bare = replace(old, id="20260101-000010-d", image=None)
     here.export(bare, str(tmp_path / "place"))
     assert there.take_in(str(tmp_path / "place")).image is None
@@ -200,7 +200,7 @@ def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> 
     here.export(here.store.load(IDS[1]), str(place))
     there = Side(tmp_path / "there")
     got = there.take_in(f"{place}#{IDS[1]}")
-    assert there.store.verify(got.id) == []
+    assert damage(there.store, got.id) == []
 
 
 @pytest.mark.conformance
@@ -234,7 +234,7 @@ def test_an_export_that_breaks_off_is_no_checkpoint(
     for place in (places[0], places[len(places) // 2], places[-1]):
         here.export(here.store.load(IDS[0]), place)
         got = there.take_in(place)
-        assert there.store.verify(got.id) == []
+        assert damage(there.store, got.id) == []
 
 
 def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import cold, content, frames, image, keep, made, page, stored
+from image_making import cold, content, damage, frames, image, keep, made, page, stored
 
 from windtunnel.agents.sandbox.store import Store
 from windtunnel.agents.sandbox.store import pages as image_pages
@@ -45,7 +45,7 @@ def test_what_is_kept_comes_back(given_images: list[dict[str, bytes]], like: boo
                 out = root / "out" / str(number)
                 each.materialise(f"c{number}", out)
                 assert content(out) == files
-                assert each.verify(f"c{number}") == []
+                assert damage(each, f"c{number}") == []
             shutil.rmtree(root / "out")
 
 
@@ -160,7 +160,7 @@ def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> No
     assert content(tmp_path / "out") == content(tmp_path / "b")
     # pages that went are stored again, those that stayed are not
     assert keep(store, "c", image(tmp_path / "c", 5, 7, 99)).bytes_new < 4 * 4096
-    assert store.verify("c") == []
+    assert damage(store, "c") == []
 
 
 @pytest.mark.conformance

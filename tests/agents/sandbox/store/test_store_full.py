@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hurt import fill
-from image_making import content, frames, image, keep
+from image_making import content, damage, frames, image, keep
 
 from windtunnel.agents.sandbox.store import Store
 from windtunnel.store.objects import ObjectError
@@ -30,9 +30,9 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)
-    assert (store.images(), frames(store), store.verify("a")) == (["a"], 1, [])
+    assert (store.images(), frames(store), damage(store, "a")) == (["a"], 1, [])
     keep(store, "b", tmp_path / "b")
-    assert store.verify("b") == []
+    assert damage(store, "b") == []
 
 
 @pytest.mark.root
@@ -52,7 +52,7 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
         store.settle(whole=True)
         with pytest.raises(ObjectError, match=r"No space left on device.*what was stored before is unharmed"):
             keep(store, "b", tmp_path / "b")
-        assert (store.images(), store.verify("a")) == (["a"], [])
+        assert (store.images(), damage(store, "a")) == (["a"], [])
         store.close()
         store = Store(small / "store")
         filling = fill(small)

@@ -48,14 +48,10 @@ _BROKEN = (
     gzip.BadGzipFile,
 )
 _XATTR = "SCHILY.xattr."
-_USED = "WINDTUNNEL.used"
-_PAX = (
-    f"delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f,globexthdr.name=Pax,globexthdr.mtime=0,{_USED}="
-)
 _TAR = (
     "tar", "--create", "--format=pax", "--sparse", "--sparse-version=1.0", "--numeric-owner", "--sort=name",
     "--xattrs", "--xattrs-include=*", *(f"--xattrs-exclude={name}" for name in OWN),
-    "--warning=no-file-ignored",
+    "--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f", "--warning=no-file-ignored",
 )  # fmt: skip
 
 
@@ -279,9 +275,9 @@ def transport(path: Path) -> str:
     return ""
 
 
-def send(tree: Path, out: IO[bytes], *, used: int = 0) -> None:
-    """Write ``tree`` to ``out``. ``used``: what ``receive`` is to tell. Raises PoolError."""
-    command = [*_TAR, f"--pax-option={_PAX}{used}", f"--directory={tree}", "."]
+def send(tree: Path, out: IO[bytes]) -> None:
+    """Write ``tree`` to ``out``. Raises PoolError."""
+    command = [*_TAR, f"--directory={tree}", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tar:
         assert tar.stdout is not None and tar.stderr is not None
         try:
@@ -294,13 +290,10 @@ def send(tree: Path, out: IO[bytes], *, used: int = 0) -> None:
         raise PoolError(f"tar cannot read {tree}: {' '.join(words.split())[-300:]}")
 
 
-def receive(target: Path, source: IO[bytes]) -> int:
-    """Read a stream of ``send`` into the empty folder ``target``. Returns the bytes that the tree uses beyond
-    its image, as the sender knew them. Raises PoolError."""
+def receive(target: Path, source: IO[bytes]) -> None:
+    """Read a stream of ``send`` into the empty folder ``target``. Raises PoolError."""
     try:
         with opened(source, "the stream of files") as tar:
             Unpacker(target, "the stream of files").all(tar)
-            used = tar.pax_headers.get(_USED, "0")
     except UserError as error:
         raise PoolError(str(error)) from error
-    return int(used) if used.isdigit() else 0

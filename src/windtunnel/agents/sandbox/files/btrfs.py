@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.policy.queues import reserve
 from windtunnel.linux import mounts
 from windtunnel.linux.system import BTRFS, file_system, has_file_system, in_sbin, ioctl, locked, opened
 
@@ -39,8 +38,6 @@ DEFAULT_SHARE = 4
 ROOT_INODE = 256
 INODE_ITEM, EXTENT_DATA, ROOT_ITEM = 1, 108, 132
 _QUOTA_TREE, _QGROUP_INFO = 8, 242
-_ITEM = 25
-"""Bytes of an item's key and place in a leaf."""
 LAST = 2**64 - 1
 
 _READ_ONLY = 1 << 1
@@ -61,7 +58,6 @@ _SUBVOL_CREATE = _request(_W, 14, 4096)
 _SNAP_DESTROY = _request(_W, 15, 4096)
 _TREE_SEARCH_V2 = _request(_WR, 17, 112)
 _SNAP_CREATE_V2 = _request(_W, 23, 4096)
-_SCRUB = _request(_WR, 27, 1024)
 _INO_PATHS = _request(_WR, 35, 56)
 _QUOTA_CTL = _request(_WR, 40, 16)
 _QGROUP_CREATE = _request(_W, 42, 16)
@@ -118,14 +114,13 @@ def _make(image: Path, size: int | None) -> None:
     program = in_sbin("mkfs.btrfs")
     if program is None:
         raise PoolError("mkfs.btrfs is missing; install btrfs-progs")
-    disk = shutil.disk_usage(image.parent)
-    free = disk.free - reserve(disk.total)
+    free = shutil.disk_usage(image.parent).free
     if size is None:
         size = min(DEFAULT_SIZE, max(free // DEFAULT_SHARE, SMALLEST))
     if not SMALLEST <= size <= free:
         raise PoolError(
             f"a btrfs pool of {size >> 20} MiB cannot be made: at least {SMALLEST >> 20} MiB are needed, and "
-            f"{free >> 20} are free beside the reserve; name another size ('setup --pool-size')"
+            f"{free >> 20} are free; name another size ('setup --pool-size')"
         )
     draft = image.with_name(image.name + ".draft")
     try:
@@ -293,13 +288,12 @@ def written_in(path: Path, newer: int) -> set[int]:
         }
 
 
-def newer(given: int, since: int) -> tuple[int, int, int]:
-    """Of the subvolume that is open: bytes on disk of its extents that came in generation ``since`` or later,
-    bytes of those that lie in its tree, and bytes of all items in leaves of the tree that did."""
+def newer(given: int, since: int) -> int:
+    """Bytes on disk of the extents of the subvolume that is open, in its tree or not, that came in generation
+    ``since`` or later."""
     extents: dict[int, int] = {}
-    inline = items = 0
+    inline = 0
     for _, item, _, body in search(given, 0, (0, 0), (LAST, 255), since):
-        items += _ITEM + len(body)
         if item != EXTENT_DATA or struct.unpack_from("=Q", body)[0] < since:
             continue
         if body[20] == 0:
@@ -308,13 +302,7 @@ def newer(given: int, since: int) -> tuple[int, int, int]:
             start, size = struct.unpack_from("=QQ", body, 21)
             if start:
                 extents[start] = size
-    return sum(extents.values()), inline, items
-
-
-def counted(path: Path) -> int:
-    """Bytes that the kernel counts for a subvolume, as of the last transaction; 0 where quotas are off."""
-    number = subvolume(path).id
-    return counts(path, number, number).get(number, 0)
+    return sum(extents.values()) + inline
 
 
 def counts(path: Path, first: int = ROOT_INODE, last: int = (1 << 48) - 1) -> dict[int, int]:
@@ -382,20 +370,3 @@ def forget_groups(path: Path) -> int:
                     ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 0, number)))
                     removed += 1
     return removed
-
-
-def scrub(path: Path) -> tuple[int, int]:
-    """Read all that a file system of one device holds, trees too, and check it against its checksums; bytes
-    read, and errors found. What it has twice it repairs. Takes as long as reading does."""
-    arguments = _block(struct.pack("=4Q", 1, 0, LAST, 0).ljust(1024, b"\0"))
-    with opened(path) as given:
-        ioctl(given, _SCRUB, arguments)
-    counts = struct.unpack_from("=15Q", arguments, 32)
-    _, _, data, trees, read, sums, verify, _, _, supers, _, uncorrectable, *_ = counts
-    return data + trees, max(uncorrectable, read + sums + verify + supers)
-
-
-def forgotten(image: Path) -> None:
-    """What the kernel remembers of a pool's image file is dropped, so that the disk is read next."""
-    with opened(image) as given:
-        os.posix_fadvise(given, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -8,21 +8,11 @@ and forgets it when the parent is removed. So each live root and each snapshot h
 its origins: (identity, generation up to which both are the same). A note that is missing or belongs to an
 earlier subvolume of the same name only makes the comparison slower.
 
-What a live root may still write: with simple quotas the kernel counts for each subvolume what that wrote,
-for as long as anything refers to it. So a root that begins as a snapshot of another begins with nothing
-counted, and what it deletes stays counted while an older snapshot has it. What a limit means is what a root
-*uses*: all that it refers to and that is newer than its image. Both differ by a number, the root's *offset*:
-use = count + offset. The kernel is given the limit less the offset. Whatever is written raises count and use
-by the same, and nothing else raises the use; so between two looks the kernel holds the limit.
+With simple quotas the kernel counts for each subvolume what that wrote, for as long as anything refers to it,
+and holds a limit. A root that begins as a snapshot has nothing counted, so its limit is less by what the
+snapshot has that its image had not.
 
-The offset is known where a root is made: none over an image, the use of the snapshot over a snapshot. It is
-looked at again at a snapshot, once the use comes near the limit: the use is then no more than what a search
-of the snapshot finds, since what was deleted is not in it. Data are found to the byte. Of the trees a search
-shows the items and not the leaves that they lie in; a leaf is taken to be no less than a third full, which is
-what the kernel merges by. That is too much for a root of many small files, but count and old offset bound it
-as well.
-
-Source: Documentation of btrfs, "Quota groups", simple quotas; fs/btrfs/ctree.c (leaves) and qgroup.c.
+Source: Documentation of btrfs, "Quota groups", simple quotas; fs/btrfs/qgroup.c.
 """
 
 from __future__ import annotations
@@ -30,9 +20,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,44 +38,8 @@ CHANNEL_MOST = 1 << 30
 FORGOTTEN = 64
 """Roots that are dropped from one time to the next that their quota groups are."""
 FOREIGN = "the quotas of a btrfs of the host's own are left as they are"
-
-NEAR = 0.9
-"""Share of the limit from which on it is looked at what is used indeed."""
-LEAST_FILL = 1 / 3
 FRESHENED = 512 << 10
-"""Bytes that the kernel wants to see free before it makes two small files; it takes a tenth of them."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a root uses, in bytes, when the kernel counts ``counted`` for it; of a snapshot, as it was made of
-    the root ``of``, and never less than it uses.
-
-    ``since``: the generation up to which everything is the image's; ``limit``: None for none; ``brought``: of
-    ``used``, what came from another pool, where it cannot be told from the image any more.
-    """
-
-    since: int
-    used: int = 0
-    counted: int = 0
-    of: str = ""
-    limit: int | None = None
-    brought: int = 0
-
-    def hold(self, root: Path, more: int = 0) -> None:
-        """Have the kernel hold the limit, with so many bytes on top. Raises OSError."""
-        if self.limit is not None:
-            btrfs.limit(root, max(0, self.limit - self.used + self.counted) + more)
-
-    def near(self, used: int) -> bool:
-        return self.limit is not None and used > NEAR * self.limit
-
-    def looked_up(self, snapshot: Path) -> Usage:
-        """That of the snapshot, as its trees tell; takes as long as it has inodes newer than the image."""
-        with opened(snapshot) as given:
-            data, _, items = btrfs.newer(given, self.since + 1)
-        return replace(self, used=min(self.used, self.brought + data + int(items / LEAST_FILL)))
-
+"""Bytes that a root may write in any case: a fork gets a host name and an identity of its own."""
 
 Chain = list[tuple[str, int]]
 """A subvolume's own identity, then its origins, nearest first."""
@@ -97,7 +49,6 @@ class BtrfsPool(Pool):
     """``own``: the file system is a loop file of the pool, unmounted by ``close(unmount=True)``."""
 
     kind = "btrfs"
-    vouched = "checksums of btrfs"
 
     def __init__(self, folder: Path, *, own: bool) -> None:
         super().__init__(folder)
@@ -129,36 +80,39 @@ class BtrfsPool(Pool):
         btrfs.destroy(path)
 
     def create(self, box: str, image: str, limit: int | None = None) -> None:
-        origin = self._image(image)
-        self._root(box, origin, Usage(btrfs.subvolume(origin).born, limit=limit))
+        self._root(box, self._image(image), limit)
 
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
-        usage = replace(self._usage(origin), limit=limit)
-        if usage.near(usage.used):
-            usage = usage.looked_up(origin)
-        usage = replace(usage, counted=0, of="")
+        if limit is not None:
+            limit = max(limit - self._used(origin), FRESHENED)
         try:
-            self._root(box, origin, usage)
+            self._root(box, origin, limit)
         except PoolError as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
             if not full or not (self._lives / box).exists():
                 raise
-            # the root that is given up anyway may hold the room that is missing; its limit is remembered
+            # the root that is given up anyway may hold the room that is missing
             super().drop_box(box)
             btrfs.waited_for_room(self._folder)
-            self._root(box, origin, usage)
+            self._root(box, origin, limit)
 
-    def _root(self, box: str, origin: Path, usage: Usage) -> None:
+    def _used(self, snapshot: Path) -> int:
+        """Bytes that a snapshot has and its image had not."""
+        with faults(f"what snapshot {snapshot.name!r} uses cannot be read"), opened(snapshot) as given:
+            return btrfs.newer(given, self._chain(snapshot)[-1][1] + 1)
+
+    def _root(self, box: str, origin: Path, limit: int | None) -> None:
         """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
         live = self._lives / checked(box)
         with (
             faults(f"sandbox {box!r} cannot get a root"),
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as draft,
         ):
-            self._note(draft, live, self._chain(origin), usage)
-            usage.hold(draft)
+            self._note(draft, live, self._chain(origin))
+            if limit is not None:
+                btrfs.limit(draft, limit)
             self.unmount(box)
             self._discard(live)
             os.rename(draft, live)
@@ -180,14 +134,10 @@ class BtrfsPool(Pool):
     def snapshot(self, box: str, snapshot: str) -> None:
         live, path = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
-            chain, usage = self._chain(live), self._usage(live)
+            chain = self._chain(live)
             btrfs.snapshot(live, path, read_only=True)
-            # what was written was counted when the snapshot was made, and the sandbox stands still
-            counted = btrfs.counted(live)
-            used = usage.used - usage.counted + counted
-            usage = replace(usage, used=used, counted=counted, of=chain[0][0])
             with suppress(OSError):  # where the disk is full, what was made is good without its note
-                self._note(path, path, chain, usage)
+                self._note(path, path, chain)
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
         """Bytes of file data in ``snapshot`` that ``older``, or else its nearest origin but the live root,
@@ -200,8 +150,7 @@ class BtrfsPool(Pool):
                 # the first origin of a snapshot is the live root, which has all that the snapshot has
                 since = chain[2][1] if len(chain) > 2 else 0
             with opened(path) as given:
-                data, inline, _ = btrfs.newer(given, since + 1)
-                return data + inline
+                return btrfs.newer(given, since + 1)
 
     def drop_box(self, box: str) -> None:
         super().drop_box(box)
@@ -243,46 +192,13 @@ class BtrfsPool(Pool):
             return "this kernel has no simple quotas" if error.errno == errno.EINVAL else str(error.strerror)
         return ""
 
-    def settle(self, box: str, snapshot: str) -> None:
-        live, path = self._live(box), self._snap(snapshot)
-        usage, before = self._usage(live), self._usage(path)
-        if not usage.near(before.used) or before.of != self._chain(live)[0][0]:
-            return
-        with faults(f"what sandbox {box!r} uses cannot be read"):
-            now = before.looked_up(path)
-            if now.used < before.used:
-                usage = replace(usage, used=now.used, counted=now.counted)
-                self._write_note(live, {**self._noted(live), "usage": asdict(usage)})
-                usage.hold(live)
-                with suppress(OSError):
-                    self._write_note(path, {**self._noted(path), "usage": asdict(now)})
-
-    @contextmanager
-    def relaxed(self, box: str) -> Iterator[None]:
-        live = self._live(box)
-        usage = self._usage(live)
-        with faults(f"the limit of sandbox {box!r} cannot be moved"):
-            usage.hold(live, FRESHENED)
-        try:
-            yield
-        finally:
-            usage.hold(live)
-
-    def _used(self, snapshot: str) -> int:
-        return self._usage(self._snap(snapshot)).used
-
-    def _usage(self, path: Path) -> Usage:
-        # a note that was lost is that of a root that begins now
-        noted = self._noted(path).get("usage")
-        return Usage(**noted) if noted else Usage(btrfs.subvolume(path).born)
-
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
         draft = self._unused(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
-            used = archive.receive(path, source)
+            archive.receive(path, source)
             btrfs.snapshot(path, draft, read_only=True)
             with suppress(OSError):
-                self._note(draft, draft, [], Usage(btrfs.subvolume(draft).born, used, brought=used))
+                self._note(draft, draft, [])
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
@@ -295,30 +211,17 @@ class BtrfsPool(Pool):
                 # the loop device clears itself with its last user
                 mounts.unmount(self._folder)
 
-    def scrubbed(self) -> tuple[bool, int]:
-        if not self._own:
-            return False, 0
-        try:
-            btrfs.forgotten(btrfs.image_of(self._folder))
-            read, errors = btrfs.scrub(self._folder)
-        except OSError:
-            return False, 0
-        return errors == 0, read
-
     def _note_of(self, path: Path) -> Path:
         return self._notes / f"{path.parent.name}-{path.name}"
 
-    def _note(self, path: Path, name: Path, origin: Chain, usage: Usage) -> None:
-        """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
-        chain is ``origin``, and what it uses. Raises OSError."""
+    def _note(self, path: Path, name: Path, origin: Chain) -> None:
+        """Remember that the subvolume ``path``, which ``name`` will be, was just snapshotted from one whose
+        chain is ``origin``. Raises OSError."""
         own = btrfs.subvolume(path)
         chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
-        self._write_note(name, {"of": own.uuid.hex(), "chain": chain, "usage": asdict(usage)})
-
-    def _write_note(self, path: Path, note: dict[str, object]) -> None:
-        part = self._note_of(path).with_suffix(".part")
-        part.write_text(json.dumps(note), encoding="ascii")
-        os.rename(part, self._note_of(path))
+        part = self._note_of(name).with_suffix(".part")
+        part.write_text(json.dumps({"of": own.uuid.hex(), "chain": chain}), encoding="ascii")
+        os.rename(part, self._note_of(name))
 
     def _noted(self, path: Path) -> dict[str, Any]:
         try:

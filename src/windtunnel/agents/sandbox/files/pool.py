@@ -16,7 +16,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.agents.sandbox.place import Unclaimed
 from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
-from windtunnel.linux.system import opened, sync_file_system
+from windtunnel.linux.system import sync_file_system
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@:-]{0,199}")
 FLAGS = mounts.MS_NOATIME | mounts.MS_NODEV
@@ -118,12 +118,12 @@ class Pool:
 
     def create(self, box: str, image: str, limit: int | None = None) -> None:
         """A live root like the image; a root that the sandbox has already is replaced. ``limit``: bytes that
-        it may use beyond the image, where `unbounded` has no objection."""
+        it may write, where `unbounded` has no objection."""
         self._begin(box, self._image(image))
 
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         """The live root becomes what the snapshot is. It has to be mounted (again) afterwards. What the
-        snapshot uses beyond its image counts against the ``limit``."""
+        snapshot has beyond its image counts against the ``limit``."""
         self._begin(box, self._tree(self._snap(snapshot)))
 
     def _begin(self, box: str, origin: Path) -> None:
@@ -205,23 +205,10 @@ class Pool:
         it by name."""
         return "that needs a btrfs pool"
 
-    def _used(self, snapshot: str) -> int:
-        """Bytes that a snapshot uses beyond its image; 0: not known."""
-        return 0
-
-    def settle(self, box: str, snapshot: str) -> None:
-        """After a snapshot of ``box``: what it deleted no longer counts against its limit."""
-        self._snap(snapshot)
-
-    @contextmanager
-    def relaxed(self, box: str) -> Iterator[None]:
-        """Within the block the host's own few files have room in a root that is full."""
-        yield
-
     def send(self, snapshot: str, out: IO[bytes]) -> None:
         """Write the snapshot as a tar stream."""
         with faults(f"snapshot {snapshot!r} cannot be sent"):
-            archive.send(self._tree(self._snap(snapshot)), out, used=self._used(snapshot))
+            archive.send(self._tree(self._snap(snapshot)), out)
 
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
         """Make a snapshot from what ``send`` of any kind of pool wrote."""
@@ -240,30 +227,6 @@ class Pool:
         """The snapshot is on the disk when this returns."""
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
             sync_file_system(self._snap(snapshot))
-
-    vouched = "only that all can be read: this file system keeps no checksums"
-    """What `scrubbed` and `verify` can say of files, in words."""
-
-    def scrubbed(self) -> tuple[bool, int]:
-        """Whether all files of the pool are right on the disk, and bytes read; False where that cannot be
-        told of all at once, or something is damaged: then `verify` says what."""
-        return False, 0
-
-    def verify(self, snapshots: Iterable[str]) -> tuple[dict[str, list[str]], int]:
-        """What of each snapshot is damaged, in words (at most ten a snapshot), and bytes read from the disk,
-        past what the kernel remembers of it."""
-        damage: dict[str, list[str]] = {}
-        read = 0
-        for snapshot in snapshots:
-            damage[snapshot] = []
-            try:
-                for wrong, count in _unreadable(self._tree(self._snap(snapshot))):
-                    read += count
-                    if wrong and len(damage[snapshot]) < 10:
-                        damage[snapshot].append(wrong)
-            except (PoolError, OSError) as error:
-                damage[snapshot].append(str(error))
-        return damage, read
 
     def unclaimed(self, boxes: set[str], snapshots: set[str] | None) -> Unclaimed:
         """What none of these sandboxes and snapshots, and no process that runs, refers to. Without
@@ -390,27 +353,3 @@ class Pool:
             point.rmdir()
         except FileNotFoundError:
             return
-
-
-def _unreadable(tree: Path) -> Iterator[tuple[str, int]]:
-    """Of each file of a tree: its fault (empty: none), and bytes read."""
-    failures: list[OSError] = []
-    for folder, _, names in os.walk(tree, onerror=failures.append):
-        for path in (Path(folder, name) for name in names):
-            try:
-                if path.is_file() and not path.is_symlink():
-                    yield "", _read_cold(path)
-            except OSError as error:
-                yield f"/{path.relative_to(tree)}: {error.strerror or error}", 0
-    for failure in failures:
-        yield f"/{os.path.relpath(failure.filename, tree)}: {failure.strerror}", 0
-
-
-def _read_cold(path: Path) -> int:
-    """Read a file from the disk to its end; the bytes read."""
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW) as file:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        count = 0
-        while piece := os.read(file, 1 << 20):
-            count += len(piece)
-        return count

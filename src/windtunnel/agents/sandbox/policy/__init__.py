@@ -1,12 +1,11 @@
 """What to keep of a sandbox, and what to bring back: observations in, decisions out, nothing else.
 
-Eight questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
+Six questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
 hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
 checkpoint comes back? ``Less``: something lacks: is that told, tried again, or an error? ``Queued``: which
-job does a free worker take? ``Past``: which checkpoints of a sandbox are forgotten? ``Room``: may something
-be made that takes room? ``decide`` answers all; both worlds call
-it, or the rule of ``queues`` that it calls, and nothing in them decides beside it. The other ``POLICIES`` are
-what it is compared with.
+job does a free worker take? ``Past``: which checkpoints of a sandbox are forgotten? ``decide`` answers all;
+both worlds call it, or the rule of ``queues`` that it calls, and nothing in them decides beside it. The other
+``POLICIES`` are what it is compared with.
 
 Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
 """
@@ -23,27 +22,23 @@ from windtunnel.agents.sandbox.model import LESS, Asks, Effects, LackKind, Refer
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.policy.queues import (
     RETENTION,
-    Admission,
     Forget,
     Past,
     Pick,
     Queued,
     Queues,
-    Room,
-    admitted,
     disk_limit,
     forgettable,
     forgotten,
     picked,
-    reserve,
 )
 
 __all__ = [
-    "CAPABILITY", "POLICIES", "READS_EFFECTS", "RETENTION", "Admission", "BringBack", "Decision",
+    "CAPABILITY", "POLICIES", "READS_EFFECTS", "RETENTION", "BringBack", "Decision",
     "Endangered",
 "Forget", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
-    "Queued", "Queues", "Restore", "Room", "Save", "SaveOrder", "Settle", "decide",
-    "disk_limit", "forgettable", "forgotten", "picked", "reserve",
+    "Queued", "Queues", "Restore", "Save", "SaveOrder", "Settle", "decide",
+    "disk_limit", "forgettable", "forgotten", "picked",
 ]  # fmt: skip
 
 CAPABILITY = "agents.sandbox"
@@ -194,8 +189,8 @@ class Settle:
     pause: float = 0.0
 
 
-Observation = Look | Notice | Restore | Less | Queued | Past | Room
-Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget | Admission
+Observation = Look | Notice | Restore | Less | Queued | Past
+Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget
 
 
 def decide(observation: Observation) -> Decision:
@@ -213,8 +208,6 @@ def decide(observation: Observation) -> Decision:
             return picked(observation)
         case Past():
             return forgotten(observation)
-        case Room():
-            return admitted(observation)
 
 
 def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:

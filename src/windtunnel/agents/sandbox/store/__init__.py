@@ -6,8 +6,8 @@ transaction too, removes frames of which nothing is needed, and makes those smal
 is: pages that are not become zeros, and those that stay keep their places.
 
 The newest images also stay as they were written (`Copies`); what is restored from them is hashed all the
-same. Every page is checked whenever it is read, and every manifest is sealed. A frame in which damage was
-found is looked up no more, so such pages are stored anew with the next image that has them.
+same. Every page is checked whenever it is read, and every manifest is sealed. A frame that turns out to be
+damaged is looked up no more, so its pages are stored anew with the next image that has them.
 
 Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
 """
@@ -23,9 +23,9 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from windtunnel.agents.sandbox.model import ImagePart, Manifest
-from windtunnel.agents.sandbox.store.database import VERSION, Database
+from windtunnel.agents.sandbox.store.database import VERSION, DamagedFrame, Database
 from windtunnel.agents.sandbox.store.pages import (
     DIGEST,
     FRAME,
@@ -51,13 +51,11 @@ from windtunnel.agents.sandbox.store.pages import (
     zeros,
 )
 from windtunnel.base.errors import UserError
-from windtunnel.store.objects.chunks import compress, decompress, in_order
+from windtunnel.store.objects.chunks import compress, decompress
 from windtunnel.store.objects.files import ObjectError, checked, object_errors
 from windtunnel.store.objects.manifest import seal, unseal
 
 KIND = "manifest of a sandbox"
-_AHEAD = 4
-"""Frames that are read at once in a scrub."""
 
 
 def new_id() -> str:
@@ -67,14 +65,6 @@ def new_id() -> str:
 
 class StaleCopy(ObjectError):
     """The copy of an image was not what was kept, and is dropped; the store has the image."""
-
-
-@dataclass(frozen=True)
-class Scrubbed:
-    """Bytes that were read from the disk, and what is damaged of each image, in words."""
-
-    bytes: int
-    damage: dict[str, list[str]]
 
 
 class Writing:
@@ -117,7 +107,7 @@ class Store(Database):
         """Raises UserError where another version has written it."""
         super().__init__(folder)
         with object_errors(f"the store {folder} cannot be opened"):
-            self._copies = Copies(folder / "raw")
+            self.copies = Copies(folder / "raw")
             self._work = folder / "work"
             shutil.rmtree(self._work, ignore_errors=True)
             self._work.mkdir()
@@ -137,11 +127,11 @@ class Store(Database):
                     self.settle(whole=True)
                 raise
         for id, images in new.images.items():
-            self._copies.put(id, images)
+            self.copies.put(id, images)
 
     def before(self, id: str) -> Before | None:
         """The copy of that image, if there is one."""
-        if (folder := self._copies.folder(id)) is not None:
+        if (folder := self.copies.folder(id)) is not None:
             with contextlib.suppress(ObjectError):
                 recipe = self.recipe(id)
                 # a last page that is not full is hashed like a new one
@@ -157,7 +147,7 @@ class Store(Database):
             db.executemany("DELETE FROM manifest WHERE id=?", [(checked(id),) for id in manifests])
             db.executemany("DELETE FROM image WHERE id=?", [(checked(id),) for id in gone])
         for id in gone:
-            self._copies.forget(id)
+            self.copies.forget(id)
 
     def collect(self) -> int:
         """Remove the pages that no image has; returns bytes freed. Where one cannot be read nothing is
@@ -252,7 +242,7 @@ class Store(Database):
             into.mkdir(parents=True, exist_ok=True)
             if any(into.iterdir()):
                 raise ObjectError(f"the folder {into} for image {id} is not empty")
-            if self._copies.give(id, into):
+            if self.copies.give(id, into):
                 return self._jobs.submit(self._confirm, id, recipe, into).result
             try:
                 self._write_out(recipe, into)
@@ -262,40 +252,10 @@ class Store(Database):
                 if missing:
                     into.rmdir()
                 if isinstance(error, ObjectError):
-                    raise ObjectError(f"image {id} is damaged: {'; '.join(self.verify(id))}") from error
+                    raise ObjectError(f"image {id} is damaged: {error}") from error
                 raise
-            self._copies.put(id, into)
+            self.copies.put(id, into)
         return lambda: None
-
-    def verify(self, id: str) -> list[str]:
-        """Read every page of an image from the disk; what is damaged, in words."""
-        return self.scrub([id]).damage[id]
-
-    def scrub(self, ids: Iterable[str]) -> Scrubbed:
-        """Read all that some images need from the disk, each frame once, and check every page.
-
-        What is damaged is looked up no more, and later images store it anew.
-        """
-        damage: dict[str, list[str]] = {}
-        recipes: dict[str, Recipe] = {}
-        self.forget()
-        for id in ids:
-            try:
-                recipes[id] = self.recipe(id)
-            except ObjectError as error:
-                damage[id] = [str(error)]
-        with object_errors("the store cannot be scrubbed"):
-            frames = sorted({frame for recipe in recipes.values() for frame in recipe.frames()})
-            read, wrong = 0, dict[int, tuple[Places, str]]()
-            for number, (size, rows, why) in zip(frames, in_order(self._read, frames, _AHEAD), strict=True):
-                read += size
-                if why:
-                    wrong[number] = rows, why
-            if wrong:
-                self._copies.forget_all()  # the places that they tell are built upon
-                with self.transaction() as db:
-                    db.executemany("DELETE FROM page WHERE place/?=?", [(FRAME, number) for number in wrong])
-        return Scrubbed(read, damage | {id: _damage_of(recipe, wrong) for id, recipe in recipes.items()})
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -339,7 +299,7 @@ class Store(Database):
                         if not np.array_equal(digests, right[begin + first :][: len(pages)]):
                             raise ObjectError(name)
                 return
-        self._copies.forget(id)
+        self.copies.forget(id)
         raise StaleCopy(f"the copy of image {id} is damaged")
 
     def _write_out(self, recipe: Recipe, into: Path) -> None:
@@ -357,17 +317,26 @@ class Store(Database):
             ]
             # the caller removes the folder after a failure; nothing may write to it then
             wait(jobs)
+            damaged = [job.exception() for job in jobs]
+            self._distrust([error.number for error in damaged if isinstance(error, DamagedFrame)])
             for job in jobs:
                 job.result()
+
+    def _distrust(self, frames: list[int]) -> None:
+        """Pages of these frames are looked up no more, so later images store them anew."""
+        if frames:
+            self.copies.forget_all()  # the places that they tell are built upon
+            with self.transaction() as db:
+                db.executemany("DELETE FROM page WHERE place/?=?", [(FRAME, number) for number in frames])
 
     def _fill(
         self, number: int, which: NDArray[np.intp], rows: Places, files: list[tuple[int, int, int]]
     ) -> None:
         """Write the ``rows`` of a frame, each checked, to the pages ``which`` of an image. ``files``: number
         of the first page, size and descriptor of each."""
-        held, digests, _ = self._frame(number)
+        held, digests = self.frame(number)
         if rows.max() >= len(held) or (digests_of(held[rows]) != digests[rows]).any():
-            raise ObjectError(f"frame {number} of {self.path} is damaged")
+            raise DamagedFrame(number, f"frame {number} of {self.path} is damaged")
         begins = [first for first, _, _ in files]
         for page, row in zip(which.tolist(), rows.tolist(), strict=True):
             first, size, file = files[bisect.bisect_right(begins, page) - 1]
@@ -390,28 +359,7 @@ class Store(Database):
             db.execute("DELETE FROM frame WHERE id=?", (number,))
             return
         with contextlib.suppress(ObjectError):  # what is damaged stays as it is
-            pages, digests = (each.copy() for each in self._frame(number)[:2])
+            pages, digests = (each.copy() for each in self.frame(number))
             pages[gone], digests[gone] = 0, 0
             packed = compress(pages.reshape(-1).data, LEVEL)
             db.execute("UPDATE frame SET digests=?, pages=? WHERE id=?", (digests.tobytes(), packed, number))
-
-    def _read(self, number: int) -> tuple[int, Places, str]:
-        """Bytes of a frame, its rows that are damaged, and why."""
-        try:
-            pages, digests, size = self._frame(number)
-        except (ObjectError, OSError) as error:
-            return 0, np.arange(FRAME), str(error)
-        wrong = np.flatnonzero((digests_of(pages) != digests).any(axis=1) & digests.any(axis=1))
-        count = f"frame {number} of {self.path} is damaged: {len(wrong)} of its pages do not match"
-        return size + digests.size, wrong, f"{count} their digests" if len(wrong) else ""
-
-
-def _damage_of(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
-    """In words, what an image takes from damaged pages."""
-    damage = []
-    for number in sorted(wrong.keys() & set(recipe.frames())):
-        rows, why = wrong[number]
-        own = recipe.places[recipe.places // FRAME == number] % FRAME
-        if count := int(np.isin(own, rows).sum()):
-            damage.append(f"{count} of its pages: {why}")
-    return damage

@@ -39,6 +39,14 @@ CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
 of each. ``page``: where the page of that digest lies."""
 
 
+class DamagedFrame(ObjectError):
+    """A frame that cannot be read, or is not what was stored."""
+
+    def __init__(self, number: int, words: str) -> None:
+        super().__init__(words)
+        self.number = number
+
+
 class Database:
     """The file in ``folder``."""
 
@@ -47,8 +55,6 @@ class Database:
         with object_errors(f"the store {folder} cannot be opened"):
             folder.mkdir(parents=True, exist_ok=True)
             self.path = folder / "store.db"
-            # closing any other descriptor of the file would drop the locks that SQLite holds through its own
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._idle: list[sqlite3.Connection] = []
             self._writer, self._settling = threading.Lock(), threading.Lock()
             self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
@@ -113,20 +119,10 @@ class Database:
         with self._settling, self.reading() as db:
             db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
 
-    def forget(self) -> None:
-        """What is read next comes from the disk, whatever the kernel or SQLite remembers of it."""
-        with contextlib.suppress(OSError):  # where the disk is full, a part stays in the log
-            self.settle(whole=True)
-        while self._idle:
-            self._idle.pop().close()
-        with object_errors("the store cannot be read"):
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-
     def close(self) -> None:
         self._jobs.shutdown()
         while self._idle:
             self._idle.pop().close()
-        os.close(self._file)
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
@@ -143,15 +139,15 @@ class Database:
             raise ObjectError(f"there is no image {id}")
         return Recipe.unpack(id, row[0])
 
-    def _frame(self, number: int) -> tuple[Pages, Digests, int]:
-        """The pages of a frame, not yet checked against their digests; and its bytes."""
+    def frame(self, number: int) -> tuple[Pages, Digests]:
+        """The pages of a frame, not yet checked against their digests."""
         with self.reading() as db:
             row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
         if row is None:
-            raise ObjectError(f"frame {number} of {self.path} is missing")
+            raise DamagedFrame(number, f"frame {number} of {self.path} is missing")
         try:
             digests = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
             plain = decompress(row[1], len(digests) * PAGE)
         except (ValueError, TypeError, zstandard.ZstdError) as error:
-            raise ObjectError(f"frame {number} of {self.path} is damaged: {error}") from None
-        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests, len(row[1])
+            raise DamagedFrame(number, f"frame {number} of {self.path} is damaged: {error}") from None
+        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests

@@ -37,7 +37,6 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy import (
-    Admission,
     BringBack,
     Decision,
     Forget,
@@ -50,7 +49,6 @@ from windtunnel.agents.sandbox.policy import (
     Pick,
     Queued,
     Restore,
-    Room,
     SaveOrder,
     Settle,
 )  # fmt: skip
@@ -255,7 +253,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             return {"seconds": costs.bring_back(memory=memory, processes=observation.processes).seconds}
         case Less(), Settle():
             return {"seconds": decision.pause}
-        case (Queued(), Pick()) | (Past(), Forget()) | (Room(), Admission()):
+        case (Queued(), Pick()) | (Past(), Forget()):
             return {}
     raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")
 
