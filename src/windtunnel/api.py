@@ -93,12 +93,12 @@ def emulate(
     options = replace(options, **other_options)
     if options.ranks != "auto":
         parse_ranks(options.ranks, where.world_size)
-    shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
+    ranks = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
     what = Module(str(program), tuple(map(str, arguments))) if module else program
     failing = FailOn.parse(fail_on)
     try:
         run = emulation.emulate(
-            what, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress,
+            what, arguments, where, options, pictures=report, timeline_ranks=ranks, progress=progress,
             fabrics=alternatives, fail_on=failing,
             baseline=baseline.id if isinstance(baseline, Run) else baseline,
         )  # fmt: skip

@@ -45,8 +45,8 @@ def end(own: Address, other: Address) -> ConnectionEnd | None:
 
 def _query(own: Address, other: Address) -> ConnectionEnd | None:
     hosts = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host in (own[0], other[0]))
-    wanted = _WANTED.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
-    body = wanted + _PORTS.pack(own[1], other[1]) + hosts + _ANY
+    request = _WANTED.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+    body = request + _PORTS.pack(own[1], other[1]) + hosts + _ANY
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as channel:
         channel.send(_HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0) + body)
         answer = channel.recv(4096)

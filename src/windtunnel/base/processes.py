@@ -107,8 +107,8 @@ class Adopted:
 
 def add_owner(file: Path, owner: Identity) -> None:
     """One more process that what ``file`` stands for belongs to."""
-    with file.open("a") as opened:
-        opened.write(f"{owner}\n")
+    with file.open("a") as output:
+        output.write(f"{owner}\n")
 
 
 def owned(file: Path) -> bool:

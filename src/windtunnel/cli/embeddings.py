@@ -188,11 +188,11 @@ def plan(
         host_memory=sizes[1], state_bytes=state_bytes, columns=columns, seed=seed,
     )  # fmt: skip
     if out is not None:
-        files.write_plan(out, planned.wanted.tables, planned.plan)
+        files.write_plan(out, planned.request.tables, planned.plan)
     if torchrec is not None:
         from windtunnel.data.embeddings.torchrec import write_sharding
 
-        write_sharding(torchrec, planned.wanted.tables, planned.plan)
+        write_sharding(torchrec, planned.request.tables, planned.plan)
     if as_json:
         print_json(planned.plain())
     else:

@@ -90,15 +90,15 @@ def _torus_lines(cluster: Cluster) -> list[str]:
 
 def _host_lines(cluster: Cluster) -> list[str]:
     host = cluster.host
-    shown = [f"[{local}]" for local in range(min(host.devices, 8))]
+    labels = [f"[{local}]" for local in range(min(host.devices, 8))]
     if host.devices > 8:
-        shown += ["…", f"[{host.devices - 1}]"]
+        labels += ["…", f"[{host.devices - 1}]"]
     how = "switched" if host.intra_switched else "mesh"
     nic = f"{host.nics} x {host.nic.name} on {host.pcie.name}"
     lines = [
         f"host 0 of {cluster.hosts:,}: {host.cpu_cores} CPU cores, {nic}",
         "",
-        " ".join(shown),
+        " ".join(labels),
         f"{si(host.device.memory_bytes, 'B')} each at {si(host.device.memory_bandwidth, 'B/s')}",
     ]
     if host.devices > 1 or host.intra_hosts > 1:
@@ -106,7 +106,7 @@ def _host_lines(cluster: Cluster) -> list[str]:
         inside = [f"{host.intra.name}, {how}, {si(host.intra.bandwidth, 'B/s')} a device{nvls}"]
         if host.intra_hosts > 1:
             inside.append(f"one {host.intra.name} switch joins {host.intra_hosts} hosts")
-        lines[2:2] = [*inside, " " + "┴───" * (len(shown) - 1) + "┴"]
+        lines[2:2] = [*inside, " " + "┴───" * (len(labels) - 1) + "┴"]
     return _box(lines)
 
 

@@ -203,19 +203,19 @@ def _sentence(error: ValidationError) -> str:
         return f"field {field} is unknown{suggest(loc[-1], accepted)}"
     if kind == "invalid_key":
         return f"a field is called {value!r}, accepted is text"
-    shown = f"{field} is {value!r}"
+    assignment = f"{field} is {value!r}"
     if kind == "value_error":
-        return f"{shown}, {context['error']}"
+        return f"{assignment}, {context['error']}"
     limits = {"greater_than_equal": "ge", "less_than_equal": "le", "greater_than": "gt"}
     words = {"ge": "from {} up", "le": "at most {}", "gt": "greater than {}"}
     if kind in limits:
-        return f"{shown}, accepted is a number {words[limits[kind]].format(context[limits[kind]])}"
+        return f"{assignment}, accepted is a number {words[limits[kind]].format(context[limits[kind]])}"
     if kind == "literal_error":
-        return f"{shown}, accepted is {context['expected']}"
+        return f"{assignment}, accepted is {context['expected']}"
     accepted_types = {
         "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
         "tuple": "a list, such as [9, 0]", "too": "a list of two whole numbers, such as [9, 0]",
         "missing": "a list of two whole numbers, such as [9, 0]", "dict": "a mapping of dtypes to FLOP/s",
         "model": "a mapping of fields",
     }  # fmt: skip
-    return f"{shown}, accepted is {accepted_types.get(kind.split('_')[0], first['msg'])}"
+    return f"{assignment}, accepted is {accepted_types.get(kind.split('_')[0], first['msg'])}"

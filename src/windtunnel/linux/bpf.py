@@ -95,18 +95,18 @@ class Map:
         return bytes(values)
 
     def _batch(self, command: int, keys: bytes, values: bytes, count: int, flags: int) -> bytes:
-        given, out = ctypes.create_string_buffer(keys, max(len(keys), 8)), ctypes.create_string_buffer(8)
+        first_keys, out = ctypes.create_string_buffer(keys, max(len(keys), 8)), ctypes.create_string_buffer(8)
         # an update takes its keys where a lookup puts those that it found
-        key_buffer = given if command == _UPDATE_BATCH else ctypes.create_string_buffer(count * self.key)
-        held = ctypes.create_string_buffer(values, count * self.value)
-        begin = ctypes.addressof(given) if keys and command == _LOOKUP_BATCH else 0
-        at = (begin, ctypes.addressof(out), ctypes.addressof(key_buffer), ctypes.addressof(held))
+        key_buffer = first_keys if command == _UPDATE_BATCH else ctypes.create_string_buffer(count * self.key)
+        value_buffer = ctypes.create_string_buffer(values, count * self.value)
+        begin = ctypes.addressof(first_keys) if keys and command == _LOOKUP_BATCH else 0
+        at = (begin, ctypes.addressof(out), ctypes.addressof(key_buffer), ctypes.addressof(value_buffer))
         try:
             bpf(command, struct.pack("QQQQIIQQ", *at, count, self.fd, flags, 0))
         except OSError as error:
             if error.errno != errno.ENOENT:  # the end of the map
                 raise
-        return held.raw
+        return value_buffer.raw
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
         self._ask(_UPDATE, key, value)

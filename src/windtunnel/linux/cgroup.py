@@ -98,14 +98,14 @@ class HostCgroup:
             self._hand_down()
         _weigh(self.v1.get("cpu", self.path), USUAL)  # who let it go first may have been killed meanwhile
         missed = []
-        for words, controller, limit, wanted in (
+        for words, controller, limit, allowed in (
             ("memory", "memory", memory, self._memory(memory)),
             ("CPUs", "cpu", cpus, self._cpu(cpus)),
             ("processes", "pids", pids, {"pids.max": "max" if pids is None else str(pids)}),
         ):
             folder = self.v1.get(controller, self.path)
             try:
-                for file, value in wanted.items():
+                for file, value in allowed.items():
                     if not (folder / file).exists() and (limit is None or "swap" in file or "oom" in file):
                         continue
                     _write(folder / file, value)

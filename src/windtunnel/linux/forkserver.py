@@ -161,10 +161,10 @@ class ForkServer:
             raise ValueError(f"{len(fds)} descriptors came, {least} are needed")
         with os.fdopen(os.dup(fds[0]), "rb") as file:
             file.seek(0)
-            wanted = json.loads(file.read())
+            task = json.loads(file.read())
         out, err = fds[1:3] if request["outputs"] else (1, 2)
         more = fds[least:]
-        pid = self._fork(fds[:least], out, err, lambda: run(wanted, more))
+        pid = self._fork(fds[:least], out, err, lambda: run(task, more))
         if pid == 0:
             return
         self._watch(pid, client, stays=request["stays"])
@@ -224,7 +224,7 @@ def _kill_session(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def run(wanted: dict[str, Any], more: list[int]) -> None:
+def run(request: dict[str, Any], more: list[int]) -> None:
     """Do what a request wants, in the child; never returns.
 
     Ends with ``os._exit`` after exit handlers and non-daemon threads: destructors of libraries that are still
@@ -232,31 +232,31 @@ def run(wanted: dict[str, Any], more: list[int]) -> None:
     """
     status = 1
     try:
-        _enter(wanted)
-        for name in wanted.get("before", ()):
+        _enter(request)
+        for name in request.get("before", ()):
             _named(name)()
-        if "call" in wanted:
-            _named(wanted["call"])(wanted["arguments"], more)
+        if "call" in request:
+            _named(request["call"])(request["arguments"], more)
             status = 0
         else:
-            status = _run_as_main(wanted["script"])
+            status = _run_as_main(request["script"])
     except BaseException:
         _print_traceback()
     finally:
         finish(status)
 
 
-def _enter(wanted: dict[str, Any]) -> None:
-    if "env" in wanted:
+def _enter(request: dict[str, Any]) -> None:
+    if "env" in request:
         os.environ.clear()
-        os.environ.update(wanted["env"])
-    if "cwd" in wanted:
-        os.chdir(wanted["cwd"])
-    if wanted.get("namespace"):
-        namespaces.enter(wanted["namespace"])
-    if "script" in wanted:
-        sys.argv[:] = [wanted["script"], *wanted["arguments"]]
-        sys.path[0] = str(Path(wanted["script"]).resolve().parent)
+        os.environ.update(request["env"])
+    if "cwd" in request:
+        os.chdir(request["cwd"])
+    if request.get("namespace"):
+        namespaces.enter(request["namespace"])
+    if "script" in request:
+        sys.argv[:] = [request["script"], *request["arguments"]]
+        sys.path[0] = str(Path(request["script"]).resolve().parent)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
@@ -309,10 +309,10 @@ def finish(status: int) -> None:
     os._exit(status)
 
 
-def request_fd(wanted: dict[str, Any]) -> int:
-    """A memfd with ``wanted`` in JSON; the caller closes it."""
+def request_fd(request: dict[str, Any]) -> int:
+    """A memfd with the ``request`` in JSON; the caller closes it."""
     handle = os.memfd_create("windtunnel-start", os.MFD_CLOEXEC)
-    text = json.dumps(wanted).encode()
+    text = json.dumps(request).encode()
     while text:
         text = text[os.write(handle, text) :]
     return handle

@@ -31,8 +31,8 @@ class ForkServerKeeper:
     finds it dead or stopped, another one in its place.
 
     The server lives in a session of its own, and with all its children until nobody holds its lifeline any
-    more: this process does, and so does every process that inherits ``held``. ``at_end``: "module:function"
-    that it calls then.
+    more: this process does, and so does every process that inherits ``lifeline_fd``. ``at_end``:
+    "module:function" that it calls then.
     """
 
     def __init__(self, path: Path, preload: tuple[str, ...], env: dict[str, str], at_end: str = "") -> None:
@@ -40,7 +40,7 @@ class ForkServerKeeper:
         self._lifeline = path.with_name(f"{path.name}.lifeline")
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self._lifeline, 0o600)
-        self.held = os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC)  # waits for no reader, and holds
+        self.lifeline_fd = os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC)  # waits for no reader, and holds
         self.process = serving(path) or self._start()
         self._moved = time.monotonic()
 
@@ -78,7 +78,7 @@ class ForkServerKeeper:
     def leave(self) -> None:
         """Leave it to those who hold its lifeline, too."""
         with contextlib.suppress(OSError):
-            os.close(self.held)
+            os.close(self.lifeline_fd)
 
     def close(self) -> None:
         """End it with all its children, whoever holds its lifeline."""

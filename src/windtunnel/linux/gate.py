@@ -95,5 +95,7 @@ class ListeningGate:
             _Instruction(_RETURN, 0, 0, 0xFFFFFFFF),
             _Instruction(_RETURN, 0, 0, 0),
         )
-        held = (_Instruction * len(rules))(*rules)
-        self.listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(_Program(len(rules), held)))
+        instructions = (_Instruction * len(rules))(*rules)
+        self.listener.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(_Program(len(rules), instructions))
+        )

@@ -155,8 +155,8 @@ class RayCluster:
         try:
             self._places = get_placement_group("places")
         except ValueError:  # there is none
-            wanted = [{"CPU": 1, **({"GPU": gpus} if gpus else {})}] * count
-            self._places = placement_group(wanted, "STRICT_SPREAD", "places", "detached")
+            bundles = [{"CPU": 1, **({"GPU": gpus} if gpus else {})}] * count
+            self._places = placement_group(bundles, "STRICT_SPREAD", "places", "detached")
         return [At(self._places, number) for number in range(count)]
 
     def release(self) -> None:

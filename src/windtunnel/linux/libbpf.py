@@ -83,11 +83,11 @@ class LoadedObject:
         """Attach a program to a cgroup, beside those of others. Raises LinuxError."""
         number = self.program(name)
         try:
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            cgroup = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self._links.append(_link(number, held, kind))
+                self._links.append(_link(number, cgroup, kind))
             finally:
-                os.close(held)
+                os.close(cgroup)
         except OSError as error:
             raise self._refused(f"the program {name} on {folder}", error) from None
 

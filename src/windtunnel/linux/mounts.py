@@ -93,7 +93,10 @@ def table(of: Path = Path("/proc/self/mountinfo")) -> list[MountEntry]:
 
 def mount_id(path: Path) -> int:
     """The mount in which ``path`` lies, as in ``mountinfo``."""
-    with opened(path, os.O_PATH) as given, open(f"/proc/self/fdinfo/{given}", encoding="ascii") as lines:
+    with (
+        opened(path, os.O_PATH) as descriptor,
+        open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines,
+    ):
         return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
 
 

@@ -44,16 +44,16 @@ def enter(where: Path | str | int, kind: str = "net") -> None:
 
     Raises OSError: it is gone, or this process may not enter it.
     """
-    held = where if isinstance(where, int) else os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = where if isinstance(where, int) else os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if kind == "mnt":
             # the kernel lets a thread into other mounts only when it shares root and working directory
             # with no other thread
             checked(libc.unshare(_OWN_ROOT), "unshare")
-        checked(libc.setns(held, KINDS[kind]), str(where))
+        checked(libc.setns(descriptor, KINDS[kind]), str(where))
     finally:
         if not isinstance(where, int):
-            os.close(held)
+            os.close(descriptor)
 
 
 def within(where: Path | str | int | None, work: Callable[[], T], kind: str = "net") -> T:

@@ -39,8 +39,8 @@ def make_pair(device: str, peer: str, namespace: Path, master: str | None = None
     """A veth pair: ``device`` here (on the bridge ``master``), ``peer`` in the namespace that the file holds.
 
     Raises OSError, as all functions here do."""
-    with open(namespace, "rb") as held:
-        there = {"ifname": peer, "net_ns_fd": held.fileno()}
+    with open(namespace, "rb") as file:
+        there = {"ifname": peer, "net_ns_fd": file.fileno()}
         on_bridge = {} if master is None else {"master": socket.if_nametoindex(master)}
         ask(lambda route: route.link("add", ifname=device, kind="veth", peer=there, **on_bridge))
 
@@ -219,10 +219,10 @@ def _free_net(route: Any) -> str:
     """The first 10.x.y that nothing on this machine uses, counted from one that depends on the process."""
     used = [message.get("address") for message in route.get_addr(family=socket.AF_INET)]
     used += [message.get("dst") for message in route.get_routes(family=socket.AF_INET)]
-    taken = {address.rpartition(".")[0] for address in used if address}
+    prefixes = {address.rpartition(".")[0] for address in used if address}
     for number in range(os.getpid(), os.getpid() + 40_000):
         net = f"10.{64 + number // 250 % 150}.{number % 250}"
-        if net not in taken:
+        if net not in prefixes:
             return net
     raise UserError("network netns: no net of 10.0.0.0/8 is free")
 

@@ -138,12 +138,12 @@ def _struct_ops() -> str:
 
 def _controls() -> list[HostFeature]:
     try:
-        known = _CONTROLS.read_text(encoding="ascii").split()
+        controls = _CONTROLS.read_text(encoding="ascii").split()
     except OSError:
-        known = []
+        controls = []
     gives = {"reno": "", "cubic": "", "bbr": "", "dctcp": "; without it one in BPF"}
     return [
         HostFeature(f"congestion control {name}", f"a sender to compare with{more}",
-              "" if name in known else f"the kernel has {' '.join(known) or 'none'}")
+              "" if name in controls else f"the kernel has {' '.join(controls) or 'none'}")
         for name, more in gives.items()
     ]  # fmt: skip

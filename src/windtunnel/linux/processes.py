@@ -110,9 +110,9 @@ def descendants(pid: int) -> list[int]:
 
 def carrying(variable: str) -> list[int]:
     """Process ids of all, but for this one, that were started with ``NAME=value`` in their environment."""
-    wanted = variable.encode()
+    prefix = variable.encode()
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
-    return [pid for pid in pids if wanted in _environment(pid).split(b"\0")]
+    return [pid for pid in pids if prefix in _environment(pid).split(b"\0")]
 
 
 def _environment(pid: int) -> bytes:

@@ -113,8 +113,8 @@ class SocketRecorder:
                         # Descriptors of groups that were destroyed since are dropped here, so that nothing
                         # grows when groups come and go.
                         now = sockets_now()
-                        kept = {fd: inode for fd, inode in self.sockets.items() if now.get(fd) == inode}
-                        self.sockets = {**kept, **appeared(now, self._before or {})}
+                        same = {fd: inode for fd, inode in self.sockets.items() if now.get(fd) == inode}
+                        self.sockets = {**same, **appeared(now, self._before or {})}
                         self._before = None
                         late = self.is_cut
                     if late:

@@ -146,8 +146,8 @@ def end_with_parent() -> None:
 
 def sync_file_system(folder: Path) -> None:
     """All written data of the file system that holds ``folder`` is on the disk."""
-    with opened(folder) as given:
-        checked(libc.syncfs(given), str(folder))
+    with opened(folder) as descriptor:
+        checked(libc.syncfs(descriptor), str(folder))
 
 
 @contextmanager

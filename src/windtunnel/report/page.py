@@ -30,9 +30,9 @@ def page(
     ``tail``: HTML at the end of the body, such as scripts. ``code``: the
     title is a command line. ``plots``: sections hold what `plot` made.
     """
-    shown = [(name, word, body) for name, word, body in sections if body]
-    links = "".join(f'<a href="#{name}">{escape(word)}</a>' for name, word, _ in shown)
-    nav = f'<nav aria-label="Sections"><div class="frame">{links}</div></nav>' if len(shown) > 1 else ""
+    filled = [(name, word, body) for name, word, body in sections if body]
+    links = "".join(f'<a href="#{name}">{escape(word)}</a>' for name, word, _ in filled)
+    nav = f'<nav aria-label="Sections"><div class="frame">{links}</div></nav>' if len(filled) > 1 else ""
     script = f"<script>{_plotly_js()}</script>" if plots else ""
     return f"""<!doctype html>
 <html lang="en">
@@ -55,7 +55,7 @@ def page(
 </div></header>
 {nav}
 <main class="frame">
-{"".join(f'<section id="{name}">{body}</section>' for name, _, body in shown)}
+{"".join(f'<section id="{name}">{body}</section>' for name, _, body in filled)}
 </main>
 <footer class="frame">{escape(footer)}</footer>
 {tail}</body>

@@ -190,8 +190,8 @@ def about(summary: Summary) -> str:
 def _pairs(pairs: Mapping[str, Any]) -> str:
     rows = []
     for key, value in pairs.items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        rows.append(f"<dt>{escape(str(key).replace('_', ' '))}</dt><dd>{escape(shown)}</dd>")
+        words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        rows.append(f"<dt>{escape(str(key).replace('_', ' '))}</dt><dd>{escape(words)}</dd>")
     return f'<dl class="pairs">{"".join(rows)}</dl>'
 
 
@@ -378,9 +378,9 @@ def _table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
     for row in rows:
         cells = []
         for _, number, read in columns:
-            shown, value = read(row)
+            words, value = read(row)
             order = f' data-value="{value!r}"' if value is not None else ""
-            cells.append(f"<td{' class=number' if number else ''}{order}>{escape(shown)}</td>")
+            cells.append(f"<td{' class=number' if number else ''}{order}>{escape(words)}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>'

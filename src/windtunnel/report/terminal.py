@@ -139,14 +139,14 @@ def _memory(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("ranks", overflow="fold", min_width=5)
     classes = list(summary.get("ranks") or ())
-    shown = classes
+    listed = classes
     if len(classes) > _CLASSES:
-        shown = sorted(classes, key=lambda group: group.get("headroom_bytes", 0))[:_CLASSES]
-    has_first = any(text.first_step(group) for group in shown)
+        listed = sorted(classes, key=lambda group: group.get("headroom_bytes", 0))[:_CLASSES]
+    has_first = any(text.first_step(group) for group in listed)
     first = ("first step",) if has_first else ()
     for name in ("allocated", "reserved", *first, "device", "headroom", ""):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for group in shown:
+    for group in listed:
         word = text.verdict(group)
         table.add_row(
             Text.assemble(str(group["name"]), (f" ({group['count']:,})", "dim")),
@@ -157,8 +157,8 @@ def _memory(summary: Summary) -> Table:
             units.size(group.get("headroom_bytes")),
             Text(word, _VERDICTS[word]),
         )
-    if len(classes) > len(shown):
-        table.add_row(Text(f"{len(classes) - len(shown)} more, with more headroom", "dim"))
+    if len(classes) > len(listed):
+        table.add_row(Text(f"{len(classes) - len(listed)} more, with more headroom", "dim"))
     return table
 
 
@@ -170,7 +170,7 @@ def _live(summary: Summary) -> Table:
     for rank in (summary.get("live") or {}).get("ranks", ()):
         times = [rank[name] for name in ("iteration_time_s", "own_s", "waited_s")]
         loss = "" if rank["loss"] is None else f"{rank['loss']:.4f}"
-        shown = ["" if time is None else units.seconds(time) for time in times]
-        row = [str(rank["rank"]), *shown, str(rank["calls_per_step"])]
+        listed = ["" if time is None else units.seconds(time) for time in times]
+        row = [str(rank["rank"]), *listed, str(rank["calls_per_step"])]
         table.add_row(*row, units.size(rank["peak_tensor_bytes"]), loss)
     return table

@@ -185,11 +185,11 @@ class Store:
 
     def list(self, limit: int | None = None, capability: str | None = None) -> list[Run]:
         """The newest ``limit`` runs (None: all), newest first, of one capability where it is given."""
-        wanted = select(Row).order_by(Row.created_at.desc(), Row.id.desc()).limit(limit)
+        query = select(Row).order_by(Row.created_at.desc(), Row.id.desc()).limit(limit)
         if capability is not None:
-            wanted = wanted.where(Row.capability == capability)
+            query = query.where(Row.capability == capability)
         with transaction(self.engine) as session:
-            runs = list(session.scalars(wanted))
+            runs = list(session.scalars(query))
             _settle(runs)
             return [self._read(row) for row in runs]
 

@@ -79,10 +79,10 @@ def read(path: Path, kind: str, version: int) -> tuple[TraceHeader, Fields, list
     if not lines:
         raise UserError(f"{path}: the file is empty; a trace starts with a header line")
     own = Fields(path, *lines[0])
-    for name, wanted in (("kind", kind), ("version", version)):
-        value = own.take(name, type(wanted))
-        if value != wanted:
-            raise own.wrong(name, value, json.dumps(wanted))
+    for name, expected in (("kind", kind), ("version", version)):
+        value = own.take(name, type(expected))
+        if value != expected:
+            raise own.wrong(name, value, json.dumps(expected))
     header = TraceHeader(kind, version, own.take("source", str), own.take("licence", str))
     return header, own, [Fields(path, *line) for line in lines[1:]]
 

@@ -220,9 +220,9 @@ def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
     missing = [name for name in (best.time, best.prompt, best.output) if name not in head]
     if len(missing) == 3:
         names = "; ".join(f"{form.time}, {form.prompt}, {form.output} ({form.name})" for form in forms)
-        shown = ", ".join(sorted(head))
+        words = ", ".join(sorted(head))
         raise UserError(
-            f"{path}, line 1: columns {shown if len(shown) < 80 else shown[:79] + '…'} are of no known trace;"
+            f"{path}, line 1: columns {words if len(words) < 80 else words[:79] + '…'} are of no known trace;"
             f" accepted are {names}, or JSON lines of {' or '.join(key for key in FORMS if FORMS[key].unit)}"
         )
     if missing:
@@ -235,8 +235,8 @@ def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
 
 
 def _wrong(where: str, field: str, value: str, accepted: str) -> UserError:
-    shown = repr(value) if len(value) < 60 else repr(value[:59] + "…")
-    return UserError(f"{where}: field {field}: {shown} is not accepted; use {accepted}")
+    words = repr(value) if len(value) < 60 else repr(value[:59] + "…")
+    return UserError(f"{where}: field {field}: {words} is not accepted; use {accepted}")
 
 
 def _tokens(where: str, field: str, value: str) -> int:

@@ -156,7 +156,7 @@ class Site:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                pass_fds=[self.forkserver.held],
+                pass_fds=[self.forkserver.lifeline_fd],
                 start_new_session=True,
             )
 

@@ -225,7 +225,7 @@ def test_a_file_that_was_written_anew_is_not_read_as_the_old_one(tmp_path: Path)
     one = asked(path)
     (split,) = reader.splits(one)
     pq.write_table(TABLE.slice(0, 10), path)
-    reader._opened = None  # as in another process
+    reader._reader = None  # as in another process
     with pytest.raises(UserError, match="is another file than when the session began"):
         list(reader.batches(one, split, 0))
     assert (

@@ -190,7 +190,7 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         late, early = sorted(ranks, key=lambda name: min(master.ledger.state.claims[name]))
         with pytest.warns(UserWarning, match=f"client {early} waits for 1 of 2 ranks to come back"):
             first = IngestClient(master.address, KEYS, early, 2, resume=states[early])
-            until(lambda: first._said or early in master.ledger.state.owners.values())
+            until(lambda: first._warned or early in master.ledger.state.owners.values())
         told = FlightLink(master.address, KEYS).call("snapshot")
         assert (told["came"], told["world"]) == (1, 2)
     with serving(session, tmp_path / "m", settings(port=master.port)) as master:

@@ -67,8 +67,8 @@ def _statement(dialect: str, sql: str, alone: bool) -> str:
         return f"FROM (SELECT {named}{'' if alone else f' FROM {source}'}) AS r"
 
     pattern = r"FROM ROWS\(([^)]*)\)"
-    if wanted := re.search(pattern, sql):
-        columns = [column.split() for column in wanted[1].split(",")]
+    if match := re.search(pattern, sql):
+        columns = [column.split() for column in match[1].split(",")]
         names = [name for name, _ in columns]
         if alone and re.search(r"\br\.", sql):
             sql = re.sub(pattern, "", sql)

@@ -81,11 +81,11 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"snapshot": decide,
 
 def _by_snapshot(transactions: Sequence[Transaction]) -> tuple[Step, ...]:
     ids = sorted(transaction.id for transaction in transactions if transaction.id)
-    shown = [
+    rows = [
         bisect_left(ids, transaction.xmax) - len({*transaction.active}.intersection(ids))
         for transaction in transactions
     ]
-    rank = [(shown[k], transaction.id > 0) for k, transaction in enumerate(transactions)]
+    rank = [(rows[k], transaction.id > 0) for k, transaction in enumerate(transactions)]
     steps, uncommitted = list[Step](), list[int]()
     for k in sorted(range(len(rank)), key=rank.__getitem__):
         reader, ids_of = transactions[k], {c: transactions[c].id for c in uncommitted}

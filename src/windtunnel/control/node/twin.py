@@ -47,21 +47,21 @@ class Cores:
             part[:] = np.maximum(part, rng.uniform(1, 4) * np.minimum(np.arange(len(part)) / 10, 1))
         demand = 1.5 + np.abs((slow + 1.5) % 3 - 1.5) + rng.normal(0, 0.1, steps) + bursts
         self._demand = iter(np.clip(demand, 0, self.cores).tolist())
-        self.lent = self._short = self._wanted = self._used = 0.0
+        self.lent = self._short = self._demanded = self._used = 0.0
 
     def step(self) -> tuple[float, float, float, float]:
         """What hurt, of what it is a share, and the gain likewise."""
         demand = next(self._demand)
         short = max(0.0, demand - (self.cores - self.lent))
-        self._short, self._wanted, self._used = self._short + short, self._wanted + demand, demand - short
+        self._short, self._demanded, self._used = self._short + short, self._demanded + demand, demand - short
         return float(short > 0), 1.0, self.lent, 1.0
 
     def usage(self, now: float) -> float:
         return self._used
 
     def waited(self) -> float:
-        share = self._short / (self._wanted or 1.0)
-        self._short = self._wanted = 0.0
+        share = self._short / (self._demanded or 1.0)
+        self._short = self._demanded = 0.0
         return share
 
     def lend(self, cores: float = 0.0) -> float:

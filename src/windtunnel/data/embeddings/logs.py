@@ -139,9 +139,9 @@ def _naming(where: str) -> Iterator[None]:
         raise UserError(f"{where}: is damaged or cannot be read ({str(fault).splitlines()[0]})") from None
 
 
-def _parquet(file: str, opened: IO[bytes]) -> Iterator[SampleBlock]:
+def _parquet(file: str, stream: IO[bytes]) -> Iterator[SampleBlock]:
     # read ahead by so much and no more: a column of a row group can be larger than the memory
-    reader = pq.ParquetFile(opened, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True)
+    reader = pq.ParquetFile(stream, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True)
     features = _features(reader.schema_arrow)
 
     def of(group: int) -> Callable[[str], Iterator[FeatureLookups]]:
@@ -212,8 +212,8 @@ def _piece(column: pa.Array) -> FeatureLookups:
     return FeatureLookups(lengths.astype(np.int64), inner.ids, nulls)
 
 
-def _npz(file: str, opened: IO[bytes]) -> SampleBlock:
-    archive = zipfile.ZipFile(opened)
+def _npz(file: str, stream: IO[bytes]) -> SampleBlock:
+    archive = zipfile.ZipFile(stream)
     members = {name.removesuffix(".npy") for name in archive.namelist()}
     features = tuple(name.removesuffix(".ids") for name in sorted(members) if name.endswith(".ids"))
     samples = {}
@@ -240,9 +240,9 @@ def _npz(file: str, opened: IO[bytes]) -> SampleBlock:
                     lengths[1:] -= block[:-1].astype(np.int64)
                     lengths[0] -= int(last[0])
                     last = block[-1:]
-                    wanted = int(lengths.sum())
-                    flat = ids.read(wanted) if (lengths >= 0).all() else lengths[:0]
-                    ragged = len(flat) != wanted
+                    total = int(lengths.sum())
+                    flat = ids.read(total) if (lengths >= 0).all() else lengths[:0]
+                    ragged = len(flat) != total
                     if not ragged:
                         yield FeatureLookups(lengths, flat)
                 if ragged or ids.left:

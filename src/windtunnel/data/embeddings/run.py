@@ -32,7 +32,7 @@ class PlacementRun:
     run: str
     directory: Path
     cluster: str
-    wanted: PlacementRequest
+    request: PlacementRequest
     plan: TablePlacement
     emulated: Iteration
     synthetic: bool
@@ -40,7 +40,7 @@ class PlacementRun:
     def forecast(self) -> dict[str, Any]:
         """What accesses and seconds are forecast from. ``samples``: those held out of the counting;
         ``unseen_rows``: of all tables, rows that only these asked for."""
-        held_out_counts = [table.held_out for table in self.wanted.tables if table.held_out is not None]
+        held_out_counts = [table.held_out for table in self.request.tables if table.held_out is not None]
         if not held_out_counts:
             return {"from": "distribution" if self.synthetic else "counted samples", "samples": 0,
                     "unseen_rows": 0}  # fmt: skip
@@ -51,8 +51,8 @@ class PlacementRun:
         """As values of JSON. Seconds and accesses are emulated."""
         return {
             "run": self.run, "directory": str(self.directory), "cluster": self.cluster,
-            "policy": self.wanted.policy, "tables": len(self.wanted.tables),
-            "bytes": sum(table.total_bytes for table in self.wanted.tables), "summary": self.summary(),
+            "policy": self.request.policy, "tables": len(self.request.tables),
+            "bytes": sum(table.total_bytes for table in self.request.tables), "summary": self.summary(),
             "forecast": self.forecast(), "emulated": to_plain(self.emulated), "plan": to_plain(self.plan),
         }  # fmt: skip
 
@@ -97,7 +97,7 @@ def plan_run(
     if state_bytes is not None:
         tables = tuple(replace(table, state_bytes=state_bytes) for table in tables)
     fast, slow = tiers(where, memory, host_memory)
-    wanted = PlacementRequest(tables, where.world_size, fast, slow, batch, policy, columns, seed)
+    request = PlacementRequest(tables, where.world_size, fast, slow, batch, policy, columns, seed)
     inputs = {
         "cluster": cluster, "synthetic": synthetic, "statistics": str(statistics) if statistics else None,
         "policy": policy, "batch": batch, "memory": fast.capacity, "host_memory": slow.capacity,
@@ -106,12 +106,12 @@ def plan_run(
     run = Store.open().begin(CAPABILITY, inputs, seed)
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
-        plan = decide(wanted)
-        log.decision(CAPABILITY, policy, wanted, plan)
+        plan = decide(request)
+        log.decision(CAPABILITY, policy, request, plan)
         files.write_plan(run.directory / files.PLAN, tables, plan)
-        emulated = iteration(where, wanted, plan)
+        emulated = iteration(where, request, plan)
         planned = PlacementRun(
-            run.id, run.directory, where.name, wanted, plan, emulated, synthetic is not None
+            run.id, run.directory, where.name, request, plan, emulated, synthetic is not None
         )
     run.finish(planned.summary())
     return planned
@@ -124,11 +124,11 @@ def show(planned: PlacementRun) -> None:
     from rich.table import Table as Shown
 
     console, plan, emulated = Console(highlight=False), planned.plan, planned.emulated
-    total = float(sum(table.total_bytes for table in planned.wanted.tables))
-    split = len(plan.shards) - len(planned.wanted.tables)
+    total = float(sum(table.total_bytes for table in planned.request.tables))
+    split = len(plan.shards) - len(planned.request.tables)
     cut = f" ({split} more shards than tables: some are cut into columns)" if split else ""
     console.print(
-        f"[bold]{len(planned.wanted.tables)} tables, {units.size(total)}, on {plan.devices} devices of"
+        f"[bold]{len(planned.request.tables)} tables, {units.size(total)}, on {plan.devices} devices of"
         f" {escape(planned.cluster)}: {units.seconds(emulated.seconds)} an iteration (emulated),"
         f" {units.decimal(emulated.throughput)}samples/s[/]{cut}"
     )
@@ -150,19 +150,19 @@ def show(planned: PlacementRun) -> None:
     bounds += [("proven by the solver", plan.proven)] if plan.proven else []
     words = ", ".join(f"{name} {units.seconds(value)}" for name, value in bounds)
     console.print(
-        f"{planned.wanted.policy} ({plan.solver}): slowest device reads for {units.seconds(plan.slowest)},"
+        f"{planned.request.policy} ({plan.solver}): slowest device reads for {units.seconds(plan.slowest)},"
         f" {plan.reason}"
     )
     console.print(f"bounds: {words}", style="dim")
-    shown = Shown("device", "shards", "fast", "slow", "reading (emulated)", title_justify="left")
+    table = Shown("device", "shards", "fast", "slow", "reading (emulated)", title_justify="left")
     shard_counts = Counter(shard.device for shard in plan.shards)
     order = sorted(range(plan.devices), key=lambda number: (-plan.seconds[number], number))
     for device in sorted(order[:SHOWN]):
-        shown.add_row(
+        table.add_row(
             str(device), str(shard_counts[device]), units.size(float(plan.fast_bytes[device])),
             units.size(float(plan.slow_bytes[device])), units.seconds(plan.seconds[device]),
         )  # fmt: skip
-    console.print(shown)
+    console.print(table)
     if plan.devices > SHOWN:
         console.print(f"the {SHOWN} slowest of {plan.devices} devices", style="dim")
     console.print(f"Run {planned.run}   Plan: {escape(str(planned.directory / files.PLAN))}", soft_wrap=True)

@@ -120,11 +120,11 @@ class Iteration:
         return float(times.max() / max(times.min(), 1e-12)), float(times.max() / times.mean())
 
 
-def iteration(cluster: Cluster, wanted: PlacementRequest, plan: TablePlacement) -> Iteration:
+def iteration(cluster: Cluster, request: PlacementRequest, plan: TablePlacement) -> Iteration:
     """An average one on ``cluster``, whose devices are the plan's."""
-    shards, named = plan.shards, {table.name: table for table in wanted.tables}
+    shards, named = plan.shards, {table.name: table for table in request.tables}
     mine = [named[shard.table] for shard in shards]
-    touched = accesses(wanted.tables, shards, wanted.batch)
+    touched = accesses(request.tables, shards, request.batch)
     device = np.array([shard.device for shard in shards])
     width = np.array([shard.last - shard.first for shard in shards])
     item = np.array([ITEM_BYTES[table.dtype] for table in mine])
@@ -132,18 +132,18 @@ def iteration(cluster: Cluster, wanted: PlacementRequest, plan: TablePlacement) 
     # accesses count parts of rows: back to reads of the shard
     part = (width / np.array([table.dim for table in mine]))[:, None]
     reads, rows = touched.raw / part, touched.distinct / part
-    pace = 1 / np.array([wanted.fast.bandwidth, wanted.slow.bandwidth])
+    pace = 1 / np.array([request.fast.bandwidth, request.slow.bandwidth])
     lookups = (reads * (width * item)[:, None]) @ pace
     updates = (rows * 2 * stored[:, None]) @ pace + reads.sum(1) * width * item * pace[0]
     ahead, back = (np.bincount(device, some, plan.devices) for some in (lookups, updates))
-    samples = wanted.batch / plan.devices
+    samples = request.batch / plan.devices
     requests = np.bincount(device, reads.sum(1) * ID_BYTES / plan.devices, plan.devices)
     pooled = ~np.array([table.sequence for table in mine])
     vectors = np.where(pooled, samples, reads.sum(1) / plan.devices) * width * item
     answers = np.bincount(device, vectors, plan.devices)
     (of_ids, ids), (of_sums, sums) = (_exchange(cluster, some) for some in (requests, answers))
     return Iteration(
-        wanted.batch, float(ahead.max()), float(back.max()), of_ids + 2 * of_sums,
+        request.batch, float(ahead.max()), float(back.max()), of_ids + 2 * of_sums,
         tuple(map(float, ahead + back)),
         _pair(touched.raw.sum(0)), _pair(touched.distinct.sum(0)), _pair(ids + 2 * sums),
     )  # fmt: skip

@@ -98,8 +98,8 @@ def characterise(
         for batch in reader.batches(split, 0):
             out += pa.ipc.get_record_batch_size(batch)
     seconds = time.perf_counter() - begin
-    meter, rows_kept = reader.meter, reader.meter.output_rows
-    if not rows_kept:
+    meter, output_rows = reader.meter, reader.meter.output_rows
+    if not output_rows:
         raise UserError(f"{session.table}: no row meets where, accepted is a filter that leaves some")
     counts = {"dense": 0, "sparse": 0, "other": 0}
     files = TableFiles(session.table, session.storage, ReadMeter())  # what it reads is no part of the session
@@ -124,17 +124,17 @@ def characterise(
         for first, last in (footer.chunk(group, path) for path in reader.paths(footer))
     )
     coverage, length = _first_split(session)
-    memory = 2 * (meter.nbytes + meter.decoded + meter.output_bytes) / rows_kept
-    rate = rows_kept / seconds
+    memory = 2 * (meter.nbytes + meter.decoded + meter.output_bytes) / output_rows
+    rate = output_rows / seconds
     return Character(
         files=len(footers), row_groups=sum(footer.metadata.num_row_groups for footer in footers),
         table_rows=sum(footer.metadata.num_rows for footer in footers),
         stored_bytes=sum(footer.size for footer in footers), session_bytes=session_bytes, **counts,
         used=len(reader.sources), used_bytes=read_bytes / session_bytes, coverage=coverage, length=length,
-        rows=meter.rows, kept=rows_kept, reads=meter.reads, read_bytes=meter.nbytes,
+        rows=meter.rows, kept=output_rows, reads=meter.reads, read_bytes=meter.nbytes,
         wanted_bytes=meter.wanted, seconds=seconds,
-        cpu={name: meter.seconds.get(name, 0.0) / rows_kept for name in PHASES}, memory=memory,
-        bandwidth=memory * rate, network_in=meter.nbytes / rows_kept, network_out=out / rows_kept,
+        cpu={name: meter.seconds.get(name, 0.0) / output_rows for name in PHASES}, memory=memory,
+        bandwidth=memory * rate, network_in=meter.nbytes / output_rows, network_out=out / output_rows,
         demand=demand, stall=None if demand is None else max(0.0, 1 - rate / demand),
         workers=None if demand is None else math.ceil(demand / rate),
     )  # fmt: skip
@@ -143,7 +143,7 @@ def characterise(
 def lines(character: Character) -> list[tuple[str, str, str]]:
     """What, how much, and how it is known, for a table on the terminal."""
     stored = character.dense + character.sparse + character.other
-    shown = [
+    rows = [
         ("table", f"{units.size(character.stored_bytes)}, {character.table_rows:,} rows", "from footers"),
         ("of it for the session", units.size(character.session_bytes), "from footers"),
         (
@@ -181,8 +181,8 @@ def lines(character: Character) -> list[tuple[str, str, str]]:
     ]
     if character.demand is not None and character.stall is not None:
         words = f"{units.share(character.stall)} with one worker, {character.workers:,} workers for none"
-        shown.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
-    return shown
+        rows.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
+    return rows
 
 
 def _features(files: TableFiles, column: pa.Field) -> list[tuple[pa.DataType, int]]:

@@ -19,7 +19,7 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 def mask(columns: dict[str, pa.Array], session: IngestSession, count: int) -> pa.BooleanArray | None:
     """Which rows meet the filter; a comparison with null is not met."""
-    met = None
+    mask = None
     for name, operator, value in session.where:
         column = columns[name]
         try:
@@ -38,8 +38,8 @@ def mask(columns: dict[str, pa.Array], session: IngestSession, count: int) -> pa
                 f" {value!r}, accepted is a value of that type"
             ) from None
         result = pc.fill_null(result, False)
-        met = result if met is None else pc.and_(met, result)
-    return met
+        mask = result if mask is None else pc.and_(mask, result)
+    return mask
 
 
 def _literal(value: Any, kind: pa.DataType) -> pa.Scalar:
@@ -63,11 +63,11 @@ def outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType)
                 return all(outside("==", each, least, most, kind) for each in value)
             case "==" | "<" | "<=" | ">" | ">=":
                 bound = _literal(value, kind).as_py()
-                met = {
+                results = {
                     "==": least <= bound <= most, "<": least < bound, "<=": least <= bound, ">": most > bound,
                     ">=": most >= bound,
                 }  # fmt: skip
-                return not met[operator]
+                return not results[operator]
     except (pa.ArrowException, TypeError, ValueError):
         pass  # of types that do not compare, or a value that the type cannot hold
     return False

@@ -84,16 +84,16 @@ def reuse(sessions: Sequence[IngestSession]) -> Reuse:
                 footer.chunk(group, path) for group in range(footer.metadata.num_row_groups) for path in paths
             ]
             sizes[name] = sizes.get(name, 0) + sum(last - first for first, last in chunks)
-    wanted: dict[str, int] = {}
+    requested: dict[str, int] = {}
     for session in sessions:
         for name in {source.column for source in Reader(session).sources.values()}:
-            wanted[name] = wanted.get(name, 0) + 1
-    ranked = sorted(wanted, key=lambda name: (-wanted[name], name))
+            requested[name] = requested.get(name, 0) + 1
+    ranked = sorted(requested, key=lambda name: (-requested[name], name))
     stored = np.cumsum([0] + [sizes[name] for name in ranked])
-    read = np.cumsum([0] + [sizes[name] * wanted[name] for name in ranked])
+    read = np.cumsum([0] + [sizes[name] * requested[name] for name in ranked])
     total = max(1, sum(sizes.values()))
     popular = float(np.interp(0.8 * read[-1], read, stored)) / total
-    return Reuse(len(sizes), sum(sizes.values()), int(stored[-1]), popular, wanted)
+    return Reuse(len(sizes), sum(sizes.values()), int(stored[-1]), popular, requested)
 
 
 def lay_out(
@@ -224,8 +224,8 @@ def best_order(
         ends = dict(zip(order, np.cumsum([sizes[name] for name in order]).tolist(), strict=True))
         nbytes, reads = 0.0, 0
         for session in sorted(set().union(*signatures.values())):
-            wanted = [(int(ends[n] - sizes[n]), int(ends[n])) for n in order if session in signatures[n]]
-            merged = merge(wanted, hole)
+            requested = [(int(ends[n] - sizes[n]), int(ends[n])) for n in order if session in signatures[n]]
+            merged = merge(requested, hole)
             nbytes += sum(last - first for first, last in merged)
             reads += len(merged)
         return nbytes, reads
@@ -235,10 +235,10 @@ def best_order(
 
 def _features(files: TableFiles, sessions: Sequence[IngestSession]) -> list[str]:
     """The columns that the new table has, in the old one's order."""
-    wanted = {name for session in sessions for name in needed(session)}
+    requested = {name for session in sessions for name in needed(session)}
     names: list[str] = []
     for column in files.footer(files.names[0]).schema:
-        parts = column.name in wanted or not any(name.startswith(f"{column.name}/") for name in wanted)
+        parts = column.name in requested or not any(name.startswith(f"{column.name}/") for name in requested)
         if pa.types.is_struct(column.type) and not parts:
             names += [f"{column.name}/{field.name}" for field in column.type]
         elif pa.types.is_map(column.type) and not parts:

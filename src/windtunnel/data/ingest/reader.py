@@ -42,9 +42,9 @@ def splits(session: IngestSession) -> tuple[TableSplit, ...]:
         UserError: the table or one of its files cannot be read, lacks a column or has it of another type than
             the first file, or the session's filter or transforms do not take the columns.
     """
-    global _opened
-    _opened = Reader(session)
-    return _opened.splits()
+    global _reader
+    _reader = Reader(session)
+    return _reader.splits()
 
 
 def batches(session: IngestSession, split: TableSplit, epoch: int) -> Iterator[pa.RecordBatch]:
@@ -54,10 +54,10 @@ def batches(session: IngestSession, split: TableSplit, epoch: int) -> Iterator[p
     Raises:
         UserError: as of `splits`, or a file is corrupt (with row group and column) or is another by now.
     """
-    global _opened
-    if _opened is None or _opened.session != session:
-        _opened = Reader(session)
-    return _opened.batches(split, epoch)
+    global _reader
+    if _reader is None or _reader.session != session:
+        _reader = Reader(session)
+    return _reader.batches(split, epoch)
 
 
 def order(session: IngestSession, count: int, epoch: int) -> list[int]:
@@ -67,7 +67,7 @@ def order(session: IngestSession, count: int, epoch: int) -> list[int]:
     return [int(number) for number in np.random.default_rng([session.seed, epoch]).permutation(count)]
 
 
-_opened: Reader | None = None
+_reader: Reader | None = None
 """Who reads split after split of one session need not read footers again."""
 
 
@@ -299,15 +299,15 @@ class Reader:
 
     def paths(self, footer: Footer) -> list[str]:
         """The leaf columns of a file that are read."""
-        wanted_paths: dict[str, None] = {}
+        paths: dict[str, None] = {}
         for source in self.sources.values():
             leaves = footer.leaves.get(source.column, ())
             beneath = f"{source.column}.{source.key}"
             struct = source.key is not None and pa.types.is_struct(footer.schema.field(source.column).type)
-            wanted_paths |= dict.fromkeys(
+            paths |= dict.fromkeys(
                 path for path in leaves if not struct or path == beneath or path.startswith(f"{beneath}.")
             )
-        return list(wanted_paths)
+        return list(paths)
 
     def _ruled_out(self, footer: Footer, group: int) -> bool:
         """Statistics say that no row of the group meets the filter."""

@@ -85,12 +85,12 @@ def features(name: str, seed: int = 0) -> tuple[Feature, ...]:
         coverages = np.clip(coverages * model.coverage / coverages.mean(), 0.01, 1)
         lengths = rng.lognormal(0, 0.7, count)
         lengths *= model.length / lengths.mean() if kind == "sparse" else 0
-        wanted = rng.permutation(count) + 1.0
+        ranks = rng.permutation(count) + 1.0
         for place in range(count):
             drawn_features.append(
                 Feature(
                     f"{kind}/{place}", float(coverages[place]), float(lengths[place]),
-                    float(wanted[place] ** -model.skew),
+                    float(ranks[place] ** -model.skew),
                 )
             )  # fmt: skip
     return tuple(drawn_features)
@@ -176,8 +176,8 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[IngestSe
 
 def _by_popularity(candidates: Sequence[Feature], rng: np.random.Generator) -> list[Feature]:
     weights = np.array([feature.popularity for feature in candidates])
-    order = rng.choice(len(candidates), len(candidates), replace=False, p=weights / weights.sum())
-    return [candidates[place] for place in order]
+    ranks = rng.choice(len(candidates), len(candidates), replace=False, p=weights / weights.sum())
+    return [candidates[place] for place in ranks]
 
 
 def _values(feature: Feature, rows: int, rng: np.random.Generator) -> pa.Array:

@@ -74,13 +74,13 @@ def run(
             now = period * world.period + step * STEP
             serving = sum(at <= now for at in ready)
             room = world.buffer * max(serving, 1) - stock
-            made_now = min(rate * serving * STEP, max(0.0, room) + demand(now) * STEP)
-            stock += made_now
+            batches = min(rate * serving * STEP, max(0.0, room) + demand(now) * STEP)
+            stock += batches
             took = min(stock, demand(now) * STEP)
             stock -= took
-            produced += made_now
+            produced += batches
             consumed += took
-            busy += made_now / rate
+            busy += batches / rate
             stalled += STEP * (1 - took / (demand(now) * STEP)) if demand(now) else 0.0
             fill += stock / (world.buffer * max(serving, 1)) * STEP
         end = (period + 1) * world.period
@@ -108,6 +108,10 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
         }
     assert isinstance(decision, PoolSize)
     rate = observation.produced / observation.busy if observation.produced and observation.busy else 0.0
-    wanted = observation.consumed / observation.period / max(1 - observation.stalled, 0.1)
-    stalled = max(0.0, 1 - decision.workers * rate / wanted) * observation.period if rate and wanted else 0.0
+    demand_rate = observation.consumed / observation.period / max(1 - observation.stalled, 0.1)
+    stalled = (
+        max(0.0, 1 - decision.workers * rate / demand_rate) * observation.period
+        if rate and demand_rate
+        else 0.0
+    )
     return {"stalled_seconds": stalled, "worker_seconds": decision.workers * observation.period, "waits": 0.0}

@@ -81,7 +81,7 @@ def run(
     if count < 1 or seeds < 1:
         raise UserError(f"`rounds` {count}, `seeds` {seeds}; accepted are whole numbers from 1 up")
     base, training = settings or Settings(), training or LocalTraining()
-    wanted = [replace(base, scheme=scheme, groups=groups, devices=sample) for scheme in schemes]
+    requests = [replace(base, scheme=scheme, groups=groups, devices=sample) for scheme in schemes]
     inputs = {"data": data, "split": split, "schemes": [*schemes], "model": model_name, "devices": devices}
     outcomes = list[SchemeOutcome]()
     store_run = Store.open().begin(CAPABILITY, inputs, 0)
@@ -89,8 +89,8 @@ def run(
         for seed in range(seeds):
             samples = federation(data, split, devices, np.random.default_rng((seed, 2)))
             shape = model(model_name, samples.train.x.shape[1], samples.train.classes)
-            for own in wanted:
-                progress(f"{own.scheme}, seed {seed}", len(outcomes) / (seeds * len(wanted)))
+            for own in requests:
+                progress(f"{own.scheme}, seed {seed}", len(outcomes) / (seeds * len(requests)))
                 completed, number = [], 0
                 for observation, decision, done in rounds(
                     samples, shape, own, training, links=[device_link] * devices, server_link=server_link,

@@ -123,9 +123,9 @@ def _pack_program(number: int, program: Program, keep: bool) -> _Part:
     after, dep_count, dep_node = _prune(queue, dep_ptr, dep, queues)
     slot, slots = np.arange(n, dtype=np.int32), n
     if not keep:
-        wanted = np.unique(dep_node)
-        slot, slots = np.full(n, -1, np.int32), len(wanted)
-        slot[wanted] = np.arange(slots)
+        targets = np.unique(dep_node)
+        slot, slots = np.full(n, -1, np.int32), len(targets)
+        slot[targets] = np.arange(slots)
     bounds = starts(dep_count)
     nodes = np.empty(n, NODE)
     nodes["duration"] = program.duration

@@ -69,7 +69,7 @@ def skeleton(
     Raises:
         ValueError: joins wait for each other in a circle.
     """
-    builder = _Made()
+    builder = _SkeletonMarks()
     runs = [_Runs(program, copies) for program in job.programs]
     ends = tuple(
         _walk(builder, job, rank, runs[job.rank_program[rank]], barrier, receives)
@@ -128,7 +128,7 @@ class _Runs:
 
 
 @dataclass
-class _Made:
+class _SkeletonMarks:
     """Marks as they are made: (join, terms), and those of joins."""
 
     marks: list[tuple[int, Terms]] = field(default_factory=list)
@@ -171,12 +171,12 @@ class _Made:
 
         keep = {*ends, *self.joins.values()}
         terms = {mark: resolved(after) for mark, (_, after) in enumerate(self.marks)}
-        wanted = sorted(keep)
-        reachable = set(wanted)
-        for mark in wanted:  # grows while it is read
+        nodes = sorted(keep)
+        reachable = set(nodes)
+        for mark in nodes:  # grows while it is read
             new = {term for term, _ in terms[mark]} - reachable
             reachable |= new
-            wanted += sorted(new)
+            nodes += sorted(new)
         graph = {mark: {term for term, back in terms[mark] if not back} for mark in sorted(reachable)}
         try:
             order = [*TopologicalSorter(graph).static_order()]
@@ -193,7 +193,7 @@ class _Made:
 
 
 def _walk(
-    builder: _Made,
+    builder: _SkeletonMarks,
     job: ReplayJob,
     rank: int,
     runs: _Runs,

@@ -103,9 +103,9 @@ def random_graph(
         return float(max(1.0, round(drawn))) if whole else float(drawn + 0.05 * seconds)
 
     for k in range(tasks):
-        wanted = min(k, int(rng.poisson(degree)))
+        count = min(k, int(rng.poisson(degree)))
         gates = []
-        for j in sorted(rng.choice(k, wanted, replace=False).tolist() if wanted else []):
+        for j in sorted(rng.choice(k, count, replace=False).tolist() if count else []):
             gates.append(f"t{j}")
             if where[j] != where[k]:
                 gates[-1] = f"t{j}-t{k}"

@@ -34,14 +34,14 @@ def plan(
     document = read_mapping(file, "file of jobs")
     jobs_and_resources = check(document, str(file))
     other = check(changed(document, what_if), f"{file} with `what_if`") if what_if else None
-    wanted = SCHEDULES if schedule == "all" else (schedule,)
+    names = SCHEDULES if schedule == "all" else (schedule,)
     with ExitStack() as stack:
         event_log = stack.enter_context(closing(EventLog(log))) if log else None
         return {
             "file": str(file),
             "jobs": {job.name: to_plain(paths(job, jobs_and_resources[1])) for job in jobs_and_resources[0]},
-            "runs": {name: _run(jobs_and_resources, name, event_log, real=real) for name in wanted},
-            "what_if": {name: _run(other, name) for name in wanted} if other else {},
+            "runs": {name: _run(jobs_and_resources, name, event_log, real=real) for name in names},
+            "what_if": {name: _run(other, name) for name in names} if other else {},
         }
 
 

@@ -247,10 +247,10 @@ class _Trace:
     def step(self, folder: Path) -> TrainingStep:
         world = tuple(range(len(self.programs)))
         for key, (call, path) in self.calls.items():
-            wanted = 2 if call.kind == "send" else len((call.groups or (world,))[0])
-            if self.met[key] != wanted:
+            members = 2 if call.kind == "send" else len((call.groups or (world,))[0])
+            if self.met[key] != members:
                 raise UserError(
-                    f"{path}: {call.kind} of {call.nbytes:g} bytes is met by {self.met[key]} of {wanted}"
+                    f"{path}: {call.kind} of {call.nbytes:g} bytes is met by {self.met[key]} of {members}"
                     " ranks"
                 )
         number = {key: place for place, key in enumerate(self.calls)}

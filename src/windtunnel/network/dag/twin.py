@@ -46,7 +46,7 @@ class _TwinTask:
     def __init__(self, job: str, task: GraphTask, factor: float) -> None:
         self.true, self.begin = task.size, 0.0
         self.flow: int | None = None
-        self.shown = PendingTask(
+        self.observed = PendingTask(
             job, replace(task, size=task.size * factor), task.size * factor, not task.after
         )
 
@@ -57,12 +57,12 @@ class _TwinTask:
 
     def pending(self, world: World, under_way: Mapping[Key, _TwinTask]) -> PendingTask:
         """What is seen of it."""
-        shown = self.shown
+        pending = self.observed
         if self.flow is not None:
-            return shown.under_way(self.true - world.left(self.flow))
-        if not shown.ready and not any((shown.job, name) in under_way for name in shown.task.after):
-            self.shown = replace(shown, ready=True)
-        return self.shown
+            return pending.under_way(self.true - world.left(self.flow))
+        if not pending.ready and not any((pending.job, name) in under_way for name in pending.task.after):
+            self.observed = replace(pending, ready=True)
+        return self.observed
 
 
 def emulate(
@@ -110,7 +110,7 @@ def emulate(
             for share in decision.shares:
                 state, key = here[share.job, share.task], (share.job, share.task)
                 if state.flow is None:
-                    loads = {links[name]: times for name, times in state.shown.task.loads}
+                    loads = {links[name]: times for name, times in state.observed.task.loads}
                     flows[state.start(world, loads)] = key
                 assert state.flow is not None
                 world.change(state.flow, weight=share.weight, cap=share.cap, priority=share.priority)

@@ -83,7 +83,7 @@ def emulate(
     meter = WindowMeter(settings, [(entity.name, entity.weight) for entity in tenants])
     policy, first, decision = POLICIES.get(arm), None, None
     waits: list[float] = []
-    marked, seen_flows = np.zeros(len(flows), np.int64), np.zeros(len(tenants), np.int64)
+    marked, flow_counts = np.zeros(len(flows), np.int64), np.zeros(len(tenants), np.int64)
     before = simulation.flows["acks"].copy()
     for turn in range(1, round(seconds / PERIOD) + 1):
         now = turn * PERIOD
@@ -99,11 +99,11 @@ def emulate(
         acks = simulation.flows["acks"].copy()
         new = (acks > before) & (marked < meter.round) & (whose >= 0)
         marked[new], before = meter.round, acks
-        seen_flows = seen_flows + np.bincount(whose[new], minlength=len(tenants))
+        flow_counts = flow_counts + np.bincount(whose[new], minlength=len(tenants))
         if policy is None:
             continue
         acked = np.array([acks[whose == place].sum() for place in range(len(tenants))])
-        decision = policy(meter.look(now, backlog, acked, seen_flows))
+        decision = policy(meter.look(now, backlog, acked, flow_counts))
         meter.took(decision)
         _cap(simulation, whose, decision)
     assert first is not None

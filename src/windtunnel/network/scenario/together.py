@@ -369,8 +369,8 @@ class _Shared:
                         left = self.world.left(flows[k, i])
                     elif ready:
                         left = max(0.0, iteration.ready[i] + task.size - self.world.now)
-                    begun, shown = ready and task.kind == "compute", self._shown(job, k, i, live)
-                    pending.append(PendingTask(job.name, shown, left, ready, begun))
+                    begun, graph_task = ready and task.kind == "compute", self._shown(job, k, i, live)
+                    pending.append(PendingTask(job.name, graph_task, left, ready, begun))
         return tuple(pending)
 
     def _shown(self, job: _TenantJob, k: int, i: int, live: Sequence[int]) -> GraphTask:

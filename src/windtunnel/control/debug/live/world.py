@@ -109,14 +109,14 @@ class ReplayedWorld:
                 recorded = self.trace.transactions[step.run]
                 if recorded.request not in self.trace.functions:
                     self._make(step.run, recorded, recorded.request, recorded.handler, recorded.args)
-                elif wanted := self._next(recorded.request):  # else it does less than was recorded
+                elif operation := self._next(recorded.request):  # else it does less than was recorded
                     self._answers[recorded.request].append(
-                        self._make(step.run, recorded, recorded.request, *wanted)
+                        self._make(step.run, recorded, recorded.request, *operation)
                     )
             self._commit(list(self._open))
             for number in (number for number, line in self.trace.functions.items() if "over" in line):
-                while wanted := self._next(number):
-                    self._answers[number].append(self._make(-1, None, number, *wanted))
+                while operation := self._next(number):
+                    self._answers[number].append(self._make(-1, None, number, *operation))
                     if len(self._answers[number]) > MOST:
                         raise ScriptError(f"debug: request {number} goes on after {MOST} transactions")
             self.rows = self._all_rows()
@@ -142,8 +142,8 @@ class ReplayedWorld:
 
         try:
             self.handlers[line["name"]](SimpleNamespace(run=run), **line["args"])
-        except WantedTransaction as wanted:
-            return wanted.args  # type: ignore[return-value]
+        except WantedTransaction as operation:
+            return operation.args  # type: ignore[return-value]
         except Exception:  # it did then, too, or its transactions differ
             pass
         return None

@@ -239,9 +239,9 @@ class TieredEmbeddingBag(torch.nn.Module):
         """For ``load_state_dict``: of whatever tiers and order."""
         names = self.rule.saved(self.name, self.rows).tensors
         shapes = {name: list(tensor.shape) for name, tensor in state.items() if name != "steps"}
-        wanted = {name: [self.rows, width] for name, width in names.items()}
-        if shapes != wanted:
-            raise self._ids.wrong(f"a state of {shapes}; accepted is one of {wanted}")
+        expected = {name: [self.rows, width] for name, width in names.items()}
+        if shapes != expected:
+            raise self._ids.wrong(f"a state of {shapes}; accepted is one of {expected}")
         chunks = ((torch.arange(first, last), torch.cat([state[name][first:last].cpu() for name in names], 1))
                   for first, last in checkpoint.spans(self.rows))  # fmt: skip
         self._replace(state["steps"], chunks)

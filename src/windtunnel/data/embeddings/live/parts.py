@@ -42,15 +42,15 @@ class RowRequests:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._asked = torch.zeros(self.world, dtype=torch.long)
+        self._requests = torch.zeros(self.world, dtype=torch.long)
         none = torch.empty(0, dtype=torch.long)
         self._passes = [(none, none, none)]  # of each pass who asked and how many rows, by part; their places
 
     def numbered(self, ranks: Tensor) -> Tensor:
         """A key for each part asked for, whose ranks ascend: its number times the world, and its rank."""
         counts = torch.bincount(ranks, minlength=self.world)
-        first = self._asked - counts.cumsum(0) + counts
-        self._asked += counts
+        first = self._requests - counts.cumsum(0) + counts
+        self._requests += counts
         return (first[ranks] + torch.arange(len(ranks))) * self.world + ranks
 
     def answer(

@@ -151,7 +151,7 @@ class ShardedEmbedding(torch.nn.Module):
         ids [n] and offsets [bags] of a pooled one give sums [bags, dim]."""
         tensors, offsets, wrong = checked(batch, self.request.tables, self._ids)
         training = torch.is_grad_enabled() and self.rules[0].optimizer is not None
-        wanted, inverses, cuts = [], [], dict[int, Cut]()
+        table_ranks, inverses, cuts = [], [], dict[int, Cut]()
         for number, (ids, table_ids) in enumerate(zip(tensors, self._ids, strict=True)):
             tensor = table_ids.ranks(ids)
             if number in self._parts:
@@ -161,13 +161,13 @@ class ShardedEmbedding(torch.nn.Module):
             if self.request.distinct:
                 tensor, inverse = torch.unique(tensor, return_inverse=True)
                 inverses.append(inverse)
-            wanted.append(tensor)
+            table_ranks.append(tensor)
         for tiers in self.tiers:
             tiers.drop()
-        vectors = self._ask(wanted, wrong, cuts=cuts, training=training)
+        vectors = self._ask(table_ranks, wrong, cuts=cuts, training=training)
         outputs = {}
         for number, (name, tensor) in enumerate(zip(self.names, vectors, strict=True)):
-            ranks = wanted[number]
+            ranks = table_ranks[number]
             if number in cuts:
                 ranks = self._parts[number].numbered(cuts[number].ranks) if training else NONE
             elif inverses:
@@ -193,12 +193,12 @@ class ShardedEmbedding(torch.nn.Module):
         ranks, values = [], []
         for number, (layout, pending) in enumerate(zip(self.layouts, self._pending, strict=True)):
             table = self.request.tables[number]
-            looked = torch.cat([NONE, *(tensor for tensor, _ in pending)])
+            ranks_looked_up = torch.cat([NONE, *(tensor for tensor, _ in pending)])
             gradient = torch.cat([torch.empty(0, table.dim), *(tensor for _, tensor in pending)])
             once = self.request.distinct or number in self._parts
-            folded = looked >= 0 if once else looked < layout.hot
-            first, summed = fold(looked[folded], gradient[folded])
-            ranks.append(torch.cat([first, looked[~folded]]))
+            folded = ranks_looked_up >= 0 if once else ranks_looked_up < layout.hot
+            first, summed = fold(ranks_looked_up[folded], gradient[folded])
+            ranks.append(torch.cat([first, ranks_looked_up[~folded]]))
             values.append(torch.cat([summed, gradient[~folded]]))
         stepping = torch.tensor([len(pending) for pending in self._pending])
         parts = self._parts
@@ -348,8 +348,8 @@ class ShardedEmbedding(torch.nn.Module):
 
         phases = ("ids", "vectors") if whole < 0 else ("moved", "moved")
         far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, tensors, strict=True)]
-        wanted = [ranks[some] for ranks, some in zip(tensors, far, strict=True)]
-        (to, where), cuts = self._destinations(wanted), cuts or {}
+        table_ranks = [ranks[some] for ranks, some in zip(tensors, far, strict=True)]
+        (to, where), cuts = self._destinations(table_ranks), cuts or {}
         for number, part in cuts.items():
             to[number], where[number] = part.to, part.places
         head = torch.tensor([(wrong is not None) + 2 * training])

@@ -61,10 +61,10 @@ class Tiers:
         if self.slow is None:
             return rows.to(self.device)
         slow = rows >= self.fast_rows
-        wanted = rows[slow]
-        if not len(wanted):
+        slow_rows = rows[slow]
+        if not len(slow_rows):
             return rows.to(self.device)
-        distinct, inverse = torch.unique(wanted, return_inverse=True)
+        distinct, inverse = torch.unique(slow_rows, return_inverse=True)
         return rows.masked_scatter(slow, self._stage(distinct)[inverse]).to(self.device)
 
     def touched(self, places: Tensor) -> None:

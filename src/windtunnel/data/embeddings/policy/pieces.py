@@ -88,7 +88,7 @@ def build_pieces(
     faster = 1 / slow.bandwidth - 1 / fast.bandwidth
     for place, (table, widths) in enumerate(zip(tables, columns, strict=True)):
         ranks, shares = table.curve()
-        more, wanted = np.diff(ranks), np.diff(shares)
+        more, lookups = np.diff(ranks), np.diff(shares)
         begin = 0
         for width in widths:
             read = batch * table.lookups * width * ITEM_BYTES[table.dtype]
@@ -96,7 +96,7 @@ def build_pieces(
             piece.append(np.full(len(more), float(len(of))))
             rows.append(more)
             nbytes.append(here)
-            saves.append(read * wanted * faster)
+            saves.append(read * lookups * faster)
             # a curve read from a file is concave but for rounding
             density.append(np.minimum.accumulate(saves[-1] / here))
             seconds.append(read / slow.bandwidth)

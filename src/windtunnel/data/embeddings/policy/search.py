@@ -117,7 +117,7 @@ class _Search:
         self.curves = curves = _Curves.of(cut, value)
         gains = curves.saves - value * curves.nbytes
         self.weights = curves.slow - gains.max(1)
-        self.wanted = curves.nbytes[np.arange(len(cut)), gains.argmax(1)]
+        self.fast_bytes = curves.nbytes[np.arange(len(cut)), gains.argmax(1)]
         density = cut.saves / cut.nbytes
         near = float(cut.nbytes[(density < 1.5 * value) & (density > value / 1.5)].sum())
         self.bend = 0.5 * devices * value * (1.5 - 1 / 1.5) / near if near else 0.0
@@ -133,7 +133,7 @@ class _Search:
         np.add.at(self.saves, where, self.curves.saves)
         self.slow = np.bincount(where, self.cut.slow, self.devices).astype(float)
         self.total = np.bincount(where, self.cut.total, self.devices).astype(float)
-        self.over = np.bincount(where, self.wanted, self.devices) - self.capacity
+        self.over = np.bincount(where, self.fast_bytes, self.devices) - self.capacity
         self.seconds = self._seconds(self.nbytes, self.saves, self.slow)
 
     def _seconds(self, nbytes: Floats, saves: Floats, slow: Floats) -> Floats:
@@ -202,13 +202,13 @@ class _Search:
         # after the pieces of other devices: nothing comes back, one column for each device
         device = np.concatenate([self.where[others], np.arange(self.devices)])
         nothing = np.zeros(self.devices)
-        moved, wanted, swelling = (
+        moved, nbytes, swelling = (
             some[mine][:, None] - np.concatenate([some[others], nothing])
-            for some in (self.weights, self.wanted, self.cut.total)
+            for some in (self.weights, self.fast_bytes, self.cut.total)
         )
-        bent = self.bend * wanted
-        mine_after = self.seconds[hot] - moved + bent * (wanted - 2 * self.over[hot])
-        theirs = self.seconds[device] + moved + bent * (wanted + 2 * self.over[device])
+        bent = self.bend * nbytes
+        mine_after = self.seconds[hot] - moved + bent * (nbytes - 2 * self.over[hot])
+        theirs = self.seconds[device] + moved + bent * (nbytes + 2 * self.over[device])
         after = self._pair(np.maximum(mine_after, 0), np.maximum(theirs, 0), sharp)
         after[
             (device == hot)[None, :]
@@ -250,7 +250,7 @@ class _Search:
         came, self.where[piece] = self.where[piece], to
         for mine, some in (
             (self.nbytes, self.curves.nbytes), (self.saves, self.curves.saves), (self.slow, self.curves.slow),
-            (self.total, self.cut.total), (self.over, self.wanted),
+            (self.total, self.cut.total), (self.over, self.fast_bytes),
         ):  # fmt: skip
             mine[came] -= some[piece]
             mine[to] += some[piece]

@@ -79,7 +79,7 @@ class PublishingPipeline:
         self._sent: Queue[tuple[Position, list[Future[Any]]]] = Queue(DEPTH)
         self._ended = threading.Event()
         self._changed = threading.Condition()
-        self._wanted = 0
+        self._target = 0
         pipelined = (self._fetching, self._publishing, self._sending, self._acknowledging)
         works = (*(pipelined if flow.pipelined else (self._in_turn,)), self._syncing)
         self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
@@ -99,7 +99,7 @@ class PublishingPipeline:
             Ended: this pipeline will not do it.
         """
         with self._changed:
-            self._wanted = max(self._wanted, sequence)
+            self._target = max(self._target, sequence)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.synced >= sequence or self._ended.is_set(), timeout)
             if self.synced >= sequence:
@@ -235,7 +235,7 @@ class PublishingPipeline:
         while self.primary:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._ended.is_set() or self.synced < self._wanted <= self.transferred.sequence
+                    lambda: self._ended.is_set() or self.synced < self._target <= self.transferred.sequence
                 )
                 if self._ended.is_set():
                     return

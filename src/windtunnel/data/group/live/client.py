@@ -126,7 +126,7 @@ class _Control:
         self.name, self._group = member.name, group
         self._link = connect(member.address, group.secret, group.patience)
         self._link.sock.settimeout(None)
-        self._asked: dict[int, Future[Frame]] = {}
+        self._requests: dict[int, Future[Frame]] = {}
         self._numbers, self._turn = itertools.count(1), threading.Lock()
         self._error: Exception | None = None
         threading.Thread(target=self._read, name=f"group-{self.name}", daemon=True).start()
@@ -139,7 +139,7 @@ class _Control:
         with self._turn:
             if self._error is not None:
                 raise self._error
-            self._asked[number := next(self._numbers)] = future
+            self._requests[number := next(self._numbers)] = future
             frame = Frame(kind, self._group.epoch, number, a, b, payload=payload)
             with contextlib.suppress(OSError):  # the reader says why
                 self._link.sock.sendall(self._link.pack(frame))
@@ -148,7 +148,7 @@ class _Control:
         except FutureTimeout as error:
             raise GroupHalted(f"{self.name} does not answer", [self.name]) from error
         finally:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
         if answer.kind == FrameKind.STALE:
             raise StaleEpoch(self._group.epoch, answer.a)
         if answer.kind == FrameKind.FAILED:
@@ -159,11 +159,11 @@ class _Control:
         try:
             while True:
                 frame = self._link.receive()
-                if frame.sequence not in self._asked or frame.kind < FrameKind.STALE:
+                if frame.sequence not in self._requests or frame.kind < FrameKind.STALE:
                     self._group._receive(self.name, frame)
                 else:
                     with contextlib.suppress(InvalidStateError, KeyError):  # nobody waits any more
-                        self._asked[frame.sequence].set_result(frame)
+                        self._requests[frame.sequence].set_result(frame)
         except OSError as error:
             if self._error is None:
                 self._group._halt(GroupHalted(f"{self.name} is gone: {error}", [self.name]))
@@ -173,7 +173,7 @@ class _Control:
         self._error = self._error or error
         self._link.close()
         with self._turn:
-            for future in list(self._asked.values()):
+            for future in list(self._requests.values()):
                 with contextlib.suppress(InvalidStateError):  # it was answered meanwhile
                     future.set_exception(error)
 

@@ -162,7 +162,7 @@ class IngestClient:
         self._waits = 0.0
         """Since when the trainer waits; 0: it does not."""
         self._pads = self._until = 0
-        self._over = self._late = self._said = False
+        self._over = self._late = self._warned = False
         self._error: BaseException | None = None
         self._poke = threading.Event()
         self._allowed, self._readers = 1, 0
@@ -537,8 +537,8 @@ class IngestClient:
                 self._streams.append(stream)
                 return stream
             self._late = True  # or nothing can be had now: what is consumed is told at once
-            if answer.get("missing") and not self._said and time.monotonic() > self._began + ALONE:
-                self._said = True
+            if answer.get("missing") and not self._warned and time.monotonic() > self._began + ALONE:
+                self._warned = True
                 warnings.warn(self._alone(answer["missing"]), stacklevel=1)
             if answer.get("end"):
                 self._over = True
@@ -640,8 +640,8 @@ class IngestClient:
         if stamp is None or stamp.size != STAMP.size:
             raise CallRefused(f"worker {stream.worker} sent a batch without its number")
         epoch, split, number, last = STAMP.unpack(stamp.to_pybytes())
-        wanted = number >= stream.next and batch.num_columns
-        ready = _ReadyBatch(batch.num_rows, batch.nbytes, self._convert(batch) if wanted else None)
+        fresh = number >= stream.next and batch.num_columns
+        ready = _ReadyBatch(batch.num_rows, batch.nbytes, self._convert(batch) if fresh else None)
         with self._turn:
             if stream.reader is not reader or stream.lost:
                 return False

@@ -60,7 +60,7 @@ class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
         self._turn = threading.Lock()
         self._open = self._making = self._produced = 0
         self._busy = self._since = 0.0
-        self._asked: list[tuple[str, int, int, int]] = []
+        self._requests: list[tuple[str, int, int, int]] = []
         """Client, epoch, split and first batch of what was asked for since it was told."""
         self._session: IngestSession | None = None
         self._every = 0.25
@@ -98,7 +98,7 @@ class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
         with self._turn:
             self._clock(0)
             rows, busy = self._produced, self._busy
-            splits, self._asked = self._asked, []
+            splits, self._requests = self._requests, []
         try:
             return self._link.persist(
                 "heartbeat", self._patience, self._stop, role="worker", name=self.name, produced=rows,
@@ -114,7 +114,7 @@ class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
             split = from_plain(TableSplit, request["split"])
             epoch, first = int(request["epoch"]), int(request["first"])
             with self._turn:
-                self._asked.append((str(request["client"]), epoch, split.number, first))
+                self._requests.append((str(request["client"]), epoch, split.number, first))
         except (KeyError, TypeError, ValueError) as error:
             raise fl.FlightServerError("a ticket is not understood") from error
         ahead = max(2, 2 * reader.BLOCK // self._session.batch) if self._session else 2

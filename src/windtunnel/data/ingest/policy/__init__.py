@@ -357,17 +357,17 @@ def together(pace: RankProgress) -> StepLimit:
 def scaled(load: PoolLoad) -> PoolSize:
     """How many workers there should be."""
     settings, now = load.settings, _remembered(load)
-    wanted, why = load.workers, "enough"
+    target, why = load.workers, "enough"
     if now.consumed and now.produced and now.busy:
         needed = math.ceil(HEADROOM * now.demand / now.capacity)
         if load.stalled > STALLED and _saturated(load):
             latest = load.consumed / load.period / (1 - min(load.stalled, MOST_STALLED))
             needed = max(needed, math.ceil(HEADROOM * latest / now.capacity), load.workers + 1)
         if needed > load.workers and now.starved > STALLED and load.up >= settings.start:
-            wanted, why = min(needed, 2 * load.workers), f"trainers want {now.demand:.3g} batches/s"
+            target, why = min(needed, 2 * load.workers), f"trainers want {now.demand:.3g} batches/s"
         elif needed < load.workers and _idle(load, now):
-            wanted, why = load.workers - 1, "buffers are full and workers idle"
-    return PoolSize(min(max(wanted, settings.least), settings.most), now, why)
+            target, why = load.workers - 1, "buffers are full and workers idle"
+    return PoolSize(min(max(target, settings.least), settings.most), now, why)
 
 
 def _remembered(load: PoolLoad) -> LoadHistory:
@@ -393,12 +393,12 @@ def _idle(load: PoolLoad, now: LoadHistory) -> bool:
     )
 
 
-def leaving(workers: Sequence[SplitWorker], wanted: int) -> list[str]:
+def leaving(workers: Sequence[SplitWorker], target: int) -> list[str]:
     """Who goes where fewer are wanted: those with the fewest splits, of these the youngest."""
     age = sorted(
         workers, key=lambda worker: (worker.splits, -len(worker.name), tuple(-ord(x) for x in worker.name))
     )
-    return [worker.name for worker in age[: max(0, len(workers) - wanted)]]
+    return [worker.name for worker in age[: max(0, len(workers) - target)]]
 
 
 def keep_size(observation: Observation) -> Decision:

@@ -193,7 +193,7 @@ def remind(m: ServerMemory, number: int, time_: int, patience: int, count: int) 
 @jit
 def loop(m: ServerMemory, fd: int, patience: int, until: int) -> None:
     """Serve ``until`` then (ns)."""
-    looked = 0
+    last_look = 0
     while True:
         received = datagrams.receive(m.came, fd)
         time_ = datagrams.now(m.came)
@@ -209,8 +209,8 @@ def loop(m: ServerMemory, fd: int, patience: int, until: int) -> None:
             else:
                 count = sent
         datagrams.send_all(m.goes, fd, count)
-        if time_ - looked >= patience // 8:
-            looked = time_
+        if time_ - last_look >= patience // 8:
+            last_look = time_
             for number in range(len(m.jobs)):
                 if m.jobs[number].token != 0:
                     datagrams.send_all(m.goes, fd, remind(m, number, time_, patience, 0))

@@ -299,7 +299,7 @@ class Switch:
         )  # fmt: skip
         counts = self.memory.counts
         counts["lose"], counts["random"], counts["logs"] = loss, seed, len(self.memory.log)
-        self._last_heard = [0.0] * jobs
+        self._last_arrival = [0.0] * jobs
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
 
@@ -323,7 +323,7 @@ class Switch:
         """What is not about fragments."""
         counts, jobs = self.memory.counts[0], self.memory.jobs
         for number in np.flatnonzero(jobs["active"]):
-            self._last_heard[number], jobs["active"][number] = now, 0
+            self._last_arrival[number], jobs["active"][number] = now, 0
         for place_ in range(int(counts["controls"])):
             message = self.memory.controls[place_].copy()
             self._control_message(message, int(self.memory.origins[place_]), now)
@@ -359,8 +359,8 @@ class Switch:
         for number, job in enumerate(self.memory.jobs):
             if job["token"] == 0:
                 return number
-        quiet = min(range(len(self._last_heard)), key=self._last_heard.__getitem__)
-        if now - self._last_heard[quiet] < IDLE:
+        quiet = min(range(len(self._last_arrival)), key=self._last_arrival.__getitem__)
+        if now - self._last_arrival[quiet] < IDLE:
             return None
         self._end(quiet)
         return quiet
@@ -385,7 +385,7 @@ class Switch:
             job["token"], job["full"], job["window"], job["newest"] = token, full, window, -1
         if job["workers"]["word"][worker] not in (0, origin):
             return  # a worker has one place
-        self._last_heard[number] = now
+        self._last_arrival[number] = now
         job["workers"]["word"][worker] = origin
         window = int(job["window"])
         if not job["ready"]:

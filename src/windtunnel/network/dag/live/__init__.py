@@ -83,7 +83,7 @@ class _LiveTask:
     its own."""
 
     true: GraphTask
-    shown: PendingTask
+    observed: PendingTask
     flows: dict[int, TaskFlow]
     open: set[int]
     began: float | None = None
@@ -221,25 +221,25 @@ class _Session:
     def _come(self, job: GraphJob) -> None:
         for task in job.tasks:
             key = job.name, task.name
-            shown = PendingTask(job.name, task, task.size, ready=not task.after)
+            pending = PendingTask(job.name, task, task.size, ready=not task.after)
             open_ = set(self.numbers[key])
             flows = {number: self.flows[number] for number in open_} if task.kind == "network" else {}
-            self.here[key] = _LiveTask(task, shown, flows, open_)
+            self.here[key] = _LiveTask(task, pending, flows, open_)
 
     def _pending(self, key: Key, task: _LiveTask) -> PendingTask:
         """What is seen of a task."""
-        shown = task.shown
+        pending = task.observed
         if task.began is None:
-            if not shown.ready and not any((key[0], name) in self.here for name in shown.task.after):
-                task.shown = replace(shown, ready=True)
-            return task.shown
+            if not pending.ready and not any((key[0], name) in self.here for name in pending.task.after):
+                task.observed = replace(pending, ready=True)
+            return task.observed
         if task.flows:
             done = min(self.hosts.counts[number] / flow.times for number, flow in task.flows.items())
         elif task.true.command:
             done = self.now() - task.began
         else:
             done = self.hosts.counts[min(task.open)] * 1e-9
-        return shown.under_way(done)
+        return pending.under_way(done)
 
     def _apply(self, decision: Decision) -> AppliedDecision:
         """Flows first: they can be late by less."""

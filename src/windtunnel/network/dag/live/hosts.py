@@ -153,7 +153,7 @@ class NamespaceHosts:
 
     def shape(self, rates: Mapping[int, tuple[float, float]]) -> None:
         """Give flows the bytes/s that they have, and those that they get at most."""
-        wanted: dict[str, dict[int, tuple[float, float, int]]] = {name: {} for name in self._classes}
+        shapes_of: dict[str, dict[int, tuple[float, float, int]]] = {name: {} for name in self._classes}
         for number, flow_rates in rates.items():
             flow = self._flows[number]
             for name in (f"{flow.source}.out", f"{flow.destination}.in"):
@@ -164,8 +164,8 @@ class NamespaceHosts:
                     # what others leave goes to those who have most, nearly all: at once also to one that has
                     # just been given more, and still owes for what it sent when it had less
                     turn = 2000 + int(200_000 * rate)
-                    wanted[name][number + agent.CLASSES] = line * min(rate, cap), line * cap, turn
-        for name, shapes in wanted.items():
+                    shapes_of[name][number + agent.CLASSES] = line * min(rate, cap), line * cap, turn
+        for name, shapes in shapes_of.items():
             if shapes:
                 self._classes[name].set(shapes)
 

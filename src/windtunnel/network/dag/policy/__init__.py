@@ -147,7 +147,7 @@ def _mxdag(observation: Observation) -> Decision:
 
 
 def _slack(observation: Observation) -> Decision:
-    behind, ends, wanted = _behind(observation, sending=True), dict[str, float](), dict[str, float]()
+    behind, ends, demand = _behind(observation, sending=True), dict[str, float](), dict[str, float]()
     path: dict[Key, float] = {}
     loads: dict[Key, float] = {}  # seconds of a job's work on each resource
     waiting: dict[str, list[tuple[PendingTask, float]]] = {}  # for processors, which nobody gives back early
@@ -160,7 +160,7 @@ def _slack(observation: Observation) -> Decision:
         for name, times in pending.task.loads:
             load = pending.left * times / observation.resources[name]
             loads[pending.job, name] = loads.get((pending.job, name), 0.0) + load
-            wanted[name] = wanted.get(name, 0.0) + load * pending.ready
+            demand[name] = demand.get(name, 0.0) + load * pending.ready
             if pending.ready and not pending.begun and pending.task.kind == "compute":
                 waiting.setdefault(name, []).append((pending, pending.left))
     rest = dict(ends)
@@ -173,7 +173,7 @@ def _slack(observation: Observation) -> Decision:
 
     def rank(flow: PendingTask) -> tuple[Any, ...]:
         own = slack(flow)
-        crowded = max((name for name, _ in flow.task.loads), key=wanted.__getitem__)
+        crowded = max((name for name, _ in flow.task.loads), key=demand.__getitem__)
         over = max((left for other, left in waiting.get(crowded, ()) if other is not flow), default=0.0)
         return own > over, rest[flow.job] * loads[flow.job, crowded], own, -behind[_key(flow)]
 

@@ -40,10 +40,10 @@ class WindowMeter:
         self._past.append((now, acked))
         if self._began is None:
             self._began = (now, counts)
-        now_seen = (counts - self._began[1]).astype(np.int64)
-        flows = np.maximum(self._flows, now_seen)
+        since = (counts - self._began[1]).astype(np.int64)
+        flows = np.maximum(self._flows, since)
         if now - self._began[0] >= ROUND:
-            self._flows, self._began = now_seen, (now, counts)
+            self._flows, self._began = since, (now, counts)
             self.round += 1
         then, before = self._past[0]
         sent = (acked - before) / (now - then) if now > then else np.zeros(len(acked))

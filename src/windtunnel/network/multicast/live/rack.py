@@ -94,7 +94,7 @@ class RackTransfer:
         self._got: int = self._count if source else 0
         self._next: int = self._got
         self._missing: dict[int, None] = {}
-        self._since, self._asked = time.monotonic(), 0
+        self._since, self._requests = time.monotonic(), 0
         counted = ("refused", "twice", "asked", "answered", "relayed")
         self._report: Message = {"op": "whole"} | dict.fromkeys(counted, 0)
         self._part: Path | None = None
@@ -152,7 +152,7 @@ class RackTransfer:
             self._relay.extend(range(self._count))
         elif command["op"] == "rules":
             self._follow(command)
-            self._asked, self._since = 0, time.monotonic()
+            self._requests, self._since = 0, time.monotonic()
         return bool(command["op"] != "end")
 
     def _take(self, sock: socket.socket) -> None:
@@ -186,14 +186,14 @@ class RackTransfer:
         self._got += 1
         if number >= self._next:
             if number > self._next and not self._missing:
-                self._asked, self._since = 0, time.monotonic()
+                self._requests, self._since = 0, time.monotonic()
             self._missing.update(dict.fromkeys(range(self._next, number)))
             self._next = number + 1
             if not self._missing:
-                self._asked, self._since = 0, time.monotonic()
+                self._requests, self._since = 0, time.monotonic()
         else:
             self._missing.pop(number, None)
-            self._asked = 0
+            self._requests = 0
         if self._rules["relay"]:
             self._relay.append(number)
         self._whole()
@@ -217,7 +217,7 @@ class RackTransfer:
         missing = tuple(sorted(self._missing)[:MOST] or rest)
         lacking = MissingPackets(
             self._spec["source"], self._rules["feeder"], self._rules["hop"], missing, bool(self._missing),
-            time.monotonic() - self._since, self._asked, PATIENCE, tuple(self._rules["gone"]),
+            time.monotonic() - self._since, self._requests, PATIENCE, tuple(self._rules["gone"]),
         )  # fmt: skip
         repair = decide(lacking)
         if repair.ask == WAIT:
@@ -225,14 +225,14 @@ class RackTransfer:
         if self._log is not None:
             self._log.decision("network.multicast", "packed", lacking, repair, rack=self._rack)
         if repair.ask == GIVE_UP:
-            raise TimeoutError(f"{self._asked} requests for what it lacks were in vain")
-        self._asked, self._since = self._asked + 1, time.monotonic()
+            raise TimeoutError(f"{self._requests} requests for what it lacks were in vain")
+        self._requests, self._since = self._requests + 1, time.monotonic()
         self._report["asked"] += len(repair.packets)
         head = HEAD.pack(MAGIC, self._spec["token"], REQUEST, self._rack)
-        wanted = struct.pack(f"!{len(repair.packets)}I", *repair.packets)
-        self._did(ask=repair.ask, packets=_numbers(wanted))
+        numbers = struct.pack(f"!{len(repair.packets)}I", *repair.packets)
+        self._did(ask=repair.ask, packets=_numbers(numbers))
         with suppress(OSError):  # lost, as datagrams are
-            self._plain.sendto(head + wanted, (address(repair.ask), PORT))
+            self._plain.sendto(head + numbers, (address(repair.ask), PORT))
 
     def _did(self, **what: Any) -> None:
         if self._log is not None:
@@ -259,9 +259,9 @@ class RackTransfer:
                 pass
 
 
-def _numbers(wanted: bytes) -> tuple[int, ...]:
+def _numbers(numbers: bytes) -> tuple[int, ...]:
     """The packets that a request asks for."""
-    return struct.unpack(f"!{len(wanted) // 4}I", wanted[: len(wanted) // 4 * 4])
+    return struct.unpack(f"!{len(numbers) // 4}I", numbers[: len(numbers) // 4 * 4])
 
 
 def _received(sock: socket.socket) -> bytes | None:

@@ -48,8 +48,8 @@ def send(
         HostError: the source is lost, or a rack is cut off from it.
     """
     try:
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
         size = file.stat().st_size
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}), accepted is a readable file") from None

@@ -202,12 +202,12 @@ def _no_node_cut_off(observation: Observation, ends: Links, alive: Flags) -> Non
     joined = _reached(out, into, root, nodes) & _reached(into, out, root, nodes)
     lost = stand[~joined[stand]].tolist()
     if lost:
-        shown = " and ".join(name(node, observation.sides) for node in lost[:4]) + (
+        names = " and ".join(name(node, observation.sides) for node in lost[:4]) + (
             " and more" if lost[4:] else ""
         )
         what = "node" if len(lost) == 1 else "nodes"
         raise UserError(
-            f"`failed`: {what} {shown} would be cut off, accepted are failures that leave all nodes joined "
+            f"`failed`: {what} {names} would be cut off, accepted are failures that leave all nodes joined "
             "both ways, or the node itself"
         )
 

@@ -24,11 +24,11 @@ def faults(observation: Observation, decision: Decision) -> list[str]:
         return [f"{_pair(observation, decision, int(np.argmin(lengths)))} has no route"]
     stand = np.ones(nodes, dtype=np.bool_)
     stand[list(observation.failed_nodes)] = False
-    wanted = np.outer(stand, stand) & ~np.eye(nodes, dtype=np.bool_)
+    pairs = np.outer(stand, stand) & ~np.eye(nodes, dtype=np.bool_)
     times = np.bincount(
         routes.sources.astype(np.int64) * nodes + routes.destinations, minlength=nodes * nodes
     )
-    wrong = np.flatnonzero(times.reshape(nodes, nodes) != wanted)
+    wrong = np.flatnonzero(times.reshape(nodes, nodes) != pairs)
     if len(wrong):
         source, destination = divmod(int(wrong[0]), nodes)
         wrongs.append(

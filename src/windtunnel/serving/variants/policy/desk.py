@@ -116,8 +116,8 @@ class ReplicaGroup:
     it would be late), items; ``batches``: (items, seconds) of those that ended; ``hardest``: the least
     latency and the greatest accuracy asked for. ``rate``: items a second, averaged over seconds; ``slow``:
     what the quickest batch of the last second took, in times of the profile; ``stuck``: batches that were
-    under way for too long when it ended. Ever: ``answered`` requests, of
-    them those that ``missed`` their latency, and ``requeued`` ones."""
+    under way for too long when it ended. Ever: ``answered`` requests, of them those that ``missed`` their
+    latency, and ``requeued`` ones."""
 
     variant: Variant
     host: Hosted

@@ -113,8 +113,9 @@ def state_of(measured: Measured) -> Now:
 @dataclass(frozen=True, slots=True)
 class Running:
     """A variant on the host: replicas (those that load, too), items a second that came; ``late``: those among
-    them that were sent here since nothing was ready in time, or all that wait behind replicas that hang; ``latency`` and ``accuracy``: the hardest that
-    its queries asked for; ``votes``: seconds in a row that asked for less."""
+    them that were sent here since nothing was ready in time, or all that wait behind replicas that hang;
+    ``latency`` and ``accuracy``: the hardest that its queries asked for; ``votes``: seconds in a row that
+    asked for less."""
 
     variant: Variant
     replicas: int

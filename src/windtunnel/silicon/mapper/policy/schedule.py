@@ -32,8 +32,8 @@ def lines(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterator[
         loop = next((loop_ for above in order[number + 1 :] for loop_ in above), "root")
         for operand in OPERANDS:
             if operand in level.holds:
-                held = size(tile_words(operand, tile, layer.stride) * accelerator.word)
-                where = f"store_in({level.name})  # {held}{' a PE' * level.per_pe}"
+                nbytes = size(tile_words(operand, tile, layer.stride) * accelerator.word)
+                where = f"store_in({level.name})  # {nbytes}{' a PE' * level.per_pe}"
                 yield f"{operand}.compute_at(O, {loop}).{where}"
 
 

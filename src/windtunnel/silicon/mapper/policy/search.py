@@ -84,8 +84,10 @@ def _tables(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> Ta
                     levels[above].energy * (above < inner) + level.energy * (below < inner)
                 )
                 copies[place] += pes * accelerator.hop * (below < inner <= above)
-        held = np.array([operand in level.holds for operand in OPERANDS])
-        rows.append((held, below < inner, whole, copies, rest_whole, rest_copies, accelerator.room(below)))
+        resident = np.array([operand in level.holds for operand in OPERANDS])
+        rows.append(
+            (resident, below < inner, whole, copies, rest_whole, rest_copies, accelerator.room(below))
+        )
         rest_whole, rest_copies = rest_whole + whole + copies / pes, rest_copies + copies
     return bounds, (np.array(unroll, np.int64), layer.stride, table), rows
 
@@ -107,9 +109,9 @@ def _run(
         size = width if number else 1
         following = np.zeros((size, len(DIMS)), np.int64), np.ones((size, 3)), np.zeros((size, 3))
         totals, parents, classes = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
-        given: list[Any] = [tiles, run, sums, *common, *level, beat, replace or not number, not number]
-        given += [*following, totals, parents, classes]
-        states, over = _expand(*given)
+        arguments: list[Any] = [tiles, run, sums, *common, *level, beat, replace or not number, not number]
+        arguments += [*following, totals, parents, classes]
+        states, over = _expand(*arguments)
         if not states:
             return None, left_out
         left_out |= over and number > 0
@@ -149,8 +151,8 @@ def _words(tile: Array, unroll: Array, stride: int, spread: bool, out: Array) ->
 
 @jit
 def _expand(
-    tiles: Array, run: Array, sums: Array, unroll: Array, stride: int, table: Array, held: Array, own: bool,
-    whole: Array, copies: Array, rest_whole: Array, rest_copies: Array, room: float, beat: float,
+    tiles: Array, run: Array, sums: Array, unroll: Array, stride: int, table: Array, resident: Array,
+    own: bool, whole: Array, copies: Array, rest_whole: Array, rest_copies: Array, room: float, beat: float,
     replace: bool, last: bool, next_tiles: Array, next_run: Array, next_sums: Array, totals: Array,
     parents: Array, classes: Array,
 ) -> tuple[int, bool]:  # fmt: skip
@@ -173,7 +175,7 @@ def _expand(
             _words(tile, unroll, stride, True, spread)
             need = 0.0
             for operand in range(3):
-                if held[operand]:
+                if resident[operand]:
                     need += words[operand] if own else spread[operand]
             fits = need <= room
             if fits:
