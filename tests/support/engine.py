@@ -25,8 +25,8 @@ RUNS = (
     # admission, branching, rules of the prefix cache
     ("refuse", "eager", "density"),
     ("refuse", "taper", "block16"),
-    ("defer", "strict", "three-lru"),
-    ("wait", "cap2", "seglen"),
+    ("wait", "taper", "three-lru"),
+    ("wait", "eager", "seglen"),
     ("wait", "off", "every32"),
 )
 

@@ -134,7 +134,6 @@ PUBLISHED = {"off": (1.77, ">= 1.3 x"), "eager": (1.48, ">= 1.15 x")}
 SOURCE = "Gandhi et al., arXiv 2605.06914, abstract; Qwen3-32B, other workload"
 BASE = Workload()
 ARMS = ("off", "eager", "taper")
-CAPS = ("strict", "cap2", "cap4", "cap8")
 LOADS = (0.7, 0.85, 1.0, 1.15)
 SHORT = replace(BASE, seconds=75.0, warm=30.0)
 MAP: Mapping[str, Workload] = {
@@ -152,11 +151,10 @@ MAP: Mapping[str, Workload] = {
 
 
 def goodput_rows(quick: bool) -> Iterator[Row]:
-    """Of `taper` and what stays the same in each step."""
+    """Of `taper`, one branch of each request, and all."""
     work = SHORT if quick else BASE
     found = _found(work, ARMS, FEW if quick else SEEDS)
-    caps = {} if quick else _found(work, CAPS, FEW)
-    for name, rates in {**found, **caps}.items():
+    for name, rates in found.items():
         yield figure(name, "requests/s", emulated=rates)
     for name, (published, goal) in PUBLISHED.items():
         over = ratios(found["taper"], found[name])

@@ -28,7 +28,7 @@ def serve(
         typer.Option("--policy", help="Policy for extra branches in a step: a name, or your own FILE.py."),
     ] = "taper",
     admission: Annotated[
-        str, typer.Option(help="What to do with requests that will miss --ttft: refuse, defer or wait.")
+        str, typer.Option(help="What to do with requests that will miss --ttft: refuse or wait.")
     ] = "refuse",
     max_rows: Annotated[int, typer.Option(min=1, help="Most sequences in a decode batch.")] = 64,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")] = 512,

@@ -50,8 +50,8 @@ def cases(draw: st.DrawFn) -> tuple[list[Request], StepLimits]:
     workload = draw(workloads())
     limits = StepLimits(
         rows=draw(st.integers(1, 6)), kv=0, chunk=draw(st.integers(1, 40)), state=draw(st.integers(0, 3)),
-        admission=draw(st.sampled_from(["wait", "refuse", "defer"])),
-        branching=draw(st.sampled_from(["off", "eager", "cap2", "taper", "strict"])),
+        admission=draw(st.sampled_from(["wait", "refuse"])),
+        branching=draw(st.sampled_from(["off", "eager", "taper"])),
     )  # fmt: skip
     most = max(map(Scheduler(limits, TIME).most, workload))
     return workload, replace(limits, kv=draw(st.integers(most, 2 * most)))

@@ -71,7 +71,7 @@ def _admitted(observation: branching.Observation, decision: branching.Decision) 
 def _planned(observation: admission.Observation, decision: admission.Decision) -> bool:
     """Whether these requests wait, those that are admitted fit, and what is prefilled is to be prefilled."""
     waiting = {waiting.request: waiting for waiting in observation.waiting}
-    moved = [*decision.admit, *decision.refuse, *decision.defer]
+    moved = [*decision.admit, *decision.refuse]
     taken = [waiting[number] for number in decision.admit if number in waiting]
     stops = {(filling.request, filling.unit): filling.stop for filling in observation.filling}
     stops |= {(waiting.request, 0): waiting.stop for waiting in taken}

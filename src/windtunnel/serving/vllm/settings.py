@@ -19,7 +19,7 @@ class Settings:
     policy: str = "taper"
     """which branches take part in a step: a name of `branching.policy`, or FILE.py"""
     admission: str = "refuse"
-    """late requests: `refuse`, `defer` or `wait` (first come, first served)"""
+    """late requests: `refuse`, or `wait` (first come, first served)"""
     ttft: float | None = None
     """seconds until the first token, for requests without an objective of their own"""
     tpot: float | None = None

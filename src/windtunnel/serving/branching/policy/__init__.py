@@ -18,14 +18,13 @@ margin is what the sum of so many steps rarely exceeds. Who is at his end needs 
 
 Who is late, but can make up for it in narrow steps, has no slack and forbids every wider step; but not where
 his own branches bring what he lacks, nor where narrow steps do not help: one of those would keep everybody
-narrow for ever. ``strict`` knows the next token alone, and nobody who is late is waited for.
+narrow for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 
 from windtunnel.serving.branching.policy.predictor import Predictor, bucket
@@ -38,7 +37,6 @@ ALWAYS = 1 << 30
 BANK = 100
 """Tokens to come that count: of branches, as time that their request has, and of a late request, as those
 within which it may get in time again."""
-CAPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +107,13 @@ class Decision:
     holds: int = 1
 
 
-def decide(observation: Observation, ahead: bool = True) -> Decision:
-    """As many of the candidates, in `_order`, as the slack of nobody forbids. ``ahead``: whether tokens to
-    come count, those of branches and those in which a late request may get in time."""
+def decide(observation: Observation) -> Decision:
+    """As many of the candidates, in `_order`, as the slack of nobody forbids."""
     base, narrow = (
         observation.predicted(observation.rows, observation.read),
         observation.predicted(observation.rows, observation.read, prefill=False),
     )
-    wide = {entry.request for entry in observation.candidates} if ahead else set()
+    wide = {entry.request for entry in observation.candidates}
     least = inf
     for number, slack, pace, left, beside in zip(
         observation.requests,
@@ -126,12 +123,12 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
         observation.beside,
         strict=True,
     ):
-        steps = min(left, BANK) if ahead else 0
+        steps = min(left, BANK)
         share = 1 / (1 + observation.margin(steps))  # of any time, that may be planned with
-        has = share * (slack + min(beside, BANK) * pace if ahead else slack)
+        has = share * (slack + min(beside, BANK) * pace)
         if has > base:
             least = min(least, has)
-        elif ahead and number not in wide and has - base + steps * (share * pace - narrow) > 0:
+        elif number not in wide and has - base + steps * (share * pace - narrow) > 0:
             least = base
     budget = least - base
     # wider steps may be shorter by the predictor's widths, but not by more than this
@@ -145,9 +142,9 @@ def decide(observation: Observation, ahead: bool = True) -> Decision:
             best = (place, seconds)
         elif seconds * shortest - base > observation.rho * budget:
             break
-    taken, seconds = best
+    count, seconds = best
     return Decision(
-        tuple((entry.request, entry.unit) for entry in order[:taken]), seconds, budget, seconds - base
+        tuple((entry.request, entry.unit) for entry in order[:count]), seconds, budget, seconds - base
     )
 
 
@@ -165,40 +162,25 @@ def _order(observation: Observation) -> list[BranchCandidate]:
     return [candidate for _, candidate in placed]
 
 
-def capped(observation: Observation, most: int) -> Decision:
-    """At most ``most`` branches of a request at a time, whoever is harmed, as far as there are rows."""
-    chosen, count = [], dict[int, int]()
-    for candidate in observation.candidates:
-        count[candidate.request] = count.get(candidate.request, 0) + 1
-        if count[candidate.request] < most:
-            chosen.append(candidate)
-    taken = chosen[: max(0, observation.room)]
-    seconds = observation.predicted(
-        observation.rows + len(taken), observation.read + sum(candidate.suffix for candidate in taken)
-    )
-    return Decision(
-        tuple((candidate.request, candidate.unit) for candidate in taken),
-        seconds,
-        inf,
-        seconds - observation.predicted(observation.rows, observation.read),
-        ALWAYS if len(taken) == len(chosen) else 1,
-    )
-
-
 def off(observation: Observation) -> Decision:
     """One branch of a request at a time."""
-    return capped(observation, 1)
+    return Decision((), observation.predicted(observation.rows, observation.read), inf, 0.0, ALWAYS)
 
 
 def eager(observation: Observation) -> Decision:
-    """All branches at once."""
-    return capped(observation, ALWAYS)
+    """All branches at once, whoever is harmed, as far as there are rows."""
+    candidates = observation.candidates
+    admitted = candidates[: max(0, observation.room)]
+    seconds = observation.predicted(
+        observation.rows + len(admitted), observation.read + sum(candidate.suffix for candidate in admitted)
+    )
+    return Decision(
+        tuple((candidate.request, candidate.unit) for candidate in admitted),
+        seconds,
+        inf,
+        seconds - observation.predicted(observation.rows, observation.read),
+        ALWAYS if len(admitted) == len(candidates) else 1,
+    )
 
 
-POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
-    "taper": decide,
-    "strict": partial(decide, ahead=False),
-    "off": off,
-    "eager": eager,
-    **{f"cap{most}": partial(capped, most=most) for most in CAPS},
-}
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"taper": decide, "off": off, "eager": eager}

@@ -66,18 +66,17 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Requests that are admitted, refused, or put behind all that are not late; ``prefill``: (request, unit,
-    tokens). ``until``: when the next request of those seen gets late: no such decision is due before."""
+    """Requests that are admitted or refused; ``prefill``: (request, unit, tokens). ``until``: when the next
+    request of those observed gets late: no such decision is due before."""
 
     admit: tuple[int, ...] = ()
     refuse: tuple[int, ...] = ()
-    defer: tuple[int, ...] = ()
     prefill: tuple[tuple[int, int, int], ...] = ()
     until: float = inf
 
 
 def decide(observation: Observation, late: str = "refuse") -> Decision:
-    """The step's admissions and prefill; ``late`` requests: "wait" in their turn, "refuse", or "defer".
+    """The step's admissions and prefill; ``late`` requests: "wait" in their turn, or "refuse".
 
     No one is admitted before who came earlier, and only with tokens of the chunk left for him.
     """
@@ -107,10 +106,7 @@ def decide(observation: Observation, late: str = "refuse") -> Decision:
                 prefill.append((other.request, 0, min(other.stop, budget)))
                 budget -= prefill[-1][2]
             free, slots = free - other.reserve, slots - 1
-    gone = tuple(hopeless)
-    return Decision(
-        tuple(admit), gone if late == "refuse" else (), gone if late == "defer" else (), tuple(prefill), until
-    )
+    return Decision(tuple(admit), tuple(hopeless), tuple(prefill), until)
 
 
 def fill_time(time: StepTime, rows: int, tokens: int, chunk: int) -> float:
@@ -120,6 +116,5 @@ def fill_time(time: StepTime, rows: int, tokens: int, chunk: int) -> float:
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
     "refuse": decide,
-    "defer": partial(decide, late="defer"),
     "wait": partial(decide, late="wait"),
 }

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
@@ -116,7 +115,6 @@ class Scheduler:
         self._admit = own.get("serving.engine") or admission.POLICIES[limits.admission]
         self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
         self._waiting: deque[tuple[Request, admission.Waiting]] = deque()
-        self._deferred: deque[tuple[Request, admission.Waiting]] = deque()  # late ones, behind all others
         self._found: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step
         self._running: dict[int, _Running] = {}
         self._serial: dict[int, _Running] = {}  # whose parent decodes
@@ -163,16 +161,15 @@ class Scheduler:
         if running is not None:
             self._leave(running)
             return
-        for queue in (self._waiting, self._deferred):
-            for at, (waiting, _) in enumerate(queue):
-                if waiting.id == request:
-                    del queue[at]
-                    return
+        for at, (waiting, _) in enumerate(self._waiting):
+            if waiting.id == request:
+                del self._waiting[at]
+                return
 
     @property
     def waiting(self) -> int:
         """Requests that are not admitted."""
-        return len(self._waiting) + len(self._deferred)
+        return len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -195,16 +192,14 @@ class Scheduler:
         """The step to take now; None if there is nothing to do. It may have refusals only (`Step.work`)."""
         admitted: tuple[int, ...] = ()
         refused: tuple[int, ...] = ()
-        deferred: tuple[int, ...] = ()
         prefill: tuple[PrefillChunk, ...] = ()
         until, repeat = inf, ALWAYS
         protected = [self._protect(running) for running in self._parallel.values()]
-        if self._waiting or self._deferred or self._urgent or self._filling:
+        if self._waiting or self._urgent or self._filling:
             decision = self._plan(now, len(self._serial) + len(protected))
-            admitted, refused, deferred = decision.admit, decision.refuse, decision.defer
-            until = decision.until
+            admitted, refused, until = decision.admit, decision.refuse, decision.until
             prefill = tuple(self._chunk(*part) for part in decision.prefill)
-            if prefill or admitted or refused or deferred:  # the next step sees others
+            if prefill or admitted or refused:  # the next step sees others
                 repeat = 1
         if self._rows is None:
             self._rows = tuple((number, 0) for number in self._serial)
@@ -226,7 +221,7 @@ class Scheduler:
             repeat = min(repeat, self._stays(protected, set(branches)))
         rows = self._rows + branches
         if not rows and not prefill:
-            if admitted or deferred:  # who has nothing to prefill before his branches; who waits behind these
+            if admitted:  # who has nothing to prefill before his branches
                 step = self.next(now) or Step(now, ())
                 step.admitted, step.refused = admitted + step.admitted, refused + step.refused
                 return step
@@ -296,18 +291,17 @@ class Scheduler:
         decision = self._admit(observation)
         if self._log is not None:
             self._log("serving.engine", limits.admission, observation, decision)
-        if decision.admit or decision.refuse or decision.defer:
+        if decision.admit or decision.refuse:
             self._leave_queue(observation.waiting, decision)
         return decision
 
     def _candidates_to_admit(self, budget: int, slots: int, free: int) -> tuple[admission.Waiting, ...]:
         """The first of the queue; what a cache holds is looked up for those who might be admitted now."""
-        queue = self._waiting or self._deferred
         if self._lookup is None or budget <= 0 or slots <= 0:
-            return tuple(entry for _, entry in islice(queue, LOOK))
+            return tuple(entry for _, entry in islice(self._waiting, LOOK))
         candidates = []
         self._found = {}
-        for request, waiting in islice(queue, LOOK):
+        for request, waiting in islice(self._waiting, LOOK):
             if budget > 0 and slots > 0 and waiting.reserve <= free:
                 cached, stops = self._found[request.id] = self._lookup(request)
                 waiting = self._as_waiting(request, cached, stops, waiting.due)
@@ -326,7 +320,7 @@ class Scheduler:
         return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
 
     def _leave_queue(self, candidates: tuple[admission.Waiting, ...], decision: admission.Decision) -> None:
-        queue, kept = self._waiting or self._deferred, []
+        queue, rest = self._waiting, []
         for waiting in candidates:
             request, as_queued = queue.popleft()
             if request.id in decision.admit:
@@ -335,11 +329,9 @@ class Scheduler:
                 self._running[request.id] = running
                 self.reserved += running.reserve
                 self._enter(running)
-            elif request.id in decision.defer:
-                self._deferred.append((request, replace(as_queued, due=inf)))
             elif request.id not in decision.refuse:
-                kept.append((request, as_queued))
-        queue.extendleft(reversed(kept))
+                rest.append((request, as_queued))
+        queue.extendleft(reversed(rest))
 
     @staticmethod
     def _goal(stage: Stage, known: int) -> int:

@@ -14,21 +14,19 @@ __all__ = ["cost"]
 
 def cost(observation: object, decision: object) -> dict[str, float]:
     """Of `engine.policy`: ``seconds`` of the step's prefill by the step model, and the requests that are
-    ``admitted``, ``refused`` and ``deferred``; ``waiting``: seconds until the prompts of all that stay could
-    be read. Of `branching.policy`: ``seconds`` of the step, and the ``tokens`` that it decodes. {} of others.
+    ``admitted`` and ``refused``; ``waiting``: seconds until the prompts of all that stay could be read. Of
+    `branching.policy`: ``seconds`` of the step, and the ``tokens`` that it decodes. {} of others.
     """
     match observation, decision:
         case admission.Observation(), admission.Decision():
             time, prefilled = observation.time, sum(tokens for _, _, tokens in decision.prefill)
-            gone = {*decision.refuse, *decision.defer}
             left = observation.backlog + sum(
-                waiting.left for waiting in observation.waiting if waiting.request not in gone
+                waiting.left for waiting in observation.waiting if waiting.request not in decision.refuse
             )
             return {
                 "seconds": time.token * prefilled + time.chunk * len(decision.prefill),
                 "admitted": float(len(decision.admit)),
                 "refused": float(len(decision.refuse)),
-                "deferred": float(len(decision.defer)),
                 "waiting": admission.fill_time(time, observation.rows, left, observation.chunk),
             }
         case branching.Observation(), branching.Decision():
