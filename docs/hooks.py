@@ -34,7 +34,7 @@ FILES = (
      ("OpticalParts", "OpticalPart", "Splitter")),
     ("Accelerator and layers", "mapper.md", "windtunnel.silicon.mapper.spec",
      ("AcceleratorSpec", "LevelSpec", "NetworkSpec", "LayerSchema")),
-    ("Settings in vLLM", "vllm.md", "windtunnel.serving.vllm.settings", ("Settings",)),
+    ("Settings in vLLM", "vllm.md", "windtunnel.serving.vllm.settings", ("VllmSettings",)),
 )  # fmt: skip
 """Files that users write: title, guide, module, and records, the whole file first."""
 SUMMARY = (

@@ -52,7 +52,7 @@ NOWHERE = Path("nowhere.csv")
             {"branching": "--policy"},
         ),
         (
-            lambda: engine.serve(engine.Settings("tiny-hybrid", dtype="int8")),
+            lambda: engine.serve(engine.ServeSettings("tiny-hybrid", dtype="int8")),
             "serve --config tiny-hybrid --dtype int8",
             {"dtype": "--dtype"},
         ),

@@ -19,7 +19,7 @@ from support.engine import engines
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
-from windtunnel.serving.engine.model import Request, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, StepTime
 from windtunnel.serving.engine.policy.step import Depths, StepLimits
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.prefixcache import policy as prefixcache
@@ -121,7 +121,7 @@ def prefix_effects(events: Sequence[Event]) -> list[str]:
             case "looked", _:
                 looked[event["request"]] = event
                 decided = [lookup["observation"]["usable"], *lookup["decision"].values()]
-                if [event["cached"], "Keep", event["stops"], event["end"]] != [decided[0], *decided[1:]]:
+                if [event["cached"], "Retention", event["stops"], event["end"]] != [decided[0], *decided[1:]]:
                     wrong.append(f"request {event['request']}: looked up {event}, decided {decided}")
             case "step", _:
                 for request, depth in event.get("admitted", ()):
@@ -164,13 +164,13 @@ class Looked:
     answers: dict[int, deque[tuple[int, Depths]]]
     clock: Any = None
 
-    def look(self, request: Request) -> tuple[int, Depths]:
+    def look(self, request: InferenceRequest) -> tuple[int, Depths]:
         return self.answers[request.id].popleft()
 
     def admitted(self, number: int) -> int:
         return 0
 
-    def read(self, request: Request) -> None: ...
+    def read(self, request: InferenceRequest) -> None: ...
     def left(self, number: int) -> None: ...
 
 
@@ -201,7 +201,7 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         took = Took(deque(event["ended"] - event["began"] for event in some if event.get("computed")))
         made: list[Any] = []
         served = serve(
-            [from_plain(Request, event["request"]) for event in arrived],
+            [from_plain(InferenceRequest, event["request"]) for event in arrived],
             from_plain(StepLimits, some[0]["limits"]), from_plain(StepTime, some[0]["time"]), jump=False,
             truth=took, prefixes=Looked(looked),  # type: ignore[arg-type]
             log=lambda name, policy, seen, decision: made.append(to_plain(decision, tag=True)),  # noqa: B023

@@ -17,7 +17,7 @@ from typing import Any
 
 from windtunnel.serving.vllm.calibrate import build_model
 from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
 
 RECORDED = Path(__file__).parent.parent / "serving" / "vllm" / "recorded.jsonl.xz"
@@ -48,7 +48,7 @@ def run(folder: Path) -> tuple[Path, list[int]]:
     model = build_model(folder / "model")
     server = Server(str(model), "m", port=find_port("127.0.0.1", 0), more=WORDS)
     url = f"http://127.0.0.1:{server.port}"
-    settings = Settings("taper", "refuse", step_time=STEP_TIME, events=str(events))
+    settings = VllmSettings("taper", "refuse", step_time=STEP_TIME, events=str(events))
 
     def ask(request: dict[str, Any]) -> int:
         body = json.dumps({"model": "m", "temperature": 0, "ignore_eos": True, **request}).encode()

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.harness.measure import on_all_processors, ratios
 from benchmarks.harness.rows import Row, figure
-from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, StepTime
 from windtunnel.serving.engine.policy.step import Finished, StepLimits
 from windtunnel.serving.engine.twin.world import serve
 
@@ -54,14 +54,14 @@ class Workload:
     seconds: float = 150.0
     warm: float = 50.0
 
-    def requests(self, seed: int, rate: float) -> list[Request]:
+    def requests(self, seed: int, rate: float) -> list[InferenceRequest]:
         """``rate`` a second, on average."""
         random = np.random.default_rng(seed)
 
         def length(median: int, sigma: float) -> int:
             return max(1, round(median * float(np.exp(sigma * random.standard_normal()))))
 
-        at, made = 0.0, list[Request]()
+        at, made = 0.0, list[InferenceRequest]()
         half = self.wave / 2
         while (at := at + float(random.exponential()) / rate) < self.seconds:  # now stretched to waves
             whole, rest = divmod(at, self.wave)
@@ -77,7 +77,9 @@ class Workload:
                 stages = (Serial(before), Parallel((8,) * many, sizes, 8), Serial(after))
             asked = Objective(self.ttft, self.tpot)
             made.append(
-                Request(len(made), whole * self.wave + late, self.cached + prompt, stages, asked, self.cached)
+                InferenceRequest(
+                    len(made), whole * self.wave + late, self.cached + prompt, stages, asked, self.cached
+                )
             )
         return made
 

@@ -37,7 +37,7 @@ from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.timing import measure
-from windtunnel.serving.engine.model import Request, Serial, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Serial, StepTime
 from windtunnel.serving.engine.profile import Point, fit
 
 MODEL = "tiny-attention"
@@ -160,7 +160,7 @@ def loaded() -> tuple[Executor, StepTime]:
     return executor, fit(*measure(executor, WAVES, CHUNK, clock=time.thread_time))[0]
 
 
-def job(request: Request, token: Callable[[], int]) -> EngineJob:
+def job(request: InferenceRequest, token: Callable[[], int]) -> EngineJob:
     """``request`` for the live engine, each of its tokens drawn by ``token``."""
 
     def some(count: int) -> tuple[int, ...]:

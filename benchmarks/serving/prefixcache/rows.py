@@ -23,7 +23,7 @@ from benchmarks.harness.rows import Missing, Row, figure
 from benchmarks.serving.prefixcache.sessions import Asked, Symbols, sessions, traced
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.catalogue import device
-from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
+from windtunnel.serving.prefixcache.policy.rules import RULES, CacheRules
 from windtunnel.serving.prefixcache.policy.shapes import ModelShape, paper_hybrid
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache, PrefixNode
 from windtunnel.traces import requests as traces
@@ -86,7 +86,7 @@ class Future:
     """Which prompts begin with a prefix: all of them in one tree, each node with the times of its prompts."""
 
     def __init__(self, asked: Sequence[Asked]) -> None:
-        self._tree = PrefixCache(ModelShape(1, 0, 0.0), 1 << 62, Rules((), order="lru"))
+        self._tree = PrefixCache(ModelShape(1, 0, 0.0), 1 << 62, CacheRules((), order="lru"))
         for one in asked:
             self._tree.admit(one.prompt, (), 0.0)
         self._times: dict[int, list[float]] = {}
@@ -109,7 +109,7 @@ class Oracle(PrefixCache):
         self,
         shape: ModelShape,
         capacity: int,
-        rules: Rules,
+        rules: CacheRules,
         asked: Sequence[Asked],
         unit: int,
         when: bool = True,

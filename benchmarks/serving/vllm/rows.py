@@ -24,11 +24,11 @@ from benchmarks.serving.vllm.servers import (
     servers,
 )
 from windtunnel.base.plain import from_plain
-from windtunnel.serving.engine.model import Objective, Request, Serial
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Serial
 from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.vllm.calibrate import WORDS, fit_log
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
 
 LOADS = (0.8, 1.0, 1.2)
@@ -45,7 +45,7 @@ def closed(count: int, temperature: float = 0.0, length: int = PROMPT, tokens: i
 def speed_rows(quick: bool) -> Iterator[Row]:
     """Tokens a second of both, and what the twin says of ours."""
     count, repeats = (8, 3) if quick else (16, TURNS)
-    with servers({"vllm": Variant(), "ours": Variant(Settings(admission="wait"))}) as up:
+    with servers({"vllm": Variant(), "ours": Variant(VllmSettings(admission="wait"))}) as up:
         same = [live.ask(closed(count), TOGETHER)[0] for live in up.values()]  # warm, too
         same_tokens = [[one.tokens for one in answers] for answers in same]
         fresh = iter(range(1, 1000))
@@ -84,7 +84,9 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
     events = events[begin:]
     time, error = fit_log([one for one in events if one["kind"] == "step"][::2])
     some = [one for one in events if one["kind"] == "arrives"]
-    requests = sorted((from_plain(Request, one["request"]) for one in some), key=lambda one: one.arrival)
+    requests = sorted(
+        (from_plain(InferenceRequest, one["request"]) for one in some), key=lambda one: one.arrival
+    )
     first, end = live_times(events, requests)
     served = serve(requests, limits, time)
     for name, measured, twin in (
@@ -101,7 +103,7 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
 
 
 def live_times(
-    events: Sequence[eventlog.Event], requests: Sequence[Request]
+    events: Sequence[eventlog.Event], requests: Sequence[InferenceRequest]
 ) -> tuple[np.ndarray, np.ndarray]:
     """When each request had its first and its last token, as the scheduler saw it."""
     place = {one.id: at for at, one in enumerate(requests)}
@@ -129,7 +131,7 @@ def objectives_rows(quick: bool) -> Iterator[Row]:
     is alone. vLLM's ``priority`` serves the earliest due first."""
     count, repeats = (24, 1) if quick else (48, 3)
     variants = {
-        "ours": Variant(Settings(policy="off")),
+        "ours": Variant(VllmSettings(policy="off")),
         "fcfs": Variant(),
         "priority": Variant(words="--scheduling-policy priority"),
     }
@@ -174,7 +176,7 @@ def emulated(live: Live, asked: Sequence[Asked]) -> float:
     limits = from_plain(StepLimits, next(one["limits"] for one in events if one["kind"] == "engine"))
     time, _ = fit_log(events)
     requests = [
-        Request(place, one.after, PROMPT, (Serial(one.tokens),), Objective(one.ttft, one.tpot))
+        InferenceRequest(place, one.after, PROMPT, (Serial(one.tokens),), Objective(one.ttft, one.tpot))
         for place, one in enumerate(asked)
     ]
     served = serve(requests, limits, time)
@@ -216,7 +218,7 @@ def branches_rows(quick: bool) -> Iterator[Row]:
     """Half of the requests have several answers: how many of them run in a step, by policy."""
     count, repeats = (10, 1) if quick else (32, 3)
     names = ("off", "eager", "taper")
-    with servers({name: Variant(Settings(name, "wait")) for name in names}) as up:
+    with servers({name: Variant(VllmSettings(name, "wait")) for name in names}) as up:
         for live in up.values():
             live.ask(closed(count), TOGETHER)
         tpot = 2.5 * median(up["eager"].ask(closed(1))[1] for _ in range(5)) / TOKENS
@@ -254,7 +256,7 @@ def hybrid_rows(quick: bool) -> Iterator[Row]:
     """Chats with a hybrid model that begin alike: what the prefix cache has of them, by who decides which
     states are kept."""
     repeats = 1 if quick else 3
-    states = Variant(Settings(admission="wait", prefix_cache="three-lru"))
+    states = Variant(VllmSettings(admission="wait", prefix_cache="three-lru"))
     with servers({"vllm": Variant(), "ours": states}, HYBRID_WORDS, hybrid=True) as up:
         seeds = {name: iter(range(repeats)) for name in up}
 

@@ -23,7 +23,7 @@ import psutil
 from benchmarks.harness.rows import need
 from windtunnel.serving.vllm.calibrate import SHAPE, WORDS, build_model
 from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 
 HYBRID: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -87,7 +87,7 @@ class Variant:
     """A server: vLLM with our scheduler and these settings, or with its own (None); ``words``: further ones
     of its command. ``engine``: the own engine in its place."""
 
-    settings: Settings | None = None
+    settings: VllmSettings | None = None
     words: str = ""
     engine: bool = False
 
@@ -137,7 +137,7 @@ def servers(
         for name, variant in variants.items():
             port = find_port("127.0.0.1", 0)
             events = folder / f"{name}.jsonl"
-            settings = replace(variant.settings or Settings(), events=str(events))
+            settings = replace(variant.settings or VllmSettings(), events=str(events))
             more = f"{words} {variant.words}"
             server = Server(str(model), "bench", port=port, more=more, scheduler=variant.settings is not None)
             command = _engine(model, port) if variant.engine else server.command(settings)

@@ -147,7 +147,7 @@ def serve(
     if engine == "vllm":
         from windtunnel.serving.vllm.serve import Server
         from windtunnel.serving.vllm.serve import serve as serve_vllm
-        from windtunnel.serving.vllm.settings import Settings as VllmSettings
+        from windtunnel.serving.vllm.settings import VllmSettings
 
         if model is None:
             raise UserError("serve: --engine vllm needs DIR, a model's directory or a name that vLLM knows")
@@ -161,10 +161,10 @@ def serve(
     from windtunnel.serving.engine.live import process
 
     with process.serving():
-        from windtunnel.serving.engine.live.serve import Settings
+        from windtunnel.serving.engine.live.serve import ServeSettings
         from windtunnel.serving.engine.live.serve import serve as run
 
-        settings = Settings(
+        settings = ServeSettings(
             str(model or config), name=name, host=host, port=port, branching=branching, admission=admission,
             rows=max_rows, chunk=chunk, kv=bytes_of["--kv"] or 2 << 30, queue=queue, rules=rule_set,
             prefix_bytes=bytes_of["--prefix-kv"] or 1 << 30, device=device, threads=threads, dtype=dtype,

@@ -20,7 +20,7 @@ from windtunnel.cli.main import app
 from windtunnel.cluster.load import load_cluster
 from windtunnel.serving import simulate
 from windtunnel.serving.engine import profile
-from windtunnel.serving.engine.model import Objective, Request, Serial, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Serial, StepTime
 from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin import figures, models
 from windtunnel.serving.engine.twin.world import Results, TwinPrefixes, serve
@@ -34,14 +34,14 @@ TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
 WIDE = StepLimits(rows=64, kv=100_000, admission="wait")
 
 
-def one_by_one(requests: list[Request], given_limits: StepLimits, time: StepTime) -> Results:
+def one_by_one(requests: list[InferenceRequest], given_limits: StepLimits, time: StepTime) -> Results:
     return serve(requests, given_limits, time, jump=False)
 
 
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.sampled_from([TIME, replace(TIME, kv=0.0), replace(TIME, kv=1e-3)]))
 def test_jumping_is_single_steps_and_every_request_ends_once(
-    case: tuple[list[Request], StepLimits], time: StepTime
+    case: tuple[list[InferenceRequest], StepLimits], time: StepTime
 ) -> None:
     requests, given_limits = case
     jumped, slow = serve(requests, given_limits, time), one_by_one(requests, given_limits, time)
@@ -63,7 +63,9 @@ def test_jumping_is_single_steps_and_every_request_ends_once(
 def test_a_hand_made_case() -> None:
     """Two requests: 2 tokens of prompt and 3 of answer, the second comes in the first one's decoding."""
     time = StepTime(base=1.0, row=0.1, kv=0.01, token=0.5, pair=0.0)
-    done = serve([Request(5, 0.0, 2, (Serial(3),)), Request(6, 2.5, 2, (Serial(2),))], WIDE, time)
+    done = serve(
+        [InferenceRequest(5, 0.0, 2, (Serial(3),)), InferenceRequest(6, 2.5, 2, (Serial(2),))], WIDE, time
+    )
     # from 0 a prefill, 1 + 2·0.5 = 2; from 2 a row that reads 2, 1.12; from 3.12 a row that reads 3 beside a
     # prefill, 2.13; from 5.25 a row that reads 2, 1.12
     assert done.first.tolist() == [2.0, pytest.approx(5.25)]
@@ -81,7 +83,7 @@ def test_a_queue_of_one_server_waits_as_the_formula_says() -> None:
     seconds, rho, count = 0.1, 0.7, 20_000
     random = np.random.default_rng(3)
     arrivals = np.cumsum(random.exponential(seconds / rho, count)).tolist()
-    requests = [Request(number, when, 1, (Serial(1),)) for number, when in enumerate(arrivals)]
+    requests = [InferenceRequest(number, when, 1, (Serial(1),)) for number, when in enumerate(arrivals)]
     limits_of_one = StepLimits(rows=1, kv=100, chunk=1, admission="wait")
     done = serve(requests, limits_of_one, StepTime(seconds, 0.0, 0.0, 0.0, 0.0))
     waited = float((done.end - done.arrival).mean()) - seconds
@@ -90,7 +92,7 @@ def test_a_queue_of_one_server_waits_as_the_formula_says() -> None:
 
 
 def test_steps_that_take_longer_than_believed_are_learned_and_come_from_a_seed() -> None:
-    requests = [Request(n, n * 0.05, 30, (Serial(20),)) for n in range(40)]
+    requests = [InferenceRequest(n, n * 0.05, 30, (Serial(20),)) for n in range(40)]
     slow = serve(requests, WIDE, TIME, truth=replace(TIME, base=0.02))
     assert slow.gain > 1.2 and slow.end[-1] > serve(requests, WIDE, TIME).end[-1]
     noisy = [
@@ -101,17 +103,21 @@ def test_steps_that_take_longer_than_believed_are_learned_and_come_from_a_seed()
 
 def test_a_request_that_can_never_fit_is_refused_alone() -> None:
     done = serve(
-        [Request(0, 0.0, 200, (Serial(9),)), Request(1, 0.0, 9, (Serial(9),))], StepLimits(4, 100), TIME
+        [InferenceRequest(0, 0.0, 200, (Serial(9),)), InferenceRequest(1, 0.0, 9, (Serial(9),))],
+        StepLimits(4, 100),
+        TIME,
     )
     assert done.refused.tolist() == [True, False] and "there is room for 100" in done.never[0]
     with pytest.raises(ValueError, match="sorted"):
-        serve([Request(0, 1.0, 2, (Serial(1),)), Request(1, 0.0, 2, (Serial(1),))], WIDE, TIME)
+        serve(
+            [InferenceRequest(0, 1.0, 2, (Serial(1),)), InferenceRequest(1, 0.0, 2, (Serial(1),))], WIDE, TIME
+        )
 
 
 def test_what_prompts_share_is_read_once() -> None:
     """Ten prompts of 4 blocks, of which 3 are the same, with room for all and with none."""
     symbols = {n: np.array([1, 2, 3, 100 + n]) for n in range(10)}
-    requests = [Request(n, n * 5.0, 64, (Serial(4),)) for n in range(10)]
+    requests = [InferenceRequest(n, n * 5.0, 64, (Serial(4),)) for n in range(10)]
 
     def through(capacity: int) -> Results:
         cache = PrefixCache(ModelShape(kv=1, state=0, token=1.0), capacity, RULES["three-lru"], unit=16)

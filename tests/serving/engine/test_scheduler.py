@@ -9,9 +9,9 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
-from windtunnel.serving.engine.policy.scheduler import Scheduler
-from windtunnel.serving.engine.policy.step import Finished, Step, StepLimits, Unit
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, StepTime
+from windtunnel.serving.engine.policy.scheduler import EngineScheduler
+from windtunnel.serving.engine.policy.step import Finished, ScheduledStep, StepLimits, Unit
 
 TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
 
@@ -31,7 +31,7 @@ def stages(draw: st.DrawFn) -> tuple[Serial | Parallel, ...]:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[Request]:
+def workloads(draw: st.DrawFn) -> list[InferenceRequest]:
     at, made = 0.0, []
     for number in range(draw(st.integers(1, 12))):
         at += draw(st.sampled_from([0.0, 0.004, 0.03, 0.2]))
@@ -40,12 +40,12 @@ def workloads(draw: st.DrawFn) -> list[Request]:
             draw(st.sampled_from([inf, 0.02, 0.1, 0.5])), draw(st.sampled_from([inf, 0.02]))
         )
         cached = draw(st.integers(0, prompt - 1))
-        made.append(Request(number, at, prompt, draw(stages()), objective, cached))
+        made.append(InferenceRequest(number, at, prompt, draw(stages()), objective, cached))
     return made
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[Request], StepLimits]:
+def cases(draw: st.DrawFn) -> tuple[list[InferenceRequest], StepLimits]:
     """Requests, and limits whose memory binds: the largest request fits, two of them perhaps do not."""
     workload = draw(workloads())
     limits = StepLimits(
@@ -53,7 +53,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Request], StepLimits]:
         admission=draw(st.sampled_from(["wait", "refuse"])),
         branching=draw(st.sampled_from(["off", "eager", "taper"])),
     )  # fmt: skip
-    most = max(map(Scheduler(limits, TIME).most, workload))
+    most = max(map(EngineScheduler(limits, TIME).most, workload))
     return workload, replace(limits, kv=draw(st.integers(most, 2 * most)))
 
 
@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Request], StepLimits]:
 class Tensors:
     """What an executor would hold: how long each unit's KV is, and what was sampled in it."""
 
-    requests: dict[int, Request]
+    requests: dict[int, InferenceRequest]
     kv: dict[Unit, int] = field(default_factory=dict)
     sampled: dict[Unit, int] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Tensors:
     branches: dict[int, tuple[int, ...]] = field(default_factory=dict)
     waiting_heads: dict[Unit, int] = field(default_factory=dict)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: ScheduledStep) -> None:
         for number in step.admitted:
             request = self.requests[number]
             self.kv[number, 0] = request.cached
@@ -136,7 +136,7 @@ class Ran:
 
 
 def run(
-    workload: list[Request],
+    workload: list[InferenceRequest],
     given_limits: StepLimits,
     *,
     jump: bool = False,
@@ -144,7 +144,7 @@ def run(
     ends: Callable[[Unit], bool] = lambda unit: False,
 ) -> Ran:
     """The whole workload, on a virtual clock; everything that must hold in each step is looked at."""
-    scheduler = Scheduler(given_limits, TIME)
+    scheduler = EngineScheduler(given_limits, TIME)
     tensors = Tensors({one.id: one for one in workload})
     ran, now, arrived = Ran([], [], 0), 0.0, 0
     cancelled: set[int] = set()
@@ -216,7 +216,7 @@ def run(
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
-    case: tuple[list[Request], StepLimits],
+    case: tuple[list[InferenceRequest], StepLimits],
 ) -> None:
     workload, given_limits = case
     single = run(workload, given_limits)
@@ -238,7 +238,7 @@ def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
     short=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 6)), max_size=12),
 )
 def test_clients_may_leave_and_units_may_end_at_any_time(
-    case: tuple[list[Request], StepLimits], gone: list[tuple[int, int]], short: set[Unit]
+    case: tuple[list[InferenceRequest], StepLimits], gone: list[tuple[int, int]], short: set[Unit]
 ) -> None:
     workload, given_limits = case
     left: set[int] = set()

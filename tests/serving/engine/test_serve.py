@@ -25,7 +25,7 @@ from windtunnel.serving import simulate
 from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.loop import Token
 from windtunnel.serving.engine.live.sampling import Sampled
-from windtunnel.serving.engine.live.serve import Settings, count_idle_cores, serve
+from windtunnel.serving.engine.live.serve import ServeSettings, count_idle_cores, serve
 from windtunnel.serving.engine.live.server import _Choice
 from windtunnel.serving.engine.live.tokens import ByteTokens
 from windtunnel.store import runs
@@ -146,7 +146,7 @@ def test_a_type_that_a_model_cannot_have_is_refused_in_a_sentence(
     with pytest.raises(UserError, match="in bfloat16: RuntimeError in its own code, no such kernel"):
         families.load(folder)
     with pytest.raises(UserError, match=r"`dtype` 'int8' is unknown; accepted are auto, float32, bfloat16"):
-        serve(Settings("tiny-attention", port=0, dtype="int8"))
+        serve(ServeSettings("tiny-attention", port=0, dtype="int8"))
 
 
 def test_threads_are_as_many_as_there_are_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:

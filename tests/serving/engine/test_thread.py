@@ -16,7 +16,7 @@ from windtunnel.base.errors import LessError, ScriptError, WindtunnelError
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Begun, EngineJob, Over, ServingEngine
 from windtunnel.serving.engine.live.sampling import Sampling
-from windtunnel.serving.engine.live.serve import Settings, serve
+from windtunnel.serving.engine.live.serve import ServeSettings, serve
 from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.store import runs
@@ -62,10 +62,10 @@ def test_an_engine_that_fails_ends_the_server_with_a_sentence(
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     answers: list[tuple[int, str]] = []
     clients: list[threading.Thread] = []
-    settings = Settings("tiny-attention", port=0, threads=1)
+    settings = ServeSettings("tiny-attention", port=0, threads=1)
     if policy:
         (tmp_path / "mine.py").write_text(policy)
-        settings = Settings("tiny-attention", port=0, threads=1, branching=str(tmp_path / "mine.py"))
+        settings = ServeSettings("tiny-attention", port=0, threads=1, branching=str(tmp_path / "mine.py"))
 
     def ask(url: str) -> None:
         body = json.dumps({"model": "tiny-attention", "prompt": "a"}).encode()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from windtunnel.serving.prefixcache.policy.changes import (
     Change,
     Evict,
-    Found,
     Hold,
     Make,
     Merge,
+    PrefixMatch,
     Split,
     Strip,
 )  # fmt: skip
@@ -93,7 +93,7 @@ class Held:
             depths = [depth for depth in depths if prompt[:depth] in states]
         return max(depths, default=0)
 
-    def used(self, found: Found, prompt: Prefix) -> None:
+    def used(self, found: PrefixMatch, prompt: Prefix) -> None:
         """What was found is what it is said to be."""
         path, node = list[int](), found.node
         while node:

@@ -14,20 +14,20 @@ from windtunnel.serving.prefixcache.policy import (
     Candidate,
     Decision,
     Eviction,
-    Keep,
     Lookup,
     Observation,
+    Retention,
     decide,
 )
 from windtunnel.serving.prefixcache.policy.changes import Evict, Strip
-from windtunnel.serving.prefixcache.policy.rules import RULES, Rules, block_lru
+from windtunnel.serving.prefixcache.policy.rules import RULES, CacheRules, block_lru
 from windtunnel.serving.prefixcache.policy.shapes import ModelShape
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
 HYBRID = ModelShape(kv=1, state=5, token=10.0, pairs=((0, 1.0),))
 ATTENTION = ModelShape(kv=2, state=0, token=10.0, pairs=((0, 1.0),))
 RULE = [*(RULES[name] for name in ("three", "radix", "ends", "seglen", "three-lru", "density")),
-        Rules(order="flops", alpha=0.7), block_lru(2), block_lru(3, "every")]  # fmt: skip
+        CacheRules(order="flops", alpha=0.7), block_lru(2), block_lru(3, "every")]  # fmt: skip
 symbols = st.lists(st.integers(0, 2), max_size=9).map(tuple)
 requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
 
@@ -38,7 +38,7 @@ requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
     st.integers(1, 3), st.data(),
 )  # fmt: skip
 def test_the_tree_is_what_it_says(
-    asked: list[tuple[tuple[int, ...], tuple[int, ...], bool]], rules: Rules, shape: ModelShape,
+    asked: list[tuple[tuple[int, ...], tuple[int, ...], bool]], rules: CacheRules, shape: ModelShape,
     capacity: int, unit: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     """Whatever is looked up is what a list of all that is held says; pinned nodes stay; bytes are exact."""
@@ -78,7 +78,7 @@ def test_what_several_share_is_copied_where_they_part_and_used_from_the_third_on
 
 def test_a_node_with_one_child_gives_its_state_and_keeps_its_childs_hits() -> None:
     """T9: its KV becomes part of the child, of which every token can still be used."""
-    cache = PrefixCache(HYBRID, 30, Rules(("prompt", "end"), order="lru"))
+    cache = PrefixCache(HYBRID, 30, CacheRules(("prompt", "end"), order="lru"))
     held = Held(cache)
     first, second = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8)
     held.do(cache.admit(first, [4], 0.0), first, frozenset({4}))
@@ -95,7 +95,7 @@ def test_a_node_with_one_child_gives_its_state_and_keeps_its_childs_hits() -> No
 @pytest.mark.parametrize("shape", [HYBRID, ATTENTION])
 def test_alpha_zero_is_the_least_recently_used(shape: ModelShape) -> None:
     random = np.random.default_rng(3)
-    caches = [PrefixCache(shape, 300, Rules(order=order)) for order in ("flops", "lru")]
+    caches = [PrefixCache(shape, 300, CacheRules(order=order)) for order in ("flops", "lru")]
     gone: list[list[object]] = [[], []]
     for now in range(300):
         prompt = tuple(random.integers(0, 2, random.integers(1, 20)).tolist())
@@ -126,7 +126,12 @@ def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
         return made
 
     random = np.random.default_rng(4)
-    for rules in (Rules(order="flops", alpha=0.5), RULES["seglen"], RULES["density"], RULES["three-lru"]):
+    for rules in (
+        CacheRules(order="flops", alpha=0.5),
+        RULES["seglen"],
+        RULES["density"],
+        RULES["three-lru"],
+    ):
         cache = PrefixCache(HYBRID, 1500, rules, decide=watched)
         for now in range(200):
             prompt = tuple(random.integers(0, 3, random.integers(2, 60)).tolist())
@@ -172,25 +177,25 @@ def test_prompts_that_are_meant_to_hurt(shape: ModelShape) -> None:
 
 
 def test_points_of_admission() -> None:
-    def kept(rules: Rules, unit: int = 1) -> Keep:
+    def kept(rules: CacheRules, unit: int = 1) -> Retention:
         made = decide(Lookup(rules, unit, prompt=100, matched=40, usable=20))
-        assert isinstance(made, Keep)
+        assert isinstance(made, Retention)
         return made
 
-    assert kept(RULES["three"]) == Keep((40, 96), 1)
-    assert kept(RULES["marconi"]) == Keep((40,), 1)
-    assert kept(RULES["ends"]) == Keep((100,), 1)
-    assert kept(block_lru(32)) == Keep((96,), 32)
-    assert kept(block_lru(32, "every")) == Keep((32, 64, 96), 32)
-    assert kept(Rules(("branch",), grid=16)) == Keep((32,), 0)
-    assert kept(Rules(("branch",), grid=64)) == Keep((), 0)
-    assert kept(block_lru(1024), unit=512) == Keep((98,), 2)
+    assert kept(RULES["three"]) == Retention((40, 96), 1)
+    assert kept(RULES["marconi"]) == Retention((40,), 1)
+    assert kept(RULES["ends"]) == Retention((100,), 1)
+    assert kept(block_lru(32)) == Retention((96,), 32)
+    assert kept(block_lru(32, "every")) == Retention((32, 64, 96), 32)
+    assert kept(CacheRules(("branch",), grid=16)) == Retention((32,), 0)
+    assert kept(CacheRules(("branch",), grid=64)) == Retention((), 0)
+    assert kept(block_lru(1024), unit=512) == Retention((98,), 2)
 
 
 def test_states_are_copied_as_far_as_there_is_room_and_decoded_ones_where_they_count() -> None:
-    asked = Lookup(Rules(), unit=1, prompt=100, matched=40, usable=20)
+    asked = Lookup(CacheRules(), unit=1, prompt=100, matched=40, usable=20)
     whole = decide(asked)
-    assert isinstance(whole, Keep) and len(whole.depths) == 2 and whole.end == 1
-    assert decide(replace(asked, copies=1)) == Keep(whole.depths[:1], 1)
-    assert decide(replace(asked, copies=-1)) == Keep((), 0), "it fills the room alone"
-    assert decide(replace(asked, decoded=False)) == Keep(whole.depths, 0)
+    assert isinstance(whole, Retention) and len(whole.depths) == 2 and whole.end == 1
+    assert decide(replace(asked, copies=1)) == Retention(whole.depths[:1], 1)
+    assert decide(replace(asked, copies=-1)) == Retention((), 0), "it fills the room alone"
+    assert decide(replace(asked, decoded=False)) == Retention(whole.depths, 0)

@@ -14,13 +14,13 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.vllm.serve import SCHEDULER, Server
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 
 
 def test_settings_are_read_as_they_were_written() -> None:
-    settings = Settings("eager", "wait", ttft=0.5, every=0)
-    assert Settings.read(json.loads(json.dumps(settings.additional()))) == settings
-    assert Settings.read({}) == Settings.read({"other": 1}) == Settings()
+    settings = VllmSettings("eager", "wait", ttft=0.5, every=0)
+    assert VllmSettings.read(json.loads(json.dumps(settings.additional()))) == settings
+    assert VllmSettings.read({}) == VllmSettings.read({"other": 1}) == VllmSettings()
 
 
 @pytest.mark.parametrize(
@@ -36,24 +36,24 @@ def test_settings_are_read_as_they_were_written() -> None:
 )
 def test_a_wrong_setting_is_refused(given: object, words: str) -> None:
     with pytest.raises(UserError) as refused:
-        Settings.read(given)
+        VllmSettings.read(given)
     assert words in str(refused.value)
 
 
 def test_a_request_may_have_an_objective_of_its_own() -> None:
-    settings = Settings(ttft=0.5)
+    settings = VllmSettings(ttft=0.5)
     assert settings.objective(None) == Objective(0.5, inf)
     assert settings.objective({"ttft": 0.2, "tpot": 0.05, "other": 1}) == Objective(0.2, 0.05)
     assert settings.objective({"ttft": "soon"}) == Objective(0.5, inf)
 
 
 def test_a_server_is_started_with_the_scheduler(tmp_path: Path) -> None:
-    words = Server(str(tmp_path), "m", port=7, more="--max-model-len 9").command(Settings(tpot=0.1))
+    words = Server(str(tmp_path), "m", port=7, more="--max-model-len 9").command(VllmSettings(tpot=0.1))
     assert words[words.index("--scheduler-cls") + 1] == SCHEDULER
     assert json.loads(words[words.index("--additional-config") + 1])["windtunnel"]["tpot"] == 0.1
     assert words[-2:] == ["--max-model-len", "9"] and "--skip-tokenizer-init" in words
     (tmp_path / "tokenizer.json").touch()
-    plain = Server(str(tmp_path), scheduler=False).command(Settings())
+    plain = Server(str(tmp_path), scheduler=False).command(VllmSettings())
     assert "--skip-tokenizer-init" not in plain and "--scheduler-cls" not in plain
     assert plain[plain.index("--served-model-name") + 1] == tmp_path.name
 

@@ -1,7 +1,7 @@
 from .emulation import Emulated as Emulated
 from .emulation import Emulation as Emulation
 from .emulation import emulate as emulate
-from .live.serve import Settings as Settings
+from .live.serve import ServeSettings as ServeSettings
 from .live.serve import serve as serve
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision

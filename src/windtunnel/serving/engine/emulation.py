@@ -23,7 +23,7 @@ from windtunnel.base.units import amount
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine import own, profile
-from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, Stage, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, Stage, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.twin import figures, models
@@ -130,7 +130,7 @@ def emulate(emulation: Emulation) -> Emulated:
     return Emulated(run.id, summary, about, tuple(served), times)
 
 
-def requests_of(trace: Requests, objective: Objective) -> list[Request]:
+def requests_of(trace: Requests, objective: Objective) -> list[InferenceRequest]:
     """As the scheduler knows them, numbered in their order. An answer is decoded in one; or half of it, then
     its branches, then the other half."""
 
@@ -143,7 +143,7 @@ def requests_of(trace: Requests, objective: Objective) -> list[Request]:
     columns = trace.arrival.tolist(), trace.prompt.tolist(), trace.output.tolist()
     parts = trace.branches or ((),) * len(trace)
     return [
-        Request(number, when, prompt, stages(output, part), objective)
+        InferenceRequest(number, when, prompt, stages(output, part), objective)
         for number, (when, prompt, output, part) in enumerate(zip(*columns, parts, strict=True))
     ]
 

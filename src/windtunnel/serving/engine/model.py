@@ -50,7 +50,7 @@ Stage = Serial | Parallel
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InferenceRequest:
     """``prompt``: its tokens; ``cached``: of these, what a prefix cache holds (all but one at most)."""
 
     id: int

@@ -1,3 +1,3 @@
 from .refusals import Refusals as Refusals
 from .scheduler import Scheduler as Scheduler
-from .settings import Settings as Settings
+from .settings import VllmSettings as VllmSettings

@@ -19,7 +19,7 @@ from windtunnel.calibration.profiles import Calibrated, Progress, own, today
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import Point, fit, save
 from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
 
 NAME = "serving-vllm"
@@ -54,7 +54,7 @@ def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
     with tempfile.TemporaryDirectory() as folder:
         events, model = Path(folder, eventlog.NAME), build_model(Path(folder, "model"))
         server = Server(str(model), "calibrated", port=find_port("127.0.0.1", 0), more=WORDS)
-        command = server.command(Settings("eager", "wait", events=str(events)))
+        command = server.command(VllmSettings("eager", "wait", events=str(events)))
         url = f"http://{server.host}:{server.port}"
         with Path(folder, "log").open("wb") as log, server_process(command, log.fileno()) as process:
             wait_until_ready(process, url)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 
 from windtunnel.base.plain import to_plain
 from windtunnel.base.policyfile import Policy
-from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, StepTime
 from windtunnel.serving.engine.notes import Note
-from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Depths, PrefillChunk, Step, StepLimits, Unit
+from windtunnel.serving.engine.policy.scheduler import EngineScheduler, Log
+from windtunnel.serving.engine.policy.step import Depths, PrefillChunk, ScheduledStep, StepLimits, Unit
 from windtunnel.serving.engine.profile import Point, fit
-from windtunnel.serving.prefixcache.policy import POLICIES, Keep, Lookup
+from windtunnel.serving.prefixcache.policy import POLICIES, Lookup, Retention
 from windtunnel.serving.prefixcache.policy.rules import RULES
 
 GATHER = 0.005
@@ -54,7 +54,7 @@ class Arrival:
 class SequenceGroup:
     """A request of the policies and its sequences' names, the first of which computes the parent."""
 
-    request: Request
+    request: InferenceRequest
     names: list[str]
     lengths: list[int]
 
@@ -85,10 +85,10 @@ class Controller:
     ) -> None:  # fmt: skip
         self.limits, self.block, self._cached, self._note = limits, block, cached, note
         self._overlaps = overlaps
-        self._before: Step | None = None  # of overlapping steps the one that is computed
+        self._before: ScheduledStep | None = None  # of overlapping steps the one that is computed
         self._learns = time is None
         first = time or StepTime(0.0, 0.0, 0.0, 0.0, 0.0)
-        self.policies = Scheduler(limits, first, lookup=self._lookup, log=log, own=own)
+        self.policies = EngineScheduler(limits, first, lookup=self._lookup, log=log, own=own)
         self._groups: dict[int, SequenceGroup] = {}
         self._units: dict[str, tuple[int, int]] = {}  # of each regulated sequence: request, its place there
         self._gathering: dict[str, tuple[float, list[Arrival]]] = {}
@@ -100,7 +100,7 @@ class Controller:
         self._computed: list[tuple[int, int, int]] = []
         self._began: list[tuple[int, int]] = []
         self._depths: dict[int, int] = {}
-        self.step: Step | None = None
+        self.step: ScheduledStep | None = None
         """The step that vLLM takes now."""
         if note is not None:
             note("engine", limits=to_plain(limits), time=to_plain(first))
@@ -247,7 +247,7 @@ class Controller:
         for name in self._groups.pop(number).names:
             self._units.pop(name, None)
 
-    def _lookup(self, request: Request) -> tuple[int, Depths]:
+    def _lookup(self, request: InferenceRequest) -> tuple[int, Depths]:
         depth, stops = self._cached(self._groups[request.id].names[0])
         depth = min(depth, request.prompt - 1)
         if self._note is not None:
@@ -255,7 +255,7 @@ class Controller:
         self._depths[request.id] = depth
         return depth, stops
 
-    def _learn(self, step: Step, seconds: float) -> None:
+    def _learn(self, step: ScheduledStep, seconds: float) -> None:
         self._taken.append(((len(step.rows), step.read, step.chunks), seconds))
         self._unfitted += 1
         if self._unfitted >= max(REFIT, len(self._taken) // 4):
@@ -280,7 +280,7 @@ def group_sequences(number: int, sequences: Sequence[Arrival], block: int) -> Se
         prompt = parent + 1
         heads = tuple(length - prompt for length in lengths)
         stage = Parallel(heads, tuple(sequence.most for sequence in sequences))
-    request = Request(number, first.arrival, prompt, (stage,), first.objective)
+    request = InferenceRequest(number, first.arrival, prompt, (stage,), first.objective)
     return SequenceGroup(request, [sequence.name for sequence in sequences], lengths)
 
 
@@ -302,12 +302,12 @@ def limit_tokens(plan: StepPlan, name: str, start: int, count: int) -> int:
     return min(count, max(1, plan.ends[name] - start)) if name in plan.ends else 0
 
 
-def choose_depths(rules: str, block: int, prompt: int, depth: int, shared: int) -> tuple[Lookup, Keep]:
+def choose_depths(rules: str, block: int, prompt: int, depth: int, shared: int) -> tuple[Lookup, Retention]:
     """At which depths, in blocks, a hybrid model's states are kept of a ``prompt`` whose first ``depth``
     tokens are used from a cache that knows ``shared`` (0: no more than those)."""
     # the last block may be a part of one
     length, known = -(-prompt // block), max(shared, depth) // block
     observation = Lookup(RULES[rules], block, length, known, depth // block)
     decision = POLICIES[rules](observation)
-    assert isinstance(decision, Keep)
+    assert isinstance(decision, Retention)
     return observation, decision

@@ -1,6 +1,6 @@
 """vLLM's scheduler, asked by the policies of `windtunnel.serving.engine`.
 
-vLLM loads it by ``--scheduler-cls windtunnel.serving.vllm.Scheduler`` and reads `Settings` from
+vLLM loads it by ``--scheduler-cls windtunnel.serving.vllm.Scheduler`` and reads `VllmSettings` from
 ``--additional-config``. It changes three things: which waiting sequences vLLM sees in a step, how many tokens
 of each running one it computes, and what it tells of the step. Blocks, batches and outputs are vLLM's own.
 Sequences that wait for something else (a grammar, further input, a transfer) are left to vLLM alone.
@@ -31,7 +31,7 @@ from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.serving.vllm.controller import Arrival, Controller, StepPlan, choose_depths, limit_tokens
 from windtunnel.serving.vllm.refusals import REASON
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Run, Store
 
@@ -53,7 +53,7 @@ class Scheduler(Base):  # type: ignore[misc]
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._settings = settings = Settings.read(self.vllm_config.additional_config)
+        self._settings = settings = VllmSettings.read(self.vllm_config.additional_config)
         # the hook through which vLLM asks how many tokens of a sequence it may compute
         self._aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
         names, policies = own.choose_policies(settings.policy, settings.admission)

@@ -19,7 +19,7 @@ from types import FrameType
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.serving.engine import own
-from windtunnel.serving.vllm.settings import Settings
+from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 
@@ -45,7 +45,7 @@ class Server:
     more: str = ""
     scheduler: bool = True
 
-    def command(self, settings: Settings) -> list[str]:
+    def command(self, settings: VllmSettings) -> list[str]:
         """What starts it."""
         folder = Path(self.model)
         words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", self.model]
@@ -65,7 +65,7 @@ class Server:
         return words + shlex.split(self.more)
 
 
-def serve(server: Server, settings: Settings, ready: Callable[[str, str], None]) -> None:
+def serve(server: Server, settings: VllmSettings, ready: Callable[[str, str], None]) -> None:
     """Until SIGTERM or SIGINT. ``ready`` gets the address and the run once requests are answered.
 
     Raises:

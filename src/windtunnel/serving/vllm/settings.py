@@ -13,7 +13,7 @@ KEY = "windtunnel"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VllmSettings:
     """A field without a value here leaves the choice to the default that its docstring names."""
 
     policy: str = "taper"
@@ -36,7 +36,7 @@ class Settings:
     """one step of so many is logged; 0 logs none"""
 
     @classmethod
-    def read(cls, additional: object) -> Settings:
+    def read(cls, additional: object) -> VllmSettings:
         """From vLLM's ``additional_config``.
 
         Raises:

@@ -21,11 +21,11 @@ from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
 from windtunnel.serving.engine.live.segments import Sequence as Stream
-from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, StepTime
 from windtunnel.serving.engine.notes import Note
-from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Step, StepLimits, Unit
-from windtunnel.serving.prefixcache.policy.changes import Found
+from windtunnel.serving.engine.policy.scheduler import EngineScheduler, Log
+from windtunnel.serving.engine.policy.step import ScheduledStep, StepLimits, Unit
+from windtunnel.serving.prefixcache.policy.changes import PrefixMatch
 
 GREEDY, NOTHING = Sampling(), Objective()
 ROUNDED, EDGES = 1.5, 64
@@ -56,7 +56,7 @@ class EngineJob:
     stop: frozenset[int] = frozenset()
     objective: Objective = NOTHING
 
-    def request(self) -> Request:
+    def request(self) -> InferenceRequest:
         """What the scheduler knows of it."""
         stages = tuple(
             Serial(stage)
@@ -64,7 +64,7 @@ class EngineJob:
             else Parallel(tuple(map(len, stage.heads)), stage.tokens, len(stage.join))
             for stage in self.stages
         )
-        return Request(self.id, self.arrival, len(self.prompt), stages, self.objective)
+        return InferenceRequest(self.id, self.arrival, len(self.prompt), stages, self.objective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class _RunningJob:
         self.streams: dict[int, Stream] = {}
         self.stages = [stage for stage in job.stages if isinstance(stage, Branches)]
         self.stage: Branches | None = None
-        self.found: Found | None = None
+        self.found: PrefixMatch | None = None
         self.kept: dict[int, Snapshot] = {}
 
 
@@ -133,14 +133,14 @@ class ServingEngine:
         )  # fmt: skip
         executor.bound = kv + (prefixes.tree.capacity if prefixes is not None else 0)
         lookup = self._lookup if prefixes is not None else None
-        self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log, own=own)
+        self.scheduler = EngineScheduler(self.limits, time_of, lookup=lookup, log=log, own=own)
         self._note = note
         if note is not None:
             note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
         self._running: dict[int, _RunningJob] = {}
         self._ending: set[Unit] = set()
         self._events: list[Event] = []
-        self.taken: Step | None = None
+        self.taken: ScheduledStep | None = None
         """The step that was taken last."""
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
         """Steps taken, seconds of them, and seconds that the scheduler took of these."""
@@ -217,14 +217,16 @@ class ServingEngine:
         self.deciding += planned - began + ended - computed
         return events
 
-    def _did(self, step: Step, ended: float, events: Iterable[Event], did: Mapping[str, Any]) -> None:
+    def _did(
+        self, step: ScheduledStep, ended: float, events: Iterable[Event], did: Mapping[str, Any]
+    ) -> None:
         """What the log says of a step: ``admitted`` requests and the tokens that they begin with,
         ``computed`` (request, unit, tokens); neither where it failed."""
         if self._note is not None:
             refused = [event.job for event in events if isinstance(event, Over) and event.refused == "late"]
             self._note("step", began=step.began, ended=ended, refused=refused, **did)
 
-    def _compute(self, step: Step) -> tuple[dict[Unit, Sampled], dict[str, Any]]:
+    def _compute(self, step: ScheduledStep) -> tuple[dict[Unit, Sampled], dict[str, Any]]:
         """A token for each unit that gets one, and what was done, for `_did`."""
         for number in step.admitted:
             running = self._running[number]
@@ -312,7 +314,7 @@ class ServingEngine:
 
     # prefixes
 
-    def _lookup(self, request: Request) -> tuple[int, tuple[int, ...]]:
+    def _lookup(self, request: InferenceRequest) -> tuple[int, tuple[int, ...]]:
         running = self._running[request.id]
         assert self.prefixes is not None
         if running.found is not None:

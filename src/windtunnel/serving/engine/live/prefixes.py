@@ -42,9 +42,9 @@ class Prefixes:
         self._aside = ThreadPoolExecutor(1)  # where alphas are tried, while requests are served
         self._tuning: Future[tuple[float, ...]] | None = None
 
-    def look(self, tokens: Sequence[int], now: float, copies: int = MANY) -> changes.Found:
-        """What of a prompt is there, see `changes.Found`. It stays until `leave`. ``copies``: states that
-        there is room for beside it."""
+    def look(self, tokens: Sequence[int], now: float, copies: int = MANY) -> changes.PrefixMatch:
+        """What of a prompt is there, see `changes.PrefixMatch`. It stays until `leave`. ``copies``: states
+        that there is room for beside it."""
         # what was decoded is kept only where it gives the states that reading it gives
         decoded = self.executor.ready.limits is None
         match = self.tree.look(tokens, now, copies=copies, decoded=decoded)
@@ -52,12 +52,12 @@ class Prefixes:
             self.tree.pin(match.node)
         return match
 
-    def leave(self, match: changes.Found) -> None:
+    def leave(self, match: changes.PrefixMatch) -> None:
         """Who looked for it is done."""
         if match.depth:
             self.tree.unpin(match.node)
 
-    def take(self, match: changes.Found) -> Stream:
+    def take(self, match: changes.PrefixMatch) -> Stream:
         """A sequence that has read the first ``found.depth`` tokens."""
         if not match.depth:
             return self.executor.new()

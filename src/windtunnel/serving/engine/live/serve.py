@@ -42,7 +42,7 @@ SPAN, IDLE = 0.3, 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServeSettings:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
@@ -69,7 +69,7 @@ class Settings:
     tpot: float | None = None
 
 
-def serve(settings: Settings, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
+def serve(settings: ServeSettings, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
     """Until SIGTERM or SIGINT. ``ready`` is told the address and the run as soon as requests are answered.
 
     Raises:
@@ -93,7 +93,7 @@ def serve(settings: Settings, ready: Callable[[str, str], None] = lambda url, ru
 
 
 def load_engine(
-    settings: Settings, names: dict[str, str], policies: dict[str, Policy], events: Path
+    settings: ServeSettings, names: dict[str, str], policies: dict[str, Policy], events: Path
 ) -> tuple[ServingEngine, dict[str, Any]]:
     """The engine by the settings, and what the run's summary says of it."""
     threads, why = settings.threads, ""
@@ -134,7 +134,7 @@ def count_idle_cores() -> tuple[int, int]:
     return sum(times.idle + times.iowait >= IDLE for times in own), len(own)
 
 
-def defaults(engine: ServingEngine, settings: Settings) -> Defaults:
+def defaults(engine: ServingEngine, settings: ServeSettings) -> Defaults:
     """Where a request says nothing: the model's own, else OpenAI's."""
     ready = engine.executor.ready
     config = ready.model.generation_config
@@ -148,7 +148,7 @@ def defaults(engine: ServingEngine, settings: Settings) -> Defaults:
 
 
 async def _serve(
-    settings: Settings, engine: ServingEngine, sock: socket.socket, ready: Callable[[str], None]
+    settings: ServeSettings, engine: ServingEngine, sock: socket.socket, ready: Callable[[str], None]
 ) -> dict[str, float]:
     name = settings.name or Path(settings.model).name
     thread = EngineThread(engine)

@@ -16,11 +16,11 @@ from math import ceil, inf
 
 from windtunnel.serving.engine.model import StepTime
 
-__all__ = ["POLICIES", "Decision", "Filling", "Observation", "Waiting", "decide"]
+__all__ = ["POLICIES", "Decision", "Filling", "Observation", "WaitingRequest", "decide"]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """A request that is not admitted. ``left``: prompt tokens to prefill (0: its branches begin at once),
     ``stop``: of these, as many at most in one chunk; ``reserve``: KV tokens that it may come to hold;
     ``due``: when its first token is (inf: whenever)."""
@@ -60,7 +60,7 @@ class Observation:
     chunk: int
     backlog: int
     filling: tuple[Filling, ...]
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitingRequest, ...]
     time: StepTime
 
 

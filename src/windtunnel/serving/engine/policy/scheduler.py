@@ -8,14 +8,14 @@ What a caller who holds tensors must know:
   stages). All positions are absolute: a branch continues the parent's.
 - A unit's first token comes from the prefill chunk that ends it (`PrefillChunk.samples`), each further one
   from a row. A row feeds the unit's last token. The last token of a unit is in no KV.
-- A fork (`Step.forks`) happens where all of the parent but its last known token is in the KV. Every branch
-  begins with that token and its own head, so it always has something to prefill.
-- A join (`Step.joins`) drops the branches' KV; the parent then goes on, from where it was forked, with the
-  tokens of all branches (heads and decoded) and the stage's ``join`` tokens, prefilled.
+- A fork (`ScheduledStep.forks`) happens where all of the parent but its last known token is in the KV. Every
+  branch begins with that token and its own head, so it always has something to prefill.
+- A join (`ScheduledStep.joins`) drops the branches' KV; the parent then goes on, from where it was forked,
+  with the tokens of all branches (heads and decoded) and the stage's ``join`` tokens, prefilled.
 - In one step joins come first, then forks, prefill chunks and rows.
 
-`Step.repeat` steps with the same rows may be taken at once (``done(..., count=n)``) if nobody arrives and
-none begins after `Step.until`: the outcome is that of single steps.
+`ScheduledStep.repeat` steps with the same rows may be taken at once (``done(..., count=n)``) if nobody arrives
+and none begins after `ScheduledStep.until`: the outcome is that of single steps.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import Any
 
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
-from windtunnel.serving.engine.model import Parallel, Request, Serial, Stage, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, Parallel, Serial, Stage, StepTime
 from windtunnel.serving.engine.policy.step import (
     Depths,
     Finished,
     PrefillChunk,
-    Step,
+    ScheduledStep,
     StepLimits,
     StepOutcome,
     Unit,
@@ -73,7 +73,7 @@ class _Running:
         "request", "reserve", "stage", "stops", "tail", "units",
     )  # fmt: skip
 
-    def __init__(self, request: Request, cached: int, stops: Depths, reserve: int) -> None:
+    def __init__(self, request: InferenceRequest, cached: int, stops: Depths, reserve: int) -> None:
         self.request, self.stops, self.reserve = request, stops, reserve
         self.held, self.known = cached, request.prompt
         self.first = inf
@@ -95,7 +95,7 @@ def _stop(stops: Depths, begin: int, end: int) -> int:
     return min((at for at in stops if begin < at < end), default=end)
 
 
-class Scheduler:
+class EngineScheduler:
     """See the module. ``lookup`` says of a request that might be admitted now how many tokens of its prompt
     a cache holds, and at which depths its prefill has to stop, ascending; else it is ``request.cached`` and
     nowhere. ``own``: a user's policies by capability, in place of those that ``limits`` names."""
@@ -105,7 +105,7 @@ class Scheduler:
         limits: StepLimits,
         time: StepTime,
         *,
-        lookup: Callable[[Request], tuple[int, Depths]] | None = None,
+        lookup: Callable[[InferenceRequest], tuple[int, Depths]] | None = None,
         log: Log | None = None,
         own: Mapping[str, Callable[[Any], Any]] = {},
     ) -> None:
@@ -114,7 +114,7 @@ class Scheduler:
         self._lookup, self._log = lookup, log
         self._admit = own.get("serving.engine") or admission.POLICIES[limits.admission]
         self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
-        self._waiting: deque[tuple[Request, admission.Waiting]] = deque()
+        self._waiting: deque[tuple[InferenceRequest, admission.WaitingRequest]] = deque()
         self._found: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step
         self._running: dict[int, _Running] = {}
         self._serial: dict[int, _Running] = {}  # whose parent decodes
@@ -131,12 +131,12 @@ class Scheduler:
 
     # what comes from outside
 
-    def most(self, request: Request) -> int:
+    def most(self, request: InferenceRequest) -> int:
         """KV tokens that it may come to hold, with its units' states."""
         units = max((len(stage.heads) for stage in request.stages if isinstance(stage, Parallel)), default=0)
         return request.most + (1 + units) * self.limits.state
 
-    def arrive(self, request: Request) -> bool:
+    def arrive(self, request: InferenceRequest) -> bool:
         """Whether it was taken into the queue; not if that is full.
 
         Raises:
@@ -188,8 +188,9 @@ class Scheduler:
 
     # a step
 
-    def next(self, now: float) -> Step | None:
-        """The step to take now; None if there is nothing to do. It may have refusals only (`Step.work`)."""
+    def next(self, now: float) -> ScheduledStep | None:
+        """The step to take now; None if there is nothing to do. It may have refusals only
+        (`ScheduledStep.work`)."""
         admitted: tuple[int, ...] = ()
         refused: tuple[int, ...] = ()
         prefill: tuple[PrefillChunk, ...] = ()
@@ -222,15 +223,15 @@ class Scheduler:
         rows = self._rows + branches
         if not rows and not prefill:
             if admitted:  # who has nothing to prefill before his branches
-                step = self.next(now) or Step(now, ())
+                step = self.next(now) or ScheduledStep(now, ())
                 step.admitted, step.refused = admitted + step.admitted, refused + step.refused
                 return step
-            return Step(now, (), refused=refused) if refused else None
+            return ScheduledStep(now, (), refused=refused) if refused else None
         while self._ends and self._stale(self._ends[0]):
             heappop(self._ends)
         if self._ends:
             repeat = min(repeat, self._ends[0][0] - self._steps)
-        step = Step(
+        step = ScheduledStep(
             now, rows, branches, prefill, tuple(self._joins), tuple(self._forks.items()), admitted, refused,
             read, repeat=repeat, until=until, measured=wide or bool(prefill),
         )  # fmt: skip
@@ -238,7 +239,9 @@ class Scheduler:
         step.modelled = step.seconds(self.time)
         return step
 
-    def done(self, step: Step, now: float, ended: Iterable[Unit] = (), count: int = 1) -> StepOutcome:
+    def done(
+        self, step: ScheduledStep, now: float, ended: Iterable[Unit] = (), count: int = 1
+    ) -> StepOutcome:
         """``step`` was taken ``count`` times, until ``now``; the units in ``ended`` need no more tokens than
         they have got. What was cancelled since is no longer heard of."""
         out, early = StepOutcome(), set(ended)
@@ -295,7 +298,9 @@ class Scheduler:
             self._leave_queue(observation.waiting, decision)
         return decision
 
-    def _candidates_to_admit(self, budget: int, slots: int, free: int) -> tuple[admission.Waiting, ...]:
+    def _candidates_to_admit(
+        self, budget: int, slots: int, free: int
+    ) -> tuple[admission.WaitingRequest, ...]:
         """The first of the queue; what a cache holds is looked up for those who might be admitted now."""
         if self._lookup is None or budget <= 0 or slots <= 0:
             return tuple(entry for _, entry in islice(self._waiting, LOOK))
@@ -311,15 +316,19 @@ class Scheduler:
             candidates.append(waiting)
         return tuple(candidates)
 
-    def _as_waiting(self, request: Request, cached: int, stops: Depths, due: float) -> admission.Waiting:
+    def _as_waiting(
+        self, request: InferenceRequest, cached: int, stops: Depths, due: float
+    ) -> admission.WaitingRequest:
         end = self._goal(request.stages[0], request.prompt)
         stop = _stop(stops, cached, end)
         most = self.most(request)
         if self._lookup is not None:  # states are copied at the stops, and one behind them
             most = min(self.limits.kv, most + (len(stops) + 1) * self.limits.state)
-        return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
+        return admission.WaitingRequest(request.id, end - cached, stop - cached, most - cached, due)
 
-    def _leave_queue(self, candidates: tuple[admission.Waiting, ...], decision: admission.Decision) -> None:
+    def _leave_queue(
+        self, candidates: tuple[admission.WaitingRequest, ...], decision: admission.Decision
+    ) -> None:
         queue, rest = self._waiting, []
         for waiting in candidates:
             request, as_queued = queue.popleft()

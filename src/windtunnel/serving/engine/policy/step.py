@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from windtunnel.serving.engine.model import Request, StepTime
+from windtunnel.serving.engine.model import InferenceRequest, StepTime
 
 Depths = tuple[int, ...]
 """Token positions, ascending."""
@@ -42,7 +42,7 @@ class PrefillChunk:
 
 
 @dataclass(slots=True)
-class Step:
+class ScheduledStep:
     """What to do in one step, or in up to ``repeat`` ones that begin before ``until``. ``rows``: units that
     decode one token each, which read ``read`` KV tokens in the first of these steps; the last of them are
     ``branches``. ``modelled``: seconds by the step model, which those steps teach that are ``measured``."""
@@ -86,7 +86,7 @@ class Step:
 class Finished:
     """A request that has all its tokens. Times on the caller's clock; ``tokens``: that it emitted."""
 
-    request: Request
+    request: InferenceRequest
     first: float
     end: float
     tokens: int

@@ -2,7 +2,7 @@
 only how long a step takes is told by a step model.
 
 While nobody arrives, ends or gets late, the scheduler says how many steps in a row are alike
-(`Step.repeat`); the clock jumps over these at once. What comes out is what single steps would give.
+(`ScheduledStep.repeat`); the clock jumps over these at once. What comes out is what single steps would give.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.policyfile import Policy
-from windtunnel.serving.engine.model import Request, StepTime
-from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Depths, Finished, Step, StepLimits
-from windtunnel.serving.prefixcache.policy.changes import Found
+from windtunnel.serving.engine.model import InferenceRequest, StepTime
+from windtunnel.serving.engine.policy.scheduler import EngineScheduler, Log
+from windtunnel.serving.engine.policy.step import Depths, Finished, ScheduledStep, StepLimits
+from windtunnel.serving.prefixcache.policy.changes import PrefixMatch
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
 Floats = NDArray[np.float64]
@@ -55,8 +55,8 @@ class Results:
 
 
 def serve(
-    requests: Sequence[Request], limits: StepLimits, model: StepTime, *, truth: StepTime | None = None,
-    jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: TwinPrefixes | None = None,
+    requests: Sequence[InferenceRequest], limits: StepLimits, model: StepTime, *,
+    truth: StepTime | None = None, jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: TwinPrefixes | None = None,
     log: Log | None = None, every: int = 1, jump: bool = True, own: Mapping[str, Policy] = {},
     enough: Callable[[Finished], bool] = lambda done: False,
 ) -> Results:  # fmt: skip
@@ -86,7 +86,9 @@ def serve(
             log(capability, policy, observation, decision)
 
     lookup = prefixes.look if prefixes is not None else None
-    scheduler = Scheduler(limits, model, lookup=lookup, log=logged if log is not None else None, own=own)
+    scheduler = EngineScheduler(
+        limits, model, lookup=lookup, log=logged if log is not None else None, own=own
+    )
     first, end = np.full(count, nan), np.full(count, nan)
     tokens, cached = (np.zeros(count, np.int64) for _ in range(2))
     refused = np.zeros(count, bool)
@@ -147,7 +149,7 @@ def serve(
     )  # fmt: skip
 
 
-def count_alike(step: Step, truth: StepTime, factor: float, now: float, coming: float) -> int:
+def count_alike(step: ScheduledStep, truth: StepTime, factor: float, now: float, coming: float) -> int:
     """How many steps in a row may be taken: all that begin before the next arrival, and none after
     ``step.until``."""
     if step.repeat == 1:
@@ -182,9 +184,9 @@ class TwinPrefixes:
     cache: PrefixCache
     symbols: Mapping[int, NDArray[np.int64]]
     clock: Callable[[], float] = lambda: 0.0
-    _found: dict[int, Found] = field(default_factory=dict)
+    _found: dict[int, PrefixMatch] = field(default_factory=dict)
 
-    def look(self, request: Request) -> tuple[int, Depths]:
+    def look(self, request: InferenceRequest) -> tuple[int, Depths]:
         """For the scheduler: tokens that are there, and where its prefill stops to copy the state."""
         if request.id not in self.symbols:
             return 0, ()
@@ -201,7 +203,7 @@ class TwinPrefixes:
         self.cache.pin(match.node)
         return match.depth * self.cache.unit
 
-    def read(self, request: Request) -> None:
+    def read(self, request: InferenceRequest) -> None:
         """Its prompt is prefilled: from now on others may use it."""
         if (match := self._found.get(request.id)) is not None:
             whole = self.symbols[request.id][: request.prompt // self.cache.unit]

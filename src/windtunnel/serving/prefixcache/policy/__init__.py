@@ -15,11 +15,22 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
+from windtunnel.serving.prefixcache.policy.rules import RULES, CacheRules
 
 __all__ = [
-    "MANY", "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation",
-    "Trials", "Victim", "decide", "scores",
+    "MANY",
+    "POLICIES",
+    "Alpha",
+    "Candidate",
+    "Decision",
+    "Eviction",
+    "Lookup",
+    "Observation",
+    "Retention",
+    "Trials",
+    "Victim",
+    "decide",
+    "scores",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -39,7 +50,7 @@ class Lookup:
     ``copies``: states that there is room for beside the request, which fills the room alone where that is
     below 0; ``decoded``: whether what is decoded may be kept."""
 
-    rules: Rules
+    rules: CacheRules
     unit: int
     prompt: int
     matched: int
@@ -49,7 +60,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Retention:
     """At which depths beyond what is used this prefill copies the state, and whether one is kept after
     decoding: at the last multiple of ``end`` symbols (0: none, 1: at the very end)."""
 
@@ -74,7 +85,7 @@ class Eviction:
     """Room is needed. ``used`` and ``worth``: least and most of all that may go, of which ``candidates`` are
     the oldest, the least worth, and those with the lowest scores."""
 
-    rules: Rules
+    rules: CacheRules
     alpha: float
     now: float
     used: tuple[float, float] = (0.0, 0.0)
@@ -104,7 +115,7 @@ class Alpha:
 
 
 Observation = Lookup | Eviction | Trials
-Decision = Keep | Victim | Alpha
+Decision = Retention | Victim | Alpha
 
 
 def decide(observation: Observation) -> Decision:
@@ -119,7 +130,7 @@ def decide(observation: Observation) -> Decision:
             return Alpha(alphas[best], f"{saved[best]:.4g} FLOPs saved, {saved[0]:.4g} by recency alone")
 
 
-def _keep(lookup: Lookup) -> Keep:
+def _keep(lookup: Lookup) -> Retention:
     rules, places = lookup.rules, set()
     block = max(1, rules.block // lookup.unit)
     for point in rules.points:
@@ -135,7 +146,7 @@ def _keep(lookup: Lookup) -> Keep:
     depths = {depth // grid * grid for depth in places}
     end = 1 if "end" in rules.points else block if {"last", "every"} & set(rules.points) else 0
     kept = tuple(sorted(depth for depth in depths if depth > lookup.usable))
-    return Keep(kept[: max(0, lookup.copies)], end if lookup.decoded and lookup.copies >= 0 else 0)
+    return Retention(kept[: max(0, lookup.copies)], end if lookup.decoded and lookup.copies >= 0 else 0)
 
 
 def _victim(eviction: Eviction) -> Victim:
@@ -170,7 +181,7 @@ def _within(values: Floats, most: tuple[float, float]) -> Floats:
     return (values - most[0]) / (most[1] - most[0]) if most[1] > most[0] else np.zeros(len(values))
 
 
-def _by(rules: Rules, observation: Observation) -> Decision:
+def _by(rules: CacheRules, observation: Observation) -> Decision:
     """As if the cache had these rules."""
     if isinstance(observation, Lookup):
         return decide(replace(observation, rules=rules))

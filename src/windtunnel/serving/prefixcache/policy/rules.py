@@ -23,7 +23,7 @@ Order = Literal["lru", "flops", "seglen", "density"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class CacheRules:
     """``points``: where states are copied; a model without states needs none. ``block``: tokens of a page;
     ``paged``: what is kept is whole pages, each evicted by itself. ``grid``: depths are rounded down to its
     multiples, where the kernels tell states only there. ``touch``: whether a hit renews all that it used or
@@ -44,25 +44,25 @@ class Rules:
     empty: bool = False
 
 
-def block_lru(block: int, state: Literal["every", "last"] = "last") -> Rules:
+def block_lru(block: int, state: Literal["every", "last"] = "last") -> CacheRules:
     """As vLLM: pages of ``block`` tokens, the least recently used one goes; the state at ``every`` page, or
     only at the ``last`` one of a prompt and of what was decoded (its align mode). Pages of hybrid models are
     as large as a state: 528 tokens for Qwen3.5-4B, 1648 for a 27B, 2048 for a small Nemotron-H."""
     points: tuple[Point, ...] = ("every",) if state == "every" else ("boundary", "last")
-    return Rules(points, block, paged=True, touch="path", order="lru")
+    return CacheRules(points, block, paged=True, touch="path", order="lru")
 
 
-RULES: Mapping[str, Rules] = {
-    "density": Rules(),
-    "three": Rules(order="flops", tuned=True),
-    "three-lru": Rules(order="lru"),
-    "marconi": Rules(("branch", "end"), order="flops", tuned=True),
-    "radix": Rules(("branch", "end"), touch="path", order="lru"),
-    "ends": Rules(("prompt", "end"), touch="path", order="lru"),
-    "seglen": Rules(order="seglen"),
+RULES: Mapping[str, CacheRules] = {
+    "density": CacheRules(),
+    "three": CacheRules(order="flops", tuned=True),
+    "three-lru": CacheRules(order="lru"),
+    "marconi": CacheRules(("branch", "end"), order="flops", tuned=True),
+    "radix": CacheRules(("branch", "end"), touch="path", order="lru"),
+    "ends": CacheRules(("prompt", "end"), touch="path", order="lru"),
+    "seglen": CacheRules(order="seglen"),
     **{f"block{size}": block_lru(size) for size in (16, 528, 1648, 2048)},
     **{f"every{size}": block_lru(size, "every") for size in (32, 528)},
-    "none": Rules((), order="lru", empty=True),
+    "none": CacheRules((), order="lru", empty=True),
 }
 """``density``: ours, three points and counted densities; ``three``: with Marconi's order. ``marconi``: the
 paper's two points. ``radix``: as SGLang's hybrid cache, for a model without states its radix cache. ``ends``:

@@ -22,10 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.serving.prefixcache import policy
 from windtunnel.serving.prefixcache.policy import Decision, Lookup, Observation, Trials, changes
-from windtunnel.serving.prefixcache.policy.changes import Change, Found, Op
+from windtunnel.serving.prefixcache.policy.changes import Change, Op, PrefixMatch
 from windtunnel.serving.prefixcache.policy.density import Ages
 from windtunnel.serving.prefixcache.policy.index import Index
-from windtunnel.serving.prefixcache.policy.rules import Rules
+from windtunnel.serving.prefixcache.policy.rules import CacheRules
 from windtunnel.serving.prefixcache.policy.shapes import ModelShape
 from windtunnel.serving.prefixcache.policy.tuner import ALPHAS, CacheReplay, Tuner
 
@@ -59,7 +59,7 @@ class PrefixCache:
     ``decide`` decides, and ``log`` is told of each decision; times are seconds, on any one clock."""
 
     def __init__(
-        self, shape: ModelShape, capacity: int, rules: Rules, *, unit: int = 1,
+        self, shape: ModelShape, capacity: int, rules: CacheRules, *, unit: int = 1,
         decide: Callable[[Observation], Decision] = policy.decide, log: Log | None = None,
     ) -> None:  # fmt: skip
         self.shape, self.rules, self.unit = shape, rules, unit
@@ -83,7 +83,7 @@ class PrefixCache:
     def look(
         self, symbols: ArrayLike, now: float, most: int | None = None, *, copies: int = policy.MANY,
         decoded: bool = True,
-    ) -> Found:  # fmt: skip
+    ) -> PrefixMatch:  # fmt: skip
         """What of a prompt can be used, and which states its prefill is to copy.
 
         ``most``: symbols that may be used; by default all but the last token, whose logits must be computed.
@@ -105,10 +105,10 @@ class PrefixCache:
             self._touch(passed)
         keep = self._ask(
             Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth, copies, decoded),
-            policy.Keep,
+            policy.Retention,
         )
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
-        return Found(depth, node.id if node else 0, matched, depths, end)
+        return PrefixMatch(depth, node.id if node else 0, matched, depths, end)
 
     def admit(self, symbols: ArrayLike, kept: Sequence[int], now: float) -> Change:
         """Take in what a request has computed: KV of all ``symbols`` and states at the depths ``kept``.

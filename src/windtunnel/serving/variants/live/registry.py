@@ -365,7 +365,7 @@ def _quantised(full: Path, examples: Examples, file: Path) -> bool:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Samples(CalibrationDataReader):  # type: ignore[misc]
+    class CalibrationSamples(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             count = min(len(next(iter(examples.inputs.values()))), 128)
             self.left = (examples.at(at, 16) for at in range(0, count, examples.batch(16)))
@@ -380,8 +380,8 @@ def _quantised(full: Path, examples: Examples, file: Path) -> bool:
             part.version for part in onnx.load(prepared).opset_import if part.domain in ("", "ai.onnx")
         )
         quantize_static(
-            str(prepared), str(file), Samples(), quant_format=QuantFormat.QDQ, per_channel=opset >= 13,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+            str(prepared), str(file), CalibrationSamples(), quant_format=QuantFormat.QDQ,
+            per_channel=opset >= 13, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
         )  # fmt: skip
         program(file, 0)(examples.at(0, 1))
     except Exception:  # of an operator that cannot be quantised: float32 remains
