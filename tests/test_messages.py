@@ -42,12 +42,12 @@ NOWHERE = Path("nowhere.csv")
             {"synthetic": "--synthetic", "statistics": "--statistics"},
         ),
         (
-            lambda: engine.emulate(engine.Emulation(NOWHERE, rules="all")),
+            lambda: engine.emulate(engine.ServeSettings(trace=NOWHERE, rules="all")),
             f"serve --trace {NOWHERE} --prefix-cache all",
             {"rules": "--prefix-cache"},
         ),
         (
-            lambda: engine.emulate(engine.Emulation(NOWHERE, branching="/nowhere.py")),
+            lambda: engine.emulate(engine.ServeSettings(trace=NOWHERE, branching="/nowhere.py")),
             f"serve --trace {NOWHERE} --policy /nowhere.py",
             {"branching": "--policy"},
         ),

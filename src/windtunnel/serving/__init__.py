@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
 def simulate(**options: Any) -> Emulated:
     """A trace of requests on a cluster that is not there, kept as a run; the arguments are the fields of
-    `windtunnel.serving.engine.emulation.Emulation`.
+    `windtunnel.serving.engine.settings.ServeSettings`.
 
     Raises:
         UserError: something that was asked for is wrong.
     """
-    from windtunnel.serving.engine.emulation import Emulation, emulate
+    from windtunnel.serving.engine.emulation import emulate
+    from windtunnel.serving.engine.settings import ServeSettings
 
-    return emulate(Emulation(**options))
+    return emulate(ServeSettings(**options))

@@ -25,9 +25,10 @@ from windtunnel.serving import simulate
 from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.loop import Token
 from windtunnel.serving.engine.live.sampling import Sampled
-from windtunnel.serving.engine.live.serve import ServeSettings, count_idle_cores, serve
+from windtunnel.serving.engine.live.serve import count_idle_cores, serve
 from windtunnel.serving.engine.live.server import _Choice
 from windtunnel.serving.engine.live.tokens import ByteTokens
+from windtunnel.serving.engine.settings import ServeSettings
 from windtunnel.store import runs
 
 ENDS = list(range(3, families.VOCABULARY, 5))

@@ -16,9 +16,10 @@ from windtunnel.base.errors import LessError, ScriptError, WindtunnelError
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Begun, EngineJob, Over, ServingEngine
 from windtunnel.serving.engine.live.sampling import Sampling
-from windtunnel.serving.engine.live.serve import ServeSettings, serve
+from windtunnel.serving.engine.live.serve import serve
 from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.model import StepTime
+from windtunnel.serving.engine.settings import ServeSettings
 from windtunnel.store import runs
 
 DIVIDES = "CAPABILITY = 'serving.engine'\ndef decide(observation):\n    return 1 / 0\n"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from windtunnel.serving.engine import own, profile
 from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, Stage, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.engine.policy.step import StepLimits
+from windtunnel.serving.engine.settings import NO_CACHE, ServeSettings
 from windtunnel.serving.engine.twin import figures, models
 from windtunnel.serving.engine.twin.world import Results, TwinPrefixes, serve
 from windtunnel.serving.prefixcache.policy import POLICIES as PREFIX_POLICIES
@@ -45,36 +45,6 @@ KV_SHARE = 0.5
 """Of the KV memory that a prefix cache gets where nothing else is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Emulation:
-    """What is asked for. ``trace``: a file of `traces.requests`, or the requests; ``count``: as many of them,
-    the trace being repeated (0: as it is); ``speed_up``: how much faster they come; ``branches``: "" or as in
-    ``share=0.6,count=3-10,tokens=90``. ``on`` and ``model_like``: a cluster and a model of `twin.models`, or
-    ``step_time``: "calibrated", a profile's file, or numbers such as ``base=0.01,row=1e-4``. ``kv`` and
-    ``prefix_bytes``: bytes of a host (0: what fits). ``rules``: of the prefix cache; "": none. ``ttft`` and
-    ``tpot``: promised to each request, seconds. ``every``: of so many steps one's decisions are logged."""
-
-    trace: Path | Requests
-    on: str = ""
-    model_like: str = ""
-    step_time: str = ""
-    speed_up: float = 1.0
-    count: int = 0
-    branches: str = ""
-    branching: str = "off"
-    admission: str = "refuse"
-    rows: int = 256
-    chunk: int = 512
-    kv: int = 0
-    queue: int = 1 << 30
-    rules: str = ""
-    prefix_bytes: int = 0
-    ttft: float | None = None
-    tpot: float | None = None
-    seed: int = 0
-    every: int = 10
-
-
 @dataclass(frozen=True)
 class Emulated:
     """What came out: `figures.summarise`, what it is made of, and the run that keeps it. ``about``: facts in
@@ -87,28 +57,27 @@ class Emulated:
     times: figures.RequestTimes
 
 
-def emulate(emulation: Emulation) -> Emulated:
-    """Emulate, and keep it as a run.
+def emulate(settings: ServeSettings) -> Emulated:
+    """Emulate ``settings.trace``, and keep it as a run.
 
     Raises:
         UserError: something that was asked for is wrong.
     """
-    named, policies = own.choose_policies(emulation.branching, emulation.admission)
-    emulation = replace(emulation, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
-    if (emulation.rules or "none") not in RULES:
-        raise UserError(f"serve: `rules` {emulation.rules!r} is unknown; accepted are {', '.join(RULES)}")
-    if not 0 < emulation.speed_up < inf:
-        raise UserError(f"serve: `speed_up` {emulation.speed_up:g} is not accepted; use a number above 0")
-    trace = _trace(emulation)
-    place = _place(emulation, cached=bool(trace.ids) and emulation.rules not in ("", "none"))
-    objective = Objective.of(emulation.ttft, emulation.tpot)
-    inputs = {"command": "serve --trace", **asdict(replace(emulation, trace=Path())), "trace": trace.source}
-    run = Store.open().begin(CAPABILITY, inputs, emulation.seed)
+    named, policies = own.choose_policies(settings.branching, settings.admission)
+    settings = replace(settings, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
+    rules = settings.cache_rules
+    if (rules or NO_CACHE) not in RULES:
+        raise UserError(f"serve: `rules` {rules!r} is unknown; accepted are {', '.join(RULES)}")
+    if not 0 < settings.speed_up < inf:
+        raise UserError(f"serve: `speed_up` {settings.speed_up:g} is not accepted; use a number above 0")
+    trace = _trace(settings)
+    place = _place(settings, cached=bool(trace.ids and rules))
+    objective = Objective.of(settings.ttft, settings.tpot)
+    inputs = {"command": "serve --trace", **asdict(settings), "trace": trace.source}
+    run = Store.open().begin(CAPABILITY, inputs, settings.seed)
     log = eventlog.EventLog(run.directory / eventlog.NAME)
     with run.failing(), closing(log):
-        served = _serve(
-            emulation, trace, place, objective, log.decision if emulation.every else None, policies
-        )
+        served = _serve(settings, trace, place, objective, log.decision if settings.every else None, policies)
         times = figures.compute_times(served, objective)
         summary = figures.summarise(
             served, times, int(trace.prompt.sum()), place.limits.kv, place.cluster
@@ -117,13 +86,12 @@ def emulate(emulation: Emulation) -> Emulated:
             "trace": f"{trace.source}: {len(trace):,} requests in {trace.seconds:,.0f} s"
             + (f", {trace.left_out:,} without an answer left out" if trace.left_out else ""),
             "steps": place.about,
-            "engine": f"{emulation.branching}, {emulation.admission}, {emulation.rows} rows,"
-            f" {emulation.chunk} tokens"
+            "engine": f"{settings.branching}, {settings.admission}, {settings.rows} rows,"
+            f" {settings.chunk} tokens"
             f" prefilled in a step, {place.limits.kv:,} tokens of KV",
-            "prefix cache": f"{emulation.rules}, {amount(place.prefix_bytes)}"
+            "prefix cache": f"{rules}, {amount(place.prefix_bytes)}"
             if place.prefix_bytes
-            else "none"
-            + ": the trace does not tell what prompts share" * bool(emulation.rules and not trace.ids),
+            else "none" + ": the trace does not tell what prompts share" * bool(rules and not trace.ids),
             "promised": figures.describe_objective(objective),
         }
         run.finish({**summary, "about": about})
@@ -161,68 +129,68 @@ class _Place:
     cluster: Cluster | None = None
 
 
-def _trace(emulation: Emulation) -> Requests:
-    trace = emulation.trace if isinstance(emulation.trace, Requests) else traces.load(emulation.trace)
-    if emulation.count:
-        trace = trace.repeated(emulation.count)
-    if emulation.branches:
-        fields = BRANCHES.fullmatch(emulation.branches)
+def _trace(settings: ServeSettings) -> Requests:
+    if settings.trace is None:
+        raise UserError("serve: `trace` is needed, a file of requests")
+    trace = traces.load(settings.trace)
+    if settings.branches:
+        fields = BRANCHES.fullmatch(settings.branches)
         if fields is None:
             raise UserError(
-                f"serve: `branches` {emulation.branches!r} is not accepted; use share=…,count=…,tokens=…"
+                f"serve: `branches` {settings.branches!r} is not accepted; use share=…,count=…,tokens=…"
             )
         share, low, high, tokens = fields.groups()
         count = int(low), int(high or low)
-        random = np.random.default_rng(emulation.seed)
+        random = np.random.default_rng(settings.seed)
         trace = traces.branched(trace, float(share), count, float(tokens), random)
-    return trace.faster(emulation.speed_up)
+    return trace.faster(settings.speed_up)
 
 
-def _place(emulation: Emulation, cached: bool) -> _Place:
-    if bool(emulation.step_time) == bool(emulation.on and emulation.model_like) or (
-        emulation.step_time and emulation.on
+def _place(settings: ServeSettings, cached: bool) -> _Place:
+    if bool(settings.step_time) == bool(settings.on and settings.model_like) or (
+        settings.step_time and settings.on
     ):
         raise UserError(
             "serve: `trace` needs `on` CLUSTER with `model_like` NAME, or `step_time` instead of both"
         )
-    if emulation.rows < 1 or emulation.chunk < 1:
+    if settings.rows < 1 or settings.chunk < 1:
         raise UserError(
-            f"serve: {emulation.rows} rows and chunks of {emulation.chunk} tokens; accepted are 1 or more"
+            f"serve: {settings.rows} rows and chunks of {settings.chunk} tokens; accepted are 1 or more"
         )
     limits = StepLimits(
-        emulation.rows, 0, emulation.chunk, emulation.queue, 0, emulation.admission, emulation.branching
+        settings.rows, 0, settings.chunk, settings.queue, 0, settings.admission, settings.branching
     )  # fmt: skip
-    if emulation.step_time:
-        known = profile.step_time(emulation.step_time)
-        kv = emulation.kv // (known.token_bytes or 1) or known.kv
-        return _Place(replace(limits, kv=kv), known.time, known.about, ModelShape(0, 0, 0.0), 0)
-    model, cluster = models.model_like(emulation.model_like), load_cluster(emulation.on)
+    if settings.step_time:
+        fitted = profile.step_time(settings.step_time)
+        kv = settings.kv // (fitted.token_bytes or 1) or fitted.kv
+        return _Place(replace(limits, kv=kv), fitted.time, fitted.about, ModelShape(0, 0, 0.0), 0)
+    model, cluster = models.model_like(settings.model_like), load_cluster(settings.on)
     width, fits = max(1, model.shape.kv), models.kv_tokens(model, cluster)
-    room = emulation.kv // width or fits
+    room = settings.kv // width or fits
     if room > fits:
         raise UserError(
             f"serve: `kv`: {room:,} tokens of {model.name} do not fit into a host of {cluster.name}; it"
             f" has room for {fits:,}"
         )
-    lent = (emulation.prefix_bytes or int(room * KV_SHARE) * width) if cached else 0
-    if not emulation.kv:
-        room -= lent // width
+    prefix_bytes = (settings.prefix_bytes or int(room * KV_SHARE) * width) if cached else 0
+    if not settings.kv:
+        room -= prefix_bytes // width
     if room < 1:
         raise UserError(f"serve: `prefix_bytes`: nothing is left of {fits:,} tokens of KV; use less")
-    time, error = models.step_time(model, cluster, emulation.rows, emulation.chunk, fits)
+    time, error = models.step_time(model, cluster, settings.rows, settings.chunk, fits)
     about = (
         f"{model.name} on {cluster.name}, by roofline (the plane through it is {error:.0%} off on average)"
     )
     limits = replace(limits, kv=room, state=model.state_tokens())
-    return _Place(limits, time, about, model.shape, lent, cluster)
+    return _Place(limits, time, about, model.shape, prefix_bytes, cluster)
 
 
 def _serve(
-    emulation: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None,
+    settings: ServeSettings, trace: Requests, place: _Place, objective: Objective, log: Log | None,
     policies: Mapping[str, Policy],
 ) -> list[Results]:  # fmt: skip
     requests = requests_of(trace, objective)
-    every = max(1, emulation.every, -(-4 * len(requests) // PRECISE))
+    every = max(1, settings.every, -(-4 * len(requests) // PRECISE))
     symbols = dict(enumerate(trace.ids))
     served = []
     hosts = place.cluster.hosts if place.cluster is not None else 1
@@ -230,8 +198,8 @@ def _serve(
         prefixes = None
         if place.prefix_bytes:
             cache = PrefixCache(
-                place.shape, place.prefix_bytes, RULES[emulation.rules], unit=trace.unit,
-                decide=PREFIX_POLICIES[emulation.rules],
+                place.shape, place.prefix_bytes, RULES[settings.cache_rules], unit=trace.unit,
+                decide=PREFIX_POLICIES[settings.cache_rules],
             )  # fmt: skip
             prefixes = TwinPrefixes(cache, symbols)
         served.append(serve(

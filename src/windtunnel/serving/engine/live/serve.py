@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,42 +31,17 @@ from windtunnel.serving.engine.live.timing import step_time
 from windtunnel.serving.engine.live.tokens import tokenizer
 from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.engine.notes import event_notes
+from windtunnel.serving.engine.settings import ServeSettings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 
 CAPABILITY = "serving.engine"
+KV_BYTES, PREFIX_BYTES = 2 << 30, 1 << 30
+"""Of running requests and of the prefix cache, where nothing else is asked for."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Of weights; auto: as the model's config has them."""
 SPAN, IDLE = 0.3, 90.0
 """Seconds for which cores are watched, and the percentage of these in which an idle one does nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
-    what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
-    so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
-    seconds. ``threads``: 0 for `count_idle_cores`. ``dtype``: of `DTYPES`."""
-
-    model: str
-    name: str = ""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    branching: str = "taper"
-    admission: str = "refuse"
-    rows: int = 64
-    chunk: int = 512
-    kv: int = 2 << 30
-    queue: int = 1024
-    rules: str = "density"
-    prefix_bytes: int = 1 << 30
-    device: str = "cpu"
-    threads: int = 0
-    dtype: str = "auto"
-    seed: int = 0
-    every: int = 10
-    ttft: float | None = None
-    tpot: float | None = None
 
 
 def serve(settings: ServeSettings, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
@@ -111,11 +86,11 @@ def load_engine(
         log, note = event_notes(eventlog.EventLog(events), settings.every, steps)
     time_of = step_time(executor, settings.rows, settings.chunk)
     prefixes = None
-    if settings.rules:
-        prefixes = Prefixes(executor, settings.rules, settings.prefix_bytes, log, note)
+    if rules := settings.cache_rules:
+        prefixes = Prefixes(executor, rules, settings.prefix_bytes or PREFIX_BYTES, log, note)
     engine = ServingEngine(
-        executor, time_of, rows=settings.rows, kv=settings.kv, chunk=settings.chunk, queue=settings.queue,
-        prefixes=prefixes, log=log, own=policies, branching=names[own.BRANCHING],
+        executor, time_of, rows=settings.rows, kv=settings.kv or KV_BYTES, chunk=settings.chunk,
+        queue=settings.queue, prefixes=prefixes, log=log, own=policies, branching=names[own.BRANCHING],
         admission=names[own.ADMISSION], note=note,
     )  # fmt: skip
     return engine, {

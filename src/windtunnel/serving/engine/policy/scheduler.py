@@ -14,8 +14,8 @@ What a caller who holds tensors must know:
   with the tokens of all branches (heads and decoded) and the stage's ``join`` tokens, prefilled.
 - In one step joins come first, then forks, prefill chunks and rows.
 
-`ScheduledStep.repeat` steps with the same rows may be taken at once (``done(..., count=n)``) if nobody arrives
-and none begins after `ScheduledStep.until`: the outcome is that of single steps.
+`ScheduledStep.repeat` steps with the same rows may be taken at once (``done(..., count=n)``) if nobody
+arrives and none begins after `ScheduledStep.until`: the outcome is that of single steps.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class Results:
 
 def serve(
     requests: Sequence[InferenceRequest], limits: StepLimits, model: StepTime, *,
-    truth: StepTime | None = None, jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: TwinPrefixes | None = None,
-    log: Log | None = None, every: int = 1, jump: bool = True, own: Mapping[str, Policy] = {},
-    enough: Callable[[Finished], bool] = lambda done: False,
+    truth: StepTime | None = None, jitter: float = 0.0, random: np.random.Generator | None = None,
+    prefixes: TwinPrefixes | None = None, log: Log | None = None, every: int = 1, jump: bool = True,
+    own: Mapping[str, Policy] = {}, enough: Callable[[Finished], bool] = lambda done: False,
 ) -> Results:  # fmt: skip
     """Serve ``requests``, sorted by arrival, until all are done with.
 

@@ -18,19 +18,8 @@ from numpy.typing import NDArray
 from windtunnel.serving.prefixcache.policy.rules import RULES, CacheRules
 
 __all__ = [
-    "MANY",
-    "POLICIES",
-    "Alpha",
-    "Candidate",
-    "Decision",
-    "Eviction",
-    "Lookup",
-    "Observation",
-    "Retention",
-    "Trials",
-    "Victim",
-    "decide",
-    "scores",
+    "MANY", "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Lookup", "Observation", "Retention",
+    "Trials", "Victim", "decide", "scores",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
