@@ -60,7 +60,7 @@ def speed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     spent = time.process_time() - began
     yield figure(
         f"{count:,} requests, {RATE / 2:g} a second", "s of one core", spent, "a million in 5 min",
-        met=spent / count * MILLION <= 300, note=f"{given.source}; {done.taken:,} steps, of which"
+        met=spent / count * MILLION <= 300, note=f"{given.source}; {done.steps:,} steps, of which"
         f" {done.planned:,} were planned; {done.refused.mean():.1%} refused",
     )  # fmt: skip
 
@@ -141,6 +141,6 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
         live, twin = (quantile(getattr(one, name).tolist(), 0.5) for one in both)
         yield figure(f"{where}: {name} p50", "s", live, "within 15 %", emulated=twin)
     spans = [float(np.nanmax(one.end)) for one in (measured, emulated)]
-    live, twin = (float(one.met.sum()) / span for one, span in zip(both, spans, strict=True))
+    live, twin = (float(one.attained.sum()) / span for one, span in zip(both, spans, strict=True))
     note = f"{count} requests, {figures.describe_objective(PROMISED)}; seconds of the engine's core"
     yield figure(f"{where}: goodput", "requests/s", live, "within 10 %", emulated=twin, note=note)

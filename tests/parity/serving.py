@@ -345,14 +345,14 @@ MUTANTS = (
     ),
     Mutant(
         "serving.prefixcache", ENGINE + "live/prefixes.py",
-        "self.executor.free(held.pop(node))", "self._states(node, {})", live=True,
+        "self.executor.free(nodes.pop(node))", "self._states(node, {})", live=True,
     ),
     Mutant(
         "serving.variants", VARIANTS + "policy/select.py",
         "if seconds <= left < inf or (left == inf and request.waiting < QUEUE):", "if True:",
     ),
     Mutant(
-        "serving.variants", VARIANTS + "live/service.py", "who = self.groups[request.group.variant.name]",
-        "who = first", live=True,
+        "serving.variants", VARIANTS + "live/service.py", "group = self.groups[request.group.variant.name]",
+        "group = first", live=True,
     ),
 )  # fmt: skip

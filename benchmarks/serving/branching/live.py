@@ -130,7 +130,7 @@ class Live:
                 coming += 1
             before = engine.seconds
             events = engine.step()
-            if (step := engine.taken) is not None and engine.seconds > before:
+            if (step := engine.last_step) is not None and engine.seconds > before:
                 self.steps.append(((len(step.rows), step.read, step.chunks), engine.seconds - before))
             now = self.now() - begin
             for number in (event.job for event in events if isinstance(event, Token)):

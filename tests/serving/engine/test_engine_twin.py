@@ -45,7 +45,7 @@ def test_jumping_is_single_steps_and_every_request_ends_once(
 ) -> None:
     requests, given_limits = case
     jumped, slow = serve(requests, given_limits, time), one_by_one(requests, given_limits, time)
-    assert jumped.taken == slow.taken and jumped.planned <= slow.planned
+    assert jumped.steps == slow.steps and jumped.planned <= slow.planned
     assert np.array_equal(jumped.refused, slow.refused)
     for name in ("first", "end"):
         assert np.allclose(getattr(jumped, name), getattr(slow, name), rtol=1e-9, atol=1e-9, equal_nan=True)
@@ -71,7 +71,7 @@ def test_a_hand_made_case() -> None:
     assert done.first.tolist() == [2.0, pytest.approx(5.25)]
     assert done.end.tolist() == [pytest.approx(5.25), pytest.approx(6.37)]
     found = figures.compute_times([done], Objective(ttft=2.5, tpot=1.625))
-    assert found.tpot.tolist() == pytest.approx([1.625, 1.12]) and found.met.tolist() == [True, False]
+    assert found.tpot.tolist() == pytest.approx([1.625, 1.12]) and found.attained.tolist() == [True, False]
     made = figures.summarise([done], found, 4, 100_000, load_cluster("h100-sxm:1x2,price=3600"))
     assert made["goodput"] == pytest.approx(1 / 6.37) and made["cost"]["total"] == pytest.approx(2 * 6.37)
     assert (made["steps"], made["attainment"], made["refused"]) == (4, 0.5, 0)

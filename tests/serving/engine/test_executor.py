@@ -151,7 +151,7 @@ def _check_bytes(served: Executor) -> None:
         each for slots in (*served.store.slots.values(), served.pool) for each in slots.tensors.values()
     ]
     tensors += [each for one in served.snapshots for each in one.states.values()]
-    assert served.held == sum(each.nbytes for each in tensors)
+    assert served.allocated == sum(each.nbytes for each in tensors)
     used = sum(each.slot_bytes * len(each.owners) for each in served.store.slots.values())
     assert used == sum(piece.capacity * served.token_bytes for piece in pieces)
     assert len(served.pool.owners) == sum(one.index >= 0 for one in served.sequences)
@@ -195,7 +195,7 @@ def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
     for one in [*served.sequences, *snapshots]:
         served.free(one)
         _check_bytes(served)
-    assert served.held == 0
+    assert served.allocated == 0
 
 
 _LATENT = {

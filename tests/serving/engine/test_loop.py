@@ -92,7 +92,7 @@ def jobs() -> list[EngineJob]:
 def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alone(
     executor: Executor, rules: str, policy: str
 ) -> None:
-    before = executor.held
+    before = executor.allocated
     prefixes = Prefixes(executor, rules, 1 << 18)
     engine = made(executor, prefixes=prefixes, branching=policy)
     for _ in range(2):  # the second time from what the first one left
@@ -112,7 +112,7 @@ def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alon
             assert said[number, 0][begin:] == alone(executor, known + list(parts.join), last)
     assert not executor.sequences and engine.scheduler.reserved == 0
     assert rules == "none" or prefixes.tree.used > 0
-    assert executor.held >= before
+    assert executor.allocated >= before
 
 
 def test_a_drawn_answer_does_not_depend_on_who_else_is_there(executor: Executor) -> None:
@@ -151,7 +151,7 @@ def test_what_requests_hold_never_exceeds_what_was_promised(
     compute = executor._pass
 
     def watched(*given: Any, **more: Any) -> torch.Tensor:
-        most.append(executor.held)
+        most.append(executor.allocated)
         return compute(*given, **more)
 
     monkeypatch.setattr(executor, "_pass", watched)
@@ -163,7 +163,7 @@ def test_what_requests_hold_never_exceeds_what_was_promised(
         more = [
             EngineJob(7 + at, 0.0, BASE[: 1 + 7 * at % 40], (3 + 5 * at % 30, parts, 1)) for at in range(6)
         ]
-        run(engine, [*jobs(), *more], lambda step: most.append(executor.held))
+        run(engine, [*jobs(), *more], lambda step: most.append(executor.allocated))
         assert not executor.sequences
         assert kv / 4 < max(most) <= kv + kept * ROUNDED
         most.clear()

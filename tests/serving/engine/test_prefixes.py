@@ -56,12 +56,12 @@ def ask(prefixes: Prefixes, tokens: list[int], now: float) -> int:
 def check(prefixes: Prefixes) -> None:
     """What is held, is what the tree says."""
     nodes = {one.id: one for one in prefixes.tree._nodes.values() if one.id}
-    assert set(prefixes._held) == set(nodes)
-    for name, held in prefixes._held.items():
+    assert set(prefixes._snapshots) == set(nodes)
+    for name, held in prefixes._snapshots.items():
         assert held.depth == nodes[name].end
         assert bool(held.states) == nodes[name].state
     executor = prefixes.executor
-    assert executor.snapshots == set(prefixes._held.values())
+    assert executor.snapshots == set(prefixes._snapshots.values())
     pieces = {piece for one in executor.snapshots for piece, _ in one.path}
     states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
     assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity
@@ -69,7 +69,7 @@ def check(prefixes: Prefixes) -> None:
 
 def forget(prefixes: Prefixes) -> None:
     """The executor is another test's next."""
-    for held in prefixes._held.values():
+    for held in prefixes._snapshots.values():
         prefixes.executor.free(held)
 
 

@@ -202,10 +202,10 @@ def run(
             if all((number, one) in ended for one in units)
         }
         held = tensors.held(done)
-        assert scheduler.held() == held
+        assert scheduler.kv_used() == held
         lent = sum(tensors.requests[number].cached for number, unit in tensors.kv if unit == 0)
         assert held - lent <= scheduler.reserved
-    assert scheduler.held() == scheduler.reserved == 0 and not tensors.kv
+    assert scheduler.kv_used() == scheduler.reserved == 0 and not tensors.kv
     over = {one.request.id for one in ran.finished}
     assert len(over) == len(ran.finished) and not over & cancelled
     assert over | cancelled | set(ran.refused) == {one.id for one in workload}

@@ -124,7 +124,7 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFi
             with pytest.raises(Infeasible, match=r"no variant does accuracy 0\.999"):
                 await service.infer("sums", {"input": INPUTS[:1]}, accuracy=0.999, latency=1e-9)
             with pytest.raises(UserError, match=r"\['none'\] is not accepted; use some of output once"):
-                await service.infer("sums", {"input": INPUTS[:1]}, wanted=["none"])
+                await service.infer("sums", {"input": INPUTS[:1]}, requested=["none"])
 
     asyncio.run(story())
 

@@ -34,13 +34,13 @@ def choose_policies(policy: str, late: str) -> tuple[dict[str, str], dict[str, P
             raise UserError(f"{path}: CAPABILITY {mine!r} is not accepted, use {' or '.join(named)}")
         named |= {BRANCHING: "taper", mine: str(path)}
         own[mine] = _checked(path, decide, *_RULES[mine])
-    for field, name, known in (
+    for field, name, accepted in (
         ("branching", BRANCHING, branching.POLICIES), ("admission", ADMISSION, admission.POLICIES),
     ):  # fmt: skip
-        if name not in own and named[name] not in known:
+        if name not in own and named[name] not in accepted:
             more = ", or a file ending in .py" if name == BRANCHING else ""
             raise UserError(
-                f"serve: `{field}` {named[name]!r} is unknown; accepted are {', '.join(known)}{more}"
+                f"serve: `{field}` {named[name]!r} is unknown; accepted are {', '.join(accepted)}{more}"
             )
     return named, own
 
@@ -61,9 +61,9 @@ def _checked(path: Path, decide: Policy, kind: type, right: Callable[[Any, Any],
 
 def _admitted(observation: branching.Observation, decision: branching.Decision) -> bool:
     """Whether these branches are there, each once, and there is room for them."""
-    known = {(candidate.request, candidate.unit) for candidate in observation.candidates}
+    candidates = {(candidate.request, candidate.unit) for candidate in observation.candidates}
     return (
-        len(set(decision.admitted) & known) == len(decision.admitted) <= observation.room
+        len(set(decision.admitted) & candidates) == len(decision.admitted) <= observation.room
         and decision.holds >= 1
     )
 
@@ -72,13 +72,13 @@ def _planned(observation: admission.Observation, decision: admission.Decision) -
     """Whether these requests wait, those that are admitted fit, and what is prefilled is to be prefilled."""
     waiting = {waiting.request: waiting for waiting in observation.waiting}
     moved = [*decision.admit, *decision.refuse]
-    taken = [waiting[number] for number in decision.admit if number in waiting]
+    admitted = [waiting[number] for number in decision.admit if number in waiting]
     stops = {(filling.request, filling.unit): filling.stop for filling in observation.filling}
-    stops |= {(waiting.request, 0): waiting.stop for waiting in taken}
+    stops |= {(waiting.request, 0): waiting.stop for waiting in admitted}
     return (
         len(set(moved) & waiting.keys()) == len(moved)
-        and len(taken) <= observation.slots
-        and sum(waiting.reserve for waiting in taken) <= observation.free
+        and len(admitted) <= observation.slots
+        and sum(waiting.reserve for waiting in admitted) <= observation.free
         and len({part[:2] for part in decision.prefill}) == len(decision.prefill)
         and all(1 <= tokens <= stops.get((number, unit), 0) for number, unit, tokens in decision.prefill)
     )

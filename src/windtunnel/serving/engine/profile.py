@@ -55,42 +55,42 @@ def fit(points: Sequence[Point], seconds: Sequence[float], fused: bool = False) 
     return model, float(np.mean(np.abs(buffer / np.array(seconds) - 1)))
 
 
-def step_time(given: str) -> FittedSteps:
+def step_time(text: str) -> FittedSteps:
     """Of "calibrated" (this user's own profile), a profile's file, or numbers such as ``base=0.01,row=1e-4``
     (what is left out is 0).
 
     Raises:
         UserError: it is none of these.
     """
-    if "=" in given:
+    if "=" in text:
         names = [field.name for field in fields(StepTime)]
         numbers = dict.fromkeys(names, 0.0)
-        for part in given.split(","):
+        for part in text.split(","):
             name, _, value = part.partition("=")
             try:
                 numbers[name] += float(value)
             except (KeyError, ValueError):
-                raise _wrong(given, f"{part!r} is not one of {', '.join(names)} with a number") from None
+                raise _wrong(text, f"{part!r} is not one of {', '.join(names)} with a number") from None
             if not 0 <= numbers[name] < 1e9:
-                raise _wrong(given, f"{part!r} is not a number of seconds from 0 to 1e9")
+                raise _wrong(text, f"{part!r} is not a number of seconds from 0 to 1e9")
         if not numbers["base"] + min(numbers["decode"], numbers["chunk"]) > 0:
-            raise _wrong(given, "base, the seconds of any step, must be above 0, or decode and chunk")
-        return FittedSteps(StepTime(**numbers), f"by the numbers {given}")
-    path = profiles.own(NAME) if given == "calibrated" else Path(given)
+            raise _wrong(text, "base, the seconds of any step, must be above 0, or decode and chunk")
+        return FittedSteps(StepTime(**numbers), f"by the numbers {text}")
+    path = profiles.own(NAME) if text == "calibrated" else Path(text)
     if not path.is_file():
-        hint = "; measure one with: windtunnel calibrate serving.engine" if given == "calibrated" else ""
-        raise _wrong(given, f"there is no profile {path}{hint}")
-    return profiles.read(path, "a profile of an engine's steps", VERSION, _known)
+        hint = "; measure one with: windtunnel calibrate serving.engine" if text == "calibrated" else ""
+        raise _wrong(text, f"there is no profile {path}{hint}")
+    return profiles.read(path, "a profile of an engine's steps", VERSION, _from_content)
 
 
-def _known(content: dict[str, Any]) -> FittedSteps:
+def _from_content(content: dict[str, Any]) -> FittedSteps:
     time = StepTime(**{name: float(value) for name, value in content["step_time"].items()})
     about = f"{content['model']}, measured {content['date']} ({content['error']:.0%} off on average)"
     return FittedSteps(time, about, int(content["token_bytes"]))
 
 
-def _wrong(given: str, why: str) -> UserError:
+def _wrong(text: str, why: str) -> UserError:
     return UserError(
-        f"serve: `step_time` {given!r}: {why}; accepted are calibrated, a file that 'windtunnel calibrate"
+        f"serve: `step_time` {text!r}: {why}; accepted are calibrated, a file that 'windtunnel calibrate"
         " serving.engine' wrote, or base=SECONDS and any of row, kv, token, pair, decode, chunk"
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WORDS = {"ttft": "first token (TTFT)", "tpot": "each further token (TPOT)", "total": "end to end"}
-COLUMNS = ("mean", *(f"p{one}" for one in PERCENTILES))
+COLUMNS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES))
 
 
 def headline(data: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -28,11 +28,12 @@ def headline(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("engine busy", f"{data['busy']:.1%} of {data['seconds']:,.0f} s, {data['steps']:,} steps"),
     ]  # fmt: skip
     if "cost" in data:
-        total, met, tokens = (
+        total, per_thousand, tokens = (
             data["cost"][name] for name in ("total", "per_thousand_met", "per_million_tokens")
         )
         words = (
-            f"{total:.4g} in all, {tokens:.4g} a million tokens, {met:.4g} a thousand requests that got it"
+            f"{total:.4g} in all, {tokens:.4g} a million tokens,"
+            f" {per_thousand:.4g} a thousand requests that got it"
         )
         rows.append(("cost", words))
     return rows

@@ -11,13 +11,13 @@ from windtunnel.serving.variants.model import Variant
 
 def table(variants: Sequence[Variant]) -> Table:
     """A line for each."""
-    shown = Table()
+    variants_table = Table()
     for heading in ("variant", "task", "accuracy", "one", "full batch", "load", "memory"):
-        shown.add_column(
+        variants_table.add_column(
             heading, justify="left" if heading in ("variant", "task") else "right", overflow="fold"
         )
     for variant in variants:
-        shown.add_row(
+        variants_table.add_row(
             variant.name,
             variant.task,
             f"{variant.accuracy:.2%}",
@@ -26,4 +26,4 @@ def table(variants: Sequence[Variant]) -> Table:
             f"{variant.load * 1e3:.0f} ms",
             f"{variant.memory >> 20} MiB",
         )
-    return shown
+    return variants_table

@@ -92,9 +92,9 @@ class Controller:
         self._groups: dict[int, SequenceGroup] = {}
         self._units: dict[str, tuple[int, int]] = {}  # of each regulated sequence: request, its place there
         self._gathering: dict[str, tuple[float, list[Arrival]]] = {}
-        self._held: dict[str, None] = {}  # sequences that are still being gathered
+        self._gathered: dict[str, None] = {}  # sequences that are still being gathered
         self._ended: set[Unit] = set()
-        self._taken: deque[tuple[Point, float]] = deque(maxlen=WINDOW)  # steps and their seconds
+        self._steps: deque[tuple[Point, float]] = deque(maxlen=WINDOW)  # steps and their seconds
         self._unfitted = 0
         self._next = 0
         self._computed: list[tuple[int, int, int]] = []
@@ -107,7 +107,7 @@ class Controller:
 
     def regulates(self, name: str) -> bool:
         """Whether the policies decide what this sequence does."""
-        return name in self._units or name in self._held
+        return name in self._units or name in self._gathered
 
     # what comes from outside
 
@@ -116,12 +116,12 @@ class Controller:
         family = sequence.family or sequence.name
         _, gathered = self._gathering.get(family, (now, []))
         self._gathering[family] = (now, [*gathered, sequence])
-        self._held[sequence.name] = None
+        self._gathered[sequence.name] = None
 
     def leave(self, name: str) -> None:
         """Nobody waits for the sequence any longer, or vLLM is done with it."""
-        if name in self._held:
-            del self._held[name]
+        if name in self._gathered:
+            del self._gathered[name]
             for family, (since, gathered) in list(self._gathering.items()):
                 rest = [sequence for sequence in gathered if sequence.name != name]
                 self._gathering[family] = (since, rest)
@@ -152,7 +152,7 @@ class Controller:
             if not gathered[0].family or now - since >= GATHER:
                 del self._gathering[family]
                 for sequence in gathered:
-                    self._held.pop(sequence.name, None)
+                    self._gathered.pop(sequence.name, None)
                 self._enter(gathered, now)
         self.step = step = self.policies.next(now)
         plan = StepPlan()
@@ -203,10 +203,12 @@ class Controller:
         if step is None:
             self._before = None
             return
-        taken = self._before if self._overlaps else step
+        computed = self._before if self._overlaps else step
         self._before = step if step.work else None
         if self._note is not None:
-            took = (len(taken.rows), taken.read, taken.chunks, now - step.began) if taken else None
+            took = (
+                (len(computed.rows), computed.read, computed.chunks, now - step.began) if computed else None
+            )
             self._note(
                 "step", began=step.began, ended=now, refused=list(step.refused), admitted=self._began,
                 computed=self._computed, took=took,
@@ -215,14 +217,14 @@ class Controller:
             return
         if self._overlaps:
             step.measured = False
-            if taken is not None:
-                self.policies.predictor.measured(len(taken.rows), taken.modelled, now - step.began)
+            if computed is not None:
+                self.policies.predictor.measured(len(computed.rows), computed.modelled, now - step.began)
         out = self.policies.done(step, now, self._ended)
         for finished in out.finished:
             self._forget(finished.request.id)
         self._ended = {unit for unit in self._ended.difference(out.ended) if unit[0] in self._groups}
-        if self._learns and taken is not None:
-            self._learn(taken, now - step.began)
+        if self._learns and computed is not None:
+            self._learn(computed, now - step.began)
 
     # sequences and requests
 
@@ -256,14 +258,14 @@ class Controller:
         return depth, stops
 
     def _learn(self, step: ScheduledStep, seconds: float) -> None:
-        self._taken.append(((len(step.rows), step.read, step.chunks), seconds))
+        self._steps.append(((len(step.rows), step.read, step.chunks), seconds))
         self._unfitted += 1
-        if self._unfitted >= max(REFIT, len(self._taken) // 4):
+        if self._unfitted >= max(REFIT, len(self._steps) // 4):
             self._unfitted = 0
-            points, times = zip(*self._taken, strict=True)
+            points, times = zip(*self._steps, strict=True)
             time, _ = fit(points, times, fused=True)
-            usual = [taken for taken in self._taken if taken[1] <= STALLED * time.of(*taken[0])]
-            points, times = zip(*(usual or self._taken), strict=True)
+            usual = [timed for timed in self._steps if timed[1] <= STALLED * time.of(*timed[0])]
+            points, times = zip(*(usual or self._steps), strict=True)
             self.policies.time, _ = fit(points, times, fused=True)
             if self._note is not None:
                 self._note("time", time=to_plain(self.policies.time))
@@ -306,8 +308,8 @@ def choose_depths(rules: str, block: int, prompt: int, depth: int, shared: int) 
     """At which depths, in blocks, a hybrid model's states are kept of a ``prompt`` whose first ``depth``
     tokens are used from a cache that knows ``shared`` (0: no more than those)."""
     # the last block may be a part of one
-    length, known = -(-prompt // block), max(shared, depth) // block
-    observation = Lookup(RULES[rules], block, length, known, depth // block)
+    length, matched = -(-prompt // block), max(shared, depth) // block
+    observation = Lookup(RULES[rules], block, length, matched, depth // block)
     decision = POLICIES[rules](observation)
     assert isinstance(decision, Retention)
     return observation, decision

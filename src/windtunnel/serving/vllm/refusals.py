@@ -44,16 +44,16 @@ class _Answer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._held: list[Message] = []
-        self._known = self._refused = False
+        self._pending: list[Message] = []
+        self._decided = self._refused = False
 
     async def __call__(self, message: Message) -> None:
         if self._refused:
             return
-        if self._known:
+        if self._decided:
             await self._send(message)
             return
-        self._held.append(message)
+        self._pending.append(message)
         body = message.get("body", b"")
         if REFUSED in body:
             self._refused = True
@@ -65,6 +65,6 @@ class _Answer:
             await self._send({"type": "http.response.start", "status": STATUS, "headers": headers})
             await self._send({"type": "http.response.body", "body": BODY})
         elif message["type"] != "http.response.start" and EMPTY not in body:
-            self._known = True
-            for held in self._held:
-                await self._send(held)
+            self._decided = True
+            for pending in self._pending:
+                await self._send(pending)

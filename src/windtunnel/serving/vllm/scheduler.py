@@ -71,12 +71,12 @@ class Scheduler(Base):  # type: ignore[misc]
         if settings.every:
             log, note = event_notes(self._log(), settings.every, lambda: self._steps)
         self._note_decision = log
-        known = step_time(settings.step_time).time if settings.step_time else None
+        step_times = step_time(settings.step_time).time if settings.step_time else None
         self._plan, self._wall = StepPlan(), time.time() - time.monotonic()
         self._refused: list[Request] = []
         self._controller = Controller(
             limits,
-            known,
+            step_times,
             block=self.block_size,
             cached=self._cached,
             overlaps=bool(self.scheduler_config.async_scheduling),
@@ -112,10 +112,10 @@ class Scheduler(Base):  # type: ignore[misc]
     # sequences come and go
 
     def add_request(self, request: Request) -> None:
-        known = request.request_id in self.requests
+        resumed = request.request_id in self.requests
         super().add_request(request)
         how = request.sampling_params
-        if known or request.status != RequestStatus.WAITING or request.resumable or how is None:
+        if resumed or request.status != RequestStatus.WAITING or request.resumable or how is None:
             return
         if how.seed is not None and current_platform.is_cpu():
             return  # vLLM 0.32 ends on a CPU when it computes a part of a seeded prompt
@@ -150,15 +150,15 @@ class Scheduler(Base):  # type: ignore[misc]
         self._plan = plan = controller.plan(now)
         if plan.refused:
             self._refused += super().finish_requests(plan.refused, RequestStatus.FINISHED_ABORTED)
-        held: list[Request] = []
+        paused: list[Request] = []
         if self.waiting:
             every, self.waiting = list(self.waiting), create_request_queue(self.policy)
             for request in every:
                 name = request.request_id
                 wait = controller.regulates(name) and name not in plan.ends and name not in plan.rows
-                held.append(request) if wait else self.waiting.add_request(request)
+                paused.append(request) if wait else self.waiting.add_request(request)
         output = super().schedule(*given, **named)
-        for request in held:
+        for request in paused:
             self.waiting.add_request(request)
         controller.scheduled(output.num_scheduled_tokens, self._reached)
         return output

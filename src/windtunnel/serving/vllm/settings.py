@@ -42,20 +42,20 @@ class VllmSettings:
         Raises:
             UserError: a field is unknown, or its value is not of the field's kind.
         """
-        given = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
-        if not isinstance(given, Mapping):
-            raise UserError(f"--additional-config: `{KEY}` is {given!r}, accepted is an object")
-        known = {field.name: str(field.type) for field in fields(cls)}
-        for name, value in given.items():
-            if name not in known:
+        values = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
+        if not isinstance(values, Mapping):
+            raise UserError(f"--additional-config: `{KEY}` is {values!r}, accepted is an object")
+        kinds = {field.name: str(field.type) for field in fields(cls)}
+        for name, value in values.items():
+            if name not in kinds:
                 raise UserError(
-                    f"--additional-config: `{KEY}.{name}` is unknown; accepted are {', '.join(known)}"
+                    f"--additional-config: `{KEY}.{name}` is unknown; accepted are {', '.join(kinds)}"
                 )
-            if not _fits(known[name], value):
+            if not _fits(kinds[name], value):
                 raise UserError(
-                    f"--additional-config: `{KEY}.{name}` is {value!r}, accepted is {known[name]}"
+                    f"--additional-config: `{KEY}.{name}` is {value!r}, accepted is {kinds[name]}"
                 )
-        return cls(**given)
+        return cls(**values)
 
     def objective(self, extra: Mapping[str, Any] | None) -> Objective:
         """What a request is promised: what it asks for itself (``vllm_xargs``), else the defaults."""

@@ -53,13 +53,13 @@ class Predictor:
             self.margins = self._margins()
 
     def _margins(self) -> tuple[float, ...]:
-        taken, shaped, gains = np.array(self._steps).T
-        taken, shaped = (np.concatenate(([0.0], each.cumsum())) for each in (taken, shaped))
+        measured, shaped, gains = np.array(self._steps).T
+        measured, shaped = (np.concatenate(([0.0], each.cumsum())) for each in (measured, shaped))
         margins = []
         for span in SPANS:
             if 2 * span > len(gains):  # too few to know
                 break
             expected = (shaped[span:] - shaped[:-span]) * gains[: len(gains) - span + 1]
-            over = np.sort((taken[span:] - taken[:-span]) / expected) - 1
+            over = np.sort((measured[span:] - measured[:-span]) / expected) - 1
             margins.append(max(0.0, float(over[int(0.95 * (len(over) - 1))])))
         return tuple(margins)

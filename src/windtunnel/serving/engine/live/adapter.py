@@ -128,10 +128,11 @@ def _attention(
     layer, cache.pending = cache.pending, -1
     if (key.shape, value.shape) != cache.handed:
         raise UserError(f"{name} keeps other keys and values than it reads: not supported")
-    window, wanted = cache.windows[layer], more.get("sliding_window")
-    if wanted is not None and wanted != window:
+    window, sliding_window = cache.windows[layer], more.get("sliding_window")
+    if sliding_window is not None and sliding_window != window:
         raise UserError(
-            f"{name} has a window of {wanted} tokens where its cache has one of {window}: not supported"
+            f"{name} has a window of {sliding_window} tokens where its cache has one of {window}:"
+            " not supported"
         )
     unknown = [each for each in ("position_bias", "indices", "block_mask") if more.get(each) is not None]
     if attention_mask is not None or unknown:
@@ -243,11 +244,11 @@ def forward(
     (rows, vocabulary), and the states. The rows of a model without states may stand one after another in the
     only row of ``tokens``, each ending at its place in ``last``."""
     cache = StepCache(ready, step, depth, states, reading)
-    held = _CACHE.set(cache)
+    reset_token = _CACHE.set(cache)
     try:
         logits = call(ready.model, ready.takes, tokens, positions, cache, last)
     finally:
-        _CACHE.reset(held)
+        _CACHE.reset(reset_token)
     cache.settled()
     return logits, cache.states()
 

@@ -108,12 +108,12 @@ class _Both(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _neutral(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _neutral(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
         return {
             name: value
-            for name, value in given.items()
+            for name, value in fields.items()
             if name not in IGNORED and value not in NEUTRAL.get(name, ())
         }
 
@@ -121,8 +121,8 @@ class _Both(ApiModel):
     def drawn(self) -> dict[str, Any]:
         """How tokens are, as far as the request says."""
         top_k = None if self.top_k is None else max(0, self.top_k)
-        said = {"temperature": self.temperature, "top_p": self.top_p, "top_k": top_k}
-        return {name: value for name, value in said.items() if value is not None}
+        options = {"temperature": self.temperature, "top_p": self.top_p, "top_k": top_k}
+        return {name: value for name, value in options.items() if value is not None}
 
     @property
     def stops(self) -> list[str]:
@@ -167,11 +167,13 @@ class Message(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _repeated(cls, given: Any) -> Any:
+    def _repeated(cls, fields: Any) -> Any:
         """An answer is sent back as the official client read it: with fields of what it was not."""
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if name not in UNSAID or value not in (None, [])}
+        if not isinstance(fields, dict):
+            return fields
+        return {
+            name: value for name, value in fields.items() if name not in UNSAID or value not in (None, [])
+        }
 
     def plain(self) -> dict[str, str]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -189,10 +191,10 @@ class Chat(_Both):
 
     @field_validator("top_logprobs")
     @classmethod
-    def _with_logprobs(cls, given: int | None, info: ValidationInfo) -> int | None:
-        if given is not None and not info.data.get("logprobs"):
+    def _with_logprobs(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count is not None and not info.data.get("logprobs"):
             raise PydanticCustomError("alone", "logprobs must be set to true if this parameter is used")
-        return given
+        return count
 
     @property
     def most(self) -> int | None:

@@ -80,8 +80,8 @@ class AttentionPass:
         """New keys and values: (rows, heads, tokens, dim)."""
         for slots, capacity, (queries, places, offsets) in self._writes:
             for name, new in (("k", key), ("v", value)):
-                held = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
-                held[places, :, offsets] = new.transpose(1, 2).flatten(0, 1)[queries]
+                stored = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
+                stored[places, :, offsets] = new.transpose(1, 2).flatten(0, 1)[queries]
 
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None = None,

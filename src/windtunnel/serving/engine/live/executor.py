@@ -43,7 +43,7 @@ class Snapshot:
         return sum(each.nbytes for each in self.states.values())
 
 
-Kept = TypeVar("Kept", Sequence, Snapshot)
+Owned = TypeVar("Owned", Sequence, Snapshot)
 
 
 class Executor:
@@ -159,10 +159,10 @@ class Executor:
     # bytes
 
     @property
-    def held(self) -> int:
+    def allocated(self) -> int:
         """Of all tensors, as they are."""
         states = sum(each.state_bytes for each in self.snapshots)
-        return states + sum(each.held for each in (self.pool, *self.store.slots.values()))
+        return states + sum(each.allocated for each in (self.pool, *self.store.slots.values()))
 
     @property
     def lasting(self) -> int:
@@ -175,12 +175,12 @@ class Executor:
 
     def _fits(self, more: int) -> bool:
         """Whether ``more`` bytes fit, at the worst without any free slots."""
-        if self.held + more > self.bound:
+        if self.allocated + more > self.bound:
             for each in (self.pool, *self.store.slots.values()):
                 each.trim()
-        return self.held + more <= self.bound
+        return self.allocated + more <= self.bound
 
-    def _keep(self, what: Kept, among: set[Kept]) -> Kept:
+    def _keep(self, what: Owned, among: set[Owned]) -> Owned:
         among.add(what)
         for piece, length in what.path:
             self.store.hold(piece, length)
@@ -224,9 +224,9 @@ class Executor:
         step = AttentionPass(rows, counts, self.device)
         at = rows[0].index
         span = slice(at, at + len(rows))
-        held: adapter.States = {}
+        row_states: adapter.States = {}
         if at >= 0:
-            held = {key: each[span] for key, each in self.pool.tensors.items()}
+            row_states = {key: each[span] for key, each in self.pool.tensors.items()}
         tensor = torch.tensor(
             [
                 (token, row.depth + at)
@@ -235,15 +235,17 @@ class Executor:
             ],
             device=self.device,
         )
-        ids, positions = tensor.T.reshape(2, len(rows) if held else 1, -1)
-        ends = None if held or len(rows) == 1 else torch.tensor(counts, device=self.device).cumsum(0) - 1
-        logits, states = adapter.forward(
-            self.ready, ids, positions, step, rows[0].depth, held or None, reading, ends
+        ids, positions = tensor.T.reshape(2, len(rows) if row_states else 1, -1)
+        ends = (
+            None if row_states or len(rows) == 1 else torch.tensor(counts, device=self.device).cumsum(0) - 1
         )
-        if held:
+        logits, states = adapter.forward(
+            self.ready, ids, positions, step, rows[0].depth, row_states or None, reading, ends
+        )
+        if row_states:
             for key, state in states.items():
-                if state.data_ptr() != held[key].data_ptr():  # some kernels make new ones
-                    held[key].copy_(state)
+                if state.data_ptr() != row_states[key].data_ptr():  # some kernels make new ones
+                    row_states[key].copy_(state)
         else:
             self._place(rows[0], states)
         for row, read in zip(rows, tokens, strict=True):

@@ -128,23 +128,25 @@ def check(model: Any) -> None:
     stepped = [_steps(model, tokens, length, 3) for length in lengths]
     bound = TOLERANCE.get(plain.dtype, COARSE) * plain.abs().max().item()
 
-    def held(what: str, gaps: Iterable[float]) -> None:
+    def compare(what: str, gaps: Iterable[float]) -> None:
         if (worst := max(gaps)) > bound:
             raise UserError(f"{config.model_type} cannot be served: {what} differ by {worst:.1e}")
 
     executor = Executor(model)
     rows = [executor.new() for _ in lengths]
     read = [executor.prefill(row, tokens[:length]) for row, length in zip(rows, lengths, strict=True)]
-    held("its prefill and its plain forward pass", map(_gap, read, (plain[length - 1] for length in lengths)))
+    compare(
+        "its prefill and its plain forward pass", map(_gap, read, (plain[length - 1] for length in lengths))
+    )
     for step in range(3):
         tensor = executor.decode(rows, [tokens[length + step] for length in lengths])
-        held(
+        compare(
             "rows that decode together and each alone",
             map(_gap, tensor, (logits[step] for logits in stepped)),
         )
     executor.prefill(row := executor.new(), tokens[:17])
     behind = executor.restore(executor.snapshot(row))
-    held(
+    compare(
         "tokens behind a kept state and all at once",
         [_gap(executor.prefill(behind, tokens[17:33]), plain[32])],
     )

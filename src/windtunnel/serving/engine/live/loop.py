@@ -99,19 +99,19 @@ Event = Begun | Token | Over
 
 
 class _RunningJob:
-    """``known``: each unit's own tokens from position ``begin``; ``forked`` branches' count in all stages so
-    far; ``got``: tokens that each unit sampled."""
+    """``tokens``: each unit's own tokens from position ``begin``; ``forked`` branches' count in all stages so
+    far; ``counts``: tokens that each unit sampled."""
 
     def __init__(self, job: EngineJob) -> None:
         self.job = job
-        self.known: dict[int, list[int]] = {0: list(job.prompt)}
+        self.tokens: dict[int, list[int]] = {0: list(job.prompt)}
         self.begin: dict[int, int] = {0: 0}
-        self.got: dict[int, int] = {0: 0}
+        self.counts: dict[int, int] = {0: 0}
         self.streams: dict[int, Stream] = {}
         self.stages = [stage for stage in job.stages if isinstance(stage, Branches)]
         self.stage: Branches | None = None
-        self.found: PrefixMatch | None = None
-        self.kept: dict[int, Snapshot] = {}
+        self.match: PrefixMatch | None = None
+        self.snapshots: dict[int, Snapshot] = {}
 
 
 class ServingEngine:
@@ -140,7 +140,7 @@ class ServingEngine:
         self._running: dict[int, _RunningJob] = {}
         self._ending: set[Unit] = set()
         self._events: list[Event] = []
-        self.taken: ScheduledStep | None = None
+        self.last_step: ScheduledStep | None = None
         """The step that was taken last."""
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
         """Steps taken, seconds of them, and seconds that the scheduler took of these."""
@@ -189,7 +189,7 @@ class ServingEngine:
             self._did(step, began, events, {})
             return events
         for number in step.admitted:
-            entry = self._running[number].found
+            entry = self._running[number].match
             events.append(Begun(number, entry.depth if entry else 0))
         did: dict[str, Any] = {}
         sampled: dict[Unit, Sampled] = {}
@@ -200,7 +200,7 @@ class ServingEngine:
             for number in sorted({number for number, _ in units}.union(step.admitted)):
                 self.cancel(number)
                 events.append(Over(number, failed=f"the step that it took part in failed: {error}"))
-        computed, self.taken = self.clock(), step
+        computed, self.last_step = self.clock(), step
         self._did(step, computed, events, did)
         stopped = {unit for unit, token in sampled.items() if token.token in self._running[unit[0]].job.stop}
         out = self.scheduler.done(step, computed, stopped | self._ending)
@@ -231,8 +231,8 @@ class ServingEngine:
         for number in step.admitted:
             running = self._running[number]
             running.streams[0] = (
-                self.prefixes.take(running.found)
-                if self.prefixes is not None and running.found is not None
+                self.prefixes.take(running.match)
+                if self.prefixes is not None and running.match is not None
                 else self.executor.new()
             )
         begun = [(number, self._running[number].streams[0].depth) for number in step.admitted]
@@ -243,11 +243,11 @@ class ServingEngine:
         chunks = []
         for chunk in step.prefill:
             running = self._running[chunk.request]
-            known, begin = running.known[chunk.unit], running.begin[chunk.unit]
-            chunks.append((running.streams[chunk.unit], known[chunk.begin - begin : chunk.end - begin]))
+            tokens, begin = running.tokens[chunk.unit], running.begin[chunk.unit]
+            chunks.append((running.streams[chunk.unit], tokens[chunk.begin - begin : chunk.end - begin]))
         parts = [self._running[number] for number, _ in step.rows]
         rows = [
-            (part.streams[unit], part.known[unit][-1])
+            (part.streams[unit], part.tokens[unit][-1])
             for part, (_, unit) in zip(parts, step.rows, strict=True)
         ]
         chunks_and_rows = [(entry.request, entry.unit) for entry in step.prefill] + list(step.rows)
@@ -265,62 +265,62 @@ class ServingEngine:
             running = self._running[chunk.request]
             if chunk.unit or self.prefixes is None:
                 continue
-            if running.found and chunk.end in running.found.keep:
-                running.kept[chunk.end] = self.executor.snapshot(running.streams[0])
+            if running.match and chunk.end in running.match.keep:
+                running.snapshots[chunk.end] = self.executor.snapshot(running.streams[0])
             if chunk.end == len(running.job.prompt):
                 if self._note is not None:
-                    self._note("copied", request=chunk.request, depths=list(running.kept))
-                self.prefixes.put(running.job.prompt, running.kept, running.streams[0], self.clock())
-                running.kept = {}
+                    self._note("copied", request=chunk.request, depths=list(running.snapshots))
+                self.prefixes.put(running.job.prompt, running.snapshots, running.streams[0], self.clock())
+                running.snapshots = {}
         for part, (_, unit) in zip(parts, step.rows, strict=True):
             if (
                 unit == 0
-                and part.found
-                and part.found.end > 1
-                and part.streams[0].depth % part.found.end == 0
+                and part.match
+                and part.match.end > 1
+                and part.streams[0].depth % part.match.end == 0
             ):
-                for gone in part.kept.values():
+                for gone in part.snapshots.values():
                     self.executor.free(gone)
-                part.kept = {part.streams[0].depth: self.executor.snapshot(part.streams[0])}
+                part.snapshots = {part.streams[0].depth: self.executor.snapshot(part.streams[0])}
         return sampled, {"admitted": begun, "computed": computed}
 
     def _sample(self, logits: torch.Tensor, units: list[Unit]) -> dict[Unit, Sampled]:
         parts = [self._running[number] for number, _ in units]
         how = [
-            (part.job.sampling, unit, part.got[unit]) for part, (_, unit) in zip(parts, units, strict=True)
+            (part.job.sampling, unit, part.counts[unit]) for part, (_, unit) in zip(parts, units, strict=True)
         ]
         sampled = dict(zip(units, sample(logits, how), strict=True))
         for part, ((_, unit), token) in zip(parts, sampled.items(), strict=True):
-            part.known[unit].append(token.token)
-            part.got[unit] += 1
+            part.tokens[unit].append(token.token)
+            part.counts[unit] += 1
         return sampled
 
     # branches
 
     def _fork(self, running: _RunningJob, units: tuple[int, ...]) -> None:
         stage = running.stage = running.stages.pop(0)
-        begin = len(running.known[0]) - 1
+        begin = len(running.tokens[0]) - 1
         streams = self.executor.fork(running.streams[0], len(units))
         for unit, head, stream in zip(units, stage.heads, streams, strict=True):
-            running.known[unit], running.begin[unit] = [running.known[0][-1], *head], begin
-            running.streams[unit], running.got[unit] = stream, 0
+            running.tokens[unit], running.begin[unit] = [running.tokens[0][-1], *head], begin
+            running.streams[unit], running.counts[unit] = stream, 0
 
     def _join(self, running: _RunningJob) -> None:
         assert running.stage is not None
         for unit in [stream for stream in running.streams if stream]:
             self.executor.free(running.streams.pop(unit))
-            running.known[0] += running.known.pop(unit)[1:]
-        running.known[0] += running.stage.join
+            running.tokens[0] += running.tokens.pop(unit)[1:]
+        running.tokens[0] += running.stage.join
 
     # prefixes
 
     def _lookup(self, request: InferenceRequest) -> tuple[int, tuple[int, ...]]:
         running = self._running[request.id]
         assert self.prefixes is not None
-        if running.found is not None:
-            self.prefixes.leave(running.found)
+        if running.match is not None:
+            self.prefixes.leave(running.match)
         copies = (self.limits.kv - self.scheduler.most(request)) // self.limits.state - 1
-        running.found = match = self.prefixes.look(running.job.prompt, self.clock(), copies)
+        running.match = match = self.prefixes.look(running.job.prompt, self.clock(), copies)
         if self._note is not None:
             self._note("looked", request=request.id, cached=match.depth, stops=match.keep, end=match.end)
         return match.depth, match.keep
@@ -328,22 +328,22 @@ class ServingEngine:
     def _keep_end(self, running: _RunningJob) -> None:
         """After the last token, for who goes on from there."""
         stream = running.streams[0]
-        if self.prefixes is None or running.found is None or not isinstance(running.job.stages[-1], int):
+        if self.prefixes is None or running.match is None or not isinstance(running.job.stages[-1], int):
             return
-        if running.found.end == 1:
-            running.kept[stream.depth] = self.executor.snapshot(stream)
-        if running.kept or not self.executor.state_bytes:
-            self.prefixes.put(running.known[0][: stream.depth], running.kept, stream, self.clock())
-            running.kept = {}
+        if running.match.end == 1:
+            running.snapshots[stream.depth] = self.executor.snapshot(stream)
+        if running.snapshots or not self.executor.state_bytes:
+            self.prefixes.put(running.tokens[0][: stream.depth], running.snapshots, stream, self.clock())
+            running.snapshots = {}
 
     def _drop(self, running: _RunningJob) -> None:
         """Frees all that it holds."""
         for stream in running.streams.values():
             self.executor.free(stream)
-        for kept in running.kept.values():
-            self.executor.free(kept)
-        if self.prefixes is not None and running.found is not None:
-            self.prefixes.leave(running.found)
+        for snapshot in running.snapshots.values():
+            self.executor.free(snapshot)
+        if self.prefixes is not None and running.match is not None:
+            self.prefixes.leave(running.match)
 
     def facts(self) -> dict[str, float]:
         """What there is to tell of it now, by any thread; counts, tokens, seconds and bytes."""

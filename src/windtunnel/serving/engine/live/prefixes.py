@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from windtunnel.base.errors import UserError
@@ -36,9 +37,9 @@ class Prefixes:
         self.executor, self._note = executor, note
         self.tree = tree.PrefixCache(
             shape_of(executor), capacity, RULES[rules], decide=POLICIES[rules],
-            log=(lambda seen, made: log("serving.prefixcache", rules, seen, made)) if log else None,
+            log=partial(log, "serving.prefixcache", rules) if log else None,
         )  # fmt: skip
-        self._held: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, Snapshot] = {}
         self._aside = ThreadPoolExecutor(1)  # where alphas are tried, while requests are served
         self._tuning: Future[tuple[float, ...]] | None = None
 
@@ -58,20 +59,22 @@ class Prefixes:
             self.tree.unpin(match.node)
 
     def take(self, match: changes.PrefixMatch) -> Stream:
-        """A sequence that has read the first ``found.depth`` tokens."""
+        """A sequence that has read the first ``match.depth`` tokens."""
         if not match.depth:
             return self.executor.new()
-        return self.executor.restore(self._held[match.node], match.depth)
+        return self.executor.restore(self._snapshots[match.node], match.depth)
 
-    def put(self, tokens: Sequence[int], kept: Mapping[int, Snapshot], stream: Stream, now: float) -> None:
-        """``stream`` has read ``tokens``; ``kept`` are snapshots by depth, which are freed."""
-        self._do(self.tree.admit(tokens, list(kept), now), stream, kept)
+    def put(
+        self, tokens: Sequence[int], snapshots: Mapping[int, Snapshot], stream: Stream, now: float
+    ) -> None:
+        """``stream`` has read ``tokens``; ``snapshots`` by depth, which are freed."""
+        self._do(self.tree.admit(tokens, list(snapshots), now), stream, snapshots)
         if self._tuning is not None and self._tuning.done():
             self.tree.settle(self._tuning.result())
             self._tuning = None
         elif self._tuning is None and (replay := self.tree.due()) is not None:
             self._tuning = self._aside.submit(replay.run)
-        for left in kept.values():
+        for left in snapshots.values():
             self.executor.free(left)
         self._bound(now)
 
@@ -84,40 +87,43 @@ class Prefixes:
                 break
 
     def _do(
-        self, change: changes.Change, stream: Stream | None = None, kept: Mapping[int, Snapshot] | None = None
+        self,
+        change: changes.Change,
+        stream: Stream | None = None,
+        snapshots: Mapping[int, Snapshot] | None = None,
     ) -> None:
         """What the tree says, with the tensors; ``stream`` has read what is new in it."""
-        cut, held = self.executor.cut, self._held
+        cut, nodes = self.executor.cut, self._snapshots
         # with states nothing goes on from what is behind the last of them
-        source = kept[max(kept)] if kept else stream
+        source = snapshots[max(snapshots)] if snapshots else stream
         for action in change:
             match action:
                 case changes.Make(node, _, _, end):
                     assert source is not None
-                    held[node] = cut(source, end)
+                    nodes[node] = cut(source, end)
                 case changes.Split(node, upper, at):
-                    held[upper] = cut(held[node], at)
+                    nodes[upper] = cut(nodes[node], at)
                 case changes.Hold(node, depth):
-                    assert kept is not None
-                    self._states(node, kept[depth].states)
+                    assert snapshots is not None
+                    self._states(node, snapshots[depth].states)
                 case changes.Strip(node):
                     self._states(node, {})
                 case changes.Evict(node) | changes.Merge(node, _):
-                    self.executor.free(held.pop(node))
+                    self.executor.free(nodes.pop(node))
         if self._note is not None and change:
             self._note("prefixes", pieces=[self._piece(action) for action in change])
 
     def _piece(self, op: changes.Op) -> dict[str, Any]:
         """Of a node what was to happen, and whether its keys and values, and its state, are in memory now."""
         node = op.gone if isinstance(op, changes.Merge) else op.node
-        held = self._held.get(node)
-        state = held is not None and bool(held.states)
-        return {"do": type(op).__name__.lower(), "node": node, "kv": held is not None, "state": state}
+        snapshot = self._snapshots.get(node)
+        state = snapshot is not None and bool(snapshot.states)
+        return {"do": type(op).__name__.lower(), "node": node, "kv": snapshot is not None, "state": state}
 
     def _states(self, node: int, states: States) -> None:
         """These are those at the node's end."""
-        before = self._held[node]
-        self._held[node] = self.executor.cut(before, before.depth, states)
+        before = self._snapshots[node]
+        self._snapshots[node] = self.executor.cut(before, before.depth, states)
         self.executor.free(before)
 
 

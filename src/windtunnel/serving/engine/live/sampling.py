@@ -99,13 +99,13 @@ def _least(logs: Tensor, weights: Tensor, top_p: Sequence[float]) -> Tensor:
     """The weight of each row's last token within its nucleus, (rows, 1)."""
     buckets = logs.mul(-FINENESS).clamp_(max=BUCKETS - 1).long()
     sums = weights.new_zeros(len(logs), BUCKETS).scatter_add_(-1, buckets, weights).cumsum(-1)
-    wanted = sums[:, -1:] * weights.new_tensor(top_p)[:, None]
-    crossed = torch.searchsorted(sums, wanted).clamp_(max=BUCKETS - 1)
+    threshold = sums[:, -1:] * weights.new_tensor(top_p)[:, None]
+    crossed = torch.searchsorted(sums, threshold).clamp_(max=BUCKETS - 1)
     least = []
     for at, (bucket, share) in enumerate(zip(crossed[:, 0].tolist(), top_p, strict=True)):
         inside = weights[at][buckets[at] == bucket].sort(descending=True).values
         before = sums[at, bucket - 1] if bucket else 0.0
-        within = int((before + inside.cumsum(-1) - inside < wanted[at]).sum())
+        within = int((before + inside.cumsum(-1) - inside < threshold[at]).sum())
         least.append(inside[max(0, within - 1)] if share < 1 else weights.new_zeros(()))
     return torch.stack(least)[:, None]
 

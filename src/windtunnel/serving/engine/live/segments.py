@@ -51,7 +51,7 @@ class Slots:
         """Slots that there are, and bytes of one, all tensors together."""
 
     @property
-    def held(self) -> int:
+    def allocated(self) -> int:
         """Bytes of all tensors, free slots included."""
         return self.room * self.slot_bytes
 
@@ -89,11 +89,11 @@ class Slots:
     def front(self, owners: Ordered[Piece | Sequence], exactly: bool = False) -> int:
         """Brings those of ``owners`` near the front: all lie in the first slots, whose count is returned: at
         most twice as many as ``owners``; with ``exactly`` as many."""
-        count, wanted = len(owners), {owner.index for owner in owners}
-        if (most := max(wanted)) < (count if exactly else 2 * count):
+        count, indices = len(owners), {owner.index for owner in owners}
+        if (most := max(indices)) < (count if exactly else 2 * count):
             return most + 1
-        near = [index for index in range(count) if index not in wanted]
-        far = sorted(index for index in wanted if index >= count)
+        near = [index for index in range(count) if index not in indices]
+        far = sorted(index for index in indices if index >= count)
         for each in self.tensors.values():
             here, there = torch.tensor((near + far, far + near), device=each.device)
             each[here] = each[there]

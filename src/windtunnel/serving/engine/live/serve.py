@@ -115,8 +115,8 @@ def defaults(engine: ServingEngine, settings: ServeSettings) -> Defaults:
     config = ready.model.generation_config
     sampling = Sampling(temperature=1.0)
     if config.do_sample:
-        said = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
-        sampling = replace(sampling, **{name: value for name, value in said.items() if value is not None})
+        options = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
+        sampling = replace(sampling, **{name: value for name, value in options.items() if value is not None})
     ends = [end for end in (ready.config.eos_token_id, config.eos_token_id) if end is not None]
     stop = frozenset(token for end in ends for token in np.atleast_1d(end).tolist())
     return Defaults(stop, sampling, Objective.of(settings.ttft, settings.tpot))

@@ -198,10 +198,12 @@ class _Work:
         for prompt in prompts:
             self._job(prompt, secrets.randbits(62) if body.seed is None else body.seed)
 
-    def _tokens(self, given: str | list[int], param: str) -> list[int]:
-        tokens = self.service.tokens.encode(given) if isinstance(given, str) else given
-        if max(tokens) >= (known := self.service.engine.engine.executor.vocabulary):
-            raise RequestRefused(f"{param}: token {max(tokens)} is none of the model's {known}", param=param)
+    def _tokens(self, prompt: str | list[int], param: str) -> list[int]:
+        tokens = self.service.tokens.encode(prompt) if isinstance(prompt, str) else prompt
+        if max(tokens) >= (vocabulary := self.service.engine.engine.executor.vocabulary):
+            raise RequestRefused(
+                f"{param}: token {max(tokens)} is none of the model's {vocabulary}", param=param
+            )
         return tokens
 
     def _job(self, prompt: list[int], seed: int) -> None:
@@ -238,16 +240,16 @@ class _Work:
     def _branches(self, most: int) -> tuple[Branches | None, bool]:
         """What is decoded side by side, and whether it is joined: n answers are branches that begin with
         nothing."""
-        given, count = self.body.branches, self.body.n or 1
-        if given is None:
+        branches, count = self.body.branches, self.body.n or 1
+        if branches is None:
             return (Branches(((),) * count, (most,) * count) if count > 1 else None), False
-        joined = given.join is not None
+        joined = branches.join is not None
         if count > 1 or (self.body.stops and joined):
             field = "n" if count > 1 else "stop"
             raise RequestRefused(f"{field} is not served together with branches that are joined", param=field)
-        heads = [tuple(self._tokens(head, "branches.prompts")) if head else () for head in given.prompts]
-        behind = tuple(self._tokens(given.join, "branches.join")) if given.join else ()
-        return Branches(tuple(heads), (given.max_tokens,) * len(heads), behind), joined
+        heads = [tuple(self._tokens(head, "branches.prompts")) if head else () for head in branches.prompts]
+        behind = tuple(self._tokens(branches.join, "branches.join")) if branches.join else ()
+        return Branches(tuple(heads), (branches.max_tokens,) * len(heads), behind), joined
 
     async def respond(self) -> Response:
         """As soon as it is known that it is served."""
@@ -442,8 +444,8 @@ def build(service: ModelService) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        known = RequestRefused(str(error.detail), status=error.status_code)
-        plain = (error if isinstance(error, RequestRefused) else known).plain()
+        plain_refusal = RequestRefused(str(error.detail), status=error.status_code)
+        plain = (error if isinstance(error, RequestRefused) else plain_refusal).plain()
         return JSONResponse(plain, error.status_code, error.headers)
 
     described_api = app.openapi()

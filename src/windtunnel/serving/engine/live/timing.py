@@ -58,7 +58,7 @@ def measure(
                 for event in engine.step():
                     if isinstance(event, Over) and event.failed:
                         raise UserError(f"a step to be timed failed: {event.failed}")
-                step = engine.taken
+                step = engine.last_step
                 assert step is not None
                 if not turn:
                     points.append((len(step.rows), step.read, step.chunks))

@@ -107,7 +107,7 @@ class Text:
 
     def __init__(self, tokens: Tokenizer, stops: Sequence[str]) -> None:
         self._tokens, self._stops, self._state = tokens, stops, tokens.begin()
-        self._held = ""
+        self._pending = ""
         self.stopped = False
         self.length = 0
         """Characters until now, those among them that are not sent yet."""
@@ -122,17 +122,17 @@ class Text:
 
     def rest(self) -> str:
         """What was held back when there is nothing to come."""
-        held, self._held = self._held, ""
-        return "" if self.stopped else held
+        pending, self._pending = self._pending, ""
+        return "" if self.stopped else pending
 
     def _released(self, new: str) -> str:
-        text = self._held + new
+        text = self._pending + new
         ends = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
         if ends:
-            self.stopped, self._held = True, ""
+            self.stopped, self._pending = True, ""
             return text[: min(ends)]
         sure = max(0, len(text) - max(map(len, self._stops), default=1) + 1)
-        self._held = text[sure:]
+        self._pending = text[sure:]
         return text[:sure]
 
 

@@ -63,19 +63,19 @@ class _Branch:
 
 
 class _Running:
-    """An admitted request. ``held``: tokens of the parent in the KV, ``known``: tokens of the parent;
+    """An admitted request. ``depth``: tokens of the parent in the KV, ``length``: tokens of the parent;
     ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
     stages to come, one after another and beside those; ``emitted``: tokens. While the parent decodes, counts
     are those of when it began, at step ``began``."""
 
     __slots__ = (
-        "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",
+        "began", "beside", "branches", "depth", "emitted", "first", "length", "path", "protected",
         "request", "reserve", "stage", "stops", "tail", "units",
     )  # fmt: skip
 
     def __init__(self, request: InferenceRequest, cached: int, stops: Depths, reserve: int) -> None:
         self.request, self.stops, self.reserve = request, stops, reserve
-        self.held, self.known = cached, request.prompt
+        self.depth, self.length = cached, request.prompt
         self.first = inf
         self.path, self.beside = map(sum, zip(*map(_size, request.stages), strict=True))
         self.stage = self.emitted = self.units = self.protected = self.tail = 0
@@ -115,7 +115,7 @@ class EngineScheduler:
         self._admit = own.get("serving.engine") or admission.POLICIES[limits.admission]
         self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
         self._waiting: deque[tuple[InferenceRequest, admission.WaitingRequest]] = deque()
-        self._found: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step
+        self._matches: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step
         self._running: dict[int, _Running] = {}
         self._serial: dict[int, _Running] = {}  # whose parent decodes
         self._parallel: dict[int, _Running] = {}  # with branches that decode
@@ -176,13 +176,13 @@ class EngineScheduler:
         """Requests that are admitted."""
         return len(self._running)
 
-    def held(self) -> int:
+    def kv_used(self) -> int:
         """KV tokens that the admitted requests hold now, with what a cache lent them."""
         total = self._read
         for running in self._running.values():
             if running.began < 0:
                 total += (
-                    running.held + running.tail + sum(branch.suffix for branch in running.branches.values())
+                    running.depth + running.tail + sum(branch.suffix for branch in running.branches.values())
                 )
         return total
 
@@ -208,11 +208,11 @@ class EngineScheduler:
         read, wide = self._read, False
         if protected:
             branches = tuple((running.request.id, branch.unit) for running, branch in protected)
-            read += sum(running.held + branch.suffix for running, branch in protected)
-            wanted = self._log is not None or self._extend is not branching.off
-            if wanted and (candidates := self._candidates(protected)):
+            read += sum(running.depth + branch.suffix for running, branch in protected)
+            needed = self._log is not None or self._extend is not branching.off
+            if needed and (candidates := self._candidates(protected)):
                 wide = True
-                observation = self._seen(now, len(self._rows) + len(branches), read, prefill, candidates)
+                observation = self._observe(now, len(self._rows) + len(branches), read, prefill, candidates)
                 chosen = self._extend(observation)
                 if self._log is not None:
                     self._log("serving.branching", self.limits.branching, observation, chosen)
@@ -305,10 +305,10 @@ class EngineScheduler:
         if self._lookup is None or budget <= 0 or slots <= 0:
             return tuple(entry for _, entry in islice(self._waiting, LOOK))
         candidates = []
-        self._found = {}
+        self._matches = {}
         for request, waiting in islice(self._waiting, LOOK):
             if budget > 0 and slots > 0 and waiting.reserve <= free:
-                cached, stops = self._found[request.id] = self._lookup(request)
+                cached, stops = self._matches[request.id] = self._lookup(request)
                 waiting = self._as_waiting(request, cached, stops, waiting.due)
                 budget, slots, free = budget - waiting.stop, slots - 1, free - waiting.reserve
             else:
@@ -333,7 +333,7 @@ class EngineScheduler:
         for waiting in candidates:
             request, as_queued = queue.popleft()
             if request.id in decision.admit:
-                cached, stops = self._found.pop(request.id, (request.cached, ()))
+                cached, stops = self._matches.pop(request.id, (request.cached, ()))
                 running = _Running(request, cached, stops, waiting.reserve)
                 self._running[request.id] = running
                 self.reserved += running.reserve
@@ -343,16 +343,16 @@ class EngineScheduler:
         queue.extendleft(reversed(rest))
 
     @staticmethod
-    def _goal(stage: Stage, known: int) -> int:
-        """Up to where a parent of ``known`` tokens is prefilled: branches begin with the last one."""
-        return known if isinstance(stage, Serial) else known - 1
+    def _goal(stage: Stage, length: int) -> int:
+        """Up to where a parent of ``length`` tokens is prefilled: branches begin with the last one."""
+        return length if isinstance(stage, Serial) else length - 1
 
     def _span(self, running: _Running, unit: int) -> tuple[int, int]:
         """The positions that are left to prefill."""
         if unit == 0:
-            return running.held, self._goal(running.request.stages[running.stage], running.known)
+            return running.depth, self._goal(running.request.stages[running.stage], running.length)
         branch = running.branches[unit]
-        return running.held + branch.suffix, running.held + branch.head
+        return running.depth + branch.suffix, running.depth + branch.head
 
     def _chunk(self, number: int, unit: int, tokens: int) -> PrefillChunk:
         running = self._running[number]
@@ -372,7 +372,7 @@ class EngineScheduler:
         if chunk.unit:
             running.branches[chunk.unit].suffix += chunk.end - begin
         else:
-            running.held = chunk.end
+            running.depth = chunk.end
         if chunk.end < end:
             return
         self._urgent.pop(key, None)
@@ -388,12 +388,12 @@ class EngineScheduler:
             if branch.left <= 0 or key in early:
                 self._branch_ends(running, branch, out, now)
             return
-        running.known += 1
+        running.length += 1
         stage = running.request.stages[running.stage]
         assert isinstance(stage, Serial)
         running.began = self._steps
         self._serial[chunk.request], self._rows = running, None
-        self._read += running.held
+        self._read += running.depth
         if stage.tokens == 1 or key in early:
             self._parent_ends(running, out, now)
         else:
@@ -424,11 +424,11 @@ class EngineScheduler:
 
     def _parent_ends(self, running: _Running, out: StepOutcome, now: float) -> None:
         steps, running.began = self._steps - running.began, -1
-        running.held, running.known = running.held + steps, running.known + steps
+        running.depth, running.length = running.depth + steps, running.length + steps
         running.emitted += steps
         del self._serial[running.request.id]
         self._rows = None
-        self._read -= running.held
+        self._read -= running.depth
         out.ended.append((running.request.id, 0))
         self._stage_ends(running, out, now)
 
@@ -441,7 +441,7 @@ class EngineScheduler:
         if not running.branches:
             stage = running.request.stages[running.stage]
             assert isinstance(stage, Parallel)
-            running.known, running.tail = running.known + running.tail + stage.join, 0
+            running.length, running.tail = running.length + running.tail + stage.join, 0
             if self._stage_ends(running, out, now):
                 self._joins.append(running.request.id)
 
@@ -467,7 +467,7 @@ class EngineScheduler:
         if number in self._serial:
             del self._serial[number]
             self._rows = None
-            self._read -= running.held + self._steps - running.began
+            self._read -= running.depth + self._steps - running.began
         self._parallel.pop(number, None)
         self._forks.pop(number, None)
         if number in self._joins:
@@ -518,8 +518,8 @@ class EngineScheduler:
             steps = min(steps, best.left)
             for branch in running.branches.values():
                 if branch.live and branch is not best:
-                    taken = (running.request.id, branch.unit) in chosen
-                    steps = min(steps, branch.left if taken else best.left + PATIENCE - branch.left + 1)
+                    decodes = (running.request.id, branch.unit) in chosen
+                    steps = min(steps, branch.left if decodes else best.left + PATIENCE - branch.left + 1)
         return steps
 
     def _due(self, running: _Running) -> float:
@@ -538,7 +538,7 @@ class EngineScheduler:
         (tokens, _), done = _size(running.request.stages[running.stage]), self._steps - running.began + 1
         return running.path + tokens - done, running.beside
 
-    def _seen(
+    def _observe(
         self, now: float, rows: int, read: int, prefill: tuple[PrefillChunk, ...], candidates: Candidates
     ) -> branching.Observation:
         """The step as `branching.policy` sees it."""

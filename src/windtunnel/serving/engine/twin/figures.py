@@ -21,12 +21,12 @@ PERCENTILES = (50, 90, 95, 99)
 @dataclass(frozen=True)
 class RequestTimes:
     """Seconds of the requests that were finished: until the first token, for each further one, and in all;
-    ``met``: of all requests, whether it got what it was promised (who was refused did not)."""
+    ``attained``: of all requests, whether it got what it was promised (who was refused did not)."""
 
     ttft: Floats
     tpot: Floats
     total: Floats
-    met: NDArray[np.bool_]
+    attained: NDArray[np.bool_]
 
 
 def compute_times(parts: Sequence[Results], promised: Objective) -> RequestTimes:
@@ -39,8 +39,8 @@ def compute_times(parts: Sequence[Results], promised: Objective) -> RequestTimes
     tpot = np.where(tokens > 1, (end - first) / np.maximum(tokens - 1, 1), 0.0)
     over = ~np.isnan(end)
     slack = 1 + 1e-9  # what is due exactly now is not late
-    met = over & (ttft <= promised.ttft * slack) & (tpot <= promised.tpot * slack)
-    return RequestTimes(ttft[over], tpot[over], total[over], met)
+    attained = over & (ttft <= promised.ttft * slack) & (tpot <= promised.tpot * slack)
+    return RequestTimes(ttft[over], tpot[over], total[over], attained)
 
 
 def summarise(
@@ -48,10 +48,10 @@ def summarise(
 ) -> dict[str, Any]:
     """Figures as values of JSON, of replicas that served at the same time. ``prompts``: tokens of all
     prompts; ``kv``: tokens for which one replica has room; ``cluster``: None where it is not known."""
-    count = len(times.met)
+    count = len(times.attained)
     begin = min((float(part.arrival[0]) for part in parts if len(part.arrival)), default=0.0)
     seconds = max((part.over for part in parts), default=0.0) - begin
-    held = [tokens for part in parts for tokens in part.held]
+    kv_used = [tokens for part in parts for tokens in part.kv_used]
     tokens = sum(int(part.tokens.sum()) for part in parts)
     each = max(seconds, 1e-12)
     result: dict[str, Any] = {
@@ -61,30 +61,30 @@ def summarise(
         "refused": sum(int(part.refused.sum()) for part in parts),
         "never": sum(len(part.never) for part in parts),
         "seconds": seconds,
-        "attainment": float(times.met.mean()) if count else 1.0,
-        "goodput": float(times.met.sum()) / each,
+        "attainment": float(times.attained.mean()) if count else 1.0,
+        "goodput": float(times.attained.sum()) / each,
         "requests_per_second": len(times.total) / each,
         "tokens_per_second": tokens / each,
         "cached": sum(int(part.cached.sum()) for part in parts) / max(1, prompts),
         "kv_tokens": kv,
-        "kv_mean": sum(held) / max(1, len(held)) / kv,
-        "kv_peak": max(held, default=0) / kv,
-        "steps": sum(part.taken for part in parts),
+        "kv_mean": sum(kv_used) / max(1, len(kv_used)) / kv,
+        "kv_peak": max(kv_used, default=0) / kv,
+        "steps": sum(part.steps for part in parts),
         "planned": sum(part.planned for part in parts),
         "busy": sum(part.busy for part in parts) / max(1, len(parts)) / each,
     }
     for name in ("ttft", "tpot", "total"):
         values = getattr(times, name)
-        shown = np.percentile(values, PERCENTILES) if len(values) else [None] * len(PERCENTILES)
+        percentiles = np.percentile(values, PERCENTILES) if len(values) else [None] * len(PERCENTILES)
         result[name] = {"mean": float(values.mean()) if len(values) else None}
         result[name] |= {
             f"p{percentile}": None if at is None else float(at)
-            for percentile, at in zip(PERCENTILES, shown, strict=True)
+            for percentile, at in zip(PERCENTILES, percentiles, strict=True)
         }
     if cluster is not None and cluster.price_per_device_hour is not None:
         cost = cluster.price_per_device_hour * cluster.devices_per_host * cluster.hosts * seconds / 3600
         result["cost"] = {
-            "total": cost, "per_thousand_met": 1e3 * cost / max(1, int(times.met.sum())),
+            "total": cost, "per_thousand_met": 1e3 * cost / max(1, int(times.attained.sum())),
             "per_million_tokens": 1e6 * cost / max(1, tokens),
         }  # fmt: skip
     return result

@@ -53,8 +53,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         **_dense("nemotron_h", 4096, 52, 32, 8, 21504, 131072), "mlp_hidden_act": "relu2",
         "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4,
         "layers_block_type": [
-            {"M": "mamba", "-": "mlp", "*": "attention"}[one]
-            for one in "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+            {"M": "mamba", "-": "mlp", "*": "attention"}[kind]
+            for kind in "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
         ],
     },
 }  # fmt: skip
@@ -111,11 +111,11 @@ def model_like(name: str) -> Model:
         if type(value) is not int or value < 1:
             raise UserError(f"`model_like`: {name}: field {field} is {value!r}; a whole number is needed")
         numbers[field] = value
-    known = shape(config, width=WIDTH)
+    form = shape(config, width=WIDTH)
     table = numbers["hidden_size"] * numbers["vocab_size"]
-    read = WIDTH * (known.token / 2 + table)
+    read = WIDTH * (form.token / 2 + table)
     return Model(
-        name, known, read + (0 if config.get("tie_word_embeddings") else WIDTH * table), read, 2.0 * table,
+        name, form, read + (0 if config.get("tie_word_embeddings") else WIDTH * table), read, 2.0 * table,
         numbers["num_hidden_layers"], numbers["hidden_size"],
         config.get("num_key_value_heads") or numbers["num_attention_heads"],
     )  # fmt: skip
@@ -165,9 +165,9 @@ def step_time(model: Model, cluster: Cluster, rows: int, chunk: int, kv: int) ->
     points = []
     for count in sorted({1, rows // 8, rows // 4, rows // 2, rows} - {0}):
         for each in (256, 1024, 4096):
-            held = min(kv, count * each)
-            points += [(count, held, tokens, each) for tokens in (0, chunk // 4, chunk)]
+            read = min(kv, count * each)
+            points += [(count, read, tokens, each) for tokens in (0, chunk // 4, chunk)]
     points += [(0, 0, tokens, context) for tokens in (chunk // 4, chunk) for context in (chunk, 4096, 16384)]
-    points = [(n, held, part, max(part, context)) for n, held, part, context in points if n + part]
+    points = [(n, read, part, max(part, context)) for n, read, part, context in points if n + part]
     times = [roofline(model, cluster, *point) for point in points]
     return fit([(n, k, ((p, context),) if p else ()) for n, k, p, context in points], times, True)

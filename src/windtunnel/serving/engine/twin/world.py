@@ -34,9 +34,8 @@ class Results:
 
     ``first`` and ``end``: of the first and the last token. ``tokens``: emitted. ``cached``: prompt tokens
     that the prefix cache held (0 for who was never admitted). ``refused``: whether it was; ``never``: in a
-    sentence why those that could never be served were not. ``held``: KV tokens, at `LOOKS` times; ``over``:
-    when all was done. ``taken``: steps, of which the scheduler planned ``planned``; ``busy``: seconds of
-    them.
+    sentence why those that could never be served were not. ``kv_used``: tokens, at `LOOKS` times; ``over``:
+    when all was done. ``steps``: of which the scheduler planned ``planned``; ``busy``: seconds of them.
     """
 
     arrival: Floats
@@ -46,9 +45,9 @@ class Results:
     cached: NDArray[np.int64]
     refused: NDArray[np.bool_]
     never: Mapping[int, str]
-    held: Sequence[int]
+    kv_used: Sequence[int]
     over: float
-    taken: int
+    steps: int
     planned: int
     busy: float
     gain: float = 1.0
@@ -93,8 +92,8 @@ def serve(
     tokens, cached = (np.zeros(count, np.int64) for _ in range(2))
     refused = np.zeros(count, bool)
     never: dict[int, str] = {}
-    held: list[int] = []
-    now, coming, taken, busy = (arrivals[0] if count else 0.0), 0, 0, 0.0
+    kv_used: list[int] = []
+    now, coming, steps, busy = (arrivals[0] if count else 0.0), 0, 0, 0.0
     gap = (arrivals[-1] - arrivals[0]) / LOOKS if count else 0.0
     note = now
     if prefixes is not None:
@@ -108,7 +107,7 @@ def serve(
                 refused[coming], never[request.id] = True, str(error)
             coming += 1
         if now >= note:
-            held.append(scheduler.held())
+            kv_used.append(scheduler.kv_used())
             note = now + gap
         plans += 1
         step = scheduler.next(now)
@@ -130,7 +129,7 @@ def serve(
         spent = factor * step.total(truth, times)
         now += spent
         busy += spent
-        taken += times
+        steps += times
         out = scheduler.done(step, now, count=times)
         for number in out.first:
             first[place[number]] = now
@@ -144,7 +143,7 @@ def serve(
         if any(map(enough, out.finished)):
             break
     return Results(
-        np.array(arrivals), first, end, tokens, cached, refused, never, held, now, taken, plans, busy,
+        np.array(arrivals), first, end, tokens, cached, refused, never, kv_used, now, steps, plans, busy,
         scheduler.predictor.gain,
     )  # fmt: skip
 
@@ -184,7 +183,7 @@ class TwinPrefixes:
     cache: PrefixCache
     symbols: Mapping[int, NDArray[np.int64]]
     clock: Callable[[], float] = lambda: 0.0
-    _found: dict[int, PrefixMatch] = field(default_factory=dict)
+    _matches: dict[int, PrefixMatch] = field(default_factory=dict)
 
     def look(self, request: InferenceRequest) -> tuple[int, Depths]:
         """For the scheduler: tokens that are there, and where its prefill stops to copy the state."""
@@ -192,12 +191,12 @@ class TwinPrefixes:
             return 0, ()
         unit = self.cache.unit
         match = self.cache.look(self.symbols[request.id], self.clock(), (request.prompt - 1) // unit)
-        self._found[request.id] = match
+        self._matches[request.id] = match
         return match.depth * unit, tuple(at * unit for at in match.keep if at * unit <= request.prompt)
 
     def admitted(self, number: int) -> int:
         """It uses what was found, which stays until it has `left`; prompt tokens."""
-        match = self._found.get(number)
+        match = self._matches.get(number)
         if match is None or not match.depth:
             return 0
         self.cache.pin(match.node)
@@ -205,15 +204,15 @@ class TwinPrefixes:
 
     def read(self, request: InferenceRequest) -> None:
         """Its prompt is prefilled: from now on others may use it."""
-        if (match := self._found.get(request.id)) is not None:
+        if (match := self._matches.get(request.id)) is not None:
             whole = self.symbols[request.id][: request.prompt // self.cache.unit]
-            kept = [at for at in match.keep if at <= len(whole)]
-            self.cache.admit(whole, kept, self.clock())
+            depths = [at for at in match.keep if at <= len(whole)]
+            self.cache.admit(whole, depths, self.clock())
             if (replay := self.cache.due()) is not None:
                 self.cache.settle(replay.run())
 
     def left(self, number: int) -> None:
         """It is done."""
-        match = self._found.pop(number, None)
+        match = self._matches.pop(number, None)
         if match is not None and match.depth:
             self.cache.unpin(match.node)

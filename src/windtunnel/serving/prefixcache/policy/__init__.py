@@ -134,19 +134,19 @@ def _keep(lookup: Lookup) -> Retention:
     grid = max(1, rules.grid // lookup.unit)
     depths = {depth // grid * grid for depth in places}
     end = 1 if "end" in rules.points else block if {"last", "every"} & set(rules.points) else 0
-    kept = tuple(sorted(depth for depth in depths if depth > lookup.usable))
-    return Retention(kept[: max(0, lookup.copies)], end if lookup.decoded and lookup.copies >= 0 else 0)
+    beyond = tuple(sorted(depth for depth in depths if depth > lookup.usable))
+    return Retention(beyond[: max(0, lookup.copies)], end if lookup.decoded and lookup.copies >= 0 else 0)
 
 
 def _victim(eviction: Eviction) -> Victim:
     """The lowest score goes; of equal ones the oldest, then the first that was made."""
-    shown = eviction.candidates
+    candidates = eviction.candidates
     used, worth, density = np.array(
-        [(candidate.used, candidate.worth, candidate.density) for candidate in shown]
+        [(candidate.used, candidate.worth, candidate.density) for candidate in candidates]
     ).T
     floats = scores(eviction, used, worth, density)
-    best = min(range(len(shown)), key=lambda index: (floats[index], used[index], shown[index].node))
-    return Victim(shown[best].node)
+    best = min(range(len(candidates)), key=lambda index: (floats[index], used[index], candidates[index].node))
+    return Victim(candidates[best].node)
 
 
 def scores(eviction: Eviction, used: Floats, worth: Floats, density: Floats) -> Floats:

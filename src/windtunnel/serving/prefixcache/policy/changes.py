@@ -62,7 +62,7 @@ Change = tuple[Op, ...]
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """``depth``: symbols of the prompt that need no computing, with the state of ``node`` (0: none).
-    ``matched``: symbols that are known, usable or not. ``keep`` and ``end`` as in `Keep`."""
+    ``matched``: symbols that are known, usable or not. ``keep`` and ``end`` as in `Retention`."""
 
     depth: int
     node: int

@@ -46,6 +46,6 @@ class Ages:
     def _densities(self, group: int) -> NDArray[np.float64]:
         hits, both = self._hits[group], self._hits[group] + self._ends[group]
         beyond = both[::-1].cumsum()[::-1] + 0.02  # a little of everything may happen at any age
-        taken = (beyond * np.diff(EDGES))[::-1].cumsum()[::-1]
-        densities: NDArray[np.float64] = (hits[::-1].cumsum()[::-1] + 0.02) / taken
+        durations = (beyond * np.diff(EDGES))[::-1].cumsum()[::-1]
+        densities: NDArray[np.float64] = (hits[::-1].cumsum()[::-1] + 0.02) / durations
         return densities

@@ -49,7 +49,7 @@ class Index:
                 column[slot] = column[last]
             self._slots[int(self._columns[0][slot])] = slot
 
-    def shown(self, rules: CacheRules, alpha: float, now: float, ages: Ages | None) -> Eviction:
+    def eviction(self, rules: CacheRules, alpha: float, now: float, ages: Ages | None) -> Eviction:
         """The candidates of the lowest scores, the oldest and the least worth, and the ranges of all."""
         node, used, worth, group = self.columns()
         density = ages.of(group, now - used) if ages is not None else np.zeros(len(node))

@@ -43,14 +43,14 @@ class ModelShape:
 
     @classmethod
     def of(cls, layers: Iterable[LayerShape], *, square: bool = False) -> ModelShape:
-        known = list(layers)
+        forms = list(layers)
         pairs: dict[int, float] = {}
-        for layer in known:
+        for layer in forms:
             if layer.pair:
                 pairs[layer.window] = pairs.get(layer.window, 0.0) + layer.pair
         return cls(
-            sum(form.kv for form in known), sum(form.state for form in known),
-            sum(form.token for form in known),
+            sum(form.kv for form in forms), sum(form.state for form in forms),
+            sum(form.token for form in forms),
             tuple(sorted(pairs.items())), square,
         )  # fmt: skip
 
@@ -76,8 +76,8 @@ def paper_hybrid(
     """The paper's 7B hybrid by its own formulas (Marconi's artefact); its states are counted without the
     expansion and in two bytes. What Transformers would hold has ``expand=2, state_width=4``: 102 MB a
     checkpoint."""
-    held = expand * width * state * state_width + 2 * (2 * width + 2 * state) * kernel
-    layers = [LayerShape(state=held, token=12 * width**2 + 16 * width * state + 10 * width)] * ssm
+    state_bytes = expand * width * state * state_width + 2 * (2 * width + 2 * state) * kernel
+    layers = [LayerShape(state=state_bytes, token=12 * width**2 + 16 * width * state + 10 * width)] * ssm
     layers += [LayerShape(kv=4 * width, token=8 * width**2, pair=4 * width)] * attention
     layers += [LayerShape(token=16 * width**2)] * mlp
     return ModelShape.of(layers, square=True)

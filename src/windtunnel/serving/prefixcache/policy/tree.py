@@ -92,7 +92,7 @@ class PrefixCache:
         prompt = np.asarray(symbols, np.int64).reshape(-1)
         self._now = now
         if self._tuner is not None:
-            self._tuner.looked(prompt, now, most)
+            self._tuner.on_lookup(prompt, now, most)
         if most is None:
             most = len(prompt) - 1 if self.unit == 1 else len(prompt)
         path, matched = self._walk(prompt)
@@ -110,25 +110,25 @@ class PrefixCache:
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
         return PrefixMatch(depth, node.id if node else 0, matched, depths, end)
 
-    def admit(self, symbols: ArrayLike, kept: Sequence[int], now: float) -> Change:
-        """Take in what a request has computed: KV of all ``symbols`` and states at the depths ``kept``.
+    def admit(self, symbols: ArrayLike, copied: Sequence[int], now: float) -> Change:
+        """Take in what a request has computed: KV of all ``symbols`` and states at the depths ``copied``.
 
         What there is no room for, or what could not be used, is left out; so are states that are there.
         """
-        known = np.asarray(symbols, np.int64).reshape(-1)
+        prompt = np.asarray(symbols, np.int64).reshape(-1)
         self._now = now
         if self.rules.empty:
             return ()
         grid = self._block if self.rules.paged else 1
-        length = len(known) // grid * grid
-        depths = sorted({depth for depth in kept if 0 < depth <= length and depth % grid == 0})
+        length = len(prompt) // grid * grid
+        depths = sorted({depth for depth in copied if 0 < depth <= length and depth % grid == 0})
         if self._state:  # KV behind the last state could not be used
             length = depths[-1] if depths else 0
-        path, matched, length, depths = self._room(known, length, depths if self._state else [])
-        self._grow(path, matched, known[:length], depths, len(known))
+        path, matched, length, depths = self._room(prompt, length, depths if self._state else [])
+        self._grow(path, matched, prompt[:length], depths, len(prompt))
         done = self._changes()
         if self._tuner is not None:
-            self._tuner.admitted(self, known, kept, now)
+            self._tuner.on_admit(self, prompt, copied, now)
         return done
 
     def shrink(self, size: int, now: float) -> Change:
@@ -208,12 +208,12 @@ class PrefixCache:
     # growing
 
     def _room(
-        self, known: Symbols, length: int, depths: list[int]
+        self, prompt: Symbols, length: int, depths: list[int]
     ) -> tuple[list[PrefixNode], int, int, list[int]]:
         """Make room for what is to be kept, or keep less: the path there is, how much of it matches, and the
         length and depths that there is room for."""
         while True:
-            path, matched = self._walk(known[:length])
+            path, matched = self._walk(prompt[:length])
             if not length:
                 return path, matched, length, []
             there = {node.end for node in path if node.state}
@@ -236,22 +236,22 @@ class PrefixCache:
                     length = 0
 
     def _grow(
-        self, path: list[PrefixNode], matched: int, known: Symbols, depths: list[int], whole: int
+        self, path: list[PrefixNode], matched: int, prompt: Symbols, depths: list[int], whole: int
     ) -> None:
-        """Nodes for what is ``known`` beyond what matches, and states at ``depths``; ``whole``: symbols that
-        the request had."""
-        if path and matched < path[-1].end and len(known) > matched:
+        """Nodes for the symbols of ``prompt`` beyond what matches, and states at ``depths``; ``whole``: symbols
+        that the request had."""
+        if path and matched < path[-1].end and len(prompt) > matched:
             path[-1] = self._split(path[-1], matched)
         for node in path if self.rules.touch == "path" else ():
             self._touch(node)
-        if len(known) > matched:
-            cuts = {*depths, len(known)}
+        if len(prompt) > matched:
+            cuts = {*depths, len(prompt)}
             if self.rules.paged:
-                cuts.update(range(matched // self._block * self._block, len(known), self._block))
+                cuts.update(range(matched // self._block * self._block, len(prompt), self._block))
             for end in sorted(cut for cut in cuts if cut > matched):
-                path.append(self._make(path[-1] if path else self._root, known[matched:end]))
+                path.append(self._make(path[-1] if path else self._root, prompt[matched:end]))
                 matched = end
-        elif path and len(known):
+        elif path and len(prompt):
             self._touch(path[-1])
         place = 0
         for depth in depths:
@@ -306,8 +306,8 @@ class PrefixCache:
         return True
 
     def _victim(self) -> int:
-        shown = self._index.shown(self.rules, self.alpha, self._now, self._ages)
-        node = self._nodes[self._ask(shown, policy.Victim).node]
+        eviction = self._index.eviction(self.rules, self.alpha, self._now, self._ages)
+        node = self._nodes[self._ask(eviction, policy.Victim).node]
         if self._ages is not None:
             self._ages.note(self._group(node), self._now - node.used, False)
         return node.id
@@ -325,7 +325,7 @@ class PrefixCache:
             parent = node.parent
             assert parent is not None
             del parent.children[int(node.label[0])]
-            self.used -= self._held(node)
+            self.used -= self._own_bytes(node)
             self._forget(node)
             self._done.append(changes.Evict(node.id))
             if not self._idle(parent) or parent.children:
@@ -374,7 +374,7 @@ class PrefixCache:
         node.pins += count
         self._refresh(node)
 
-    def _held(self, node: PrefixNode) -> int:
+    def _own_bytes(self, node: PrefixNode) -> int:
         """Bytes that go with it."""
         return (0 if node.children else len(node.label) * self._kv) + (self._state if node.state else 0)
 
@@ -397,7 +397,7 @@ class PrefixCache:
         if self.rules.order == "seglen":
             return float((node.end - base) * self.unit)
         saved = self.shape.flops(base * self.unit, node.end * self.unit)
-        return saved / max(1, self._held(node))
+        return saved / max(1, self._own_bytes(node))
 
     def _below(self, node: PrefixNode) -> None:
         """Those whose nearest state above has changed are worth something else now."""

@@ -54,29 +54,29 @@ class Tuner:
     """What one cache has seen since its first eviction."""
 
     requests: int = 0
-    wanted: int = 0
+    target: int = 0
     pause: int = 0
     start: PrefixCache | None = None
     calls: list[Call] = field(default_factory=list)
 
-    def looked(self, prompt: Symbols, now: float, most: int | None) -> None:
+    def on_lookup(self, prompt: Symbols, now: float, most: int | None) -> None:
         self.requests += 1
-        if self.start is not None and self.requests <= self.wanted:
+        if self.start is not None and self.requests <= self.target:
             self.calls.append((prompt.copy(), now, most))
 
-    def admitted(self, cache: PrefixCache, symbols: Symbols, kept: Sequence[int], now: float) -> None:
+    def on_admit(self, cache: PrefixCache, symbols: Symbols, copied: Sequence[int], now: float) -> None:
         if self.start is not None:
-            if self.requests <= self.wanted:
-                self.calls.append((symbols.copy(), tuple(kept), now, None))
+            if self.requests <= self.target:
+                self.calls.append((symbols.copy(), tuple(copied), now, None))
         elif cache.evictions and self.requests >= self.pause:
-            self.wanted = min(max(TIMES * self.requests, LEAST), MOST) if not self.wanted else self.wanted
+            self.target = min(max(TIMES * self.requests, LEAST), MOST) if not self.target else self.target
             self.start, self.requests = cache.clone(), 0
 
     def due(self) -> CacheReplay | None:
         """Once: the window, when it is full."""
-        if self.start is None or self.requests < self.wanted:
+        if self.start is None or self.requests < self.target:
             return None
         replay = CacheReplay(self.start, tuple(self.calls))
         self.start, self.calls, self.requests = None, [], 0
-        self.pause = max(2 * self.pause, 4 * self.wanted)
+        self.pause = max(2 * self.pause, 4 * self.target)
         return replay

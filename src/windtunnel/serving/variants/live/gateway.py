@@ -77,15 +77,15 @@ class InferResponse(BaseModel):
     outputs: list[InferTensor]
 
 
-class Told(BaseModel):
+class ErrorBody(BaseModel):
     error: str
 
 
-_NAMED: dict[int | str, Any] = {404: {"description": "No such model", "model": Told}}
+_NAMED: dict[int | str, Any] = {404: {"description": "No such model", "model": ErrorBody}}
 _INFER: dict[int | str, Any] = {
-    **_NAMED, 400: {"description": "Not the protocol", "model": Told},
-    422: {"description": "No variant does what is asked", "model": Told},
-    503: {"description": "Replicas could not answer, or (with Retry-After) not in time", "model": Told},
+    **_NAMED, 400: {"description": "Not the protocol", "model": ErrorBody},
+    422: {"description": "No variant does what is asked", "model": ErrorBody},
+    503: {"description": "Replicas could not answer, or (with Retry-After) not in time", "model": ErrorBody},
     200: {"model": InferResponse, "content": {"application/octet-stream": {}}},
 }  # fmt: skip
 
@@ -125,7 +125,7 @@ def application(service: VariantsService) -> FastAPI:
     @app.get(f"{MODEL}/ready", responses=_NAMED)
     @app.get(f"{VERSION}/ready", responses=_NAMED)
     async def model_ready(name: str, version: str = "") -> dict[str, Any]:
-        asked_for(service, name, version)
+        model_or_variant(service, name, version)
         return {"name": name, "ready": True}
 
     @app.get(MODEL, responses=_NAMED)
@@ -153,14 +153,14 @@ def application(service: VariantsService) -> FastAPI:
     @app.post(f"{MODEL}/infer", responses=_INFER, openapi_extra=body)
     @app.post(f"{VERSION}/infer", responses=_INFER, openapi_extra=body)
     async def infer(request: Request, name: str, version: str = "") -> Response:
-        model = asked_for(service, name, version)
+        model = model_or_variant(service, name, version)
         inference, raw = _parsed(await request.body(), request.headers.get(HEADER))
         inputs = checked(inference.inputs, raw, service.named(model)[0].entry.signature)
-        wanted, needs = inference.outputs, inference.parameters
+        requested, needs = inference.outputs, inference.parameters
         variant, outputs = await service.infer(
-            model, inputs, wanted=[output.name for output in wanted], **needs.bounds()
+            model, inputs, requested=[output.name for output in requested], **needs.bounds()
         )
-        flags = [output.parameters.binary_data for output in wanted] or [None] * len(outputs)
+        flags = [output.parameters.binary_data for output in requested] or [None] * len(outputs)
         binary = [needs.binary_data_output if output is None else output for output in flags]
         return _answer(inference.id, variant, outputs, binary)
 
@@ -168,7 +168,7 @@ def application(service: VariantsService) -> FastAPI:
     return app
 
 
-def asked_for(service: VariantsService, name: str, version: str) -> str:
+def model_or_variant(service: VariantsService, name: str, version: str) -> str:
     """What the service calls it.
 
     Raises:
@@ -182,7 +182,7 @@ def asked_for(service: VariantsService, name: str, version: str) -> str:
 
 def described(service: VariantsService, name: str, version: str = "") -> dict[str, Any]:
     """A model's metadata."""
-    groups = service.named(asked_for(service, name, version))
+    groups = service.named(model_or_variant(service, name, version))
     signature = groups[0].entry.signature
     inputs, outputs = (
         [{"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in some]
@@ -239,14 +239,14 @@ def _answer(
     if id is not None:
         answer["id"] = id
     behind = []
-    for (wanted, array), packs in zip(outputs, binary, strict=True):
-        output: dict[str, Any] = {"name": wanted.name, "datatype": wanted.datatype}
+    for (spec, array), packs in zip(outputs, binary, strict=True):
+        output: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype}
         output["shape"] = list(array.shape)
         if packs:
             behind.append(packed(array))
             output["parameters"] = {"binary_data_size": len(behind[-1])}
         elif array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise UserError(f"output {wanted.name} has values that JSON has not; use binary_data")
+            raise UserError(f"output {spec.name} has values that JSON has not; use binary_data")
         else:
             output["data"] = array.ravel().tolist()
         answer["outputs"].append(output)

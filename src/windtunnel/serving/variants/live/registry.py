@@ -60,7 +60,7 @@ class VariantFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _VariantRecord:
     variant: Variant
     file: str
     signature: Signature
@@ -142,7 +142,7 @@ def add(
     preload(*(exported.framework for exported in programs))
     _profile(full.file, examples, 1)  # the first one starts the fork server, and pays for that
     entries = list(_measured(programs, examples, task, architecture))
-    records = [to_plain(_Kept(entry.variant, entry.file.name, entry.signature)) for entry in entries]
+    records = [to_plain(_VariantRecord(entry.variant, entry.file.name, entry.signature)) for entry in entries]
     atomic.replace(folder / "variants.json", json.dumps(records, indent=1))
     return entries, left_out
 
@@ -156,7 +156,7 @@ def registered(home: Path) -> list[VariantFile]:
     entries = []
     for path in sorted(home.glob("*/variants.json")):
         try:
-            records = [from_plain(_Kept, load) for load in json.loads(path.read_text())]
+            records = [from_plain(_VariantRecord, load) for load in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError, KeyError) as fault:
             raise UserError(f"{path}: no registry of variants: {fault}") from fault
         entries += [
@@ -209,13 +209,13 @@ def _submitted(
             shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
             tensors.append(TensorSpec(port.name, ONNX[port.type], shape))
     count = len(loaded.get_inputs())
-    wanted, outputs = tuple(tensors[:count]), tuple(tensors[count:])
+    ports, outputs = tuple(tensors[:count]), tuple(tensors[count:])
     if set(arrays) == {"inputs"} and count == 1:
-        arrays = {wanted[0].name: arrays["inputs"]}
-    if set(arrays) != {tensor.name for tensor in wanted}:
-        raise UserError(f"{data}: inputs {', '.join(arrays)} are not accepted; use {_in_words(wanted)}")
-    free = all(tensor.shape[:1] == (-1,) for tensor in wanted)
-    for port in wanted:
+        arrays = {ports[0].name: arrays["inputs"]}
+    if set(arrays) != {tensor.name for tensor in ports}:
+        raise UserError(f"{data}: inputs {', '.join(arrays)} are not accepted; use {_in_words(ports)}")
+    free = all(tensor.shape[:1] == (-1,) for tensor in ports)
+    for port in ports:
         has, sizes = arrays[port.name], port.shape[1:] if free else port.shape
         fits = has.ndim == len(sizes) + 1 and all(
             size in (-1, mine) for size, mine in zip(sizes, has.shape[1:], strict=True)
@@ -226,7 +226,7 @@ def _submitted(
                 f" {_in_words([port])}"
             )
     examples = Examples(
-        Signature(wanted, outputs, free), {tensor.name: arrays[tensor.name] for tensor in wanted}
+        Signature(ports, outputs, free), {tensor.name: arrays[tensor.name] for tensor in ports}
     )
     examples = _batched(examples, file)
     try:
@@ -282,16 +282,16 @@ def _exported(
     shapes = tuple({0: torch.export.Dim("batch")} for _ in sample)
     try:
         with torch.no_grad():
-            wanted = arrays(module(*sample))
+            expected = arrays(module(*sample))
             traced = torch.export.export(
                 module, tuple(tensor[:2] for tensor in sample), dynamic_shapes=shapes
             )
     except Exception as fault:  # of any kind, by the model's code
         raise UserError(f"{model}: torch.export cannot export it: {_line(fault)}") from fault
-    names = ["output"] if len(wanted) == 1 else [f"output_{at}" for at in range(len(wanted))]
+    names = ["output"] if len(expected) == 1 else [f"output_{at}" for at in range(len(expected))]
     signature = Signature(
         tuple(_free(name, array) for name, array in inputs.items()),
-        tuple(_free(name, array) for name, array in zip(names, wanted, strict=True)), True,
+        tuple(_free(name, array) for name, array in zip(names, expected, strict=True)), True,
     )  # fmt: skip
     exported = []
     try:
@@ -322,7 +322,7 @@ def _exported(
             left_out.append(f"compiled: torch cannot compile the model: {_line(fault)}")
     examples = Examples(signature, inputs)
     for written in exported:
-        verify(wanted, program(written.file, 0)(examples.at(0, 16)), f"{model}: {written.file.name}")
+        verify(expected, program(written.file, 0)(examples.at(0, 16)), f"{model}: {written.file.name}")
     return exported, _batched(examples, exported[-1].file)
 
 
@@ -339,16 +339,16 @@ def _line(fault: BaseException) -> str:
     return next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
 
 
-def verify(wanted: Outputs, outputs: Outputs, what: str) -> None:
+def verify(expected: Outputs, outputs: Outputs, what: str) -> None:
     """Refuse what differs.
 
     Raises:
         LessError: it does, and by how much.
     """
-    if [array.shape for array in wanted] != [array.shape for array in outputs]:
-        shapes = " and ".join(str([array.shape for array in some]) for some in (outputs, wanted))
+    if [array.shape for array in expected] != [array.shape for array in outputs]:
+        shapes = " and ".join(str([array.shape for array in some]) for some in (outputs, expected))
         raise LessError(f"{what}: refused: the shapes of the variant's and the model's outputs are {shapes}")
-    for mine, theirs in zip(wanted, outputs, strict=True):
+    for mine, theirs in zip(expected, outputs, strict=True):
         if mine.dtype.kind != "f":
             difference, bound = float((mine != theirs).sum()), 0.0
         else:

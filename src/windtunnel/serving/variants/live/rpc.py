@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.gateway import Needs, asked_for, described, sentence
+from windtunnel.serving.variants.live.gateway import Needs, described, model_or_variant, sentence
 from windtunnel.serving.variants.live.service import Infeasible, Unanswered, Unknown, VariantsService
 from windtunnel.serving.variants.live.tensors import InferTensor, checked, packed
 
@@ -57,7 +57,7 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
         async with refusing(context):
-            asked_for(self._service, request.name, request.version)
+            model_or_variant(self._service, request.name, request.version)
             return messages.ModelReadyResponse(ready=True)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
@@ -67,13 +67,13 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         async with refusing(context):
-            model = asked_for(self._service, request.model_name, request.model_version)
+            model = model_or_variant(self._service, request.model_name, request.model_version)
             inputs = checked(*_infer_inputs(request), self._service.named(model)[0].entry.signature)
             parameters = {name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
                     for name, parameter in request.parameters.items()}  # fmt: skip
             bounds = Needs.model_validate(parameters).bounds()
-            wanted = [output.name for output in request.outputs]
-            variant, results = await self._service.infer(model, inputs, wanted=wanted, **bounds)
+            requested = [output.name for output in request.outputs]
+            variant, results = await self._service.infer(model, inputs, requested=requested, **bounds)
             outputs = [
                 {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
                 for tensor, array in results

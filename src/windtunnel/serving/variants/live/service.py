@@ -161,26 +161,26 @@ class VariantsService:
         return [self.groups[variant.name] for variant in self.desk.named[name]]
 
     async def infer(
-        self, name: str, inputs: Arrays, *, wanted: Sequence[str] = (), accuracy: float = 0.0,
+        self, name: str, inputs: Arrays, *, requested: Sequence[str] = (), accuracy: float = 0.0,
         latency: float = math.inf, cost: float = math.inf, background: bool = False,
     ) -> tuple[str, list[tuple[TensorSpec, NDArray[Any]]]]:  # fmt: skip
-        """Who answered, and the ``wanted`` outputs (all, where none is). ``inputs``: as `checked` gives them.
+        """Who answered, and the ``requested`` outputs (all, where none is). ``inputs``: as `checked` gives
+        them.
 
         Raises:
             Unknown: no such model.
             Infeasible: no variant meets the needs.
             Unanswered: no variant could answer, or not in time.
-            UserError: an output is wanted twice, or there is none of that name.
+            UserError: an output is requested twice, or there is none of that name.
         """
         first = self.named(name)[0]
         signature = first.entry.signature
         names = [output.name for output in signature.outputs]
-        if len(set(map(str, wanted))) < len(wanted) or any(
-            wanted_name not in names for wanted_name in wanted
+        if len(set(map(str, requested))) < len(requested) or any(
+            output_name not in names for output_name in requested
         ):
-            words = (
-                f"field outputs: {str([*wanted])[:200]} is not accepted; use some of {', '.join(names)} once"
-            )
+            words = f"field outputs: {str([*requested])[:200]} is not accepted;"
+            words += f" use some of {', '.join(names)} once"
             raise UserError(words)
         self._number += 1
         query = Query(self._number, name, signature.items(inputs), accuracy, latency, cost, background)
@@ -198,10 +198,10 @@ class VariantsService:
         finally:
             self._open.discard(answer)
         assert request.group is not None
-        who = self.groups[request.group.variant.name]
-        self._note("responds", request=query.id, variant=who.variant.name)
-        by_name = dict(zip(names, zip(who.entry.signature.outputs, outputs, strict=True), strict=True))
-        return who.variant.name, [by_name[wanted_name] for wanted_name in wanted or names]
+        group = self.groups[request.group.variant.name]
+        self._note("responds", request=query.id, variant=group.variant.name)
+        by_name = dict(zip(names, zip(group.entry.signature.outputs, outputs, strict=True), strict=True))
+        return group.variant.name, [by_name[output_name] for output_name in requested or names]
 
     def _do(self, effects: Iterable[Effect]) -> None:
         for effect in () if self._ending else effects:

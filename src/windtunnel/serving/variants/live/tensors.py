@@ -66,37 +66,37 @@ class InferTensor(BaseModel):
     data: list[Any] | None = None
 
 
-def checked(infer_inputs: Sequence[InferTensor], raw: Mapping[str, bytes], wanted: Signature) -> Arrays:
+def checked(infer_inputs: Sequence[InferTensor], raw: Mapping[str, bytes], signature: Signature) -> Arrays:
     """What came, as arrays. ``raw``: of those by name that came as bytes.
 
     Raises:
         UserError: one is missing, doubled, of another name, type or shape, or has other values than it says.
     """
     names = [tensor.name for tensor in infer_inputs]
-    if sorted(names) != sorted(tensor.name for tensor in wanted.inputs):
-        expected = ", ".join(repr(tensor.name) for tensor in wanted.inputs)
+    if sorted(names) != sorted(tensor.name for tensor in signature.inputs):
+        expected = ", ".join(repr(tensor.name) for tensor in signature.inputs)
         raise UserError(f"field inputs: {str(names)[:200]} is not accepted; use each of {expected} once")
     arrays = {
         tensor.name: _array(infer_inputs[names.index(tensor.name)], raw.get(tensor.name), tensor)
-        for tensor in wanted.inputs
+        for tensor in signature.inputs
     }
     counts = {tensor.shape[:1] for tensor in arrays.values()}
-    if wanted.batched and (len(counts) > 1 or (0,) in counts):
+    if signature.batched and (len(counts) > 1 or (0,) in counts):
         raise UserError(f"inputs of {' and '.join(str(count[0]) for count in sorted(counts))} items are not"
                         " accepted; use the same number in each, 1 at least")  # fmt: skip
     return arrays
 
 
-def _array(infer_input: InferTensor, raw: bytes | None, wanted: TensorSpec) -> NDArray[Any]:
-    shape, what = infer_input.shape, f"input {wanted.name}"
-    if infer_input.datatype != wanted.datatype:
-        raise UserError(f"{what} of {infer_input.datatype[:50]!r} is not accepted; use {wanted.datatype!r}")
-    if len(shape) != len(wanted.shape) or any(
-        size not in (-1, has) for size, has in zip(wanted.shape, shape, strict=True)
+def _array(infer_input: InferTensor, raw: bytes | None, spec: TensorSpec) -> NDArray[Any]:
+    shape, what = infer_input.shape, f"input {spec.name}"
+    if infer_input.datatype != spec.datatype:
+        raise UserError(f"{what} of {infer_input.datatype[:50]!r} is not accepted; use {spec.datatype!r}")
+    if len(shape) != len(spec.shape) or any(
+        size not in (-1, has) for size, has in zip(spec.shape, shape, strict=True)
     ):
-        raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(wanted.shape)}")
+        raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(spec.shape)}")
     try:
-        values = _values(infer_input.data, wanted.datatype) if raw is None else _unpacked(raw, wanted)
+        values = _values(infer_input.data, spec.datatype) if raw is None else _unpacked(raw, spec)
         if values.size != math.prod(shape) or (values.ndim > 1 and list(values.shape) != shape):
             raise ValueError(f"{values.size} values came")
         return values.reshape(shape)
@@ -127,9 +127,9 @@ def _values(data: Any, datatype: str) -> NDArray[Any]:
     return converted
 
 
-def _unpacked(raw: bytes, wanted: TensorSpec) -> NDArray[Any]:
-    if wanted.datatype != "BYTES":
-        return np.frombuffer(raw, DATATYPES[wanted.datatype])
+def _unpacked(raw: bytes, spec: TensorSpec) -> NDArray[Any]:
+    if spec.datatype != "BYTES":
+        return np.frombuffer(raw, DATATYPES[spec.datatype])
     words, at = [], 0
     while at < len(raw):
         end = at + 4 + int.from_bytes(raw[at : at + 4], "little")

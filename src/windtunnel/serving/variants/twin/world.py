@@ -139,11 +139,11 @@ class _World:
             self.pools[hardware, ""] = _Pool(count, 0)
         for architecture, name in self.setting.pinned.items() if self.setting.own else ():
             variant = self.desk.variants[name]
-            wanted = math.ceil(self.setting.peak.get(architecture, 0.0) / (0.7 * variant.rate)) or 1
+            replicas = math.ceil(self.setting.peak.get(architecture, 0.0) / (0.7 * variant.rate)) or 1
             each = max(1, KINDS[variant.hardware].cores // variant.threads)
-            hosts = math.ceil(wanted / each)
+            hosts = math.ceil(replicas / each)
             for _ in range(hosts):
-                self._filled(self._host(variant.hardware, architecture), name, min(each, wanted))
+                self._filled(self._host(variant.hardware, architecture), name, min(each, replicas))
             self.pools[variant.hardware, architecture] = _Pool(hosts, 0)
 
     def _host(self, hardware: str, owner: str) -> Hosted:
