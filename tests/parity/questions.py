@@ -57,7 +57,8 @@ def questions(name: str) -> Iterator[Any]:
                     0.0, 4, rng.randint(50, 400), ((16, 40),) * (at % 2), numbers,
                     tuple(rng.choice([-0.01, 0.001, 0.004, 0.1]) for _ in numbers),
                     tuple(rng.choice([0.001, 0.004, 0.02]) for _ in numbers),
-                    tuple(rng.randint(1, 90) for _ in numbers), tuple(rng.randint(0, 150) for _ in numbers),
+                    tuple(rng.randint(1, 90) for _ in numbers),
+                    tuple(rng.choice([0, rng.randint(1, 150)]) for _ in numbers),
                     tuple(
                         branching.BranchCandidate(
                             rng.randint(0, 4), unit, rng.randint(1, 9000), rng.randint(1, 30)
