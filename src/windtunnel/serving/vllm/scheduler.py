@@ -136,10 +136,10 @@ class Scheduler(Base):  # type: ignore[misc]
         )  # fmt: skip
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
-        gone = super().finish_requests(request_ids, finished_status)
-        for request in gone:
+        finished = super().finish_requests(request_ids, finished_status)
+        for request in finished:
             self._controller.leave(request.request_id)
-        return gone
+        return finished
 
     # a step
 

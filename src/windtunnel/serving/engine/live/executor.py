@@ -135,25 +135,25 @@ class Executor:
         depth = snapshot.depth if depth is None else depth
         return self._branch(_cut(snapshot.path, depth), depth, snapshot.states)
 
-    def cut(self, what: Sequence | Snapshot, depth: int, states: adapter.States | None = None) -> Snapshot:
+    def cut(self, owner: Sequence | Snapshot, depth: int, states: adapter.States | None = None) -> Snapshot:
         """The keys and values of its first ``depth`` tokens, with ``states`` as those behind them. Of a model
         that has states, and without them, it is kept for those that go on from it."""
-        if isinstance(what, Sequence):
-            self._freeze(what)
-        return self._keep(Snapshot(depth, _cut(what.path, depth), states or {}, True), self.snapshots)
+        if isinstance(owner, Sequence):
+            self._freeze(owner)
+        return self._keep(Snapshot(depth, _cut(owner.path, depth), states or {}, True), self.snapshots)
 
     @torch.inference_mode()
-    def free(self, what: Sequence | Snapshot) -> None:
+    def free(self, owner: Sequence | Snapshot) -> None:
         """Ends a sequence, or forgets a snapshot."""
-        if isinstance(what, Snapshot):
-            self.snapshots.remove(what)
+        if isinstance(owner, Snapshot):
+            self.snapshots.remove(owner)
         else:
-            self.sequences.remove(what)
-            if what.tail is not None:
-                what.tail.slots.give(what.tail.index)
-            if what.index >= 0:
-                self.pool.give(what.index)
-        for piece, length in what.path:
+            self.sequences.remove(owner)
+            if owner.tail is not None:
+                owner.tail.slots.give(owner.tail.index)
+            if owner.index >= 0:
+                self.pool.give(owner.index)
+        for piece, length in owner.path:
             self.store.release(piece, length)
 
     # bytes
@@ -180,11 +180,11 @@ class Executor:
                 each.trim()
         return self.allocated + more <= self.bound
 
-    def _keep(self, what: Owned, among: set[Owned]) -> Owned:
-        among.add(what)
-        for piece, length in what.path:
+    def _keep(self, owner: Owned, among: set[Owned]) -> Owned:
+        among.add(owner)
+        for piece, length in owner.path:
             self.store.hold(piece, length)
-        return what
+        return owner
 
     @torch.inference_mode()
     def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:

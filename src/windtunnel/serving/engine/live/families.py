@@ -87,7 +87,7 @@ def load(
         raise
     except Exception as error:  # its code and its files are others'
         raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
-    what = f"{name} cannot be served in {str(model.dtype).removeprefix('torch.')}"
+    refusal = f"{name} cannot be served in {str(model.dtype).removeprefix('torch.')}"
     try:
         check(model)
         served = Executor(model)
@@ -97,9 +97,9 @@ def load(
     except WindtunnelError:
         raise
     except Exception as error:
-        raise UserError(f"{what}: {type(error).__name__} in its own code, {_line(error)}") from error
+        raise UserError(f"{refusal}: {type(error).__name__} in its own code, {_line(error)}") from error
     if not logits.isfinite().all():
-        raise UserError(f"{what}: what it computes are not finite numbers")
+        raise UserError(f"{refusal}: what it computes are not finite numbers")
     return served
 
 
@@ -128,9 +128,9 @@ def check(model: Any) -> None:
     stepped = [_steps(model, tokens, length, 3) for length in lengths]
     bound = TOLERANCE.get(plain.dtype, COARSE) * plain.abs().max().item()
 
-    def compare(what: str, gaps: Iterable[float]) -> None:
+    def compare(compared: str, gaps: Iterable[float]) -> None:
         if (worst := max(gaps)) > bound:
-            raise UserError(f"{config.model_type} cannot be served: {what} differ by {worst:.1e}")
+            raise UserError(f"{config.model_type} cannot be served: {compared} differ by {worst:.1e}")
 
     executor = Executor(model)
     rows = [executor.new() for _ in lengths]

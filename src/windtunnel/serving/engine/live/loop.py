@@ -279,8 +279,8 @@ class ServingEngine:
                 and part.match.end > 1
                 and part.streams[0].depth % part.match.end == 0
             ):
-                for gone in part.snapshots.values():
-                    self.executor.free(gone)
+                for snapshot in part.snapshots.values():
+                    self.executor.free(snapshot)
                 part.snapshots = {part.streams[0].depth: self.executor.snapshot(part.streams[0])}
         return sampled, {"admitted": begun, "computed": computed}
 

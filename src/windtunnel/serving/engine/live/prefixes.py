@@ -115,7 +115,7 @@ class Prefixes:
 
     def _piece(self, op: changes.Op) -> dict[str, Any]:
         """Of a node what was to happen, and whether its keys and values, and its state, are in memory now."""
-        node = op.gone if isinstance(op, changes.Merge) else op.node
+        node = op.node
         snapshot = self._snapshots.get(node)
         state = snapshot is not None and bool(snapshot.states)
         return {"do": type(op).__name__.lower(), "node": node, "kv": snapshot is not None, "state": state}

@@ -121,20 +121,20 @@ class ModelService:
         self._ended = Counter(counter, "Requests by how they ended", ["outcome"], registry=self.registry)
         self._tokens = Counter("windtunnel_tokens", "Tokens", ["kind"], registry=self.registry)
         self._first, self._pace, self._total = (
-            Histogram(histogram.format(name), what, registry=self.registry, buckets=SECONDS)
-            for name, what in (
+            Histogram(histogram.format(name), description, registry=self.registry, buckets=SECONDS)
+            for name, description in (
                 ("first_token", "Until the first token"), ("token", "For each further one"),
                 ("request", "In all"),
             )
         )  # fmt: skip
-        for fact, what in (
+        for fact, description in (
             ("running", "Requests that are admitted"), ("waiting", "Requests that are not"),
             ("kv_reserved", "KV tokens that the admitted may come to hold"),
             ("kv_tokens", "There is room for"), ("steps", "Taken"), ("seconds", "Of these steps"),
             ("deciding", "Seconds of them that the scheduler took"),
             ("prefix_bytes", "Cached of prompts in memory"),
         ):  # fmt: skip
-            gauge = Gauge(f"windtunnel_{fact}", what, registry=self.registry)
+            gauge = Gauge(f"windtunnel_{fact}", description, registry=self.registry)
             gauge.set_function(lambda fact=fact: engine.engine.facts()[fact])  # type: ignore[misc]
 
     async def answer(self, body: Body, request: Request) -> Response:
@@ -153,8 +153,8 @@ class ModelService:
     def check(self, model: str) -> None:
         """Raises `RequestRefused` for any other model."""
         if model != self.name:
-            what = f"The model `{model}` does not exist; there is `{self.name}`"
-            raise RequestRefused(what, status=404, param="model", code="model_not_found")
+            message = f"The model `{model}` does not exist; there is `{self.name}`"
+            raise RequestRefused(message, status=404, param="model", code="model_not_found")
 
     def over(self, outcome: str, work: _Work) -> None:
         """Count an answer."""

@@ -70,8 +70,8 @@ class EngineThread:
         except WindtunnelError as error:  # of a user's policy
             wrong = error
         except Exception as error:
-            what = f"serve: the engine failed, {type(error).__name__}: {error}; start the server again"
-            wrong = LessError(what, traceback.format_exc())
+            message = f"serve: the engine failed, {type(error).__name__}: {error}; start the server again"
+            wrong = LessError(message, traceback.format_exc())
         self._loop.call_soon_threadsafe(self._end, wrong)
 
     def _serve(self) -> None:

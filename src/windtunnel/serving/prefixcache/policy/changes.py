@@ -35,9 +35,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The KV of ``gone`` is put in front of that of ``into``, its only child."""
+    """The KV of ``node`` is put in front of that of ``into``, its only child."""
 
-    gone: int
+    node: int
     into: int
 
 

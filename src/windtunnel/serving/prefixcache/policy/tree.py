@@ -76,7 +76,7 @@ class PrefixCache:
         self._tuner = Tuner() if rules.tuned else None
         self._ages = Ages() if rules.order == "density" else None
         self._block = max(1, rules.block // unit)
-        self._done: list[Op] = []
+        self._operations: list[Op] = []
 
     # what callers ask
 
@@ -126,10 +126,10 @@ class PrefixCache:
             length = depths[-1] if depths else 0
         path, matched, length, depths = self._room(prompt, length, depths if self._state else [])
         self._grow(path, matched, prompt[:length], depths, len(prompt))
-        done = self._changes()
+        operations = self._changes()
         if self._tuner is not None:
             self._tuner.on_admit(self, prompt, copied, now)
-        return done
+        return operations
 
     def shrink(self, size: int, now: float) -> Change:
         """No more than ``size`` bytes stay, and what is in use."""
@@ -238,8 +238,8 @@ class PrefixCache:
     def _grow(
         self, path: list[PrefixNode], matched: int, prompt: Symbols, depths: list[int], whole: int
     ) -> None:
-        """Nodes for the symbols of ``prompt`` beyond what matches, and states at ``depths``; ``whole``: symbols
-        that the request had."""
+        """Nodes for the symbols of ``prompt`` beyond what matches, and states at ``depths``; ``whole``:
+        symbols that the request had."""
         if path and matched < path[-1].end and len(prompt) > matched:
             path[-1] = self._split(path[-1], matched)
         for node in path if self.rules.touch == "path" else ():
@@ -262,7 +262,7 @@ class PrefixCache:
             node = path[place]
             node.state, node.tail = True, depth == whole
             self.used += self._state
-            self._done.append(changes.Hold(node.id, depth))
+            self._operations.append(changes.Hold(node.id, depth))
             self._touch(node)
             self._below(node)
 
@@ -271,7 +271,7 @@ class PrefixCache:
         self._next += 1
         self._nodes[node.id] = parent.children[int(label[0])] = node
         self.used += len(label) * self._kv
-        self._done.append(changes.Make(node.id, parent.id, node.begin, node.end))
+        self._operations.append(changes.Make(node.id, parent.id, node.begin, node.end))
         self._touch(node)
         self._refresh(parent)
         return node
@@ -285,7 +285,7 @@ class PrefixCache:
         self._nodes[upper.id] = node.parent.children[int(first[0])] = upper
         upper.children[int(rest[0])] = node
         node.parent, node.label, node.begin = upper, rest, at
-        self._done.append(changes.Split(node.id, upper.id, at))
+        self._operations.append(changes.Split(node.id, upper.id, at))
         self._refresh(upper)
         self._refresh(node)
         return upper
@@ -315,7 +315,7 @@ class PrefixCache:
     def _strip(self, node: PrefixNode) -> None:
         self.used -= self._state
         node.state = False
-        self._done.append(changes.Strip(node.id))
+        self._operations.append(changes.Strip(node.id))
         self._below(node)
         self._bare(node)
 
@@ -327,7 +327,7 @@ class PrefixCache:
             del parent.children[int(node.label[0])]
             self.used -= self._own_bytes(node)
             self._forget(node)
-            self._done.append(changes.Evict(node.id))
+            self._operations.append(changes.Evict(node.id))
             if not self._idle(parent) or parent.children:
                 return self._bare(parent)
             node = parent
@@ -347,7 +347,7 @@ class PrefixCache:
             child.parent = node.parent
             child.parent.children[int(child.label[0])] = child
             self._forget(node)
-            self._done.append(changes.Merge(node.id, child.id))
+            self._operations.append(changes.Merge(node.id, child.id))
             node = child
         self._refresh(node)
 
@@ -418,8 +418,8 @@ class PrefixCache:
         return decision
 
     def _changes(self) -> Change:
-        done, self._done = tuple(self._done), []
-        return done
+        operations, self._operations = tuple(self._operations), []
+        return operations
 
 
 def common(first: Symbols, second: Symbols) -> int:

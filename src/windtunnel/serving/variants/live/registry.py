@@ -203,8 +203,8 @@ def _submitted(
     for kind, some in (("input", loaded.get_inputs()), ("output", loaded.get_outputs())):
         for port in some:
             if port.type not in ONNX or port.shape is None:
-                what = f"of type {port.type}" if port.type not in ONNX else "without a rank"
-                raise UserError(f"{model}: {kind} {port.name} {what} is not accepted; use tensors of"
+                defect = f"of type {port.type}" if port.type not in ONNX else "without a rank"
+                raise UserError(f"{model}: {kind} {port.name} {defect} is not accepted; use tensors of"
                                 f" {', '.join(DATATYPES)} with their axes")  # fmt: skip
             shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
             tensors.append(TensorSpec(port.name, ONNX[port.type], shape))
@@ -339,7 +339,7 @@ def _line(fault: BaseException) -> str:
     return next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
 
 
-def verify(expected: Outputs, outputs: Outputs, what: str) -> None:
+def verify(expected: Outputs, outputs: Outputs, variant: str) -> None:
     """Refuse what differs.
 
     Raises:
@@ -347,7 +347,9 @@ def verify(expected: Outputs, outputs: Outputs, what: str) -> None:
     """
     if [array.shape for array in expected] != [array.shape for array in outputs]:
         shapes = " and ".join(str([array.shape for array in some]) for some in (outputs, expected))
-        raise LessError(f"{what}: refused: the shapes of the variant's and the model's outputs are {shapes}")
+        raise LessError(
+            f"{variant}: refused: the shapes of the variant's and the model's outputs are {shapes}"
+        )
     for mine, theirs in zip(expected, outputs, strict=True):
         if mine.dtype.kind != "f":
             difference, bound = float((mine != theirs).sum()), 0.0
@@ -356,7 +358,7 @@ def verify(expected: Outputs, outputs: Outputs, what: str) -> None:
             bound = TOLERATED * max(1.0, float(np.abs(mine).max(initial=0.0)))
         if not difference <= bound:
             words = f"it differs from the model by {difference:.3g}, {bound:.3g} is tolerated"
-            raise LessError(f"{what}: refused: {words}")
+            raise LessError(f"{variant}: refused: {words}")
 
 
 def _quantised(full: Path, examples: Examples, file: Path) -> bool:
@@ -422,8 +424,8 @@ def accuracy(file: Path, examples: Examples, labels: NDArray[Any]) -> float:
         chosen = outputs.argmax(-1)[:, None] if outputs.dtype.kind == "f" else outputs
         return float((chosen == np.broadcast_to(right, chosen.shape)).all(1).mean())
     except Exception as fault:  # the runtimes' own are no family of exceptions
-        what = f"the labels {labels.shape} for output {examples.signature.outputs[0].name}"
-        raise UserError(f"{file.name} cannot be held against {what}: {_line(fault)}") from fault
+        labelling = f"the labels {labels.shape} for output {examples.signature.outputs[0].name}"
+        raise UserError(f"{file.name} cannot be held against {labelling}: {_line(fault)}") from fault
 
 
 def _profile(file: Path, examples: Examples, threads: int) -> tuple[float, float, float, int]:

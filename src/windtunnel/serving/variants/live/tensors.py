@@ -88,13 +88,13 @@ def checked(infer_inputs: Sequence[InferTensor], raw: Mapping[str, bytes], signa
 
 
 def _array(infer_input: InferTensor, raw: bytes | None, spec: TensorSpec) -> NDArray[Any]:
-    shape, what = infer_input.shape, f"input {spec.name}"
+    shape, tensor = infer_input.shape, f"input {spec.name}"
     if infer_input.datatype != spec.datatype:
-        raise UserError(f"{what} of {infer_input.datatype[:50]!r} is not accepted; use {spec.datatype!r}")
+        raise UserError(f"{tensor} of {infer_input.datatype[:50]!r} is not accepted; use {spec.datatype!r}")
     if len(shape) != len(spec.shape) or any(
         size not in (-1, has) for size, has in zip(spec.shape, shape, strict=True)
     ):
-        raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(spec.shape)}")
+        raise UserError(f"{tensor}: shape {str(shape)[:200]} is not accepted; use {list(spec.shape)}")
     try:
         values = _values(infer_input.data, spec.datatype) if raw is None else _unpacked(raw, spec)
         if values.size != math.prod(shape) or (values.ndim > 1 and list(values.shape) != shape):
@@ -102,7 +102,7 @@ def _array(infer_input: InferTensor, raw: bytes | None, spec: TensorSpec) -> NDA
         return values.reshape(shape)
     except (ValueError, TypeError, OverflowError) as fault:
         words = str(fault)[:200]
-        raise UserError(f"{what}: data is not accepted for shape {str(shape)[:200]}: {words}") from fault
+        raise UserError(f"{tensor}: data is not accepted for shape {str(shape)[:200]}: {words}") from fault
 
 
 def _values(data: Any, datatype: str) -> NDArray[Any]:

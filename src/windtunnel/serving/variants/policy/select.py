@@ -245,12 +245,12 @@ def room(
 
 def refusal(query: Query, variants: Sequence[Variant]) -> QueryRefused:
     """In one sentence what is the nearest to what is asked."""
-    what = query.name
+    name = query.name
     wide = [variant for variant in variants if query.items <= variant.batch]
     if not wide:
         most = max((variant.batch for variant in variants), default=0)
-        return QueryRefused(f"{what}: {query.items} items at once, {most} are the most")
-    reasons = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
+        return QueryRefused(f"{name}: {query.items} items at once, {most} are the most")
+    reasons = [f"{name}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
     if query.cost < inf:
         reasons[0] += f" for {query.cost:g} an item"
     if accurate := [variant.latency(query.items) for variant in wide if variant.accuracy >= query.accuracy]:
