@@ -18,7 +18,7 @@ from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.variants.model import CPU, HostReplicas, Query, ReplicaHost, Variant, VariantCandidate
 from windtunnel.serving.variants.policy.scale import LEGAL, Fleet, Load, Measured, Running
-from windtunnel.serving.variants.policy.select import QueuedQueries, VariantQuery
+from windtunnel.serving.variants.policy.select import VariantQuery, Waiting
 from windtunnel.store.eventlog import EventLog
 
 
@@ -120,7 +120,7 @@ def variants_questions() -> Iterator[Any]:
             rng.choice([1, 2000]), rng.choice([0.0, 0.2]),
         )  # fmt: skip
         few = rng.randint(1, 5)
-        yield QueuedQueries(
+        yield Waiting(
             some[0], tuple(rng.randint(1, 2) for _ in range(few)),
             tuple(rng.choice([0.001, 0.009, 0.03, 0.2]) for _ in range(few)), rng.random() < 0.2,
             rng.randint(0, 4), 4, rng.choice([1.0, 2.0]), rng.random() < 0.2,

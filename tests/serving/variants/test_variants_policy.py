@@ -26,8 +26,8 @@ from windtunnel.serving.variants.policy.select import (
     Batch,
     Chosen,
     QueryRefused,
-    QueuedQueries,
     VariantQuery,
+    Waiting,
     feasible,
 )
 
@@ -149,7 +149,7 @@ def test_a_batch_makes_nobody_late_and_who_would_be_late_alone_is_shed(
 ) -> None:
     one = variant(batch=most)
     items, slack = zip(*waiting, strict=True)
-    made = decide(QueuedQueries(one, items, slack, slow=slow))
+    made = decide(Waiting(one, items, slack, slow=slow))
     assert isinstance(made, Batch)
     lost = {place for place, (count, left) in enumerate(waiting) if left < one.latency(count) * slow}
     kept = [each for place, each in enumerate(waiting) if place not in made.shed]
@@ -157,7 +157,7 @@ def test_a_batch_makes_nobody_late_and_who_would_be_late_alone_is_shed(
     inside = kept[: made.requests]
     total = sum(count for count, _ in inside)
     assert made.requests <= 1 or total <= most
-    alone = decide(QueuedQueries(one, items, slack, slow=slow, busy=True))
+    alone = decide(Waiting(one, items, slack, slow=slow, busy=True))
     assert alone == Batch(0, tuple(sorted(lost)))
     if {*made.shed} > lost:  # who would be in time alone goes only where more are answered by that
         left = [each for place, each in enumerate(waiting) if place not in lost]

@@ -24,15 +24,15 @@ from windtunnel.serving.variants.policy.select import (
     Batch,
     Chosen,
     QueryRefused,
-    QueuedQueries,
     VariantQuery,
+    Waiting,
     gather,
     select,
 )
 
 __all__ = ["POLICIES", "Decision", "Observation", "decide"]
 
-Observation = VariantQuery | QueuedQueries | Measured | Load | Fleet
+Observation = VariantQuery | Waiting | Measured | Load | Fleet
 Decision = Chosen | QueryRefused | Batch | Now | Scaling | Resize
 
 
@@ -59,7 +59,7 @@ def _decide(style: Style, observation: Observation) -> Decision:
                 )
                 observation = replace(observation, candidates=only, recent=())
             return select(observation, own=style.own, cheapest=style.cheapest)
-        case QueuedQueries():
+        case Waiting():
             return gather(observation)
         case Measured():
             return state_of(observation)

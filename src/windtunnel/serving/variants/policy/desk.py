@@ -30,13 +30,7 @@ from windtunnel.serving.variants.model import (
     VariantCandidate,
 )
 from windtunnel.serving.variants.policy.scale import Load, Measured, Running, bounds
-from windtunnel.serving.variants.policy.select import (
-    Batch,
-    QueryRefused,
-    QueuedQueries,
-    VariantQuery,
-    wait_of,
-)
+from windtunnel.serving.variants.policy.select import Batch, QueryRefused, VariantQuery, Waiting, wait_of
 
 ATTEMPTS = 5
 RECENT = 4
@@ -483,7 +477,7 @@ class Desk:
         slack = tuple(inf if later else request.query.latency - (now - request.came) for request in first)
         items, busy = tuple(request.query.items for request in first), not group.idle
         return self._decide(
-            QueuedQueries(group.variant, items, slack, later, host.used, host.cores, group.taking(), busy)
+            Waiting(group.variant, items, slack, later, host.used, host.cores, group.taking(), busy)
         )
 
     def _shed(self, group: ReplicaGroup, first: list[VariantRequest], batch: Batch) -> list[Effect]:

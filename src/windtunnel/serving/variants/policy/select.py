@@ -78,7 +78,7 @@ class QueryRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedQueries:
+class Waiting:
     """Requests for a replica (``busy``: none is free yet), oldest first: items of each, and seconds until it
     is late; ``slow``: as of `HostReplicas`. Of ``background`` jobs also which of the host's ``cores`` are
     used."""
@@ -262,7 +262,7 @@ def refusal(query: Query, variants: Sequence[Variant]) -> QueryRefused:
     return QueryRefused("; ".join(reasons))
 
 
-def gather(waiting: QueuedQueries) -> Batch:
+def gather(waiting: Waiting) -> Batch:
     """Who would be late even alone is shed; as many of the others as make none of them late, oldest first.
     Where that would make those late who could have come along, since all have little time left, those who
     have least are shed, too, and more are answered. Of a background job none where they would take cores from
