@@ -26,7 +26,6 @@ from windtunnel.training.gradsync.model import (
     CollectiveFit,
     GradientTensor,
     JobNetwork,
-    Plan,
     Profile,
     SumTime,
 )
@@ -204,24 +203,11 @@ STEPS = {"fp16": 1.02, "dragonn:0.01": 1.24}  # to a loss; of zip they are not k
 
 
 def gradsync_drawn() -> Iterator[tuple[str, gradsync.Observation]]:
-    """Jobs of dense and sparse gradients on networks of all shapes, drifts, and plans that are made anew."""
-    plans = []
+    """Jobs of dense and sparse gradients on networks of all shapes."""
     for seed in SHAPES:
         rng = random.Random(seed)
-        wanted = gradsync.Wanted(_profile(rng), rng.choice([(), ("fp16",)]), seed, STEPS, lossy=True)
-        plan = gradsync.decide(wanted)
-        assert isinstance(plan, Plan)
-        plans.append(plan)
-        yield from (("search", replace(wanted, lossy=lossy)) for lossy in (True, False))
-    drifts = any_of(
-        gradsync.Drift, 2, 40, predicted=[0.0, 1.0], since=[3, 20, 40], pause=[20, 40],
-        measured=[(1.0,) * 4, (1.0,) * 6, (2.0,) * 6, (1.0, 0.7) * 4],
-    )  # fmt: skip
-    renewed = any_of(
-        gradsync.Renewed, 3, 12, plan=plans[:2], made=plans[:2], expected=[0.0, 1e-9, 9.0],
-        measured=[0.0, 9.0], pause=[20],
-    )  # fmt: skip
-    yield from (("search", one) for one in (*drifts, *renewed))
+        request = gradsync.PlanRequest(_profile(rng), rng.choice([(), ("fp16",)]), seed, STEPS)
+        yield from (("search", replace(request, lossy=lossy)) for lossy in (True, False))
 
 
 def _profile(rng: random.Random) -> Profile:

@@ -57,7 +57,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from windtunnel.store.eventlog import EventLog
 from windtunnel.training import gradsync
-from windtunnel.training.gradsync.policy import PATIENCE, PAUSE, Wanted, decide
+from windtunnel.training.gradsync.policy import PlanRequest, decide
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -70,18 +70,15 @@ def step():
 profile = gradsync.profile(ddp, step, codecs=("fp16",))
 calls = (replace(call, fixed=1e-3, per_byte=1e-6) for call in profile.network.collectives)
 profile = replace(profile, network=replace(profile.network, collectives=tuple(calls)))
-wanted = Wanted(profile, steps={"fp16": 1.0})
-plan = decide(wanted)
+request = PlanRequest(profile, steps={"fp16": 1.0})
+plan = decide(request)
 log = EventLog(Path(sys.argv[1])) if dist.get_rank() == 0 else None
 if log is not None:
     log.append("started")
-    log.decision("training.gradsync", "search", wanted, plan)
-handle = gradsync.apply(ddp, plan, profile=profile, event=log and log.append, check_every=0)
-for _ in range(2):
-    for _ in range(PAUSE + PATIENCE):
-        step()
-    handle.check()
-    handle.check()
+    log.decision("training.gradsync", "search", request, plan)
+handle = gradsync.apply(ddp, plan, event=log and log.append)
+for _ in range(3):
+    step()
 handle.close()
 dist.destroy_process_group()
 """

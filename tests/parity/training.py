@@ -39,7 +39,6 @@ from windtunnel.training.gradsync.model import (
     Plan,
     Profile,
 )
-from windtunnel.training.gradsync.policy.plan import price
 from windtunnel.training.pipelines.model import TemplateSet
 from windtunnel.training.pipelines.policy.transfers import layers_by_host
 
@@ -414,7 +413,7 @@ def pipelines_effects(events: Sequence[Event]) -> list[str]:
 
 
 def gradsync_record(folder: Path) -> list[Path]:
-    """Two ranks run a plan for a network of 1 MB/s, on which a codec pays, until they notice theirs."""
+    """Two ranks run a plan for a network of 1 MB/s, on which a codec pays."""
     (folder / "slow.py").write_text(SLOW)
     log = folder / "live.jsonl"
     done = run_ranks([folder / "slow.py", log], 2)
@@ -423,67 +422,34 @@ def gradsync_record(folder: Path) -> list[Path]:
 
 
 def gradsync_effects(events: Sequence[Event]) -> list[str]:
-    """The plan that runs is the one that was decided last, group by group."""
+    """The plan that runs is the one that was decided, group by group."""
     faults: list[str] = []
     for run in runs(events):
-        due: Plan | None = None
-        first = True
+        if not any(event["kind"] == "plan" for event in run):
+            continue  # drawn, and run by nobody
+        words: list[str] = []
         for event in run:
-            seen = event.get("observation") or {}
-            match event["kind"], seen.get("is"):
-                case "decision", "Wanted" if first:
-                    first = False
-                    due = from_plain(Plan, event["decision"])
-                case "decision", "Renewed" if not event["decision"]["keep"]:
-                    if due is not None:
-                        faults.append(f"no plan of digest {due.digest()} ran")
-                    due = from_plain(Plan, seen["made"])
-                case "plan", _:
-                    words = [] if due is None else [one.option.words() for one in due.groups]
-                    if due is None or (event["digest"], event["runs"]) != (due.digest(), words):
-                        faults.append(f"{event['runs']} runs, decided is {words}")
-                    due = None
-                case "decision", "Drift" if due is not None:
-                    faults.append(f"no plan of digest {due.digest()} ran")
-                    due = None
+            if event["kind"] == "decision":
+                decision = from_plain(Plan, event["decision"])
+                words = [decision.digest(), *(group.option.words() for group in decision.groups)]
+            elif event["kind"] == "plan" and [event["digest"], *event["runs"]] != words:
+                faults.append(f"{event['runs']} runs, decided is {words[1:]}")
     return faults
 
 
 def gradsync_twin(events: Sequence[Event]) -> Pairs:
-    """The checks of a handle, told of profiles and of times that were measured."""
+    """The plans for the profiles that were measured."""
     pairs: Pairs = []
-    plan: Plan | None = None
-    made: Plan | None = None
     for run in runs(events):
-        pause = gradsync.PAUSE
         for event in run:
-            seen = event.get("observation") or {}
-            asked: gradsync.Observation
-            match event["kind"], seen.get("is"):
-                case "decision", "Wanted":
-                    profile = from_plain(Profile, seen["profile"])
-                    codecs, steps = tuple(seen["codecs"]), seen.get("steps", {})
-                    asked = gradsync.Wanted(profile, codecs, seen["seed"], steps, seen.get("lossy", False))
-                case "decision", "Drift":
-                    assert plan is not None
-                    asked = gradsync.Drift(
-                        plan.forecasts[0].seconds, tuple(seen["measured"]), seen["since"], pause
-                    )
-                case "decision", "Renewed":
-                    assert plan is not None and made is not None
-                    expected = price(plan, profile)
-                    asked = gradsync.Renewed(plan, made, expected, seen["measured"], pause)
-                case _:
-                    continue
-            decision = gradsync.decide(asked)
-            pairs.append((event["decision"], to_plain(decision, tag=True)))
-            if isinstance(decision, Plan):
-                made = decision
-                plan = plan or made
-            elif isinstance(asked, gradsync.Renewed) and made is not None:
-                pause = decision.pause
-                if not decision.keep or made.digest() == asked.plan.digest():
-                    plan = made
+            if event["kind"] != "decision":
+                continue
+            observation = event["observation"]
+            request = gradsync.PlanRequest(
+                from_plain(Profile, observation["profile"]), tuple(observation["codecs"]),
+                observation["seed"], observation["steps"], observation["lossy"],
+            )  # fmt: skip
+            pairs.append((event["decision"], to_plain(gradsync.decide(request), tag=True)))
     return pairs
 
 
@@ -590,7 +556,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.gradsync", "training/gradsync/policy/__init__.py",
-        "keep = low <= 1 + TOLERATED and high >= 1 - TOLERATED", "keep = True",
+        "plan.forecasts[0].to_loss < best.forecasts[0].to_loss * (1 - WORTH)", "False",
     ),
     Mutant(
         "training.gradsync", "training/gradsync/live/executor.py",

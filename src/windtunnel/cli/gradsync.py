@@ -42,22 +42,14 @@ def apply(
     script: Script,
     arguments: Arguments = None,
     ranks: Ranks = 2,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Profile of the plan. Default: profile.json beside it."),
-    ] = None,
-    check_every: Annotated[
-        int,
-        typer.Option(min=0, help="Iterations between checks of the plan for drift; 0: no checks."),
-    ] = 25,
 ) -> None:
-    """Run a script with a plan for its gradients. The plan is computed again when times drift.
+    """Run a script with a plan for its gradients.
 
     Example: windtunnel gradsync apply plan.json examples/train_resnet.py --steps 50
     """
     from windtunnel.training.gradsync.launch import apply_to_script
 
-    apply_to_script(script, arguments or (), ranks, plan, profile, check_every)
+    apply_to_script(script, arguments or (), ranks, plan)
 
 
 @group.command("plan", context_settings=SCRIPT)

@@ -24,7 +24,6 @@ from windtunnel.training.gradsync.policy.sparse import (
     INDEX,
     SCHEMES,
     Sparsity,
-    carried,
     choose,
     promising,
     seconds,
@@ -146,16 +145,11 @@ def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
     others = sum(one.numel for one in job.tensors if one.name != "table") * 4 * 2 * 7 / 8
     assert plan.forecasts[0].nbytes == pytest.approx(moved + others, rel=1e-6)
     assert len(plan.order) == len(plan.groups)
-    # of schemes that were tried there the one that took least is taken; on another network they take as much
-    # longer as their rounds and bytes do
+    # of schemes that were tried there the one that took least is taken
     sums = SumTime("table", "dense", 4.0), SumTime("table", "allgather", 0.4)
     tried = replace(job, network=replace(job.network, sums=sums))
     group = next(one for one in make_plan(tried).groups if "table" in one.tensors)
     assert group.option.codec == "allgather"
-    slow = network(8, 1, 1e7)
-    for before, after in zip(sums, carried(tried, slow).sums, strict=True):
-        now, was = (seconds(after.scheme, sparsity(table), one) for one in (slow, job.network))
-        assert after.seconds == pytest.approx(before.seconds * now / was) != before.seconds
 
 
 def test_a_table_among_dense_gradients_of_its_size_has_options_of_its_own() -> None:

@@ -4,7 +4,7 @@ from windtunnel.training import gradsync
 
 profile = gradsync.profile(ddp, step)    # all ranks at once, as all that follows
 plan = gradsync.plan(profile)
-handle = gradsync.apply(ddp, plan, profile=profile)
+handle = gradsync.apply(ddp, plan)
 """
 
 import lazy_loader

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from windtunnel.base.errors import HostError, ScriptError, UserError
 from windtunnel.training.gradsync.files import check_place, read
-from windtunnel.training.gradsync.model import Plan, Profile
+from windtunnel.training.gradsync.model import Plan
 
 GRACE = 5
 """Seconds that ranks have to end when they are told to."""
@@ -41,10 +41,8 @@ def profile_script(
     _launch(ranks, script, "profile", str(out), "1", ",".join(codecs), script, *arguments)
 
 
-def apply_to_script(
-    script: str, arguments: Sequence[str], ranks: int, plan: Path, profile: Path | None, every: int
-) -> None:
-    """Train with a plan; ``profile`` and ``every`` are for `apply`'s looking at it under way.
+def apply_to_script(script: str, arguments: Sequence[str], ranks: int, plan: Path) -> None:
+    """Train with a plan.
 
     Raises:
         UserError, ScriptError: as in `profile_script`.
@@ -52,9 +50,7 @@ def apply_to_script(
     made = read(plan, Plan)
     if made.world != ranks:
         raise UserError(f"plan {plan}: it is for {made.world} ranks; `ranks` {made.world} is accepted")
-    if profile is not None:
-        read(profile, Profile)
-    _launch(ranks, script, "apply", str(plan), str(profile or ""), str(every), script, *arguments)
+    _launch(ranks, script, "apply", str(plan), script, *arguments)
 
 
 def _launch(ranks: int, script: str, *arguments: str) -> None:

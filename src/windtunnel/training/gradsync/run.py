@@ -16,7 +16,7 @@ from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.gradsync.files import PLAN, PROFILE, read, steps, write
 from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
-from windtunnel.training.gradsync.policy import Wanted, decide, steps_with
+from windtunnel.training.gradsync.policy import PlanRequest, decide, steps_with
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.emulation import EmulationResult, Progress
@@ -55,12 +55,10 @@ def plan(
     Raises:
         UserError: no such cluster or codec, or a profile without gradients.
     """
-    found = decide(_wanted(_on(profile, cluster), codecs, seed, lossy))
-    assert isinstance(found, Plan)
-    return found
+    return decide(_request(_on(profile, cluster), codecs, seed, lossy))
 
 
-def _wanted(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> Wanted:
+def _request(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> PlanRequest:
     """Raises:
     UserError: a codec has no cost in the profile, or may not be used.
     """
@@ -74,7 +72,7 @@ def _wanted(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> 
             elif more > 1:
                 why = f"training needs {more:.2g} times as many steps with it to a loss, which `lossy` allows"
             raise UserError(f"`codecs` {name}: {why}; accepted are {', '.join(usable)}")
-    return Wanted(profile, tuple(codecs), seed, steps(), lossy)
+    return PlanRequest(profile, tuple(codecs), seed, steps(), lossy)
 
 
 def _on(profile: Profile, cluster: str | None) -> Profile:
@@ -108,12 +106,12 @@ def plan_run(
         "profile": str(profile) if profile else None, "codecs": [*codecs], "lossy": lossy,
     }  # fmt: skip
     where = load_cluster(cluster) if cluster is not None else None
-    given = _on(read(profile, Profile), cluster) if profile is not None else None
+    job = _on(read(profile, Profile), cluster) if profile is not None else None
     run = Store.open().begin(CAPABILITY, inputs, seed)
     log = EventLog(run.directory / NAME)
     emulation = None
     with run.failing(), closing(log):
-        if given is None:
+        if job is None:
             from windtunnel.training.emulate.emulation import simulate
             from windtunnel.training.emulate.options import Options
             from windtunnel.training.emulate.run import program_of
@@ -123,16 +121,15 @@ def plan_run(
             script = program_of(program, arguments)
             script.check()
             emulation = simulate(script, where, Options(), progress)
-            given = profile_of(emulation)
-        observation = _wanted(given, codecs, seed, lossy)
-        found = decide(observation)
-        assert isinstance(found, Plan)
-        log.decision(CAPABILITY, "search", observation, found)
-        write(run.directory / PROFILE, given)
-        write(run.directory / PLAN, found)
-    ours = found.forecasts[0]
-    run.finish({"verdict": verdict(found), "iteration_time_s": ours.seconds, "to_loss_s": ours.to_loss})
-    return Planned(run.id, run.directory, given, found, emulation)
+            job = profile_of(emulation)
+        observation = _request(job, codecs, seed, lossy)
+        best = decide(observation)
+        log.decision(CAPABILITY, "search", observation, best)
+        write(run.directory / PROFILE, job)
+        write(run.directory / PLAN, best)
+    ours = best.forecasts[0]
+    run.finish({"verdict": verdict(best), "iteration_time_s": ours.seconds, "to_loss_s": ours.to_loss})
+    return Planned(run.id, run.directory, job, best, emulation)
 
 
 def stored(name: str) -> Planned:

@@ -73,7 +73,6 @@ def hooks() -> None:
     handle = apply(beside, plan_of(beside, PLAIN), deadline=60.0)
     beside.register_comm_hook(beside.process_group, allreduce_hook)
     step(beside, text)
-    refused(lambda: handle.replace(plan_of(beside, LOSSY[0])), "allreduce_hook")
     handle.close()
 
 
@@ -97,7 +96,6 @@ def closed() -> None:
             assert str(handle.state_dict()) == str(waits)
             for number in range(2):
                 assert same(step(ddp, batch, number), step(plain, batch, number)), (model, option)
-            refused(lambda: handle.replace(plan_of(ddp, PLAIN)), "it is closed")  # noqa: B023
             again: Handle = apply(ddp, plan_of(ddp, LOSSLESS), deadline=60.0)
             assert same(step(ddp, batch), step(plain, batch)), (model, option)
             again.close()

@@ -1,8 +1,8 @@
 """A plan applied to a model: `apply` registers a communication hook with DistributedDataParallel.
 
     plan = gradsync.plan(profile)
-    handle = apply(ddp, plan, profile=profile)   # on all ranks
-    ...                                          # train as before; a plan whose times drift is made anew
+    handle = apply(ddp, plan)   # on all ranks
+    ...                         # train as before
 
 DDP is told to make one bucket of each group of the plan (from its second step on, when it has seen the order
 of gradients), so nothing is copied. Whatever buckets it makes instead, a group begins when the last of its
@@ -10,17 +10,14 @@ gradients is there, and a bucket is done when all groups that it holds a part of
 
 Before the first step all ranks compare what they were given: ranks with other plans, models or settings are
 refused on every rank. A plan that leaves all gradients as they are leaves DDP its own way, but for the sizes
-of buckets where these gain; what waits from a plan before it is added to the next gradients of this rank.
-
-An *iteration* is from one synchronised backward to the next, with all micro-batches that are accumulated.
+of buckets where these gain; what waits in a state that it is given is added to the next gradients of this
+rank.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,12 +35,8 @@ from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
 from windtunnel.training.gradsync.live.executor import PlanExecutor
 from windtunnel.training.gradsync.live.feedback import Feedback, redistributed
-from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
-from windtunnel.training.gradsync.policy import PAUSE, Keep
+from windtunnel.training.gradsync.model import NONE, PLAIN, Plan
 
-CHECK_EVERY = 25
-KEPT = 200
-"""Times of iterations that are remembered."""
 _Future = torch.futures.Future[Tensor | Exception]
 _running = weakref.WeakSet["Handle"]()
 """Handles that are not closed; one whose plan leaves DDP its own way has no hook to know it by."""
@@ -61,20 +54,15 @@ class _Bucket:
 class Handle:
     """A plan that runs. Part of a checkpoint by `state_dict`, one for each rank; `close` ends it.
 
-    ``seconds``: of the latest iterations, ``micro``: backward passes of the latest one. ``since``: iterations
-    since the plan was made, ``pause``: those before another may be. ``saved``: somebody asked for the state,
-    and what waits is not lost with this process. ``closed``: DDP goes its own way again.
+    ``saved``: somebody asked for the state, and what waits is not lost with this process. ``closed``: DDP
+    goes its own way again.
     """
 
     def __init__(
         self, ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE,
-        profile: Profile | None = None, codecs: Sequence[str] = (),
-        event: Callable[..., object] | None = None, check_every: int = 0,
+        event: Callable[..., object] | None = None,
     ) -> None:  # fmt: skip
         self.ddp, self.plan, self.deadline = ddp, plan, deadline
-        self.profile, self.codecs, self.event = profile, tuple(codecs), event
-        self.seconds = deque[float](maxlen=KEPT)
-        self.micro, self.since, self.pause = 1, 0, PAUSE
         self.saved = self.closed = False
         self._parameters = named(ddp)
         self._device = next(iter(self._parameters.values())).device
@@ -83,21 +71,7 @@ class Handle:
         self._views: dict[int, dict[str, Tensor]] = {}
         self._buckets: list[_Bucket] = []
         self._lock = threading.Lock()
-        self._begun: float | None = None
-        self._passes = 0
         self._adding: list[Any] = []
-        first = self._parameters[plan.groups[0].tensors[0]]
-        self._hooks = [first.register_post_accumulate_grad_hook(self._passed)]
-        self._every, self._iterations, self._due = check_every, 0, False
-        if check_every:  # in a forward that a compiler must not look into
-            self._hooks.append(ddp.register_forward_pre_hook(torch.compiler.disable(self._before)))
-        self._install(plan)
-        _running.add(self)
-
-    def _install(self, plan: Plan) -> None:
-        """Have the plan run, with nothing that waits."""
-        self._stop()
-        self.plan, self._executor, ddp = plan, None, self.ddp
         self._group_of = {name: place for place, group in enumerate(plan.groups) for name in group.tensors}
         ddp._comm_hooks.clear()
         _lay_out(ddp, [sum(self._parameters[name].nbytes for name in group.tensors) for group in plan.groups])
@@ -114,40 +88,10 @@ class Handle:
             self._feedback = Feedback(
                 [{name: parameter.numel()} for name, parameter in self._parameters.items()]
             )
-        if self.event is not None and dist.get_rank(ddp.process_group) == 0:
+        if event is not None and dist.get_rank(ddp.process_group) == 0:
             runs = self._executor.options if self._executor is not None else [PLAIN] * len(plan.groups)
-            self.event("plan", digest=self.plan.digest(), runs=[option.words() for option in runs])
-
-    def replace(self, plan: Plan) -> None:
-        """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
-        between two steps, with the same plan, of the same model and ranks.
-
-        Raises:
-            UserError: the plan was closed, or the model has got another hook since.
-        """
-        if why := "it is closed" if self.closed else _other_hook(self.ddp, self):
-            raise UserError(f"gradsync: no other plan can go on: {why}")
-        state = self.state_dict()
-        self._install(plan)
-        self.load_state_dict(state)
-        self.forget()
-
-    def forget(self) -> None:
-        """Times so far are not of what runs from now on."""
-        self.seconds.clear()
-        self.since, self._begun = 0, None
-
-    def check(self) -> Keep:
-        """Whether the plan stays, by the latest iterations of all ranks; if not, network and codecs are
-        measured again, and a plan for what they are now goes on. All ranks call it at once, between two
-        steps; with ``check_every`` of `apply` nobody has to.
-
-        Raises:
-            UserError: `apply` was given no profile.
-        """
-        from windtunnel.training.gradsync.live.drift import check
-
-        return check(self)
+            event("plan", digest=plan.digest(), runs=[option.words() for option in runs])
+        _running.add(self)
 
     def state_dict(self) -> dict[str, Any]:
         """What waits to be sent on this rank, and how far random numbers are used up."""
@@ -206,32 +150,9 @@ class Handle:
             return
         self.closed = True
         _running.discard(self)
-        for hook in self._hooks:
-            hook.remove()
-        self._stop()
-
-    def _stop(self) -> None:
         self._add([])
         if self._executor is not None:
             self._executor.close()
-
-    def _passed(self, _: Tensor) -> None:
-        """A backward has begun."""
-        self._passes += 1
-        if not self.ddp.require_backward_grad_sync:
-            return
-        now = time.perf_counter()
-        if self._begun is not None:
-            self.seconds.append(now - self._begun)
-        self.micro, self._passes, self._begun = self._passes, 0, now
-        self.since, self._iterations = self.since + 1, self._iterations + 1
-        self._due = bool(self._every) and self._iterations % self._every == 0
-
-    def _before(self, *_: Any) -> None:
-        """A forward begins: the first that trains after a synchronised backward is between two steps."""
-        if self._due and torch.is_grad_enabled():
-            self._due = False
-            self.check()
 
     def _came(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """A bucket's gradients are there. Groups that begin with it do so, in place where one is all of it;
@@ -272,37 +193,24 @@ class Handle:
 
 
 def apply(
-    ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE, *, profile: Profile | None = None,
-    codecs: Sequence[str] = (), event: Callable[..., object] | None = None, check_every: int = CHECK_EVERY,
+    ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE, *,
+    event: Callable[..., object] | None = None,
 ) -> Handle:  # fmt: skip
     """Have ``plan`` synchronise the gradients of ``ddp`` from its next step on. All ranks call it at once.
-    ``deadline``: seconds that a collective may take before the step ends with `HostError`. ``profile``, and
-    the ``codecs`` that are allowed (none named: all of it): what the plan was made for. With it
-    `Handle.check` can make another, and is called every ``check_every`` iterations (0: never), before the
-    next forward. ``event``: gets what is decided, and which plan runs, as ``job.event`` or
-    ``EventLog(path).append`` take it.
+    ``deadline``: seconds that a collective may take before the step ends with `HostError`. ``event``: gets
+    which plan runs, as ``job.event`` or ``EventLog(path).append`` take it.
 
     Raises:
-        UserError: plan or profile is of another model or number of ranks, ranks have different plans or
-            settings, or the model has a hook already; on all ranks.
+        UserError: the plan is of another model or number of ranks, ranks have different plans, or the model
+            has a hook already; on all ranks.
     """
-    every = check_every if profile is not None else 0
     wrong = _unfit(ddp, plan)
-    if not wrong and profile is not None and not fits(plan, profile):
-        wrong = "the profile has other gradients than the plan, which must have been made for it"
     peers = Peers(ddp.process_group, deadline)
     # one that is refused on a single rank must be so on all, or the others would wait for it
-    peers.agree(wrong or f"plan {plan.digest()}, checked every {every}", "gradsync apply")
+    peers.agree(wrong or f"plan {plan.digest()}", "gradsync apply")
     if wrong:
         raise UserError(f"gradsync apply: {wrong}")
-    return Handle(ddp, plan, deadline, profile, codecs, event, every)
-
-
-def fits(plan: Plan, profile: Profile) -> bool:
-    """Whether the plan may have been made for the profile: both have the same gradients, in one order."""
-    return [name for group in plan.groups for name in group.tensors] == [
-        tensor.name for tensor in profile.tensors
-    ]
+    return Handle(ddp, plan, deadline, event)
 
 
 def named(ddp: DistributedDataParallel) -> dict[str, Tensor]:
@@ -334,9 +242,9 @@ def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
     return ""
 
 
-def _other_hook(ddp: DistributedDataParallel, mine: Handle | None = None) -> str:
-    """The name of a hook that is registered and is neither ``mine`` nor of a plan that was closed."""
-    if any(handle.ddp is ddp and handle is not mine for handle in _running):
+def _other_hook(ddp: DistributedDataParallel) -> str:
+    """The name of a hook that is registered and is not of a plan that was closed."""
+    if any(handle.ddp is ddp for handle in _running):
         return "of another plan"
     for hook, _ in ddp._comm_hooks:
         if hook is not _hook:

@@ -1,7 +1,7 @@
 """A training script as it stands, profiled, or with a plan applied, under torchrun:
 
     torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script profile profile.json 1 "" train.py
-    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script apply plan.json "" 25 train.py
+    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script apply plan.json train.py
 
 ``windtunnel gradsync profile`` and ``apply`` call it so. The model is the first that the script wraps in
 DistributedDataParallel. To be profiled it trains some steps without synchronisation, is measured in its next
@@ -24,9 +24,9 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.training.gradsync.files import PROFILE, read, write
+from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.live.exchange import DEADLINE
-from windtunnel.training.gradsync.live.hook import apply, fits
+from windtunnel.training.gradsync.live.hook import apply
 from windtunnel.training.gradsync.live.profile import CODECS, STEPS, BackwardTimes, measured
 from windtunnel.training.gradsync.model import Plan, Profile
 
@@ -58,24 +58,6 @@ def profiled(
 
     # no hook: `replicate` of PyTorch, by which torchtitan wraps its model, calls this and not forward
     ddp._pre_forward = forward  # type: ignore[method-assign]
-
-
-def applied(ddp: DistributedDataParallel, file: Path, given: str, every: int) -> None:
-    """Have the plan in ``file`` run from the model's first step on. What it was made for is ``given``, or
-    lies beside it; where neither is, it is never made anew."""
-    plan, beside = read(file, Plan), file.with_name(PROFILE)
-    profile = read(Path(given or beside), Profile) if given or beside.exists() else None
-    if not given and profile is not None and not fits(plan, profile):
-        profile = None  # of another job
-    apply(ddp, plan, profile=profile, check_every=every, event=_tell)
-
-
-def _tell(kind: str, **told: Any) -> None:
-    """What became of a plan whose times have drifted."""
-    if kind == "decision" and told["observation"]["is"] == "Renewed":
-        decision = told["decision"]
-        done = "stays" if decision["keep"] else "is made anew"
-        print(f"windtunnel: the plan {done}: {decision['reason']}", file=sys.stderr, flush=True)
 
 
 def run(program: Sequence[str], begin: Begin) -> None:
@@ -114,8 +96,9 @@ def main(arguments: Sequence[str]) -> None:
                     raise
             if not profiles:
                 raise UserError(f"{program[0]}: it ended before {STEPS + 3} steps, which a profile takes")
-        case ["apply", file, profile, every, *program]:
-            run(program, lambda ddp: applied(ddp, Path(file), profile, int(every)))
+        case ["apply", file, *program]:
+            plan = read(Path(file), Plan)
+            run(program, lambda ddp: apply(ddp, plan))
 
 
 if __name__ == "__main__":

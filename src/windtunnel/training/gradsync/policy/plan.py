@@ -143,18 +143,6 @@ def spans(cuts: Cuts) -> list[tuple[int, int]]:
     return [*pairwise((0, *cuts))]
 
 
-def price(plan: Plan, profile: Profile) -> float:
-    """Predicted seconds of an iteration with a plan, at the costs of ``profile``, which has its gradients."""
-    dense = [group.option for group in plan.groups if group.option.scheme != "sparse"]
-    job = _Job(profile, [*dict.fromkeys([PLAIN, *dense])])
-    cuts = tuple(accumulate(len(group.tensors) for group in plan.groups))
-    choice = [
-        [job.option(begin, one) for one in range(len(job.work(begin, end)))].index(group.option)
-        for (begin, end), group in zip(spans(cuts), plan.groups, strict=True)
-    ]
-    return job.priced(cuts, choice).seconds
-
-
 @dataclass(frozen=True)
 class _Found:
     """A way to cut (where groups end), the number of each group's option, and what it takes."""

@@ -15,9 +15,9 @@ a rank's part as a bitmap where that is shorter than 4 bytes each.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from windtunnel.training.gradsync.model import GradientTensor, JobNetwork, Kind, Option, Profile, SumTime
+from windtunnel.training.gradsync.model import GradientTensor, JobNetwork, Kind, Option, Profile
 from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, Task
 
 SCHEMES = ("zen", "hierarchy", "allgather", "dense")
@@ -119,21 +119,6 @@ def promising(sparsity: Sparsity, network: JobNetwork) -> list[str]:
     predicted = {name: seconds(name, sparsity, network) for name in SCHEMES}
     most = NEAR * min(predicted.values()) + BESIDE
     return [name for name in SCHEMES if predicted[name] <= most]
-
-
-def carried(job: Profile, network: JobNetwork) -> JobNetwork:
-    """``network`` with what sums of the job's gradients would take on it: what they took on the job's own, as
-    much longer or shorter as they are predicted to."""
-    sparsities = {tensor.name: sparsity(tensor) for tensor in job.tensors}
-
-    def ratio(sum_time: SumTime) -> float:
-        now, was = (
-            seconds(sum_time.scheme, sparsities[sum_time.tensor], links) for links in (network, job.network)
-        )
-        return now / was if was else 1.0
-
-    sums = (replace(taken, seconds=taken.seconds * ratio(taken)) for taken in job.network.sums)
-    return replace(network, sums=tuple(sums))
 
 
 def choose(sparsity: Sparsity, network: JobNetwork | None, world: int) -> str:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.gradients import backward_of
-from windtunnel.training.gradsync.model import GradientTensor, Plan, Profile
-from windtunnel.training.gradsync.policy import Decision, Observation, Wanted
+from windtunnel.training.gradsync.model import GradientTensor, Profile
+from windtunnel.training.gradsync.policy import Decision, Observation
 from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
 __all__ = ["cost", "profile_of"]
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
-    """``seconds`` of an iteration with a plan, those ``to_loss``, and ``bytes`` that a rank sends; or {}."""
-    if isinstance(observation, Wanted) and isinstance(decision, Plan):
-        ours = decision.forecasts[0]
-        return {"seconds": ours.seconds, "to_loss": ours.to_loss, "bytes": float(ours.nbytes)}
-    return {}
+    """``seconds`` of an iteration with a plan, those ``to_loss``, and ``bytes`` that a rank sends."""
+    ours = decision.forecasts[0]
+    return {"seconds": ours.seconds, "to_loss": ours.to_loss, "bytes": float(ours.nbytes)}
 
 
 def profile_of(result: EmulationResult) -> Profile:
