@@ -74,10 +74,10 @@ def test_on_postgres(control: Control, tmp_path: Path, monkeypatch: pytest.Monke
         other.engine.dispose()
 
 
-def spec(folder: Path, tp: str = "{1,3}", more: str = "") -> Path:
+def spec(folder: Path, tp: str = "1, 3", more: str = "") -> Path:
     (folder / "train.py").write_text("")
     path = folder / "sweep.yaml"
-    path.write_text(f"script: train.py\nargs: --tp {tp}\nclusters: ['h100-sxm:2x4']\n{more}")
+    path.write_text(f"script: train.py\ngrid: {{--tp: [{tp}]}}\nclusters: ['h100-sxm:2x4']\n{more}")
     return path
 
 
@@ -110,7 +110,7 @@ def started(folder: Path) -> list[str]:
 def test_two_workers_do_the_points_of_a_sweep_once(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = spec(tmp_path, "{1,3,2,4}")
+    path = spec(tmp_path, "1, 3, 2, 4")
     monkeypatch.setattr(tasks, "COMMAND", (*tasks.COMMAND[:2], POINT.replace("== 2", "== -1"), str(tmp_path)))
     with working(control, "w1", "w2"):
         done = wt.sweep(path, on=url(tmp_path))
@@ -145,7 +145,7 @@ def test_a_sweep_that_was_killed_finds_its_tasks(control: Control, tmp_path: Pat
 
 def test_a_worker_that_is_killed_loses_no_point(control: Control, tmp_path: Path) -> None:
     """Its point begins again at the other; a point that kills its process is a failed one."""
-    path, found = spec(tmp_path, "{1,3,2,4,8}"), list[Any]()
+    path, found = spec(tmp_path, "1, 3, 2, 4, 8"), list[Any]()
     words = ["control", "worker", "--db", url(tmp_path), "--name", "w1", "--slots", "5", "--lease", "1"]
     main = "import sys; from windtunnel.cli.main import main; main()"
     with (
@@ -199,7 +199,7 @@ def test_real_points_are_as_here(control: Control, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     path = tmp_path / "real.yaml"
     path.write_text(
-        f"script: {SCRIPT}\nargs: --width {{256,3}}\nclusters: ['h100-sxm:1x4']\n"
+        f"script: {SCRIPT}\ngrid: {{--width: [256, 3]}}\nclusters: ['h100-sxm:1x4']\n"
         "options: {ranks: 0, tokens: 64}\n"
     )
     with working(control, "w1", "w2"):

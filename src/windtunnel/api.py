@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +35,10 @@ DEFAULT = Options()
 @dataclass(frozen=True)
 class SweepRun:
     """A sweep that was done. ``result``: its points in order, each with its figures and whether it is on the
-    Pareto front of time, memory and cost. ``page``: the picture of it, one HTML file."""
+    Pareto front of time, memory and cost."""
 
     sweep: Sweep
     result: SweepResult
-    page: Path
 
     @property
     def points(self) -> list[dict[str, Any]]:
@@ -51,10 +49,6 @@ class SweepRun:
     def front(self) -> list[dict[str, Any]]:
         """The points than which none that fits is better in time, memory and cost."""
         return [row for row in self.result.rows if row["pareto"]]
-
-    def _repr_html_(self) -> str:
-        page = escape(self.page.read_text(encoding="utf-8"))
-        return f'<iframe sandbox="allow-scripts" style="width:100%;height:640px" srcdoc="{page}"></iframe>'
 
 
 def emulate(
@@ -132,7 +126,7 @@ def sweep(
         ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
     """
     from windtunnel.linux.hosts import is_ray
-    from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep, write_page
+    from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep
 
     what, elsewhere = load_sweep(Path(spec)), None
     if on and is_ray(on):
@@ -143,13 +137,11 @@ def sweep(
         from windtunnel.tasks import emulate_on_control
 
         elsewhere = partial(emulate_on_control, on, Path(spec), what, resume, report)
-    folder, rows = run_sweep(
+    _, rows = run_sweep(
         what, jobs=jobs, resume=resume, pictures=report, progress=progress, fabrics=alternatives,
         elsewhere=elsewhere,
     )  # fmt: skip
-    sweep_result, page = result(rows), folder / "sweep.html"
-    write_page(page, sweep_result, f"Sweep {what.name}")
-    return SweepRun(what, sweep_result, page)
+    return SweepRun(what, result(rows))
 
 
 def load_run(name: str = "last") -> Run:

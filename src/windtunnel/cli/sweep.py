@@ -39,13 +39,12 @@ def sweep(
         done = api.sweep(spec, jobs=jobs, on=on, resume=resume, report=report, progress=progress)
     what, result = done.sweep, done.result
     if as_json:
-        named = {"sweep_id": what.id, "name": what.name, "left_out": what.left_out, "page": str(done.page)}
+        named = {"sweep_id": what.id, "name": what.name, "left_out": what.left_out}
         print_json(json_of(result, **named))
     else:
         print_sweep(result, Console(), f"Sweep {what.name}")
         if what.left_out:
             typer.echo(f"{what.left_out} more points are left out by the conditions.")
-        typer.echo(f"Page  {done.page}")
     if not result.done:
         raise ScriptError(
             f"all {len(result.rows)} points failed, the first because: {result.rows[0]['error']}"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import sweep as verb
 from windtunnel.training.emulate.sweep import execute as group_module
-from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
+from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep
 
 GIB = 2**30
 
@@ -66,7 +66,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def spec(folder: Path, more: str = "") -> Path:
     path = folder / "sweep.yaml"
     path.write_text(
-        "script: train.py\nargs: --tp {1,2,4,8}\nclusters: ['h100-sxm:2x4,nic={ib-100,ib-400}']\n" + more
+        "script: train.py\ngrid: {--tp: [1, 2, 4, 8]}\n"
+        "clusters: ['h100-sxm:2x4,nic={ib-100,ib-400}']\n" + more
     )
     return path
 
@@ -103,7 +104,7 @@ def test_the_front_has_only_points_that_fit(folder: Path, monkeypatch: pytest.Mo
     assert found.time_title == "iteration time, seconds"
 
 
-def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Emulator(monkeypatch, {2})
     found = result(run_sweep(load_sweep(spec(folder)))[1])
     console = Console(width=80)
@@ -115,15 +116,6 @@ def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "dev-h/Mtok" in shown
     assert "✗ 1, 5 the script failed" in shown
     assert shown.count("★") == 2 + 1
-
-    page = folder / "sweep.html"
-    write_page(page, found, "Sweep <x>")
-    html = page.read_text()
-    assert "Sweep &lt;x&gt;" in html
-    assert "does not fit" in html
-    assert "device hours for a million tokens" in html
-    assert "ValueError: odd" in html
-    assert "<script src=" not in html  # nothing is loaded from elsewhere
 
 
 def command(*arguments: str) -> Any:
@@ -138,7 +130,6 @@ def test_the_command_prints_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     printed = json.loads(command(str(spec(folder, "where: tp < 8\n")), "--json").stdout)
     assert len(printed["rows"]) == 6
     assert printed["left_out"] == 2
-    assert Path(printed["page"]).is_file()
     assert printed["provenance"]["other figures"] == "emulated"
     assert "★" in command(str(spec(folder, "where: tp < 8\n"))).stdout
 

@@ -25,9 +25,9 @@ def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "script: train.py\n"
-        "args: --size 8b --pp {1,2}\n"
+        "args: --size 8b\n"
         "clusters: ['h100-sxm:{1,2}x4']\n"
-        "grid: {--tp: [1, 2, 4], --compile: [true, false]}\n"
+        "grid: {--pp: [1, 2], --tp: [1, 2, 4], --compile: [true, false]}\n"
         "where: ['tp * pp <= world_size / 2', 'not (compile and tp == 1)']\n"
         "options: {jitter: 0.1, reserve: 512, ranks: [0, 1], aggregation: esa, neighbours: 15}\n",
     )
@@ -58,7 +58,7 @@ def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
 def test_points_that_the_script_cannot_tell_apart_share_a_capture(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "script: train.py\nargs: --tp {1,2}\n"
+        "script: train.py\ngrid: {--tp: [1, 2]}\n"
         "clusters: ['h100-sxm:2x4,nic={ib-100,ib-400}', 'h100-sxm:1x8', 'h200:2x4', 'h100-sxm:2x4,price=3']\n"
         "price_per_device_hour: 2\n",
     )
@@ -109,7 +109,7 @@ def test_the_id_is_that_of_what_decides_the_results(tmp_path: Path) -> None:
         (GOOD + "where: tq > 1\n", "field where has 'tq > 1': 'tq' is unknown, accepted are cluster"),
         (GOOD + "where: hosts\n", "it gives 1; accepted is what is true or false"),
         (
-            "script: train.py\nclusters: [h100-sxm:1x4, h200:1x4]\nprice_per_device_hour: {h200: 1}\n",
+            "script: train.py\nclusters: [h100-sxm:1x4, 'h200:1x4,price=1']\n",
             "cluster h100-sxm:1x4 has no price and another has one",
         ),
         (GOOD + f"grid: {{--a: {list(range(101))}, --b: {list(range(100))}}}\n", "10,100 points"),

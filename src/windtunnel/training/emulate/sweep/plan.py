@@ -10,11 +10,10 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -35,16 +34,13 @@ from windtunnel.training.emulate.sweep.spec import (
     expand,
     holds,
     name_of,
-    names,
     read_spec,
-    split_arguments,
 )
 from windtunnel.training.emulate.twin.costs.profile import find_profile
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MOST_POINTS = 10_000
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,18 +84,17 @@ def load_sweep(path: Path) -> Sweep:
         raise UserError(
             f"{path}: field script is {spec.script!r}, but {error}; paths start at the file's folder"
         ) from None
-    fixed, varied = _arguments(path, spec)
+    fixed, varied = _arguments(path, spec), dict(spec.grid)
     clusters = _clusters(path, spec)
     size = len(clusters) * math.prod(len(values) for values in varied.values())
     if size > MOST_POINTS:
         raise UserError(f"{path}: the grid has {size:,} points, accepted are at most {MOST_POINTS:,}")
     options = _options(path, spec.options, clusters)
 
-    conditions = _Conditions(path, spec.where)
     points: list[Point] = []
     for cluster in clusters:
         for chosen in combinations(varied):
-            if conditions.hold(cluster, argument_names(fixed, chosen)):
+            if _hold(path, spec.where, cluster, argument_names(fixed, chosen)):
                 variant = Script(script.path, command_line(fixed, chosen))
                 points.append(Point(len(points), variant, cluster, options, chosen))
     if not points:
@@ -108,29 +103,23 @@ def load_sweep(path: Path) -> Sweep:
     return Sweep(_id(spec, script.path, clusters, options.profile), name, points, size - len(points))
 
 
-def _arguments(path: Path, spec: SweepSpec) -> tuple[list[str], dict[str, list[Value]]]:
-    """The fixed arguments, and what is varied; in ``args`` first, then in ``grid``."""
-    if isinstance(spec.args, list):
-        fixed, varied = list(spec.args), dict[str, list[Value]]()
-    else:
-        try:
-            fixed, varied = split_arguments(spec.args)
-        except ValueError as error:
-            reason = str(error) if "accepted" in str(error) else f"{error}; accepted are words as in a shell"
-            raise UserError(f"{path}: field args is {spec.args!r}, {reason}") from None
+def _arguments(path: Path, spec: SweepSpec) -> list[str]:
+    """The arguments that all points have."""
+    try:
+        fixed = list(spec.args) if isinstance(spec.args, list) else shlex.split(spec.args)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: field args is {spec.args!r}, {error}; accepted are words as in a shell"
+        ) from None
     fixed_options = {word.partition("=")[0] for word in fixed if word.startswith("-")}
     for option, values in spec.grid.items():
         where = f"{path}: field grid.{option}"
         if not option.startswith("-") or not name_of(option).isidentifier():
             raise UserError(f"{where} is no option of a script, accepted is such as --tp")
-        if option in varied:
-            raise UserError(f"{where} is varied in args too, accepted is once")
-        varied[option] = values
-    for option, values in varied.items():
         if option in fixed_options:
             raise UserError(f"{path}: option {option} is both fixed in args and varied, accepted is one")
-        _once(f"{path}: option {option}", [repr(value) for value in values])
-    return fixed, varied
+        _once(where, [repr(value) for value in values])
+    return fixed
 
 
 def _once(what: str, values: Sequence[str]) -> None:
@@ -152,9 +141,7 @@ def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
         except UserError as error:
             raise UserError(f"{path}: field clusters: {error}") from None
         if cluster.price_per_device_hour is None:
-            price = spec.price_per_device_hour
-            price = price.get(cluster.host.device.name) if isinstance(price, dict) else price
-            cluster = dataclasses.replace(cluster, price_per_device_hour=price)
+            cluster = dataclasses.replace(cluster, price_per_device_hour=spec.price_per_device_hour)
         clusters.append(cluster)
     unpriced = [cluster.name for cluster in clusters if cluster.price_per_device_hour is None]
     if unpriced and len(unpriced) < len(clusters):
@@ -162,14 +149,6 @@ def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
             f"{path}: cluster {unpriced[0]} has no price and another has one, accepted is "
             "price_per_device_hour for all of them or for none"
         )
-    if isinstance(spec.price_per_device_hour, dict):
-        devices = {cluster.host.device.name for cluster in clusters}
-        for device in spec.price_per_device_hour:
-            if device not in devices:
-                raise UserError(
-                    f"{path}: field price_per_device_hour names {device!r}, accepted are the devices of the "
-                    f"clusters: {', '.join(sorted(devices))}"
-                )
     return clusters
 
 
@@ -190,34 +169,19 @@ def _options(path: Path, spec: BaseModel, clusters: Iterable[Cluster]) -> Option
     return options
 
 
-class _Conditions:
-    """The conditions of field ``where``, which all have to hold."""
-
-    def __init__(self, path: Path, texts: Sequence[str]) -> None:
-        self.path = path
-        self.names = {text: self._said(text, partial(names, text)) for text in texts}
-
-    def hold(self, cluster: Cluster, arguments: dict[str, Value]) -> bool:
-        values: dict[str, Value] = arguments | {
-            "cluster": cluster.name, "device": cluster.host.device.name, "hosts": cluster.hosts,
-            "devices_per_host": cluster.devices_per_host, "world_size": cluster.world_size,
-        }  # fmt: skip
-        return all(self._holds(text, values) for text in self.names)
-
-    def _holds(self, text: str, values: dict[str, Value]) -> bool:
-        for name in self.names[text]:
-            if name not in values:
-                raise self._wrong(text, f"{name!r} is unknown, accepted are {', '.join(sorted(values))}")
-        return self._said(text, partial(holds, text, values))
-
-    def _said(self, text: str, answer: Callable[[], T]) -> T:
+def _hold(path: Path, conditions: Sequence[str], cluster: Cluster, arguments: dict[str, Value]) -> bool:
+    """Whether all conditions of field ``where`` hold."""
+    values: dict[str, Value] = arguments | {
+        "cluster": cluster.name, "device": cluster.host.device.name, "hosts": cluster.hosts,
+        "devices_per_host": cluster.devices_per_host, "world_size": cluster.world_size,
+    }  # fmt: skip
+    for condition in conditions:
         try:
-            return answer()
+            if not holds(condition, values):
+                return False
         except ValueError as error:
-            raise self._wrong(text, str(error)) from None
-
-    def _wrong(self, text: str, why: str) -> UserError:
-        return UserError(f"{self.path}: field where has {text!r}: {why}")
+            raise UserError(f"{path}: field where has {condition!r}: {error}") from None
+    return True
 
 
 def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster], profile: str | None) -> str:

@@ -1,13 +1,9 @@
-"""The outcomes of a sweep side by side: what they are compared by, which are on the Pareto front, a table of
-them for the terminal, and ``sweep.html``: time against memory of every point, coloured by cost.
-"""
+"""The outcomes of a sweep side by side: what they are compared by, which are on the Pareto front, and a
+table of them for the terminal."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +13,8 @@ from rich.console import Console
 from rich.markup import escape as markup
 from rich.table import Table
 
-from windtunnel.base import atomic, units
+from windtunnel.base import units
 from windtunnel.report import text
-from windtunnel.report.page import figure, heading, page, plot
 
 Row = dict[str, Any]
 """The outcome of a point."""
@@ -181,117 +176,3 @@ def value_text(value: object) -> str:
 def _coloured(figures: tuple[str, ...]) -> list[str]:
     colours = {"yes": "green", "no": "red"}
     return [f"[{colours[text]}]{text}[/]" if text in colours else text for text in figures]
-
-
-GIB = 2.0**30
-GREEN, RED = "#1a7f37", "#b3261e"
-
-
-def write_page(path: Path, sweep_result: SweepResult, title: str) -> None:
-    """Write the page of a sweep, whole or not at all."""
-    lead = f"{len(sweep_result.rows)} points, {len(sweep_result.failed)} failed."
-    if sweep_result.done:
-        lead += (
-            " Green rings: no point that fits is better in time, memory and cost. All figures are emulated"
-        )
-        lead += (
-            "; cost is from the price given."
-            if sweep_result.cost_unit == "price"
-            else "; no price was given."
-        )
-    chart = plot(_chart(sweep_result)) if sweep_result.done else ""
-    sections = (
-        ("points", "Points", f"{heading('Time against memory')}{chart}" if chart else ""),
-        (
-            "table",
-            "Table",
-            f'{heading("All points")}<div class="scroll">{_table(sweep_result, path.parent)}</div>',
-        ),
-    )
-    atomic.replace(path, page(title, [lead], sections, plots=sweep_result.done != []), durable=True)
-
-
-def _chart(sweep_result: SweepResult) -> Any:
-    chart = figure(
-        sweep_result.time_title, "worst peak reserved memory, GiB", height=560, hovermode="closest",
-        xaxis_type=_scale([sweep_result.time(row) for row in sweep_result.done]), yaxis_rangemode="tozero",
-    )  # fmt: skip
-    costs = [sweep_result.cost(row) for row in sweep_result.done]
-    scale = {"cmin": min(costs), "cmax": max(costs), "colorscale": "Viridis", "reversescale": True}
-    bar = {"title": {"text": sweep_result.cost_title, "side": "right"}, "thickness": 14}
-    front = sorted((row for row in sweep_result.done if row["pareto"]), key=sweep_result.time)
-    fits = [row for row in sweep_result.done if row["fits"]]
-    misfits = [row for row in sweep_result.done if not row["fits"]]
-    marks: tuple[tuple[str, list[Row], dict[str, Any]], ...] = (
-        ("Pareto front", front, {"size": 19, "symbol": "circle-open", "color": GREEN, "line": {"width": 2}}),
-        ("fits", fits, {"size": 11, "symbol": "circle"} | scale),
-        ("does not fit", misfits, {"size": 11, "symbol": "x"} | scale),
-    )  # fmt: skip
-    for name, rows, marker in marks:
-        if not rows:
-            continue
-        coloured = "cmin" in marker
-        if coloured:
-            marker |= {
-                "color": [sweep_result.cost(row) for row in rows],
-                "colorbar": bar,
-                "showscale": rows is (fits or misfits),
-            }
-        chart.add_scatter(
-            x=[sweep_result.time(row) for row in rows], y=[row["peak_reserved_bytes"] / GIB for row in rows],
-            mode="markers", name=name, marker=marker, text=[_hover(sweep_result, row) for row in rows],
-            hovertemplate="%{text}<extra></extra>", hoverinfo="text" if coloured else "skip",
-        )  # fmt: skip
-    highest = max(row["peak_reserved_bytes"] for row in sweep_result.done)
-    for size in sorted({row["memory_bytes"] for row in sweep_result.done}):
-        if size > 2 * highest:
-            continue  # the limit is far away, and showing it would press all points to the bottom
-        chart.add_hline(
-            y=size / GIB, line={"dash": "dot", "color": RED, "width": 1},
-            annotation={"text": f"device memory {units.size(size)}", "font": {"color": RED, "size": 11}},
-        )  # fmt: skip
-    return chart
-
-
-def _scale(values: list[float]) -> str:
-    """Over a wide range small differences would vanish."""
-    return "log" if min(values) > 0 and max(values) > 20 * min(values) else "linear"
-
-
-def _chosen(row: Row) -> str:
-    return " ".join(f"{option} {value_text(value)}" for option, value in row["chosen"].items())
-
-
-def _hover(sweep_result: SweepResult, row: Row) -> str:
-    words = zip(sweep_result.columns, sweep_result.figures(row), strict=True)
-    lines = [f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"])]
-    return "<br>".join([*lines, *map(" ".join, words), f"run {row['run_id']}"])
-
-
-def _table(sweep_result: SweepResult, folder: Path) -> str:
-    numbers = "".join(f"<th class=number>{escape(name)}</th>" for name in sweep_result.columns)
-    head = f"<th class=number>#</th><th>cluster</th><th>arguments</th>{numbers}<th>run</th>"
-    lines = "".join(_line(sweep_result, row, folder) for row in sweep_result.rows)
-    return f"<table><tr>{head}</tr>{lines}</table>"
-
-
-def _line(sweep_result: SweepResult, row: Row, folder: Path) -> str:
-    what = f'<td class="number">{row["point"]}</td>' + "".join(
-        f"<td>{escape(words)}</td>" for words in (row["cluster"], _chosen(row))
-    )
-    if row["status"] == "failed":
-        columns = len(sweep_result.columns) + 1
-        return f'<tr>{what}<td class="bad" colspan="{columns}">{escape(row["error"])}</td></tr>'
-    cells = "".join(
-        f'<td class="number{" bad" if cell == "no" else ""}">{escape(cell)}</td>'
-        for cell in sweep_result.figures(row)
-    )
-    front = ' class="front"' if row["pareto"] else ""
-    return f"<tr{front}>{what}{cells}<td>{_run_link(row, folder)}</td></tr>"
-
-
-def _run_link(row: Row, folder: Path) -> str:
-    report = Path(row["directory"], "report.html")
-    if not report.is_file():
-        return escape(row["run_id"])
-    return f'<a href="{escape(os.path.relpath(report, folder))}">{escape(row["run_id"])}</a>'

@@ -1,8 +1,8 @@
 """The file that describes a sweep, checked field by field (see docs/sweep.md), and the grid that it spans.
 
-An error becomes one sentence: file, field, value, what is accepted. The points are every combination of what
-is varied, as command lines, for which conditions hold. What is varied is a list (``--tp: [1, 2, 4]``), or
-braces in text as a shell has them (``--tp {1,2,4}``, ``h100-sxm:{1,2}x8``).
+An error becomes one sentence: file, field, value, what is accepted. The points are every combination of
+clusters (in whose names braces vary, as in a shell's: ``h100-sxm:{1,2}x8``) and of values of options
+(``--tp: [1, 2, 4]``), as command lines, for which conditions hold.
 
 A condition such as ``tp * pp <= world_size`` holds or does not hold. A spec may come from somebody else, so a
 condition is no Python: simpleeval walks its syntax tree. It has no functions, no powers and no shifts.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -26,8 +25,6 @@ from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.training.emulate.options import ALONE, Options
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
-# Only where it is the whole value of an option: JSON and the like is left alone.
-_OPTION_BRACES = re.compile(r"(?:^|(?<=\s))(--?[A-Za-z][\w-]*)[ =]\{([^{}'\":]*,[^{}'\":]*)\}(?=\s|$)")
 
 
 def expand(text: str) -> list[str]:
@@ -37,23 +34,6 @@ def expand(text: str) -> list[str]:
         return [text]
     tails = expand(text[match.end() :])
     return [text[: match.start()] + choice.strip() + tail for choice in match[1].split(",") for tail in tails]
-
-
-def split_arguments(text: str) -> tuple[list[str], dict[str, list[Value]]]:
-    """The fixed arguments in ``text``, and what it varies: ``"--size 8b --tp {1,2}"`` is
-    ``(["--size", "8b"], {"--tp": [1, 2]})``.
-
-    Raises ValueError for quotes that do not close, and for an option varied twice.
-    """
-    varied: dict[str, list[Value]] = {}
-
-    def take(match: re.Match[str]) -> str:
-        if match[1] in varied:
-            raise ValueError(f"it varies {match[1]} twice; accepted is once")
-        varied[match[1]] = [typed(choice.strip()) for choice in match[2].split(",")]
-        return " "
-
-    return shlex.split(_OPTION_BRACES.sub(take, text)), varied
 
 
 def typed(text: str) -> Value:
@@ -109,23 +89,11 @@ Value = int | float | str | bool
 """What an argument can be: ``--tp 4``, ``--lr 3e-4``, ``--ac full``, or ``--compile``, given or not."""
 
 
-def names(condition: str) -> list[str]:
-    """The names that the condition uses, each once.
-
-    Raises ValueError where it cannot be read.
-    """
-    try:
-        tree = ast.parse(condition.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError("it cannot be read, accepted is such as tp * pp <= 64") from None
-    return list(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
-
-
 def holds(condition: str, values: Mapping[str, Value]) -> bool:
     """Whether the condition holds where names have ``values``.
 
-    Raises ValueError where it cannot be said: text compared with a number, a division by zero, something that
-    is no part of an expression, a result that is neither true nor false.
+    Raises ValueError where it cannot be said: a name without a value, text compared with a number, a division
+    by zero, something that is no part of an expression, a result that is neither true nor false.
     """
     import simpleeval  # only a sweep with conditions needs it
 
@@ -137,6 +105,10 @@ def holds(condition: str, values: Mapping[str, Value]) -> bool:
     evaluator.functions = {}
     try:
         result = evaluator.eval(condition.strip())
+    except simpleeval.NameNotDefined as error:
+        raise ValueError(f"{error.name!r} is unknown, accepted are {', '.join(sorted(values))}") from None
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError("it cannot be read, accepted is such as tp * pp <= 64") from None
     except (simpleeval.InvalidExpression, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ValueError(str(error).replace("\n", " ")) from None
     if not isinstance(result, bool):
@@ -149,11 +121,6 @@ def _some(value: object) -> object:
     if value is None or value in ([], ()):
         raise ValueError("accepted is a list of at least one value")
     return value if isinstance(value, list) else [value]
-
-
-def _values(value: object) -> object:
-    """Text may hold the list in braces: ``"{1,2}"`` is ``[1, 2]``."""
-    return [typed(item) for item in expand(value)] if isinstance(value, str) else _some(value)
 
 
 def _list(value: object) -> object:
@@ -207,31 +174,29 @@ class SweepSpec(BaseModel, extra="forbid"):
     script: str
     """the path of a script, from this file's folder"""
     args: Annotated[str | list[str], BeforeValidator(_words)] = ""
-    """text, split as a shell does, in which an option may have braces (`--tp {1,2}`); or a list of words, in
-    which nothing is expanded"""
+    """text, split as a shell does, or a list of words: arguments that all points have"""
     clusters: Texts
     """one or a list of names or YAML files, with what-ifs (`,nic=ib-200`) and braces"""
-    grid: dict[str, Annotated[list[Value], BeforeValidator(_values)]] = {}
-    """options and their values: numbers, words, true and false for flags, or text such as `"{1,2}"`"""
+    grid: dict[str, Annotated[list[Value], BeforeValidator(_some)]] = {}
+    """options and their values: numbers, words, true and false for flags"""
     where: Annotated[list[str], BeforeValidator(_list)] = []
     """one condition or a list of them; a point for which one does not hold is left out"""
     options: OptionsSpec = OptionsSpec()  # type: ignore[valid-type]
     """as in `windtunnel emulate`"""
-    price_per_device_hour: Price | dict[str, Price] | None = None
-    """a number, or one for each device; a cluster's own price goes first. Without prices cost is in device
-    hours"""
+    price_per_device_hour: Price | None = None
+    """of clusters without a price of their own. Without prices cost is in device hours"""
 
 
 ACCEPTED = {
     "name": "text",
     "script": "the path of a training script, from the file's own folder",
-    "args": 'text such as "--size 8b --tp {1,2}", or a list of words',
+    "args": 'text such as "--size 8b --seq 8192", or a list of words',
     "clusters": "a list of cluster names such as h100-sxm:16x8, or of YAML files",
     "grid": "a mapping of options to lists, such as --tp: [1, 2, 4]",
     "grid.*": "a list of numbers, words, or true and false",
     "where": 'a list of conditions, such as ["tp * pp <= 64"]',
     "options": "a mapping of fields",
-    "price_per_device_hour": "a number from 0 up, or a mapping of devices to such numbers",
+    "price_per_device_hour": "a number from 0 up",
 } | {option.name: option.words for option in SWEPT}
 
 
