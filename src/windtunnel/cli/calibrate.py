@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -28,9 +26,6 @@ def calibrate(
     shown: str = typer.Argument("", metavar="DEVICE", help="With 'show': the device."),
     quick: bool = typer.Option(False, "--quick", help="Fewer and smaller cases: about half a minute."),
     threads: int = typer.Option(1, min=1, help="Threads of each rank on a CPU."),
-    operators: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON file of further operators to measure exactly.")
-    ] = None,
 ) -> None:
     """Measure operation times on this machine, and save the profile for later emulations.
 
@@ -45,7 +40,7 @@ def calibrate(
     capability = next(
         (entry.package for entry in CAPABILITIES if entry.calibrates and entry.name == name), None
     )
-    of_device = {} if capability else {"device": name, "threads": threads, "operators": operators}
+    of_device = {} if capability else {"device": name, "threads": threads}
     measured = import_module(f"{capability or DEVICES}.calibrate").calibrate_here
     with shown_progress(f"calibrate {name}") as progress:
         done: Calibrated = measured(quick=quick, progress=progress, **of_device)

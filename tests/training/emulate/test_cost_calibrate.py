@@ -1,7 +1,5 @@
 """Calibration of the machine that the tests run on: what is measured exists and is found again."""
 
-import json
-
 import pytest
 import torch
 import typer
@@ -99,44 +97,17 @@ def test_gloo_is_measured_between_real_processes():
     assert all(world == 2 and seconds > 0 for _, world, _, seconds in rows)
 
 
-def fake_parts(monkeypatch, fail_at=""):
+def fake_parts(monkeypatch):
     """Calibration with a grid of two parts, and nothing that takes long."""
     x = TensorMeta((4,), "float32", (1,))
     ops = {name: [Operator(f"aten.{name}.default", (x,), (x,))] for name in ("neg", "exp")}
     monkeypatch.setattr(live, "grid", lambda quick, device: ops)
     monkeypatch.setattr(live, "measure_overhead", lambda threads: {"forward": 1e-6})
     monkeypatch.setattr(live, "measure_gloo", lambda world, threads, quick: [("barrier", 2, 0, 1e-4)])
-    real, measured = live.measure_operators, []
-
-    def measure(ops, *args, **more):
-        if fail_at and any(fail_at in op.name for op in ops):
-            raise KeyboardInterrupt
-        measured.extend(op.name for op in ops)
-        return real(ops, *args, **{**more, "seconds": 0.01})
-
-    monkeypatch.setattr(live, "measure_operators", measure)
-    return measured
-
-
-def test_an_interrupted_calibration_goes_on_and_a_finished_one_starts_again(tmp_path, monkeypatch):
-    path = tmp_path / "cpu.json"
-    with monkeypatch.context() as patch:
-        assert fake_parts(patch, fail_at="exp") == []
-        with pytest.raises(KeyboardInterrupt):
-            live.calibrate("cpu", "cpu", path, quick=True)
-    assert len(read_profile(path).operators) == 1
-    with monkeypatch.context() as patch:
-        measured = fake_parts(patch)
-        live.calibrate("cpu", "cpu", path, quick=True)
-        assert measured == ["aten.exp.default"]
-    profile = read_profile(path)
-    assert profile.provenance["state"] == "finished"
-    assert len(profile.operators) == 2
-    assert (profile.host_overhead, profile.collectives) == ({"forward": 1e-6}, [("barrier", 2, 0, 1e-4)])
-    with monkeypatch.context() as patch:
-        measured = fake_parts(patch)
-        live.calibrate("cpu", "cpu", path, quick=True)
-        assert measured == ["aten.neg.default", "aten.exp.default"]
+    real = live.measure_operators
+    monkeypatch.setattr(
+        live, "measure_operators", lambda ops, *args, **more: real(ops, *args, **{**more, "seconds": 0.01})
+    )
 
 
 def run(*words):
@@ -146,25 +117,23 @@ def run(*words):
     return CliRunner().invoke(app, ["calibrate", *words])
 
 
-def test_the_verb_measures_given_operators_and_shows_parameters(tmp_path, monkeypatch):
+def test_the_verb_measures_and_shows_parameters(tmp_path, monkeypatch):
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     fake_parts(monkeypatch)
-    more = tmp_path / "more.json"
-    more.write_text(
-        json.dumps([["aten.mul.Tensor", [{"t": "float32[8]"}, {"t": "float32[8]"}], ["float32[8]"]]])
-    )
-    result = run("cpu", "--quick", "--operators", str(more))
+    result = run("cpu", "--quick")
     assert result.exit_code == 0, result.output
-    assert len(read_profile(tmp_path / "profiles" / "cpu.json").operators) == 3
+    profile = read_profile(tmp_path / "profiles" / "cpu.json")
+    assert len(profile.operators) == 2
+    assert (profile.host_overhead, profile.collectives) == ({"forward": 1e-6}, [("barrier", 2, 0, 1e-4)])
     shown = run("show", "cpu")
-    assert "3 operators measured" in shown.output
+    assert "2 operators measured" in shown.output
     assert "gloo.step_seconds" in shown.output
     assert "gpu.matmul_issue" in run("show", "h200").output
 
 
 @pytest.mark.parametrize(
     "words",
-    [("no-such-device",), ("show", "no-such-device"), ("cpu", "cpu"), ("cpu", "--operators", "none.json")],
+    [("no-such-device",), ("show", "no-such-device"), ("cpu", "cpu")],
 )
 def test_wrong_words_are_refused_in_one_sentence(words, tmp_path, monkeypatch):
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.programs import train
-from windtunnel import api
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.plain import from_plain
-from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.exports import joules
@@ -91,25 +89,6 @@ def test_a_summary_of_another_form_is_refused(done: Run) -> None:
     for wrong in ("0-x", 7):
         with pytest.raises(UserError, match="no summary of an emulation"):
             Summary.from_json(content | {"captured_ranks": wrong})
-
-
-def test_a_run_whose_summary_lists_every_rank_is_still_read(
-    done: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    (row,) = (content := done.summary.to_json())["ranks"]
-    row |= {"members": [0, 1, 2, 3], "captured": [0, 2, 3]}
-    Store.open().begin("training.emulate", {}).finish(
-        content | {"schema": "windtunnel.emulate/1", "captured_ranks": [0, 2, 3]}
-    )
-    Store.open().begin("training.emulate", {}).finish(done.summary.to_json())
-    new, old = api.runs()
-    assert old.summary.ranks == new.summary.ranks == done.summary.ranks
-    for words in (["show", Store.open().list()[1].id], ["compare", *(run.id for run in Store.open().list())]):
-        monkeypatch.setattr("sys.argv", ["windtunnel", "runs", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code == 0, capsys.readouterr()
 
 
 def test_the_log_alone_is_enough_to_decide_anew(done: Run) -> None:

@@ -18,8 +18,6 @@ from windtunnel.training.emulate.twin.findings import RankWait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
 
 SCHEMA = "windtunnel.emulate/2"
-EARLIER = "windtunnel.emulate/1"
-"""Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
 """Fields of a summary that are sets of ranks."""
 
@@ -422,12 +420,12 @@ class Summary:
         """
         field_names = {field.name for field in fields(cls)}
         try:
-            if content["schema"] not in (SCHEMA, EARLIER):
+            if content["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {content['schema']!r}")
             plain = {name: value for name, value in content.items() if name in field_names}
-            plain |= {name: _numbers(content[name]) for name in RANKS if name in content}
+            plain |= {name: [*ranges.read(content[name])] for name in RANKS if name in content}
             plain["ranks"] = [
-                row | {name: _numbers(row[name]) for name in ("members", "captured")}
+                row | {name: [*ranges.read(row[name])] for name in ("members", "captured")}
                 for row in content["ranks"]
             ]
             return from_plain(cls, plain)
@@ -443,7 +441,3 @@ class Summary:
     def fits(self) -> bool:
         """Whether no rank runs out of memory."""
         return all(rank.fits for rank in self.ranks)
-
-
-def _numbers(ranks: str | list[int]) -> list[int]:
-    return list(ranges.read(ranks)) if isinstance(ranks, str) else ranks

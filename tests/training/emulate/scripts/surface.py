@@ -34,7 +34,7 @@ GIVEN = {
         "set_rng_state_all": ([state] * 8,), "caching_allocator_alloc": (512,),
         "caching_allocator_delete": (cuda.caching_allocator_alloc(1024),),
         "set_per_process_memory_fraction": (0.5,), "_POOL_HANDLE": ((0, 1),),
-        "use_mem_pool": (cuda.MemPool(),), "cudaStatus": None, "default_generators": None,
+        "cudaStatus": None, "default_generators": None,
     },
     "torch.cuda.memory": {"_record_memory_history": (None,), "_dump_snapshot": (os.devnull,)},
     "torch.cuda._utils": {"_get_device_index": ("cuda:2",)},
@@ -42,10 +42,6 @@ GIVEN = {
     "torch.cuda.nccl": {"is_available": ([x],)},
     "torch.cuda.nvtx": {"mark": ("a",), "range": ("a",), "range_start": ("a",), "range_push": ("a",),
                         "range_end": (1,)},
-    "torch.cuda.tunable": {
-        "set_filename": ("out.csv",), "set_max_tuning_duration": (5,), "set_max_tuning_iterations": (5,),
-        "set_numerical_check_tolerances": (True,), "set_rotating_buffer_size": (5,),
-    },
     "torch.cuda.Event": {"elapsed_time": (cuda.Event(), cuda.Event())},
     "torch.accelerator": {
         "device_index": (LOCAL,), "set_device_idx": (LOCAL,), "set_device_index": (LOCAL,),

@@ -17,7 +17,6 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable
-from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
@@ -33,7 +32,6 @@ from windtunnel.training.emulate.live.failure import SIGN
 _NOBODY = "no device is there to ask: 0 stands for it"
 _HISTORY = "it is empty here; the report shows what lies in memory, and when"
 _PINNED = "pinned memory is not counted: 0 stands for it"
-_UNTUNED = "kernels are costed as the library chooses them, untuned"
 STOOD_IN = {
     "torch.cuda.Event.elapsed_time": "no time is known while a job is captured: 1 ms stands for each",
     "torch.cuda.utilization": _NOBODY,
@@ -48,17 +46,14 @@ STOOD_IN = {
     "torch.cuda.host_memory_stats": _PINNED,
     "torch.cuda.host_memory_stats_as_nested_dict": _PINNED,
     "torch.cuda.set_per_process_memory_fraction": "whether the job fits is said of the device's whole memory",
-    "torch.cuda.MemPool": "a pool's blocks are emulated as those of the common pool",
-    "torch.cuda.use_mem_pool": "a pool's blocks are emulated as those of the common pool",
     "torch.cuda._sleep": "it takes no time",
-    "torch.cuda.tunable.enable": _UNTUNED,
-    "torch.cuda.tunable.tuning_enable": _UNTUNED,
-    "torch.cuda.tunable.record_untuned_enable": _UNTUNED,
 }
 
 _GRAPH = "a graph replays work that the host does not issue; run the script without CUDA graphs"
 _FOREIGN = "work that another library puts there is not seen; use torch.cuda.Stream"
 _ALLOCATOR = "memory is emulated as PyTorch's own caching allocator has it; leave its allocator in place"
+_POOL = "its blocks would be apart from the common pool's; leave pools of your own out"
+_UNTUNED = "kernels are costed as the library chooses them, untuned"
 _HANDLE = "a library that is called past PyTorch is not seen; use PyTorch's operators"
 _SEVERAL = "a rank drives one device; use torch.distributed, with a process for each device"
 _DIRECT = "there is no memory that a disk could reach; use torch.save"
@@ -80,6 +75,8 @@ REFUSED = {
     "torch.cuda.GreenContext": "a kernel has the whole device here; use torch.cuda.Stream",
     "torch.cuda.Event.ipc_handle": _SHARED,
     "torch.cuda.Event.from_ipc_handle": _SHARED,
+    "torch.cuda.MemPool": _POOL,
+    "torch.cuda.use_mem_pool": _POOL,
     "torch.cuda.CUDAPluggableAllocator": _ALLOCATOR,
     "torch.cuda.change_current_allocator": _ALLOCATOR,
     "torch.cuda.caching_allocator_enable": _ALLOCATOR,
@@ -93,9 +90,7 @@ REFUSED = {
     "torch.cuda.jiterator._create_jit_fn": "a kernel from its source has no cost; use PyTorch's operators",
     "torch.cuda.jiterator._create_multi_output_jit_fn": "a kernel from its source has no cost; use PyTorch's "
     "operators",
-    "torch.cuda.tunable.read_file": _UNTUNED,
-    "torch.cuda.tunable.tune_gemm_in_file": _UNTUNED,
-    "torch.cuda.tunable.mgpu_tune_gemm_in_file": _UNTUNED,
+    **{f"torch.cuda.tunable.{name}": _UNTUNED for name in torch.cuda.tunable.__all__},
     "torch.cuda.gds.GdsFile": _DIRECT,
     "torch.cuda.gds.gds_register_buffer": _DIRECT,
     "torch.cuda.gds.gds_deregister_buffer": _DIRECT,
@@ -211,9 +206,8 @@ def _reporting(sentence: str, note: Callable[[str, NoteKind], None], before: Any
 
 def install_answers(native: ctypes.CDLL) -> None:
     """Supply what lesser functions of ``torch.cuda`` and ``torch.accelerator`` answer on the cluster:
-    memory pools, allocator statistics, tuning, attention's checks. Call once, after `surface.install`."""
+    allocator statistics, attention's checks. Call once, after `surface.install`."""
     _supply_memory()
-    _supply_tuning()
     _supply_attention(native)
     functions: dict[str, Callable[..., Any]] = {
         "_nccl_all_reduce": lambda *args: None,  # there, as a CUDA build has it; `names` refuses the call
@@ -279,22 +273,6 @@ class _Ranges:
     deviceRangeStart, deviceRangeEnd = rangeStartA, rangeEnd
 
 
-class MemPool:
-    """``torch.cuda.MemPool``: a number. Its blocks are those of the common pool."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-        self.allocator = allocator
-        self.id = (0, next(self._numbers))
-
-    def use_count(self) -> int:
-        return 1
-
-    def snapshot(self, include_traces: bool = True) -> list[Any]:
-        return []
-
-
 def _supply_memory() -> None:
     storages: dict[int, torch.UntypedStorage] = {}  # by caching_allocator_alloc, by address
 
@@ -336,41 +314,12 @@ def _supply_memory() -> None:
     torch._C._cuda_setMemoryFraction = lambda value, device: fraction.update(set=value)  # type: ignore[assignment]
     torch._C._cuda_getMemoryFraction = lambda device: fraction["set"]
 
-    @contextmanager
-    def use_mem_pool(pool: Any, device: Any = None) -> Any:
-        yield
-
     cuda: Any = torch.cuda
-    for module in (cuda, cuda.memory):
-        module.MemPool, module.use_mem_pool = MemPool, use_mem_pool
     numbers = itertools.count(1)
     cuda.graphs._graph_pool_handle = lambda: (0, next(numbers))
     cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
     cache: Any = torch.backends.cuda.cuFFTPlanCache
     cache.size, cache.max_size, cache.clear = 0, 4096, lambda self: None
-
-
-def _supply_tuning() -> None:
-    """``torch.cuda.tunable`` remembers what it is told."""
-    values_by_name: dict[str, Any] = {
-        "enable": False, "tuning_enable": True, "filename": "tunableop_results.csv",
-        "max_tuning_duration": 30, "max_tuning_iterations": 100, "rotating_buffer_size": -1,
-    }  # fmt: skip
-    native: Any = torch._C
-
-    def keep(key: str) -> Callable[..., None]:
-        return lambda value, *more: values_by_name.update({key: value})
-
-    for key in values_by_name:
-        prefix = "set_" if not key.endswith("enable") else ""
-        setattr(native, f"_cuda_tunableop_{prefix}{key}", keep(key))
-        setattr(native, f"_cuda_tunableop_get_{key}", lambda key=key: values_by_name[key])
-    native._cuda_tunableop_is_enabled = lambda: values_by_name["enable"]
-    native._cuda_tunableop_tuning_is_enabled = lambda: values_by_name["tuning_enable"]
-    native._cuda_record_untuned_enable = keep("record")
-    native._cuda_record_untuned_is_enabled = lambda: values_by_name.get("record", False)
-    native._cuda_tunableop_set_numerical_check_tolerances = keep("tolerances")
-    native._cuda_tunableop_get_results = native._cuda_tunableop_get_validators = tuple
 
 
 def _supply_attention(native: ctypes.CDLL) -> None:
