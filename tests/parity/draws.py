@@ -26,8 +26,8 @@ from windtunnel.training.gradsync.model import (
     CollectiveFit,
     GradientTensor,
     JobNetwork,
-    Profile,
     SumTime,
+    SyncProfile,
 )
 from windtunnel.training.pipelines import policy as pipelines
 from windtunnel.training.pipelines.model import Reconfiguration, Stage, Template, TemplateSet
@@ -210,7 +210,7 @@ def gradsync_drawn() -> Iterator[tuple[str, gradsync.Observation]]:
         yield from (("search", replace(request, lossy=lossy)) for lossy in (True, False))
 
 
-def _profile(rng: random.Random) -> Profile:
+def _profile(rng: random.Random) -> SyncProfile:
     hosts, each = rng.choice([(1, 4), (4, 1), (3, 2), (1, 1)])
     tensors = [
         GradientTensor(f"p{n}", rng.choice([64, 1 << 16, 1 << 22]), 1e-4)
@@ -239,7 +239,7 @@ def _profile(rng: random.Random) -> Profile:
         SumTime(one.name, scheme, rng.random()) for one in tensors if one.width for scheme in ("zen", "dense")
     )
     network = JobNetwork(hosts, each, tuple(calls), rng.choice([(), sums]))
-    return Profile(tuple(tensors), tuple(codecs), network, 1e-3, handing=rng.choice([0.0, 1e-5]))
+    return SyncProfile(tuple(tensors), tuple(codecs), network, 1e-3, handing=rng.choice([0.0, 1e-5]))
 
 
 MESHES: dict[str, tuple[tuple[str, int, int], ...]] = {

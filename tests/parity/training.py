@@ -36,8 +36,8 @@ from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.state import Past, Settings
 from windtunnel.training.gradsync import policy as gradsync
 from windtunnel.training.gradsync.model import (
-    Plan,
-    Profile,
+    SyncPlan,
+    SyncProfile,
 )
 from windtunnel.training.pipelines.model import TemplateSet
 from windtunnel.training.pipelines.policy.transfers import layers_by_host
@@ -430,7 +430,7 @@ def gradsync_effects(events: Sequence[Event]) -> list[str]:
         words: list[str] = []
         for event in run:
             if event["kind"] == "decision":
-                decision = from_plain(Plan, event["decision"])
+                decision = from_plain(SyncPlan, event["decision"])
                 words = [decision.digest(), *(group.option.words() for group in decision.groups)]
             elif event["kind"] == "plan" and [event["digest"], *event["runs"]] != words:
                 faults.append(f"{event['runs']} runs, decided is {words[1:]}")
@@ -446,7 +446,7 @@ def gradsync_twin(events: Sequence[Event]) -> Pairs:
                 continue
             observation = event["observation"]
             request = gradsync.PlanRequest(
-                from_plain(Profile, observation["profile"]), tuple(observation["codecs"]),
+                from_plain(SyncProfile, observation["profile"]), tuple(observation["codecs"]),
                 observation["seed"], observation["steps"], observation["lossy"],
             )  # fmt: skip
             pairs.append((event["decision"], to_plain(gradsync.decide(request), tag=True)))
@@ -560,7 +560,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.gradsync", "training/gradsync/live/executor.py",
-        "_LiveGroup(place, one.option, codec", "_LiveGroup(place, Option(), codec", live=True,
+        "_LiveGroup(place, planned.option, codec", "_LiveGroup(place, Option(), codec", live=True,
     ),
     Mutant(
         "training.emulate", "training/emulate/policy/search.py",

@@ -42,7 +42,7 @@ from windtunnel.training.gradsync.live.profile import profile
 from windtunnel.training.gradsync.live.replay import GradientReplay, replay
 from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, push_pull, tried
 from windtunnel.training.gradsync.live.units import Units
-from windtunnel.training.gradsync.model import NONE, CollectiveFit, JobNetwork, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, CollectiveFit, JobNetwork, SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy.plan import make_plan, uniform_plan
 from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
@@ -119,7 +119,7 @@ def choices_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
     measured = profile(ddp, partial(replay, ddp), codecs=arguments["codecs"])
     made: list[Any] = [choices(measured, arguments["codecs"]) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
-    plans: dict[str, Plan] = made[0]
+    plans: dict[str, SyncPlan] = made[0]
     handles: list[Handle] = []
     arms: dict[str, Callable[[], tuple[float, int]]] = {}
     for name, plan in plans.items():
@@ -148,7 +148,7 @@ def choices_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def choices(measured: Profile, codecs: list[str]) -> dict[str, Plan]:
+def choices(measured: SyncProfile, codecs: list[str]) -> dict[str, SyncPlan]:
     """The plan, every codec alone in DDP's buckets, PyTorch's own hook, and one codec without fusion and in
     its best groups."""
     found = {"plan": make_plan(measured)}

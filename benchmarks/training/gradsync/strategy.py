@@ -31,8 +31,8 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.base.compiled import jit
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.gradsync.model import GradientTensor, Profile
-from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, INSIDE, Task
+from windtunnel.training.gradsync.model import GradientTensor, SyncProfile
+from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, INSIDE, GroupTask
 from windtunnel.training.gradsync.policy.plan import BUCKETS, make_plan, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import search
 from windtunnel.training.gradsync.policy.timeline import Costs, taken
@@ -150,7 +150,7 @@ JOBS: dict[str, tuple[Callable[[], Iterator[Layer]], int]] = {
 """With the samples of a rank's batch."""
 
 
-def paper_profile(name: str, cluster: Cluster) -> Profile:
+def paper_profile(name: str, cluster: Cluster) -> SyncProfile:
     """The job of that name on a cluster."""
     layers, batch = JOBS[name]
     device = cluster.host.device
@@ -168,7 +168,7 @@ def paper_profile(name: str, cluster: Cluster) -> Profile:
                     density=layer.density, growth=growth,
                 )
             )  # fmt: skip
-    return Profile(
+    return SyncProfile(
         tuple(found[::-1]), codecs_of(cluster), network_of(cluster), forward,
         emulated=f"{name} on {cluster.name}",
     )  # fmt: skip
@@ -262,12 +262,12 @@ def small_job(random: np.random.Generator) -> tuple[list[int], Costs]:
         for _ in range(codecs)
     ]  # fmt: skip
 
-    def ways(numel: int) -> list[list[Task]]:
-        found = [[Task("allreduce", BETWEEN, call + numel / rate)]]
+    def ways(numel: int) -> list[list[GroupTask]]:
+        found = [[GroupTask("allreduce", BETWEEN, call + numel / rate)]]
         for ratio, each, fixed, processor in drawn:
-            encode = Task("encode", processor, fixed + numel * each)
-            sent = Task("allgather", BETWEEN, call + 2 * ratio * numel / rate)
-            found.append([encode, sent, Task("decode", processor, fixed + numel * each / 2)])
+            encode = GroupTask("encode", processor, fixed + numel * each)
+            sent = GroupTask("allgather", BETWEEN, call + 2 * ratio * numel / rate)
+            found.append([encode, sent, GroupTask("decode", processor, fixed + numel * each / 2)])
         return found
 
     return numels, Costs.of([ways(one) for one in numels], backward.tolist(), 0.02, 0.0)

@@ -11,8 +11,8 @@ from windtunnel.training.gradsync.model import (
     GradientTensor,
     JobNetwork,
     Kind,
-    Profile,
     Scope,
+    SyncProfile,
 )
 
 KINDS: tuple[Kind, ...] = ("allreduce", "reduce_scatter", "allgather", "alltoall")
@@ -68,10 +68,10 @@ STEPS = {"fp16": 1.0, "int8": 1.02, "dragonn:0.01": 2.0}
 def profile(
     sizes: Sequence[int], bandwidth: float, hosts: int = 8, ranks_per_host: int = 1,
     codecs: Sequence[CodecCost] = CODECS, per_element: float = 1e-9,
-) -> Profile:  # fmt: skip
+) -> SyncProfile:  # fmt: skip
     """``per_element``: seconds of backward."""
     tensors = tuple(GradientTensor(f"p{i}", size, 1e-5 + size * per_element) for i, size in enumerate(sizes))
     forward = sum(one.backward for one in tensors) / 2
-    return Profile(
+    return SyncProfile(
         tensors, tuple(codecs), network(hosts, ranks_per_host, bandwidth), forward, emulated="made up"
     )

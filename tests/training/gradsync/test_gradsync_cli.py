@@ -17,7 +17,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
 from windtunnel.training.gradsync.files import read, steps, write
-from windtunnel.training.gradsync.model import Plan, Profile
+from windtunnel.training.gradsync.model import SyncPlan, SyncProfile
 from windtunnel.training.gradsync.run import gain, plan_run, stored
 from windtunnel.training.gradsync.run import plan as planned
 
@@ -37,9 +37,9 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     out = tmp_path / "plan.json"
     arguments = ["--out", str(out), "--json", str(SCRIPT), "--size", "debug"]
     told = json.loads(call("plan", "--cluster", "v100:2x2,nic=ethernet-1", *arguments))
-    plan = from_plain(Plan, told["plan"])
-    assert read(out, Plan) == plan == stored("last").plan
-    found = read(Path(told["directory"]) / "profile.json", Profile)
+    plan = from_plain(SyncPlan, told["plan"])
+    assert read(out, SyncPlan) == plan == stored("last").plan
+    found = read(Path(told["directory"]) / "profile.json", SyncProfile)
     names = [one.name for one in found.tensors]
     assert len(names) == len(set(names)) == 38
     assert names[0].endswith("output.weight")  # backward begins at the output

@@ -12,7 +12,7 @@ from made_up import profile
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.files import read, write
-from windtunnel.training.gradsync.model import Plan, Profile
+from windtunnel.training.gradsync.model import SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy.plan import make_plan
 
 FEW = profile([1 << 10] * 3, 1e7)
@@ -28,7 +28,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("value", [FEW, make_plan(FEW)])
-def test_a_damaged_file_is_refused_in_a_sentence(value: Profile | Plan, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_in_a_sentence(value: SyncProfile | SyncPlan, tmp_path: Path) -> None:
     file, kind = tmp_path / "file.json", type(value)
     write(file, value)
     assert read(file, kind) == value

@@ -19,10 +19,10 @@ from benchmarks.training.gradsync.strategy import exact
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync import files
 from windtunnel.training.gradsync.live.profile import CODECS as TIMED
-from windtunnel.training.gradsync.model import NONE, Plan
+from windtunnel.training.gradsync.model import NONE, SyncPlan
 from windtunnel.training.gradsync.policy import NOISE, PlanRequest, decide
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
-from windtunnel.training.gradsync.policy.options import Task
+from windtunnel.training.gradsync.policy.options import GroupTask
 from windtunnel.training.gradsync.policy.plan import BUCKETS, HARDLY, make_plan, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import search
 from windtunnel.training.gradsync.policy.timeline import Costs
@@ -30,18 +30,18 @@ from windtunnel.training.gradsync.run import plan as planned
 from windtunnel.training.gradsync.twin.costs import CODECS as EMULATED
 
 SECONDS = st.integers(1, 20).map(float)
-TASKS = st.lists(st.builds(Task, st.just("work"), st.integers(0, 2), SECONDS), max_size=6)
+TASKS = st.lists(st.builds(GroupTask, st.just("work"), st.integers(0, 2), SECONDS), max_size=6)
 
 
 @st.composite
-def jobs(draw: st.DrawFn, most: int = 8, options: int = 3) -> tuple[list[list[list[Task]]], list[float]]:
+def jobs(draw: st.DrawFn, most: int = 8, options: int = 3) -> tuple[list[list[list[GroupTask]]], list[float]]:
     """Tasks of the options of each group, and the groups' backward."""
     groups = draw(st.lists(st.lists(TASKS, min_size=options, max_size=options), min_size=1, max_size=most))
     return groups, draw(st.lists(SECONDS, min_size=len(groups), max_size=len(groups)))
 
 
 def simulated(
-    groups: Sequence[Sequence[Task]], backward: Sequence[float], forward: float, after: float
+    groups: Sequence[Sequence[GroupTask]], backward: Sequence[float], forward: float, after: float
 ) -> float:
     """What a program would do that looks at everything that waits at every turn."""
     free = [forward, 0.0, 0.0]
@@ -127,11 +127,11 @@ def test_the_search_is_near_the_optimum_of_small_jobs() -> None:
         sizes = random.choice([1.0, 2.0, 5.0, 20.0], 6)
         groups = []
         for size in sizes:
-            options = [[Task("call", 2, size + 0.3)]]
+            options = [[GroupTask("call", 2, size + 0.3)]]
             for ratio in (2, 4, 20):
                 work = random.uniform(0, 3)
-                call = Task("call", 2, size / ratio + 0.3)
-                options.append([Task("encode", 0, work), call, Task("decode", 0, work / 2)])
+                call = GroupTask("call", 2, size / ratio + 0.3)
+                options.append([GroupTask("encode", 0, work), call, GroupTask("decode", 0, work / 2)])
             groups.append(options)
         costs = Costs.of(groups, random.uniform(0.1, 4, 6).tolist(), 3.0, 0.0)
         starts = [np.full(6, option) for option in range(4)]
@@ -203,7 +203,7 @@ def test_the_network_is_not_filled_to_the_brim_that_a_profile_cannot_tell() -> N
     assert sent[1] < sent[0]
 
 
-def used(plan: Plan) -> set[str]:
+def used(plan: SyncPlan) -> set[str]:
     return {group.option.codec for group in plan.groups}
 
 

@@ -107,7 +107,7 @@ def _step(seconds: Sequence[Sequence[float]], period: int) -> float:
             f"`live`: the program ends too early, after {count} steps that count; accepted are"
             f" {WARM + LEAST * period} or more in all, of which the first {WARM} do not count"
         )
-    means = np.mean([one[:count] for one in seconds], axis=0).reshape(-1, period).mean(1)
+    means = np.mean([times[:count] for times in seconds], axis=0).reshape(-1, period).mean(1)
     return float(np.median(means))
 
 
@@ -195,13 +195,13 @@ def _environment(rank: int, world: int, master: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def main(told: list[Any], _: list[int]) -> None:
+def main(message: list[Any], _: list[int]) -> None:
     """A rank's process."""
     import torch
     from torch._C._distributed_c10d import FileStore
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    program, folder, directory, silent = told
+    program, folder, directory, silent = message
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     log = os.open(f"{directory}/{rank}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -235,7 +235,9 @@ def main(told: list[Any], _: list[int]) -> None:
             leave()
 
     def updated(optimizer: Any, *_: Any) -> None:
-        parameters = frozenset(id(one) for group in optimizer.param_groups for one in group["params"])
+        parameters = frozenset(
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        )
         moments = calls.add(parameters, time.perf_counter())
         ended([] if marked else moments)
 

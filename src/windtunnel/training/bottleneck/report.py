@@ -103,7 +103,7 @@ def paper(rows: list[dict[str, Any]]) -> Table:
     """The paper's table: a row for each model and number of workers."""
     from rich.table import Table
 
-    found = Table("model", "workers", *(f"{rate} Gb/s" for rate in rows[0]["scaling"]), title="simulated")
+    table = Table("model", "workers", *(f"{rate} Gb/s" for rate in rows[0]["scaling"]), title="simulated")
     for row in rows:
-        found.add_row(row["model"], f"{row['workers']}", *map(share, row["scaling"].values()))
-    return found
+        table.add_row(row["model"], f"{row['workers']}", *map(share, row["scaling"].values()))
+    return table

@@ -42,9 +42,9 @@ def _silent(name: str, alone: Any) -> Callable[..., Any]:
         elif name == "_reduce_scatter_base_":
             outputs.view(-1).copy_(inputs.reshape(-1)[: outputs.numel()].clone())
         elif name == "allgather_":
-            for parts, given in zip(outputs, inputs, strict=True):
+            for parts, source in zip(outputs, inputs, strict=True):
                 for part in parts:
-                    part.copy_(given)
+                    part.copy_(source)
         # DDP takes the tensors from the future of the call
         work = alone.allreduce(outputs) if name == "allreduce_" else alone.barrier()
         return (outputs, work.boxed()) if returns == 2 else work.boxed() if returns else None

@@ -14,11 +14,11 @@ from typing import TypeVar
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
-from windtunnel.training.gradsync.model import VERSION, Plan, Profile
+from windtunnel.training.gradsync.model import VERSION, SyncPlan, SyncProfile
 
 PLAN, PROFILE, STEPS = "plan.json", "profile.json", "steps.json"
 """Where a plan and what it was made for lie beside each other; and what this package knows of codecs."""
-T = TypeVar("T", Profile, Plan)
+T = TypeVar("T", SyncProfile, SyncPlan)
 LARGEST = 1 << 28
 """Bytes of a file; a plan for a million gradients has fewer."""
 DIGEST = "sha256"
@@ -32,7 +32,7 @@ def steps() -> dict[str, float]:
     return {codec: max(mean for mean, _ in jobs.values()) for codec, jobs in codecs.items()}
 
 
-def write(path: Path, value: Profile | Plan) -> None:
+def write(path: Path, value: SyncProfile | SyncPlan) -> None:
     """As one JSON file, whole or not at all.
 
     Raises:
@@ -62,7 +62,7 @@ def read(path: Path, kind: type[T]) -> T:
     Raises:
         UserError: the file cannot be read, or `write` did not write it so.
     """
-    name = kind.__name__.lower()
+    name = "plan" if kind is SyncPlan else "profile"
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from windtunnel.base.errors import HostError, ScriptError, UserError
 from windtunnel.training.gradsync.files import check_place, read
-from windtunnel.training.gradsync.model import Plan
+from windtunnel.training.gradsync.model import SyncPlan
 
 GRACE = 5
 """Seconds that ranks have to end when they are told to."""
@@ -47,9 +47,9 @@ def apply_to_script(script: str, arguments: Sequence[str], ranks: int, plan: Pat
     Raises:
         UserError, ScriptError: as in `profile_script`.
     """
-    made = read(plan, Plan)
-    if made.world != ranks:
-        raise UserError(f"plan {plan}: it is for {made.world} ranks; `ranks` {made.world} is accepted")
+    content = read(plan, SyncPlan)
+    if content.world != ranks:
+        raise UserError(f"plan {plan}: it is for {content.world} ranks; `ranks` {content.world} is accepted")
     _launch(ranks, script, "apply", str(plan), script, *arguments)
 
 
@@ -62,7 +62,7 @@ def _launch(ranks: int, script: str, *arguments: str) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1" if ranks > 1 else str(os.cpu_count()))
-    said = logging.root.manager.disable
+    disabled = logging.root.manager.disable
     with tempfile.TemporaryDirectory(prefix="windtunnel-gradsync-") as folder:
         config = LaunchConfig(
             1, 1, ranks, DefaultLogsSpecs(folder), uuid.uuid4().hex, rdzv_backend="c10d",
@@ -76,14 +76,14 @@ def _launch(ranks: int, script: str, *arguments: str) -> None:
             )
         except ChildFailedError as error:
             failure = error.get_first_failure()[1]
-            told = failure.error_file_data["message"]
-            if isinstance(told, dict):
+            message = failure.error_file_data["message"]
+            if isinstance(message, dict):
                 kind = UserError if failure.exitcode == UserError.status else HostError
-                raise kind(told["message"].partition(": ")[2]) from None
+                raise kind(message["message"].partition(": ")[2]) from None
             raise ScriptError(
                 f"the script failed (status {failure.exitcode}); what it said is above"
             ) from None
         except SignalException as error:
             sys.exit(128 + error.sigval)
         finally:
-            logging.disable(said)
+            logging.disable(disabled)

@@ -73,13 +73,13 @@ class CodecCost:
     summable: bool = False
 
     @cached_property
-    def _known(self) -> dict[int, CodecPoint]:
+    def _costs(self) -> dict[int, CodecPoint]:
         return {}
 
     def at(self, numel: int) -> CodecPoint:
         """The cost of ``numel`` elements."""
-        if (codec_point := self._known.get(numel)) is None:
-            codec_point = self._known[numel] = self._at(numel)
+        if (codec_point := self._costs.get(numel)) is None:
+            codec_point = self._costs[numel] = self._at(numel)
         return codec_point
 
     def _at(self, numel: int) -> CodecPoint:
@@ -154,12 +154,12 @@ class JobNetwork:
         """
         if self.members(scope) == 1:
             return 0.0
-        if (cost := self._known.get((scope, kind))) is None:
+        if (cost := self._fits.get((scope, kind))) is None:
             raise UserError(f"profile: network.collectives has no {kind} {scope}; measure it again")
         return cost.fixed + cost.per_byte * size
 
     @cached_property
-    def _known(self) -> dict[tuple[Scope, Kind], CollectiveFit]:
+    def _fits(self) -> dict[tuple[Scope, Kind], CollectiveFit]:
         return {(collective.scope, collective.kind): collective for collective in self.collectives}
 
 

@@ -35,8 +35,8 @@ def show(planned: Planned, *, reasons: bool = False) -> None:
     columns = ("choice", "iteration", "times the steps", "to a loss", "sent by a rank")
     forecasts = Table(*columns, title="Predicted", title_justify="left")
     ours, *others = plan.forecasts
-    best = sorted(others, key=lambda one: one.to_loss)[: SHOWN // 2]
-    buckets = [one for one in others if one.choice.endswith("DDP's buckets")]
+    best = sorted(others, key=lambda forecast: forecast.to_loss)[: SHOWN // 2]
+    buckets = [forecast for forecast in others if forecast.choice.endswith("DDP's buckets")]
     for fromkey in dict.fromkeys([ours, *best, *buckets[:1]]):
         seconds, to_loss = (f"{number * 1e3:,.4g} ms" for number in (fromkey.seconds, fromkey.to_loss))
         forecasts.add_row(fromkey.choice, seconds, f"{fromkey.steps:.3g}", to_loss, size(fromkey.nbytes))

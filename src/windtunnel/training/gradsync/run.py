@@ -15,7 +15,7 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.gradsync.files import PLAN, PROFILE, read, steps, write
-from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, PLAIN, SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy import PlanRequest, decide, steps_with
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Planned:
 
     run: str
     directory: Path
-    profile: Profile
-    plan: Plan
+    profile: SyncProfile
+    plan: SyncPlan
     emulation: EmulationResult | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -45,9 +45,9 @@ class Planned:
 
 
 def plan(
-    profile: Profile, cluster: str | None = None, *, codecs: Sequence[str] = (), seed: int = 0,
+    profile: SyncProfile, cluster: str | None = None, *, codecs: Sequence[str] = (), seed: int = 0,
     lossy: bool = False,
-) -> Plan:  # fmt: skip
+) -> SyncPlan:  # fmt: skip
     """What a profile calls for, on the network that was measured, or on that of ``cluster`` (its file, or its
     name in the catalogue); ``codecs``: that are allowed, all of the profile's where none are named; with
     which training needs more steps to a loss only where ``lossy`` says so. The same on all ranks.
@@ -58,7 +58,7 @@ def plan(
     return decide(_request(_on(profile, cluster), codecs, seed, lossy))
 
 
-def _request(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> PlanRequest:
+def _request(profile: SyncProfile, codecs: Sequence[str], seed: int, lossy: bool) -> PlanRequest:
     """Raises:
     UserError: a codec has no cost in the profile, or may not be used.
     """
@@ -75,7 +75,7 @@ def _request(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) ->
     return PlanRequest(profile, tuple(codecs), seed, steps(), lossy)
 
 
-def _on(profile: Profile, cluster: str | None) -> Profile:
+def _on(profile: SyncProfile, cluster: str | None) -> SyncProfile:
     """With the network of a cluster, if one is given."""
     if cluster is None:
         return profile
@@ -106,7 +106,7 @@ def plan_run(
         "profile": str(profile) if profile else None, "codecs": [*codecs], "lossy": lossy,
     }  # fmt: skip
     where = load_cluster(cluster) if cluster is not None else None
-    job = _on(read(profile, Profile), cluster) if profile is not None else None
+    job = _on(read(profile, SyncProfile), cluster) if profile is not None else None
     run = Store.open().begin(CAPABILITY, inputs, seed)
     log = EventLog(run.directory / NAME)
     emulation = None
@@ -147,10 +147,10 @@ def stored(name: str) -> Planned:
             f"run {run.id} is a {run.capability} that is {run.status}; a finished plan is accepted"
         )
     where = run.directory
-    return Planned(run.id, where, read(where / PROFILE, Profile), read(where / PLAN, Plan))
+    return Planned(run.id, where, read(where / PROFILE, SyncProfile), read(where / PLAN, SyncPlan))
 
 
-def buckets(plan: Plan) -> float:
+def buckets(plan: SyncPlan) -> float:
     """Predicted seconds of an iteration as DDP has it: plain gradients in its buckets."""
     choice = f"{PLAIN.words()} in DDP's buckets"
     for forecast in plan.forecasts:
@@ -161,12 +161,12 @@ def buckets(plan: Plan) -> float:
     )
 
 
-def gain(plan: Plan) -> float:
+def gain(plan: SyncPlan) -> float:
     """The speed to a loss that it is predicted to add to that: 0.1 is a tenth."""
     return buckets(plan) / plan.forecasts[0].to_loss - 1
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: SyncPlan) -> str:
     """One sentence: what to do, and what it is worth."""
     ours, plain = plan.forecasts[0], buckets(plan)
     source = f" (emulated: {plan.emulated})" if plan.emulated else ""

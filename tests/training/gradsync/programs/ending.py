@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.hook import apply
-from windtunnel.training.gradsync.model import GradientGroup, IterationForecast, Option, Plan
+from windtunnel.training.gradsync.model import GradientGroup, IterationForecast, Option, SyncPlan
 
 PIPE = sys.argv[1]
 """Rank 1 begins its step when rank 0's interpreter opens it, which ends when rank 1 closes it."""
@@ -66,7 +66,7 @@ dist.init_process_group("gloo")
 ddp = DistributedDataParallel(Net())
 names = ("two", "one")
 groups = tuple(GradientGroup((f"{one}.bias", f"{one}.weight"), Option("fp16")) for one in names)
-apply(ddp, Plan(groups, ((0, 0), (1, 0)), (IterationForecast("plan", 1.0, 0),), 1.0, 2, 1))
+apply(ddp, SyncPlan(groups, ((0, 0), (1, 0)), (IterationForecast("plan", 1.0, 0),), 1.0, 2, 1))
 for _ in range(2):  # from the third on DDP has a bucket for each group
     step()
 if dist.get_rank() == 0:

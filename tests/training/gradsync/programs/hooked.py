@@ -27,7 +27,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import executor
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.hook import apply, named
-from windtunnel.training.gradsync.model import PLAIN, GradientGroup, IterationForecast, Option, Plan
+from windtunnel.training.gradsync.model import PLAIN, GradientGroup, IterationForecast, Option, SyncPlan
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def made(**options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(Net(), **options)
 
 
-def plan_of(ddp: DistributedDataParallel, *options: Option, seed: int = 0) -> Plan:
+def plan_of(ddp: DistributedDataParallel, *options: Option, seed: int = 0) -> SyncPlan:
     """Groups of two gradients each, in the order of backward, with ``options`` in turn."""
     names = [*named(ddp)][::-1]
     cut = [tuple(names[i : i + 2]) for i in range(0, len(names), 2)]
@@ -66,7 +66,7 @@ def plan_of(ddp: DistributedDataParallel, *options: Option, seed: int = 0) -> Pl
         calls = 2 if scheme == "alltoall" else 1
         calls += 2 * (inside != "flat")
         order += [(place, step) for step in range(calls)]
-    return Plan(groups, tuple(order), (IterationForecast("plan", 1.0, 0),), 1.0, WORLD, HOSTS, seed)
+    return SyncPlan(groups, tuple(order), (IterationForecast("plan", 1.0, 0),), 1.0, WORLD, HOSTS, seed)
 
 
 def gradients(ddp: DistributedDataParallel, step: int) -> dict[str, torch.Tensor]:
@@ -153,7 +153,7 @@ def not_numbers() -> None:
 
 
 def refused() -> None:
-    def attempt(plan: Plan, ddp: DistributedDataParallel) -> None:
+    def attempt(plan: SyncPlan, ddp: DistributedDataParallel) -> None:
         try:
             apply(ddp, plan, deadline=20.0)
         except UserError as error:

@@ -29,7 +29,7 @@ from windtunnel.training.gradsync.model import (
     GradientGroup,
     IterationForecast,
     Option,
-    Plan,
+    SyncPlan,
 )
 
 if __name__ == "__main__":
@@ -71,7 +71,7 @@ class Clicks(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(self.top(x)[:, 0], y)
 
 
-def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Plan:
+def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> SyncPlan:
     """Groups of some gradients each in the order of backward; tables by themselves."""
     tables = {f"{name}.weight" for name, one in ddp.module.named_modules() if getattr(one, "sparse", False)}
     groups: list[GradientGroup] = []
@@ -84,7 +84,7 @@ def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Plan
             groups.append(GradientGroup((name,), option))
     calls = 2 if option.scheme == "alltoall" else 1
     order = [(place, step) for place in range(len(groups)) for step in range(calls)]
-    return Plan(
+    return SyncPlan(
         tuple(groups), tuple(order), (IterationForecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1
     )
 
@@ -139,7 +139,7 @@ def models() -> None:
     groups = tuple(GradientGroup((name,), LOSSLESS) for name in named(ddp))
     order = tuple((place, 0) for place in range(len(groups)))
     try:
-        apply(ddp, Plan(groups, order, (IterationForecast("plan", 1.0, 0),), 1.0, 2, 1))
+        apply(ddp, SyncPlan(groups, order, (IterationForecast("plan", 1.0, 0),), 1.0, 2, 1))
     except UserError as error:
         assert "the gradient 'bags.0.weight' is sparse" in str(error)
     else:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.elastic import Job, run
 from windtunnel.training.gradsync import apply
-from windtunnel.training.gradsync.model import GradientGroup, IterationForecast, Option, Plan
+from windtunnel.training.gradsync.model import GradientGroup, IterationForecast, Option, SyncPlan
 
 STEPS = 12
 
@@ -26,7 +26,7 @@ def train(job: Job) -> None:
     )
     order = ((0, 0), (1, 0), (1, 1))
     handle = apply(
-        ddp, Plan(groups, order, (IterationForecast("plan", 1.0, 0),), 1.0, job.world, 1), deadline=20.0
+        ddp, SyncPlan(groups, order, (IterationForecast("plan", 1.0, 0),), 1.0, job.world, 1), deadline=20.0
     )
     state = {"model": ddp, "optimizer": optimizer, "gradsync": handle}
     checkpointer = PeerCheckpointer(job)

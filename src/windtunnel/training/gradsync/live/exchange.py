@@ -95,16 +95,16 @@ class Peers:
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Those of all ranks, one behind the other."""
         mine = tensor.to(self.device)
-        found = mine.new_empty(self.size * mine.numel())
-        self._call(lambda: _GATHER(found, mine, group=self.group, async_op=True))
-        return found.to(tensor.device)
+        gathered = mine.new_empty(self.size * mine.numel())
+        self._call(lambda: _GATHER(gathered, mine, group=self.group, async_op=True))
+        return gathered.to(tensor.device)
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
         """This rank's part of the sum; ``tensor`` has as many equal parts as there are ranks."""
         mine = tensor.to(self.device)
-        found = mine.new_empty(mine.numel() // self.size)
-        self._call(lambda: _SCATTER(found, mine, group=self.group, async_op=True))
-        return found.to(tensor.device)
+        part = mine.new_empty(mine.numel() // self.size)
+        self._call(lambda: _SCATTER(part, mine, group=self.group, async_op=True))
+        return part.to(tensor.device)
 
     def all_to_all(self, tensors: Sequence[Tensor]) -> Tensor:
         """What all ranks have for this one, one behind the other, for ``tensors[i]`` to rank i; over gloo in
@@ -117,9 +117,9 @@ class Peers:
         self._rounds(mine.split(len(tensors[0])), tensor.split(len(tensors[0])))
         return tensor.to(tensors[0].device)
 
-    def gather(self, one: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """What each rank says: anything that can be pickled."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(one)), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         return [pickle.loads(theirs.numpy().tobytes()) for theirs in self.swap([mine] * self.size)]
 
     def agree(self, words: str, who: str = "gradient exchange") -> None:
@@ -130,11 +130,13 @@ class Peers:
         """
         padded = words.encode()[:WORDS].ljust(WORDS)
         message = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
-        told = [bytes(tensor.tolist()).decode().strip() for tensor in self.swap_small([message] * self.size)]
-        for peer, theirs in enumerate(told):
-            if theirs != told[0]:
+        answers = [
+            bytes(tensor.tolist()).decode().strip() for tensor in self.swap_small([message] * self.size)
+        ]
+        for peer, theirs in enumerate(answers):
+            if theirs != answers[0]:
                 raise UserError(
-                    f"{who}: rank {peer} has {theirs}, rank 0 has {told[0]}; "
+                    f"{who}: rank {peer} has {theirs}, rank 0 has {answers[0]}; "
                     "the same on all ranks is accepted"
                 )
 
@@ -151,22 +153,26 @@ class Peers:
     def _move(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """Send and receive all that has bytes, and wait for it."""
         try:
-            found = [
+            operations = [
                 (peer, dist.P2POp(act, tensor, group=self.group, group_peer=peer))
                 for act, pairs in ((dist.irecv, receives), (dist.isend, sends))
                 for peer, tensor in pairs
                 if tensor.numel()
             ]
-            if not found:
+            if not operations:
                 return
-            work = dist.batch_isend_irecv([one for _, one in found])
+            work = dist.batch_isend_irecv([operation for _, operation in operations])
         except RuntimeError as error:
             raise self._lost("one", error) from error
         self.sent += sum(tensor.numel() * tensor.element_size() for _, tensor in sends)
         # NCCL has one handle for all that was called together
-        names = [f"rank {peer}" for peer, _ in found] if len(work) == len(found) else ["one"] * len(work)
-        for name, one in zip(names, work, strict=True):
-            self._wait(one, name)
+        names = (
+            [f"rank {peer}" for peer, _ in operations]
+            if len(work) == len(operations)
+            else ["one"] * len(work)
+        )
+        for name, handle in zip(names, work, strict=True):
+            self._wait(handle, name)
 
     def _call(self, call: Callable[[], dist.Work]) -> None:
         try:
@@ -207,7 +213,8 @@ def scopes(
     # all ranks make all groups, also those that they are not in
     # NCCL's watchdog ends the process when the time is over
     limit = None if dist.get_backend(group) == "nccl" else timedelta(seconds=deadline)
-    made = {
-        scope: [(dist.new_group(one, limit), me in one) for one in lists] for scope, lists in every.items()
+    created = {
+        scope: [(dist.new_group(members, limit), me in members) for members in lists]
+        for scope, lists in every.items()
     }
-    return {scope: group for scope, groups in made.items() for group, mine in groups if mine}
+    return {scope: group for scope, groups in created.items() for group, mine in groups if mine}

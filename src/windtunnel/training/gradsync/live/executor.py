@@ -36,7 +36,7 @@ from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of
 from windtunnel.training.gradsync.live.exchange import Peers, scopes
 from windtunnel.training.gradsync.live.feedback import Feedback
 from windtunnel.training.gradsync.live.sparse import reduce_with
-from windtunnel.training.gradsync.model import NONE, Option, Plan, Scope
+from windtunnel.training.gradsync.model import NONE, Option, Scope, SyncPlan
 
 Call = Callable[[], Any]
 Steps = Generator[Call, Any, None]
@@ -84,8 +84,8 @@ class _LiveGroup:
         yield from self._sum("between", mine, inside.rank * mine.numel(), seed + 1)
         mine.div_(world)
         if self.option.inside == "plain":
-            found = yield lambda: self.peers("inside").all_gather(mine)
-            row.copy_(found[: row.numel()])
+            gathered = yield lambda: self.peers("inside").all_gather(mine)
+            row.copy_(gathered[: row.numel()])
         else:
             # of the mean, which the ranks of this place on all hosts encode alike, each lets its part wait
             yield from self._spread("inside", row, mine, 0, seed + 2, inside.size)
@@ -98,10 +98,10 @@ class _LiveGroup:
         if self.option.scheme == "sparse":
             # all ranks have the plan's scheme, which was agreed on when it was applied
             scheme = self.option.codec
-            found = yield lambda: reduce_with(self.peers(scope), row, scheme, seed=self.seed)
+            result = yield lambda: reduce_with(self.peers(scope), row, scheme, seed=self.seed)
             if row.layout != torch.strided:
-                row.resize_as_(found)
-            row.copy_(found)
+                row.resize_as_(result)
+            row.copy_(result)
         elif self.option.scheme == "allreduce":
             code = self.feedback.encode(self.place, row, codec, seed, at)
             yield lambda: self.peers(scope).all_reduce(code)
@@ -109,8 +109,8 @@ class _LiveGroup:
                 codec.decode(code, row)
         elif self.option.scheme == "allgather":
             code = self.feedback.encode(self.place, row, codec, seed_of(seed, 0, 0, peers.rank), at)
-            found = yield lambda: self.peers(scope).all_gather(code)
-            self._add_up(found.chunk(peers.size), row.zero_())
+            result = yield lambda: self.peers(scope).all_gather(code)
+            self._add_up(result.chunk(peers.size), row.zero_())
         else:
             mine = yield from self._slice(scope, row, at, seed)
             yield from self._spread(scope, row, mine, at, seed + 1)
@@ -124,9 +124,9 @@ class _LiveGroup:
             self.feedback.encode(self.place, part, self.codec, own, at + place * part.numel())
             for place, part in enumerate(parts)
         ]
-        found = yield lambda: self.peers(scope).all_to_all(codes)
+        received = yield lambda: self.peers(scope).all_to_all(codes)
         total = torch.zeros_like(parts[0])
-        self._add_up(found.chunk(peers.size), total)
+        self._add_up(received.chunk(peers.size), total)
         return total
 
     def _spread(
@@ -137,10 +137,10 @@ class _LiveGroup:
         peers, code = self.peers(scope), self.codec.encode(mine, seed)
         begin = at + peers.rank * mine.numel()
         self.feedback.left_out(self.place, mine, code, self.codec, begin, times)
-        found = yield lambda: self.peers(scope).all_gather(code)
+        codes = yield lambda: self.peers(scope).all_gather(code)
         whole = row.new_empty(peers.size * mine.numel())
-        for one, out in zip(found.chunk(peers.size), whole.chunk(peers.size), strict=True):
-            self.codec.decode(one, out)
+        for part, out in zip(codes.chunk(peers.size), whole.chunk(peers.size), strict=True):
+            self.codec.decode(part, out)
         row.copy_(whole[: row.numel()])
 
     def _add_up(self, codes: Sequence[Tensor], out: Tensor) -> None:
@@ -169,7 +169,7 @@ class PlanExecutor:
     """Runs a plan's groups. ``deadline``: seconds that a collective may take. All ranks make it at once."""
 
     def __init__(
-        self, plan: Plan, device: torch.device, feedback: Feedback, group: dist.ProcessGroup | None,
+        self, plan: SyncPlan, device: torch.device, feedback: Feedback, group: dist.ProcessGroup | None,
         deadline: float,
     ) -> None:  # fmt: skip
         self._plan, self._cuda, self._device = plan, device.type == "cuda", device
@@ -182,9 +182,9 @@ class PlanExecutor:
             return Peers(self._scopes[scope], deadline)
 
         self._groups = []
-        for place, one in enumerate(plan.groups):
-            codec = find(NONE if one.option.scheme == "sparse" else one.option.codec)
-            self._groups.append(_LiveGroup(place, one.option, codec, peers, feedback, plan.seed))
+        for place, planned in enumerate(plan.groups):
+            codec = find(NONE if planned.option.scheme == "sparse" else planned.option.codec)
+            self._groups.append(_LiveGroup(place, planned.option, codec, peers, feedback, plan.seed))
         # a sparse sum is one call, whatever it sends
         self._order = [
             group for group, step in plan.order if plan.groups[group].option.scheme != "sparse" or step == 0
@@ -296,8 +296,8 @@ class PlanExecutor:
             self._failed = self._failed or error
             ended = [run, *self._waiting.values()]
             self._waiting.clear()
-        for one in ended:
-            one.done(self._failed)
+        for stopped in ended:
+            stopped.done(self._failed)
 
     def _stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._cuda else nullcontext()

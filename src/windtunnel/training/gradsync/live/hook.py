@@ -35,7 +35,7 @@ from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
 from windtunnel.training.gradsync.live.executor import PlanExecutor
 from windtunnel.training.gradsync.live.feedback import Feedback, redistributed
-from windtunnel.training.gradsync.model import NONE, PLAIN, Plan
+from windtunnel.training.gradsync.model import NONE, PLAIN, SyncPlan
 
 _Future = torch.futures.Future[Tensor | Exception]
 _running = weakref.WeakSet["Handle"]()
@@ -59,7 +59,7 @@ class Handle:
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE,
+        self, ddp: DistributedDataParallel, plan: SyncPlan, deadline: float = DEADLINE,
         event: Callable[..., object] | None = None,
     ) -> None:  # fmt: skip
         self.ddp, self.plan, self.deadline = ddp, plan, deadline
@@ -132,8 +132,8 @@ class Handle:
 
     def _add(self, names: Iterable[str]) -> None:
         """No executor sends what waits of these: it is added to the next gradients of this rank."""
-        for one in self._adding:
-            one.remove()
+        for hook in self._adding:
+            hook.remove()
         places = {name: place for place, name in enumerate(self._parameters)}
         self._adding = [
             self._parameters[name].register_hook(partial(self._added, places[name])) for name in names
@@ -181,8 +181,8 @@ class Handle:
     def _settle(self, group: int, row: Tensor, parts: Sequence[Tensor], error: Exception | None) -> None:
         """``row`` is what becomes of ``parts``; buckets whose last group this was are done."""
         if error is None and parts[0] is not row:
-            for one, part in zip(parts, row.split([view.numel() for view in parts]), strict=True):
-                one.copy_(part.view_as(one))
+            for target, part in zip(parts, row.split([view.numel() for view in parts]), strict=True):
+                target.copy_(part.view_as(target))
         with self._lock:
             for bucket in self._buckets:
                 bucket.groups.discard(group)
@@ -193,7 +193,7 @@ class Handle:
 
 
 def apply(
-    ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE, *,
+    ddp: DistributedDataParallel, plan: SyncPlan, deadline: float = DEADLINE, *,
     event: Callable[..., object] | None = None,
 ) -> Handle:  # fmt: skip
     """Have ``plan`` synchronise the gradients of ``ddp`` from its next step on. All ranks call it at once.
@@ -223,7 +223,7 @@ def named(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     }
 
 
-def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
+def _unfit(ddp: DistributedDataParallel, plan: SyncPlan) -> str:
     """Why the plan is not for this model; "" where it is."""
     world = dist.get_world_size(ddp.process_group)
     if plan.world != world:
@@ -250,11 +250,11 @@ def _other_hook(ddp: DistributedDataParallel) -> str:
         if hook is not _hook:
             return str(getattr(hook, "__qualname__", hook))
     # those that PyTorch has in C++ are in no list
-    told = "" if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook", "")
-    return "" if told == _hook.__qualname__ else str(told)
+    name = "" if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook", "")
+    return "" if name == _hook.__qualname__ else str(name)
 
 
-def _sparse_as_dense(ddp: DistributedDataParallel, plan: Plan) -> str:
+def _sparse_as_dense(ddp: DistributedDataParallel, plan: SyncPlan) -> str:
     """A gradient that comes as rows, for which the plan has what dense ones take; "" where there is none.
     A plan that is DDP's own way takes all."""
     if all(group.option == PLAIN for group in plan.groups):
@@ -288,10 +288,10 @@ def _hook(handle: Handle, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 def _unwrapped(future: _Future) -> Tensor:
     """As DDP takes it: an exception that a callback raises is one that backward ends with."""
-    found = future.value()
-    if isinstance(found, Exception):
-        raise found
-    return found
+    value = future.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
 
 
 # DDP compares annotations with types, and these are text here

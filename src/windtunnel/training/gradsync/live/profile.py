@@ -36,9 +36,9 @@ from windtunnel.training.gradsync.model import (
     CollectiveFit,
     JobNetwork,
     Kind,
-    Profile,
     Scope,
     SumTime,
+    SyncProfile,
 )
 from windtunnel.training.gradsync.model import GradientTensor as Gradient
 from windtunnel.training.gradsync.policy.plan import uniform_plan
@@ -73,7 +73,9 @@ class BackwardTimes:
         ddp._post_forward = self._forward  # type: ignore[method-assign]
         self._handles = []
         for name, parameter in self._parameters.items():
-            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._made, name)))
+            self._handles.append(
+                parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            )
 
     def begin(self) -> None:
         self._steps.append({})
@@ -84,7 +86,7 @@ class BackwardTimes:
         self._mark("forward")
         return result
 
-    def _made(self, name: str, parameter: Tensor) -> None:
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
         self._mark(name)
         if parameter.grad is not None and parameter.grad.is_sparse:
             self.sparse[name] = parameter.grad.detach()
@@ -115,20 +117,20 @@ class BackwardTimes:
         }
         followed = self._steps[2:]
         lasted = median(
-            self._between(one, "begin", after, "begin") for one, after in zip(whole, followed, strict=True)
+            self._between(step, "begin", after, "begin") for step, after in zip(whole, followed, strict=True)
         )
         return lasted - max(until.values(), default=0.0), until
 
-    def _between(self, one: dict[str, Any], begin: str, other: dict[str, Any], end: str) -> float:
+    def _between(self, step: dict[str, Any], begin: str, other: dict[str, Any], end: str) -> float:
         if self._cuda:
-            return float(one[begin].elapsed_time(other[end])) / 1e3
-        return float(other[end] - one[begin])
+            return float(step[begin].elapsed_time(other[end])) / 1e3
+        return float(other[end] - step[begin])
 
 
 def profile(
     ddp: DistributedDataParallel, step: Callable[[], object], *, codecs: Sequence[str] = CODECS,
     hosts: int = 1, steps: int = STEPS, deadline: float = DEADLINE,
-) -> Profile:  # fmt: skip
+) -> SyncProfile:  # fmt: skip
     """Measure a job that is set up: ``step()`` is a forward and backward of one batch, with all that belongs
     to a step but the optimizer, which would train with gradients that are not synchronised. All ranks call it
     at once, and get the same. ``hosts``: that the ranks lie on, one host after the other; 1: as if all links
@@ -148,7 +150,7 @@ def profile(
 
 def measured(
     ddp: DistributedDataParallel, times: BackwardTimes, codecs: Sequence[str], hosts: int, deadline: float
-) -> Profile:
+) -> SyncProfile:
     """The profile of a job whose gradients have been timed, the same on all ranks."""
     group, world = ddp.process_group, dist.get_world_size(ddp.process_group)
     if hosts < 1 or world % hosts:
@@ -170,15 +172,15 @@ def measured(
             of = sparse.measure(Peers(group, deadline), units_of(times.sparse[name]))
             tensor = replace(tensor, width=of.width, density=of.density, growth=of.growth)
             enough = sparse.TRIED / len(times.sparse)
-            taken = sparse.tried(times.sparse[name], of, links, group, deadline, enough)
-            sums += [SumTime(name, scheme, seconds) for scheme, seconds in taken.items()]
+            scheme_times = sparse.tried(times.sparse[name], of, links, group, deadline, enough)
+            sums += [SumTime(name, scheme, seconds) for scheme, seconds in scheme_times.items()]
         rows.append(tensor)
         latest = max(latest, mean)
     # a gradient that not every step makes has no time, and must be synchronised all the same
     rows += [row(name, 0.0) for name in parameters if name not in ranks[0][1]]
     total = sum(row.numel for row in rows)
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
-    job = Profile(
+    job = SyncProfile(
         tuple(rows), codec_costs(codecs, numels), replace(links, sums=tuple(sums)),
         sum(before for before, _ in ranks) / world, host={"torch": torch.__version__},
     )  # fmt: skip
@@ -187,7 +189,7 @@ def measured(
     return Peers(group, deadline).gather(replace(job, handing=handing(ddp, job, deadline)))[0]
 
 
-def handing(ddp: DistributedDataParallel, job: Profile, deadline: float) -> float:
+def handing(ddp: DistributedDataParallel, job: SyncProfile, deadline: float) -> float:
     """Seconds that backward stands still for each group beside what encoding takes: the hook is called, and
     the group is handed to other threads. By what a replay of the job (`HANDED` of its gradients) takes until
     its last gradient, with one group for each and without synchronisation."""
@@ -219,11 +221,13 @@ def handing(ddp: DistributedDataParallel, job: Profile, deadline: float) -> floa
     handle = apply(model, plan, deadline)
     for _ in range(2):  # DDP has its final buckets in the second
         replay(model)
-    taken = until_last()
+    synchronised = until_last()
     handle.close()
     dist.destroy_process_group(group)
     # the last gradient is made before it is handed over
-    return max(0.0, (taken - alone - sum(used.at(numel).encode for numel in numels[1:])) / (HANDED - 1))
+    return max(
+        0.0, (synchronised - alone - sum(used.at(numel).encode for numel in numels[1:])) / (HANDED - 1)
+    )
 
 
 def codec_costs(specs: Sequence[str], numels: Sequence[int], repeats: int = REPEATS) -> tuple[CodecCost, ...]:
@@ -261,14 +265,14 @@ def _point(codec: Codec, numel: int, on: torch.device, repeats: int) -> CodecPoi
 
 def _seconds(call: Callable[[], object], on: torch.device, repeats: int) -> float:
     """The median of ``repeats`` calls, after one that compiles and fills caches."""
-    taken = []
+    times = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
         call()
         if on.type == "cuda":
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - begin)
-    return median(taken[1:])
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])
 
 
 def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> JobNetwork:

@@ -28,14 +28,14 @@ from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.live.exchange import DEADLINE
 from windtunnel.training.gradsync.live.hook import apply
 from windtunnel.training.gradsync.live.profile import CODECS, STEPS, BackwardTimes, measured
-from windtunnel.training.gradsync.model import Plan, Profile
+from windtunnel.training.gradsync.model import SyncPlan, SyncProfile
 
 Begin = Callable[[DistributedDataParallel], object]
 _plain = DistributedDataParallel.__init__
 
 
 def profiled(
-    ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str], profiles: list[Profile]
+    ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str], profiles: list[SyncProfile]
 ) -> None:
     """Time the steps of the script's model, then measure all else, into ``found`` and by rank 0 into
     ``file``, and end the script."""
@@ -66,20 +66,20 @@ def run(program: Sequence[str], begin: Begin) -> None:
     Raises:
         UserError: it wraps no model.
     """
-    met = False
+    wrapped = False
 
-    def made(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
-        nonlocal met
+    def initialise(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
+        nonlocal wrapped
         _plain(self, *arguments, **named)
-        if not met:
-            met = True
+        if not wrapped:
+            wrapped = True
             begin(self)
 
-    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = initialise  # type: ignore[method-assign]
     sys.argv = [*program]
     sys.path[0] = str(Path(program[0]).resolve().parent)
     runpy.run_path(program[0], run_name="__main__")
-    if not met:
+    if not wrapped:
         raise UserError(f"{program[0]}: it wraps no model in DistributedDataParallel")
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["profile", file, hosts, codecs, *program]:
             names = codecs.split(",") if codecs else CODECS
-            profiles: list[Profile] = []
+            profiles: list[SyncProfile] = []
             try:
                 run(program, lambda ddp: profiled(ddp, Path(file), int(hosts), names, profiles))
             except (Exception, SystemExit):
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
             if not profiles:
                 raise UserError(f"{program[0]}: it ended before {STEPS + 3} steps, which a profile takes")
         case ["apply", file, *program]:
-            plan = read(Path(file), Plan)
+            plan = read(Path(file), SyncPlan)
             run(program, lambda ddp: apply(ddp, plan))
 
 

@@ -126,7 +126,9 @@ def push_pull(peers: Peers, mine: Units, seed: int | None) -> Units:
     places, by = order.places(mine.indices).sort()
     ends = torch.searchsorted(places, torch.arange(1, size, device=places.device) * length).tolist()
     parts = zip(places.tensor_split(ends), mine.values[by].tensor_split(ends), strict=True)
-    pushed = [Units(one - rank * length, values, length) for rank, (one, values) in enumerate(parts)]
+    pushed = [
+        Units(positions - rank * length, values, length) for rank, (positions, values) in enumerate(parts)
+    ]
     summed = add_up(
         [unpack(tensor, pushed[0]) for tensor in peers.swap([pack(units, bitmap=bitmap) for units in pushed])]
     )
@@ -143,8 +145,8 @@ def doubled(peers: Peers, mine: Units) -> Units:
     rank, even = peers.rank, 1 << (peers.size.bit_length() - 1)
     nothing = Units(mine.indices[:0], mine.values[:0], mine.total)
 
-    def traded(peer: int, given: Units) -> Units:
-        return unpack(peers.trade(peer, pack(given)), mine)
+    def traded(peer: int, units: Units) -> Units:
+        return unpack(peers.trade(peer, pack(units)), mine)
 
     if rank >= even:
         traded(rank - even, mine)

@@ -93,18 +93,18 @@ def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], word
                     top = max(top, np.uint32(block[i] & mask))
             if top < enough:
                 continue
-            seen, before = 0, count
+            scanned, before = 0, count
             if count < room:
                 for i in range(len(block)):
                     indices[count] = first + i
                     count += int(np.uint32(block[i] & mask) >= enough)
-                    seen = i + 1
+                    scanned = i + 1
                     if count == room:
                         break
                 for place in range(before, count):
                     words[place] = bits[indices[place]]
             if top >= infinite:
-                for i in range(seen, len(block)):
+                for i in range(scanned, len(block)):
                     if np.uint32(block[i] & mask) >= infinite:
                         indices[0], words[0] = first + i, block[i]
     indices[count:] = -1

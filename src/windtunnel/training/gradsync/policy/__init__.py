@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from windtunnel.training.gradsync.model import NONE, CodecCost, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, CodecCost, SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy.plan import make_plan
 
 __all__ = ["POLICIES", "Decision", "Observation", "PlanRequest", "decide"]
@@ -23,7 +23,7 @@ class PlanRequest:
     ``steps``: that training needs to a loss with each, over those that it needs without. ``lossy``: those
     that need more are allowed, too."""
 
-    profile: Profile
+    profile: SyncProfile
     codecs: tuple[str, ...] = ()
     seed: int = 0
     steps: dict[str, float] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class PlanRequest:
 
 
 Observation = PlanRequest
-Decision = Plan
+Decision = SyncPlan
 
 
 def steps_with(cost: CodecCost, steps: Mapping[str, float]) -> float:

@@ -13,7 +13,16 @@ from itertools import product
 from typing import NamedTuple
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import NONE, CodecCost, Inside, Kind, Option, Profile, Scheme, Scope
+from windtunnel.training.gradsync.model import (
+    NONE,
+    CodecCost,
+    Inside,
+    Kind,
+    Option,
+    Scheme,
+    Scope,
+    SyncProfile,
+)
 
 COMPUTE, INSIDE, BETWEEN = range(3)
 """Resources: the device that runs backward, the links inside a host, the network."""
@@ -22,7 +31,7 @@ ELEMENT = 4
 """Bytes of an element that is synchronised as it is (float32, as DDP's gradients mostly are)."""
 
 
-class Task(NamedTuple):
+class GroupTask(NamedTuple):
     """One step of a group: ``what`` is *encode*, *decode* or the collective's kind. ``sent``: bytes that a
     rank sends in it to other ranks."""
 
@@ -37,20 +46,20 @@ def sent_by_each(kind: Kind, members: int, size: float) -> float:
     return size * (members - 1) / members * (2 if kind == "allreduce" else 1)
 
 
-def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
+def tasks(option: Option, numel: int, profile: SyncProfile) -> list[GroupTask]:
     """The steps, in their order, that synchronise ``numel`` elements in this way.
 
     Raises:
         UserError: the profile has no cost of the codec.
     """
-    network, steps = profile.network, list[Task]()
+    network, steps = profile.network, list[GroupTask]()
     cost = profile.cost(option.codec)
     if cost is None and option.codec != NONE:
         raise UserError(f"profile: codec {option.codec!r} has no cost")
 
     def work(what: str, seconds: float) -> None:
         if seconds:
-            steps.append(Task(what, COMPUTE, seconds))
+            steps.append(GroupTask(what, COMPUTE, seconds))
 
     def nbytes(numel: int) -> int:
         return ELEMENT * numel if cost is None else cost.at(numel).nbytes
@@ -59,7 +68,7 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
         if (members := network.members(scope)) > 1:
             resource = INSIDE if scope == "inside" or network.hosts == 1 else BETWEEN
             sent = sent_by_each(kind, members, size)
-            steps.append(Task(kind, resource, network.seconds(scope, kind, size), sent))
+            steps.append(GroupTask(kind, resource, network.seconds(scope, kind, size), sent))
 
     def encode(numel: int) -> None:
         if cost is not None:
@@ -111,7 +120,7 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
     return steps
 
 
-def options(profile: Profile) -> Iterator[Option]:
+def options(profile: SyncProfile) -> Iterator[Option]:
     """Every option that the codecs of the profile and the shape of its network allow, plain first."""
     inside: tuple[Inside, ...] = ("flat", "plain", "coded") if profile.network.hierarchical else ("flat",)
     for where in inside[:2]:
@@ -122,7 +131,7 @@ def options(profile: Profile) -> Iterator[Option]:
             yield Option(cost.codec, scheme, where)
 
 
-def without_codec_cost(profile: Profile) -> Profile:
+def without_codec_cost(profile: SyncProfile) -> SyncProfile:
     """The same, where encoding and decoding take no time: Espresso's upper bound of any plan."""
 
     def free(cost: CodecCost) -> CodecCost:
@@ -133,13 +142,13 @@ def without_codec_cost(profile: Profile) -> Profile:
     return replace(profile, codecs=tuple(map(free, profile.codecs)))
 
 
-def paced(profile: Profile, times: float) -> Profile:
+def paced(profile: SyncProfile, times: float) -> SyncProfile:
     """The same on a network whose collectives take so many times as long."""
-    known = profile.network.collectives
+    collectives = profile.network.collectives
     calls = (
         replace(
             collective_cost, fixed=collective_cost.fixed * times, per_byte=collective_cost.per_byte * times
         )
-        for collective_cost in known
+        for collective_cost in collectives
     )
     return replace(profile, network=replace(profile.network, collectives=tuple(calls)))

@@ -26,8 +26,8 @@ from windtunnel.training.gradsync.model import (
     GradientGroup,
     IterationForecast,
     Option,
-    Plan,
-    Profile,
+    SyncPlan,
+    SyncProfile,
 )
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import (
@@ -36,7 +36,7 @@ from windtunnel.training.gradsync.policy.options import (
     ELEMENT,
     INSIDE,
     RESOURCES,
-    Task,
+    GroupTask,
     options,
     paced,
     tasks,
@@ -61,7 +61,9 @@ FUSED = 6
 """Options whose own best way to cut is tried, those that take least in DDP's buckets or alone."""
 
 
-def make_plan(profile: Profile, seed: int = 0, steps: Mapping[str, float] = MappingProxyType({})) -> Plan:
+def make_plan(
+    profile: SyncProfile, seed: int = 0, steps: Mapping[str, float] = MappingProxyType({})
+) -> SyncPlan:
     """The plan found whose iteration takes least, with whatever codecs the profile has. ``steps``: that
     training needs with them to a loss, over those that it needs without (1 where it is not there).
 
@@ -73,63 +75,63 @@ def make_plan(profile: Profile, seed: int = 0, steps: Mapping[str, float] = Mapp
     job = _Job(profile, _worth(profile), steps)
     notes: tuple[str, ...] = ()
     doubt = 1 + max((collective.error for collective in profile.network.collectives), default=0.0)
-    found = _gentlest(job, _Job(paced(profile, doubt), job.options) if doubt > 1 else job)
-    if job.lossy(found) and doubt > 1:
+    best = _gentlest(job, _Job(paced(profile, doubt), job.options) if doubt > 1 else job)
+    if job.lossy(best) and doubt > 1:
         fast = _Job(paced(profile, 1 / doubt), job.options)
-        if fast.fastest(0).seconds <= fast.priced(found.cuts, found.choice).seconds * (1 + HARDLY):
+        if fast.fastest(0).seconds <= fast.priced(best.cuts, best.choice).seconds * (1 + HARDLY):
             notes = (
                 f"nothing is compressed: the network may be {doubt - 1:.1%} faster than it is known to be, "
                 "and then that would gain nothing",
             )
-            found = job.fastest(0)
+            best = job.fastest(0)
     free = without_codec_cost(profile)
-    bound = min(_Job(free, _worth(free)).searched(cuts).seconds for cuts in (found.cuts, job.alone))
+    bound = min(_Job(free, _worth(free)).searched(cuts).seconds for cuts in (best.cuts, job.alone))
     compared = []
-    for option, one in enumerate(job.options):
-        compared.append(job.forecast(f"{one.words()} in DDP's buckets", job.uniform(option, job.buckets)))
-        compared.append(job.forecast(f"{one.words()} in its best groups", job.fastest(option)))
-    plan = job.plan(found, compared)
-    return replace(plan, bound=min(found.seconds, bound), seed=seed, notes=notes)
+    for option, kind in enumerate(job.options):
+        compared.append(job.forecast(f"{kind.words()} in DDP's buckets", job.uniform(option, job.buckets)))
+        compared.append(job.forecast(f"{kind.words()} in its best groups", job.fastest(option)))
+    plan = job.plan(best, compared)
+    return replace(plan, bound=min(best.seconds, bound), seed=seed, notes=notes)
 
 
-def uniform_plan(profile: Profile, codec: str, most: float | None = None) -> Plan:
+def uniform_plan(profile: SyncProfile, codec: str, most: float | None = None) -> SyncPlan:
     """Every dense gradient with one codec, by its best option, in groups of at most ``most`` elements or one
     gradient; None: in those that are best for it. What other plans are held against."""
     job = _Job(profile, [option for option in options(profile) if option.codec == codec])
     tried = product(range(len(job.options)), job.cuts if most is None else [job.evenly(most)])
-    return job.plan(min((job.uniform(*one) for one in tried), key=_seconds), ())
+    return job.plan(min((job.uniform(*case) for case in tried), key=_seconds), ())
 
 
-def _worth(profile: Profile) -> list[Option]:
+def _worth(profile: SyncProfile) -> list[Option]:
     """The options, without those that no size of this job would choose; plain first."""
     every = list(options(profile))
     total = sum(tensor.numel for tensor in profile.tensors if tensor.width == 0)
-    kept = {0}
+    places = {0}
     for size in {max(1, total >> shift) for shift in (0, 2, 4, 7, 10, 14)}:
-        kept.update(undominated([tasks(option, size, profile) for option in every]))
-    return [every[place] for place in sorted(kept)]
+        places.update(undominated([tasks(option, size, profile) for option in every]))
+    return [every[place] for place in sorted(places)]
 
 
-def _gentlest(job: _Job, slow: _Job) -> _Found:
+def _gentlest(job: _Job, slow: _Job) -> _Candidate:
     """The best choice, with less compression wherever that makes the iteration hardly longer even where the
     network is as slow as it may be (``slow``): an error in the gradients that buys nothing is left out."""
     best = job.best()
-    alike = [slow.uniform(one, cuts) for one in range(len(slow.options)) for cuts in slow.cuts]
+    alike = [slow.uniform(option, cuts) for option in range(len(slow.options)) for cuts in slow.cuts]
     alike.insert(0, slow.priced(best.cuts, best.choice))
     most = min(map(_seconds, alike)) * (1 + HARDLY)
-    found = min((one for one in alike if one.seconds <= most), key=slow.lost)
-    choice = np.array(found.choice, np.int64)
+    candidate = min((other for other in alike if other.seconds <= most), key=slow.lost)
+    choice = np.array(candidate.choice, np.int64)
     ranked = sorted(range(len(slow.options)), key=slow.loss)
-    for group, (begin, _) in enumerate(spans(found.cuts)):
+    for group, (begin, _) in enumerate(spans(candidate.cuts)):
         if begin in slow.sparse:
             continue
-        taken = choice[group]
-        for option in ranked[: ranked.index(int(taken))]:
+        current = choice[group]
+        for option in ranked[: ranked.index(int(current))]:
             choice[group] = option
-            if slow.of(found.cuts, choice).iteration(choice) <= most:
+            if slow.of(candidate.cuts, choice).iteration(choice) <= most:
                 break
-            choice[group] = taken
-    gentle = slow.priced(found.cuts, choice)
+            choice[group] = current
+    gentle = slow.priced(candidate.cuts, choice)
     # each gradient's option in other groups, none of which crosses from one option to another
     cuts = slow.cut(slow.fused, gentle)
     fewer = slow.priced(cuts, [gentle.choice[bisect_left(gentle.cuts, end)] for end in cuts])
@@ -144,7 +146,7 @@ def spans(cuts: Cuts) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Candidate:
     """A way to cut (where groups end), the number of each group's option, and what it takes."""
 
     cuts: Cuts
@@ -157,7 +159,7 @@ class _Job:
 
     def __init__(
         self,
-        profile: Profile,
+        profile: SyncProfile,
         allowed: Sequence[Option],
         steps: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
@@ -179,32 +181,34 @@ class _Job:
     def numel(self, begin: int, end: int) -> int:
         return self._until[end] - self._until[begin]
 
-    def work(self, begin: int, end: int) -> list[list[Task]]:
+    def work(self, begin: int, end: int) -> list[list[GroupTask]]:
         """The tasks of each option of a group."""
         return self._sums[begin] if begin in self.sparse else self._of_size(self.numel(begin, end))
 
     def option(self, begin: int, place: int) -> Option:
         return self.sparse[begin][place][0] if begin in self.sparse else self.options[place]
 
-    def chosen(self, found: _Found) -> list[tuple[Option, list[Task]]]:
+    def chosen(self, candidate: _Candidate) -> list[tuple[Option, list[GroupTask]]]:
         """Of each group."""
-        rows = zip(spans(found.cuts), found.choice, strict=True)
-        return [(self.option(begin, one), self.work(begin, end)[one]) for (begin, end), one in rows]
+        rows = zip(spans(candidate.cuts), candidate.choice, strict=True)
+        return [(self.option(begin, place), self.work(begin, end)[place]) for (begin, end), place in rows]
 
-    def lossy(self, found: _Found) -> bool:
-        return any(option.scheme != "sparse" and option.codec != NONE for option, _ in self.chosen(found))
+    def lossy(self, candidate: _Candidate) -> bool:
+        return any(option.scheme != "sparse" and option.codec != NONE for option, _ in self.chosen(candidate))
 
     def loss(self, option: int) -> tuple[float, int]:
         """By how little of a gradient is kept; of equal ones the simpler option."""
         cost = self.profile.cost(self.options[option].codec)
-        kept = 1.0 if cost is None else cost.at(1 << 20).nbytes / (ELEMENT << 20)
-        return -kept, option
+        share = 1.0 if cost is None else cost.at(1 << 20).nbytes / (ELEMENT << 20)
+        return -share, option
 
-    def lost(self, found: _Found) -> tuple[float, int]:
+    def lost(self, candidate: _Candidate) -> tuple[float, int]:
         """Of all gradients, what is not kept; then the number of groups, each of which is a call more."""
-        rows = zip(spans(found.cuts), found.choice, strict=True)
-        kept = (self.loss(one)[0] * self.numel(*span) for span, one in rows if span[0] not in self.sparse)
-        return sum(kept), len(found.cuts)
+        rows = zip(spans(candidate.cuts), candidate.choice, strict=True)
+        losses = (
+            self.loss(option)[0] * self.numel(*span) for span, option in rows if span[0] not in self.sparse
+        )
+        return sum(losses), len(candidate.cuts)
 
     # -- what choices take
 
@@ -215,42 +219,46 @@ class _Job:
         backward = [
             sum(tensor.backward for tensor in self.tensors[first:end]) + handing for first, end in spans(cuts)
         ]
-        found = [self.work(*span) for span in spans(cuts)]
-        return Costs.of(found, backward, self.profile.forward, self.profile.after)
+        alternatives = [self.work(*span) for span in spans(cuts)]
+        return Costs.of(alternatives, backward, self.profile.forward, self.profile.after)
 
     def of(self, cuts: Cuts, choice: Ints) -> Costs:
         """The costs that ``choice`` is priced by."""
         return self.costs(cuts, not self.sparse and self.options[0] == PLAIN and not choice.any())
 
-    def priced(self, cuts: Cuts, choice: Sequence[int] | Ints) -> _Found:
+    def priced(self, cuts: Cuts, choice: Sequence[int] | Ints) -> _Candidate:
         chosen = np.array(choice, np.int64)
-        return _Found(cuts, tuple(chosen.tolist()), self.of(cuts, chosen).iteration(chosen))
+        return _Candidate(cuts, tuple(chosen.tolist()), self.of(cuts, chosen).iteration(chosen))
 
-    def _uniform(self, option: int, cuts: Cuts) -> _Found:
+    def _uniform(self, option: int, cuts: Cuts) -> _Candidate:
         """Every dense group has ``option``, every sparse one what takes least by itself."""
         return self.priced(cuts, [0 if begin in self.sparse else option for begin in (0, *cuts[:-1])])
 
-    def fastest(self, option: int) -> _Found:
+    def fastest(self, option: int) -> _Candidate:
         return min((self.uniform(option, cuts) for cuts in self.cuts), key=_seconds)
 
-    def searched(self, cuts: Cuts) -> _Found:
-        starts = [np.array(self.uniform(one, cuts).choice) for one in range(len(self.options))]
+    def searched(self, cuts: Cuts) -> _Candidate:
+        starts = [np.array(self.uniform(option, cuts).choice) for option in range(len(self.options))]
         return self.priced(
             cuts, search(self.costs(cuts, False), [self.numel(*span) for span in spans(cuts)], starts)
         )
 
-    def best(self) -> _Found:
+    def best(self) -> _Candidate:
         """Searched on the ways to cut whose best uniform option takes least, and cut anew until that helps no
         more."""
         every = range(len(self.options))
-        ranked = sorted(self.cuts, key=lambda cuts: min(self.uniform(one, cuts).seconds for one in every))
-        found = min((self.searched(cuts) for cuts in ranked[:TRIED]), key=_seconds)
+        ranked = sorted(
+            self.cuts, key=lambda cuts: min(self.uniform(option, cuts).seconds for option in every)
+        )
+        candidate = min((self.searched(cuts) for cuts in ranked[:TRIED]), key=_seconds)
         for _ in range(ROUNDS):
-            cuts = self.cut(self.fused, found)
-            if cuts == found.cuts or (again := self.searched(cuts)).seconds >= found.seconds * (1 - 1e-9):
+            cuts = self.cut(self.fused, candidate)
+            if cuts == candidate.cuts or (again := self.searched(cuts)).seconds >= candidate.seconds * (
+                1 - 1e-9
+            ):
                 break
-            found = again
-        return found
+            candidate = again
+        return candidate
 
     # -- ways to cut
 
@@ -270,20 +278,20 @@ class _Job:
         """Every gradient by itself, DDP's buckets, and the best for each of some options."""
         simple = (self.alone, self.buckets)
         every = range(len(self.options))
-        ranked = sorted(every, key=lambda one: min(self.uniform(one, cuts).seconds for cuts in simple))
+        ranked = sorted(every, key=lambda option: min(self.uniform(option, cuts).seconds for cuts in simple))
         fused = [
             self.cut(self.fused, self.uniform(fromkey, self.alone))
             for fromkey in dict.fromkeys((0, *ranked[:FUSED]))
         ]
         return list(dict.fromkeys((*simple, *fused)))
 
-    def cut(self, way: Way, found: _Found | None = None) -> Cuts:
-        """Each run of neighbours that have one option in ``found`` (None: all of them) is cut by itself; a
-        sparse gradient is a group of its own."""
-        found = found or self.uniform(0, self.alone)
+    def cut(self, way: Way, candidate: _Candidate | None = None) -> Cuts:
+        """Each run of neighbours that have one option in ``candidate`` (None: all of them) is cut by itself;
+        a sparse gradient is a group of its own."""
+        candidate = candidate or self.uniform(0, self.alone)
         ends: list[int] = []
         done = 0
-        rows = zip((0, *found.cuts), found.cuts, found.choice, strict=False)
+        rows = zip((0, *candidate.cuts), candidate.cuts, candidate.choice, strict=False)
         for (sparse, option), members in groupby(rows, key=lambda row: (row[0] in self.sparse, row[2])):
             groups = [*members]
             first, last = groups[0][0], groups[-1][1]
@@ -312,55 +320,55 @@ class _Job:
         total = self._until[-1]
         small, large = max(1, total // 2000), max(2, total // 4)
 
-        def taken(numel: int) -> float:
+        def resource_seconds(numel: int) -> float:
             return sum(task.seconds for task in self._of_size(numel)[option] if task.resource in resources)
 
-        rate = max(0.0, (taken(large) - taken(small)) / max(1, large - small))
-        return Affine(max(0.0, taken(small) - rate * small), rate)
+        rate = max(0.0, (resource_seconds(large) - resource_seconds(small)) / max(1, large - small))
+        return Affine(max(0.0, resource_seconds(small) - rate * small), rate)
 
     # -- what is told of a choice
 
-    def plan(self, found: _Found, compared: Sequence[IterationForecast]) -> Plan:
+    def plan(self, candidate: _Candidate, compared: Sequence[IterationForecast]) -> SyncPlan:
         network = self.profile.network
-        return Plan(
-            groups=tuple(self._groups(found)), order=self._order(found),
-            forecasts=(self.forecast("plan", found), *compared), bound=found.seconds,
+        return SyncPlan(
+            groups=tuple(self._groups(candidate)), order=self._order(candidate),
+            forecasts=(self.forecast("plan", candidate), *compared), bound=candidate.seconds,
             world=network.world, hosts=network.hosts, emulated=self.profile.emulated,
         )  # fmt: skip
 
-    def forecast(self, name: str, found: _Found) -> IterationForecast:
-        chosen = self.chosen(found)
+    def forecast(self, name: str, candidate: _Candidate) -> IterationForecast:
+        chosen = self.chosen(candidate)
         # what a part of the gradients costs is not known: they are priced as if all had the worst codec
         steps = max(self.steps.get(option.codec, 1.0) for option, _ in chosen)
         sent = round(sum(task.sent for _, work in chosen for task in work))
-        return IterationForecast(name, found.seconds, sent, steps)
+        return IterationForecast(name, candidate.seconds, sent, steps)
 
-    def _order(self, found: _Found) -> tuple[tuple[int, int], ...]:
+    def _order(self, candidate: _Candidate) -> tuple[tuple[int, int], ...]:
         """The collectives by when the timeline begins them."""
-        choice = np.array(found.choice, np.int64)
-        _, times = self.of(found.cuts, choice).schedule(choice)
+        choice = np.array(candidate.choice, np.int64)
+        _, times = self.of(candidate.cuts, choice).schedule(choice)
         calls = [
             (times[group, step + 1, 0], group, step)
-            for group, (_, work) in enumerate(self.chosen(found))
+            for group, (_, work) in enumerate(self.chosen(candidate))
             for step, task in enumerate(work)
             if task.resource in (INSIDE, BETWEEN)
         ]
         return tuple((group, step) for _, group, step in sorted(calls))
 
-    def _groups(self, found: _Found) -> Iterator[GradientGroup]:
+    def _groups(self, candidate: _Candidate) -> Iterator[GradientGroup]:
         """With the reason of each: what the iteration would take with its next best option."""
-        rows = zip(spans(found.cuts), self.chosen(found), strict=True)
+        rows = zip(spans(candidate.cuts), self.chosen(candidate), strict=True)
         for group, ((begin, end), (option, work)) in enumerate(rows):
             names = tuple(tensor.name for tensor in self.tensors[begin:end])
-            yield GradientGroup(names, option, self._reason(found, group, begin, work))
+            yield GradientGroup(names, option, self._reason(candidate, group, begin, work))
 
-    def _reason(self, found: _Found, group: int, begin: int, work: list[Task]) -> str:
-        choice = np.array(found.choice, np.int64)
+    def _reason(self, candidate: _Candidate, group: int, begin: int, work: list[GroupTask]) -> str:
+        choice = np.array(candidate.choice, np.int64)
         others: list[tuple[float, int]] = []
         for option in range(len(self.sparse.get(begin, self.options))):
-            if option != found.choice[group]:
+            if option != candidate.choice[group]:
                 choice[group] = option
-                others.append((self.of(found.cuts, choice).iteration(choice), option))
+                others.append((self.of(candidate.cuts, choice).iteration(choice), option))
         if not others:
             return "the only option"
         seconds, place = min(others)
@@ -369,12 +377,13 @@ class _Job:
         for task in work:
             mine[task.resource] += task.seconds
         spent = ", ".join(
-            f"{one * 1e3:.3g} ms {name}" for one, name in zip(mine, RESOURCES, strict=True) if one
+            f"{share * 1e3:.3g} ms {name}" for share, name in zip(mine, RESOURCES, strict=True) if share
         )
-        if seconds <= found.seconds * (1 + 1e-6):
+        if seconds <= candidate.seconds * (1 + 1e-6):
             return f"hidden behind other work ({spent}); {words} would take as long"
-        return f"{spent}; the iteration would be {(seconds - found.seconds) * 1e3:.3g} ms longer with {words}"
+        longer = (seconds - candidate.seconds) * 1e3
+        return f"{spent}; the iteration would be {longer:.3g} ms longer with {words}"
 
 
-def _seconds(found: _Found) -> float:
-    return found.seconds
+def _seconds(candidate: _Candidate) -> float:
+    return candidate.seconds

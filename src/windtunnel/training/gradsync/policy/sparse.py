@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from windtunnel.training.gradsync.model import GradientTensor, JobNetwork, Kind, Option, Profile
-from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, Task
+from windtunnel.training.gradsync.model import GradientTensor, JobNetwork, Kind, Option, SyncProfile
+from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, GroupTask
 
 SCHEMES = ("zen", "hierarchy", "allgather", "dense")
 INDEX = 4
@@ -128,15 +128,15 @@ def choose(sparsity: Sparsity, network: JobNetwork | None, world: int) -> str:
     return min(SCHEMES, key=lambda name: seconds(name, sparsity, network))
 
 
-def choices(tensor: GradientTensor, profile: Profile) -> list[tuple[Option, list[Task]]]:
+def choices(tensor: GradientTensor, profile: SyncProfile) -> list[tuple[Option, list[GroupTask]]]:
     """The options of a sparse gradient, with their one task each: a scheme is one call. Where schemes were
     tried between these ranks, only those, by what they took."""
     of, network = sparsity(tensor), profile.network
     resource = INSIDE if network.hosts == 1 else BETWEEN
-    tried = {taken.scheme: taken.seconds for taken in network.sums if taken.tensor == tensor.name}
+    tried = {sum_time.scheme: sum_time.seconds for sum_time in network.sums if sum_time.tensor == tensor.name}
     options = []
     for name, predicted in (tried or {name: seconds(name, of, network) for name in SCHEMES}).items():
         sent = traffic(name, of, network.world).nbytes
-        work = [Task("sparse", resource, predicted, sent)] if network.world > 1 else []
+        work = [GroupTask("sparse", resource, predicted, sent)] if network.world > 1 else []
         options.append((Option(codec=name, scheme="sparse"), work))
     return options

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
-from windtunnel.training.gradsync.policy.options import Task
-from windtunnel.training.gradsync.policy.timeline import EACH, Costs, taken
+from windtunnel.training.gradsync.policy.options import GroupTask
+from windtunnel.training.gradsync.policy.timeline import EACH, Costs, iteration_seconds
 
 Ints = NDArray[np.int64]
 BUDGET = 1_000_000
@@ -29,20 +29,20 @@ SMALL = 16
 """Groups up to which each is held at other options."""
 
 
-def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
+def undominated(options: Sequence[Sequence[GroupTask]]) -> list[int]:
     """Those that no other option (or an earlier, equal one) beats on every resource and in sum."""
     used = np.zeros((len(options), EACH + 1))
     for place, option in enumerate(options):
         for task in option:
             used[place, task.resource] += task.seconds
         used[place, EACH] = len(option) * 1e-12  # of equal ones the shorter
-    kept = []
-    for place, one in enumerate(used):
-        beaten = (used <= one).all(axis=1) & ((used < one).any(axis=1) | (np.arange(len(used)) < place))
+    places = []
+    for place, row in enumerate(used):
+        beaten = (used <= row).all(axis=1) & ((used < row).any(axis=1) | (np.arange(len(used)) < place))
         beaten[place] = False
         if not beaten.any():
-            kept.append(place)
-    return kept
+            places.append(place)
+    return places
 
 
 def blocks(numels: Sequence[int], options: Sequence[int]) -> list[list[int]]:
@@ -51,17 +51,17 @@ def blocks(numels: Sequence[int], options: Sequence[int]) -> list[list[int]]:
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, kind in enumerate(zip(numels, options, strict=True)):
         alike[kind].append(place)
-    found: list[list[int]] = []
-    level = [members for _, members in sorted(alike.items(), key=lambda one: -one[0][0] * len(one[1]))]
+    levels: list[list[int]] = []
+    level = [members for _, members in sorted(alike.items(), key=lambda item: -item[0][0] * len(item[1]))]
     while level:
-        found += level
+        levels += level
         level = [
             part
             for members in level
             if len(members) > 1
             for part in (members[: len(members) // 2], members[len(members) // 2 :])
         ]
-    return found
+    return levels
 
 
 def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: int = BUDGET) -> Ints:
@@ -76,19 +76,19 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     for start in sorted(starts, key=costs.iteration)[:STARTS]:
         choice = start.copy()
         ended.append((_descend(costs, choice, flat, ends, -1, tries)[0], choice))
-    best = min(ended, key=lambda one: one[0])[1]
+    best = min(ended, key=lambda item: item[0])[1]
     if groups <= SMALL:
-        _held(costs, best, tries)
+        _search_fixed(costs, best, tries)
     return best
 
 
 @jit
-def _descend(costs: Costs, choice: Ints, flat: Ints, ends: Ints, held: int, tries: int) -> tuple[float, int]:
-    """Change block after block, but the group ``held``, to the option that helps most until none does;
+def _descend(costs: Costs, choice: Ints, flat: Ints, ends: Ints, fixed: int, tries: int) -> tuple[float, int]:
+    """Change block after block, but the group ``fixed``, to the option that helps most until none does;
     ``choice`` in place. Seconds of the end, and how many choices were tried."""
-    best = taken(costs, choice)
+    best = iteration_seconds(costs, choice)
     tried = 0
-    kept = choice.copy()
+    previous = choice.copy()
     better = True
     while better and tried <= tries:
         better = False
@@ -96,31 +96,31 @@ def _descend(costs: Costs, choice: Ints, flat: Ints, ends: Ints, held: int, trie
         for end in ends:
             members = flat[begin:end]
             begin = end
-            if members[0] == held or tried > tries:
+            if members[0] == fixed or tried > tries:
                 continue
             winner = -1
-            kept[members] = choice[members]
+            previous[members] = choice[members]
             for option in range(costs.options[members[0]]):
-                if (kept[members] == option).all():
+                if (previous[members] == option).all():
                     continue
                 choice[members] = option
-                found = taken(costs, choice)
+                seconds = iteration_seconds(costs, choice)
                 tried += 1
-                if found < best * (1 - 1e-12):
-                    best, winner = found, option
+                if seconds < best * (1 - 1e-12):
+                    best, winner = seconds, option
             if winner >= 0:
                 better = True
                 choice[members] = winner
             else:
-                choice[members] = kept[members]
+                choice[members] = previous[members]
     return best, tried
 
 
 @jit
-def _held(costs: Costs, choice: Ints, tries: int) -> None:
+def _search_fixed(costs: Costs, choice: Ints, tries: int) -> None:
     """Hold one group at another option while the others go to what is best for them then; until no such turn
     helps."""
-    best = taken(costs, choice)
+    best = iteration_seconds(costs, choice)
     single = np.arange(len(choice))
     tried = 0
     better = True
@@ -130,7 +130,7 @@ def _held(costs: Costs, choice: Ints, tries: int) -> None:
             for option in range(costs.options[g]):
                 if option == choice[g] or tried >= tries:
                     continue
-                kept = choice.copy()
+                previous = choice.copy()
                 choice[g] = option
                 now, more = _descend(costs, choice, single, single + 1, g, tries - tried)
                 tried += more
@@ -138,4 +138,4 @@ def _held(costs: Costs, choice: Ints, tries: int) -> None:
                     best = now
                     better = True
                 else:
-                    choice[:] = kept
+                    choice[:] = previous

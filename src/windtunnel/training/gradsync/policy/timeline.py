@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
-from windtunnel.training.gradsync.policy.options import RESOURCES, Task
+from windtunnel.training.gradsync.policy.options import RESOURCES, GroupTask
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,7 +44,7 @@ class Costs(NamedTuple):
 
     @classmethod
     def of(
-        cls, groups: Sequence[Sequence[Sequence[Task]]], backward: Sequence[float], forward: float,
+        cls, groups: Sequence[Sequence[Sequence[GroupTask]]], backward: Sequence[float], forward: float,
         after: float,
     ) -> Costs:  # fmt: skip
         """``groups[g][o]`` are the tasks of an option of a group; groups may have different numbers."""
@@ -53,23 +53,23 @@ class Costs(NamedTuple):
         resource = np.zeros((len(groups), most, MOST), np.int64)
         count = np.zeros((len(groups), most), np.int64)
         first: dict[int, int] = {}  # groups of one size share their options
-        for g, given in enumerate(groups):
-            same = first.setdefault(id(given), g)
+        for g, alternatives in enumerate(groups):
+            same = first.setdefault(id(alternatives), g)
             if same != g:
                 seconds[g], resource[g], count[g] = seconds[same], resource[same], count[same]
                 continue
-            for o, found in enumerate(given):
-                count[g, o] = len(found)
-                for i, task in enumerate(found):
+            for o, work in enumerate(alternatives):
+                count[g, o] = len(work)
+                for i, task in enumerate(work):
                     seconds[g, o, i], resource[g, o, i] = task.seconds, task.resource
-        options = np.array([len(given) for given in groups], np.int64)
+        options = np.array([len(alternatives) for alternatives in groups], np.int64)
         return cls(
             seconds, resource, count, options, np.asarray(backward, float), float(forward), float(after)
         )
 
     def iteration(self, choice: Ints) -> float:
         """Seconds of an iteration where group g has option ``choice[g]``."""
-        return float(taken(self, choice))
+        return float(iteration_seconds(self, choice))
 
     def schedule(self, choice: Ints) -> tuple[float, Floats]:
         """The seconds, and when each task begins and ends, [groups, tasks, 2]; nan where there is none.
@@ -79,7 +79,7 @@ class Costs(NamedTuple):
 
 
 @jit
-def taken(costs: Costs, choice: Ints) -> float:
+def iteration_seconds(costs: Costs, choice: Ints) -> float:
     """Seconds of an iteration, for compiled code."""
     return run(costs, choice, np.empty((0, 0, 2)))
 
@@ -102,26 +102,26 @@ def run(costs: Costs, choice: Ints, times: Floats) -> float:
     tail = np.zeros(EACH, np.int64)
     ready = np.empty(groups)
     step = np.zeros(groups, np.int64)
-    made = 0  # groups whose backward is done
+    computed = 0  # groups whose backward is done
     next_ready = forward  # since when backward could go on
     end = forward
     left = groups
     while left > 0:
         first, first_ready, r = np.inf, np.inf, -1
-        for one in range(EACH):
-            if head[one] < tail[one]:
-                waits = ready[queue[one, head[one] & mask]]
-                start = max(free[one], waits)
+        for number in range(EACH):
+            if head[number] < tail[number]:
+                waits = ready[queue[number, head[number] & mask]]
+                start = max(free[number], waits)
                 if start < first or (start == first and waits < first_ready):
-                    first, first_ready, r = start, waits, one
+                    first, first_ready, r = start, waits, number
         start = max(free[0], next_ready)
         # what was ready at the same moment, such as encoding what was just made, goes before backward
-        if made < groups and (start < first or (start == first and next_ready < first_ready)):
-            g = made
-            made += 1
+        if computed < groups and (start < first or (start == first and next_ready < first_ready)):
+            g = computed
+            computed += 1
             stop = start + backward[g]
             next_ready = stop
-            free[0] = stop if made < groups else stop + after
+            free[0] = stop if computed < groups else stop + after
             end = max(end, free[0])
         else:
             g = queue[r, head[r] & mask]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.gradients import backward_of
-from windtunnel.training.gradsync.model import GradientTensor, Profile
+from windtunnel.training.gradsync.model import GradientTensor, SyncProfile
 from windtunnel.training.gradsync.policy import Decision, Observation
 from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
@@ -22,14 +22,14 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     return {"seconds": ours.seconds, "to_loss": ours.to_loss, "bytes": float(ours.nbytes)}
 
 
-def profile_of(result: EmulationResult) -> Profile:
+def profile_of(result: EmulationResult) -> SyncProfile:
     """Of the job and the cluster of an emulation.
 
     Raises:
         UserError: the job makes no gradients, or its cluster has one rank.
     """
     backward, cluster = backward_of(result), result.cluster
-    return Profile(
+    return SyncProfile(
         tensors=tuple(
             GradientTensor(gradient.name, gradient.numel, gradient.seconds) for gradient in backward.gradients
         ),

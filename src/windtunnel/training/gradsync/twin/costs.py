@@ -51,8 +51,8 @@ class Kernels:
 
 def _sparse(share: float, scans: float, calls: int) -> Kernels:
     """Keeps ``share`` of the elements, 8 bytes each, found by reading everything ``scans`` times."""
-    kept = 8 * share
-    return Kernels(2 * share, 4 * scans + 4 + kept, 4 + 3 * kept, 3 * kept, calls)
+    code_bytes = 8 * share
+    return Kernels(2 * share, 4 * scans + 4 + code_bytes, 4 + 3 * code_bytes, 3 * code_bytes, calls)
 
 
 CODECS = {
