@@ -93,8 +93,8 @@ def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> 
             # loading the program reads files, which is getting on
             until(lambda: command_line(child.pid) == "sleep 1000" and state(child.pid) == "S")
             watch = Watch(child.pid, 0, tmp_path / "stack", Word(), 0.2, tmp_path / "loop")
-            watch.looked = time.monotonic() - 10.0
-            watch._start = watch.looked, watch._before
+            watch.checked_at = time.monotonic() - 10.0
+            watch._start = watch.checked_at, watch._before
             looks = 0
             while not watch.hangs:
                 watch.look(float("inf"))

@@ -15,7 +15,7 @@ from windtunnel.cluster.catalogue import device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.compiler.loops import Item, KernelLoops, kernels, parts_of
-from windtunnel.training.emulate.twin.compiler.partition import least_kept
+from windtunnel.training.emulate.twin.compiler.partition import minimum_cut
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import kind_of, moved_bytes
 
@@ -367,9 +367,9 @@ def test_the_least_is_kept():
     # 0 is given (4 bytes); 1 = f(0) (8), 2 = f(1) (2), both cheap; backward reads 1 and 2.
     weights, edges = (4.0, 8.0, 2.0), ((0, 1), (1, 2))
     none: frozenset[int] = frozenset()
-    assert least_kept(weights, edges, frozenset({0}), none, frozenset({1, 2})) == {0}
-    assert least_kept(weights, edges, frozenset({0}), none, frozenset({2})) == {2}
-    assert least_kept(weights, edges, frozenset({0}), frozenset({1}), frozenset({1, 2})) == {1}
+    assert minimum_cut(weights, edges, frozenset({0}), none, frozenset({1, 2})) == {0}
+    assert minimum_cut(weights, edges, frozenset({0}), none, frozenset({2})) == {2}
+    assert minimum_cut(weights, edges, frozenset({0}), frozenset({1}), frozenset({1, 2})) == {1}
 
 
 def test_small_reductions_are_written_out():

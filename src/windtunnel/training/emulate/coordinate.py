@@ -183,12 +183,12 @@ class Coordinator:
                 live_rank.meets[number] = True, (unit, join), call
                 self.virtual.arrive(unit, join, live_rank.now, self._between)
                 return
-            wanted = (
+            graph_call = (
                 f"{live_rank.expected.words[place]} (call {place + 1} of {len(calls)})"
                 if calls
                 else "no call"
             )
-            live_rank.astray = f"it called {call}, and the replayed graph has {wanted}"
+            live_rank.astray = f"it called {call}, and the replayed graph has {graph_call}"
         live_rank.meets[number] = False, self.free.arrive(live_rank.rank, call, live_rank.now), call
 
     def _stepped(
@@ -204,7 +204,7 @@ class Coordinator:
         live_rank.steps.append(LiveStep(number, seconds, own_s, waited, spent_s, int(count), loss, hybrid))
         live_rank.peak_bytes = peak or live_rank.peak_bytes
         if hybrid:
-            self._held_against(live_rank, number)
+            self._compare_step(live_rank, number)
         if number >= ALONE and number % self.period == 0 and live_rank.expected.own_s > 0:
             took = sum(step.own_s for step in live_rank.steps[-self.period :])
             self.paces.append(took / live_rank.expected.own_s)
@@ -221,7 +221,7 @@ class Coordinator:
             live_rank.units = [*live_rank.units[1 - UNITS :], [at - began for at in (*live_rank.at, own)]]
         live_rank.at.clear()
 
-    def _held_against(self, live_rank: LiveRank, number: int) -> None:
+    def _compare_step(self, live_rank: LiveRank, number: int) -> None:
         """At the end of a step: it has called all that the graph has of it."""
         calls, wrong = len(live_rank.expected.calls), live_rank.astray
         units, rest = divmod(number - live_rank.joined, self.period)

@@ -369,7 +369,7 @@ def measure(classes: Classes, tokens: int | None = None) -> StepWork:
     unless ``tokens`` gives the number of a step of the whole job.
     """
     flops: list[dict[str, float]] = [defaultdict(float) for _ in range(4)]
-    looked_up = 0.0
+    lookups = 0.0
     for cls in classes.classes:
         count = len(cls.members)
         rows, phases = _operators(cls.slice)
@@ -383,7 +383,7 @@ def measure(classes: Classes, tokens: int | None = None) -> StepWork:
                 each = (counted * once[row], counted * all_calls[row], run * once[row], run * all_calls[row])
                 for total, share in zip(flops, each, strict=True):
                     total[dtype] += count * float(share)
-        looked_up += count * _looked_up(cls.slice, rows, phases) / _copies(cls.slice)
+        lookups += count * _lookups(cls.slice, rows, phases) / _copies(cls.slice)
     by_unit: dict[str, float] = defaultdict(float)  # both formats of float8 are done by the same units
     for name, done in flops[1].items():
         by_unit[UNITS.get(name, (name,))[0]] += done
@@ -393,7 +393,7 @@ def measure(classes: Classes, tokens: int | None = None) -> StepWork:
         {name: done / steps for name, done in total.items()} for total in flops
     )
     return StepWork(
-        (round(looked_up / steps) or None) if tokens is None else tokens,
+        (round(lookups / steps) or None) if tokens is None else tokens,
         model,
         hardware,
         model_run,
@@ -470,7 +470,7 @@ def _dtype(op: Operator) -> str:
     return tensor.dtype if tensor is not None else "float32"
 
 
-def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
+def _lookups(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
     """Entries of sequences looked up, in the table that is asked most.
 
     Where a table is trained its gradient counts, not the look-up: a teacher with a table like it asks, too.
@@ -478,7 +478,7 @@ def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]
     """
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
     trained: dict[object, float] = defaultdict(float)
-    looked_up: dict[object, float] = defaultdict(float)
+    lookups: dict[object, float] = defaultdict(float)
     for row in np.flatnonzero(count):
         op = slice_.operators[row]
         if not _looks_up(op):
@@ -488,8 +488,8 @@ def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]
         if base_name(op.name) == "embedding_dense_backward":
             trained[op.inputs[2]] += entries
         else:
-            looked_up[tensors[0].shape] += entries
-    return max((trained or looked_up).values(), default=0.0)
+            lookups[tensors[0].shape] += entries
+    return max((trained or lookups).values(), default=0.0)
 
 
 def _copies(slice_: Slice) -> int:

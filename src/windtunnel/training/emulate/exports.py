@@ -89,13 +89,13 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
         return None
     frames = skeleton(job.replay, job.programs[0].copies)
     groups: dict[Meeting, int] = {}
-    met: dict[tuple[Channel, tuple[int, ...]], Meeting] = {}
+    meetings: dict[tuple[Channel, tuple[int, ...]], Meeting] = {}
     calls: dict[tuple[str, int, str, str, int], int] = {}
     marks = []
     for mark in frames.marks:
         call = -1
         if mark.join >= 0:
-            named, meeting = _call(job, mark.join, met)
+            named, meeting = _call(job, mark.join, meetings)
             call = calls.setdefault((*named, groups.setdefault(meeting, len(groups))), len(calls))
         marks.append([call, [list(term) for term in mark.after]])
     return {
@@ -108,10 +108,10 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
 
 
 def _call(
-    job: WorldJob, join: int, met: dict[tuple[Channel, tuple[int, ...]], Meeting]
+    job: WorldJob, join: int, meetings: dict[tuple[Channel, tuple[int, ...]], Meeting]
 ) -> tuple[tuple[str, int, str, str], Meeting]:
-    """Kind, bytes, dtype and backend of a join, and its groups. ``met``: those found before, by channel and
-    colours."""
+    """Kind, bytes, dtype and backend of a join, and its groups. ``meetings``: those of joins before it, by
+    channel and colours."""
     row, position = job.join_call[join].tolist()
     calls = job.world.calls[row]
     call, channel = calls.collective(position), calls.channel(position)
@@ -126,7 +126,7 @@ def _call(
             if there.collective(at).kind == "send":
                 channel, colours = there.channel(at), (colour,)
     family = job.world.family(channel)
-    if (channel, colours) not in met:
+    if (channel, colours) not in meetings:
         if message:
             senders = np.flatnonzero(job.colour == colours[0]).tolist()
             peers = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
@@ -138,10 +138,10 @@ def _call(
             # the root is at the same place in all groups
             root = int(family.index_of[call.peer]) if call.peer >= 0 else 0
             peers = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))
-        met[channel, colours] = peers
+        meetings[channel, colours] = peers
     size = full_bytes(call, 2 if message else family.size)
     kind = "send" if message else call.kind
-    return (kind, size, call.dtype, call.backend), met[channel, colours]
+    return (kind, size, call.dtype, call.backend), meetings[channel, colours]
 
 
 def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:

@@ -203,7 +203,7 @@ def write_pictures(
 
     ``timeline_ranks``: the ranks in the timeline; by default the critical one and one of some classes.
     """
-    spans = timeline(result.timing, list(timeline_ranks) or shown_ranks(result))
+    spans = timeline(result.timing, list(timeline_ranks) or default_ranks(result))
     for rank in spans.ranks():
         spans.memory[rank] = _memory(result, rank)
     write_trace(directory / "timeline.json.gz", spans, directory / "trace")
@@ -218,7 +218,7 @@ def write_pictures(
     )  # fmt: skip
 
 
-def shown_ranks(result: EmulationResult) -> list[int]:
+def default_ranks(result: EmulationResult) -> list[int]:
     """The rank that ends last, and the first of classes spread evenly over the rest."""
     firsts = [int(cls.members[0]) for cls in result.classes.classes]
     places = np.unique(np.linspace(0, len(firsts) - 1, min(MOST_TRACKS, len(firsts))).astype(int))

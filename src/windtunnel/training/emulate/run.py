@@ -90,14 +90,14 @@ class Run:
             UserError: the run was read from the store, and its timeline does not have these ranks.
         """
         from windtunnel.report.timeline import Timeline, read_trace
-        from windtunnel.training.emulate.pictures import shown_ranks, timeline
+        from windtunnel.training.emulate.pictures import default_ranks, timeline
 
         path = self.directory / TIMELINE
         if self.result is not None:
             world = self.summary.world_size
             if wrong := [rank for rank in ranks if not 0 <= rank < world]:
                 raise UserError(f"timeline: rank {wrong[0]} is not one of 0 to {world - 1}")
-            return timeline(self.result.timing, list(ranks) or shown_ranks(self.result))
+            return timeline(self.result.timing, list(ranks) or default_ranks(self.result))
         if not path.exists():
             raise UserError(f"timeline: run {self.id} was kept without pictures: there is no {path}")
         trace = read_trace(path)
@@ -270,11 +270,11 @@ class FailOn:
                 raise UserError("`baseline`: nothing is compared with it, ask for it by `fail_on` slower:10%")
             return None
         if named is None:
-            wanted = [inputs[name] for name in COMPARED]
+            alike_inputs = [inputs[name] for name in COMPARED]
 
             def alike(run: StoredRun) -> bool:
                 verdict = (run.summary or {}).get("verdict")
-                return [run.inputs.get(name) for name in COMPARED] == wanted and (
+                return [run.inputs.get(name) for name in COMPARED] == alike_inputs and (
                     verdict is None or bool(verdict["passed"])
                 )
 

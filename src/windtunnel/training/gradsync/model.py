@@ -164,7 +164,7 @@ class JobNetwork:
 
 
 @dataclass(frozen=True)
-class Profile:
+class SyncProfile:
     """A job, its codecs and its network. ``tensors``: in the order in which backward makes them.
     ``forward``: seconds of computing before backward begins, ``after``: after its last gradient, before the
     optimizer could begin. ``handing``: for which backward stands still for each group, beside encoding, where
@@ -234,7 +234,7 @@ class IterationForecast:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SyncPlan:
     """What every rank of ``world`` on ``hosts`` does. ``groups``: in the order of backward, every gradient in
     exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
     the group's).

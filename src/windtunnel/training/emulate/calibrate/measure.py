@@ -53,17 +53,17 @@ def measure_operators(
     of the profile, and ``provenance["skipped"]`` names them. Sets PyTorch's number of threads for the time
     of the call.
     """
-    wanted = list(order) if order is not None else list(range(len(ops)))
+    sequence = list(order) if order is not None else list(range(len(ops)))
     with on_threads(threads), torch.no_grad():
         runner = _Runner(ops, device)
-        times = runner.on_gpu(progress) if device == "cuda" else runner.in_order(wanted, seconds, progress)
+        times = runner.on_gpu(progress) if device == "cuda" else runner.in_order(sequence, seconds, progress)
     profile = DeviceProfile(
         device, provenance={"threads": str(threads), "torch": torch.__version__, "measured": "yes"}
     )
     for op, samples in zip(ops, times, strict=True):
         if samples:
             profile.add(op, statistics.median(samples))
-    skipped = sorted({ops[row].name for row in wanted if not times[row]})
+    skipped = sorted({ops[row].name for row in sequence if not times[row]})
     if skipped:
         profile.provenance["skipped"] = " ".join(skipped)
     return profile

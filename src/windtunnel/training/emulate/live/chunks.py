@@ -38,8 +38,8 @@ from windtunnel.training.emulate.live.templates import (
     INPUT,
     ChunkTemplate,
     Events,
+    NumberRange,
     RecordedPart,
-    Taken,
     TemplateNames,
     host_state,
     keeps_parameters,
@@ -68,7 +68,7 @@ class Micro:
 
     position: int
     replayed: bool
-    part_numbers: dict[int, Taken] = field(default_factory=dict)
+    part_numbers: dict[int, NumberRange] = field(default_factory=dict)
     stands: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
 
@@ -251,7 +251,7 @@ class Chunks:
         if not learns:
             return result
         self._take_inputs(of, number, micro)
-        micro.part_numbers[part] = Taken(
+        micro.part_numbers[part] = NumberRange(
             first, tuple(now - then for now, then in zip(self._next(), first, strict=True))
         )
         leaves, tree = pytree.tree_flatten(returned() if returned else result)
@@ -360,7 +360,7 @@ class Chunks:
         for place, info in enumerate(infos):
             if not info.is_root_arg and info.buffer is not None:
                 block = int(self.native.wt_storage_block(info.buffer.untyped_storage()._cdata))
-                micro.part_numbers[INPUT + place] = Taken((block, 0, 0), (1, 0, 0))
+                micro.part_numbers[INPUT + place] = NumberRange((block, 0, 0), (1, 0, 0))
 
     def _next(self) -> tuple[int, ...]:
         return tuple(int(self.native.wt_take(which, 0)) for which in range(3))

@@ -76,8 +76,8 @@ class Ending:
         if self.least and len(kinds) == 2:
             self._limit(self.steps * self.observer.steps[-1][1])
         period = find_period(kinds)
-        shown = period.repeats and len(kinds) >= self.least + period.length
-        if not (len(kinds) == settled[0] if settled else shown or len(kinds) >= self.steps):
+        repeated = period.repeats and len(kinds) >= self.least + period.length
+        if not (len(kinds) == settled[0] if settled else repeated or len(kinds) >= self.steps):
             return
         slice_ = self.observer.slice()
         ends = bool(self.least) or not self.further

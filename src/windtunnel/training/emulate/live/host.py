@@ -241,13 +241,13 @@ def describe(
     changes no shape and no cost, so it is written as one of its type, except for an exponent.
     """
     schema = func._schema
-    met = not schema.name.startswith("aten::pow") and next(tensors_of(args), None) is not None
+    with_tensors = not schema.name.startswith("aten::pow") and next(tensors_of(args), None) is not None
     inputs: list[Any] = []
     values: list[Any] = []
     for position, argument in enumerate(() if view else schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and met and str(argument.type) in ("number", "Tensor"):
+        if number and with_tensors and str(argument.type) in ("number", "Tensor"):
             value = type(value)(1)
         values.append(value)
         inputs.append(plain(value))

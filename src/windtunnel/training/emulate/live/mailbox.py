@@ -45,7 +45,7 @@ class Mailbox:
     counts: dict[str, int] = field(default_factory=dict)
     place: str = ""  # where in the program tensors are said: what is said elsewhere is counted without them
     announced: int = 0  # tensors whose values were said
-    asked: set[int] = field(default_factory=set)
+    requested: set[int] = field(default_factory=set)
 
     def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:
         """Say something under a topic.
@@ -78,10 +78,10 @@ class Mailbox:
         Raises:
             failure.WouldHang: all ranks that run wait for each other.
         """
-        if sender not in self.earlier | self.asked:
-            if len(self.asked) == ASKED:
+        if sender not in self.earlier | self.requested:
+            if len(self.requested) == ASKED:
                 return False, None
-            self.asked.add(sender)
+            self.requested.add(sender)
         path = path_of(self.directory, sender, topic, number)
         done = self.directory / f"done-{sender}"
         stuck = self.directory / f"stuck-{self.rank}"

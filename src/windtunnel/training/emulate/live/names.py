@@ -231,7 +231,7 @@ def install_answers(native: ctypes.CDLL) -> None:
 def _runtime(native: ctypes.CDLL) -> Any:
     """Stands for the CUDA runtime's module: what profilers and pinned memory ask of it succeeds."""
 
-    class Status(int):  # ``cudaError``
+    class CudaStatus(int):  # ``cudaError``
         success = 0
 
     names = (
@@ -239,7 +239,7 @@ def _runtime(native: ctypes.CDLL) -> Any:
         "cudaStreamDestroy",
     )  # fmt: skip
     return SimpleNamespace(
-        cudaError=Status,
+        cudaError=CudaStatus,
         cudaGetErrorString=lambda code: f"error {int(code)}",
         cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
         **{name: (lambda *args: 0) for name in names},

@@ -110,7 +110,7 @@ def build(target: Path) -> None:
     nameless = [f"-fmacro-prefix-map={torch}/=", f"-fmacro-prefix-map={NATIVE}/="]
     options = ["-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined]
 
-    def compile_one(name: str) -> str:
+    def compile_source(name: str) -> str:
         source, compiled = str(NATIVE / f"{name}.cpp"), f"{scratch}/{name}.o"
         native.compiled([compiler, *options, "-c", source, "-o", compiled], what)
         return compiled
@@ -119,7 +119,7 @@ def build(target: Path) -> None:
         tempfile.TemporaryDirectory() as scratch,
         concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        objects = list(pool.map(compile_one, SOURCES))
+        objects = list(pool.map(compile_source, SOURCES))
         libraries = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10"]
         native.compiled([compiler, "-shared", "-s", "-o", str(target), *objects, *libraries], what)
 

@@ -456,10 +456,10 @@ class Observer:
         in_range = free["ref"] < count
         freed_in[free["ref"][in_range]] = free["phase"][in_range]
         in_backward = np.isin(freed_in, (int(Phase.BACKWARD), int(Phase.RECOMPUTE)))
-        made_in = np.zeros(count, np.int64)
-        made_in[alloc["ref"]] = alloc["phase"]
-        before = np.isin(made_in, (int(Phase.OTHER), int(Phase.FORWARD)))
-        recomputed = (made_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
+        allocated_in = np.zeros(count, np.int64)
+        allocated_in[alloc["ref"]] = alloc["phase"]
+        before = np.isin(allocated_in, (int(Phase.OTHER), int(Phase.FORWARD)))
+        recomputed = (allocated_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
         category = np.full(count, int(Category.TEMPORARY))
         category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
         mark = marks[-1] if marks else self._after()

@@ -72,8 +72,8 @@ def counted(seconds: float, run: float, wait: float, moving: bool) -> float:
     """Of ``seconds`` in which a rank did not get on, those that count: the share in which it had a CPU or
     asked for none, less where it computes at many lines (``moving``). ``run``, ``wait``: of all its threads.
     """
-    wanted = run + wait
-    own = seconds - wait if wanted <= seconds else seconds * run / wanted
+    demand = run + wait
+    own = seconds - wait if demand <= seconds else seconds * run / demand
     return own / PATIENCE if moving and run > own / 2 else own
 
 
@@ -111,24 +111,24 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.ended = os.pidfd_open(self.pid)
-        self.looked = self.began
+        self.checked_at = self.began
         self._before = self._signs()
         self.begin_anew()
 
     @property
     def hangs(self) -> bool:
-        return self.quiet >= self.timeout and self._asked >= ASKED
+        return self.quiet >= self.timeout and self._signals >= ASKED
 
     @property
     def due(self) -> bool:
         """Whether it is time to look again."""
-        return time.monotonic() - self.looked >= max(SHORTEST, self.timeout / LOOKS)
+        return time.monotonic() - self.checked_at >= max(SHORTEST, self.timeout / LOOKS)
 
     def begin_anew(self) -> None:
         """It got on, or one that it may have waited for ended."""
         self.moved = time.monotonic()
         self._lines: set[str] = set()
-        self._asked = 0
+        self._signals = 0
         self._begin_stretch(0.0)
 
     def _begin_stretch(self, quiet: float) -> None:
@@ -139,7 +139,7 @@ class Watch:
     def look(self, bound: float) -> None:
         """Look whether the rank got on since the last time. It is not ``quiet`` for longer than ``bound``:
         those are that it may be waiting for."""
-        self.looked, signs = time.monotonic(), self._signs()
+        self.checked_at, signs = time.monotonic(), self._signs()
         before, self._before = self._before, signs
         waits = self.loop.exists()
         if signs.gets_on(before) and not waits:
@@ -148,7 +148,7 @@ class Watch:
         since, start = self._start
         moving = len(self._lines) > FEW_LINES and not waits
         run, wait = max(0.0, signs.run - start.run), max(0.0, signs.wait - start.wait)
-        self.quiet = self._earlier + counted(self.looked - since, run, wait, moving)
+        self.quiet = self._earlier + counted(self.checked_at - since, run, wait, moving)
         if self.quiet > bound:
             self._begin_stretch(bound)
         elif self.quiet > self.timeout / 4:
@@ -167,10 +167,10 @@ class Watch:
 
     def _see_line(self) -> None:
         """Take note of what was shown when last asked, and ask again."""
-        line = failure.stood_at(self.shown())
+        line = failure.stood_at(self.dump())
         if line:
             self._lines.add(line)
-        self._asked += 1
+        self._signals += 1
         self._ask()
 
     def _ask(self) -> None:
@@ -178,7 +178,7 @@ class Watch:
             os.truncate(self.stack, 0)
             os.kill(self.pid, signal.SIGUSR1)
 
-    def shown(self) -> str:
+    def dump(self) -> str:
         """Where the process stood when it was last asked: a dump of its threads, or what there is of one."""
         try:
             return self.stack.read_text(errors="replace")
@@ -190,9 +190,9 @@ class Watch:
         self._ask()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)  # one that is stopped shows it, too
-        until, shown = time.monotonic() + SHOWING, ""
-        while time.monotonic() < until and not (shown and shown == self.shown()):
-            shown = self.shown()
+        until, text = time.monotonic() + SHOWING, ""
+        while time.monotonic() < until and not (text and text == self.dump()):
+            text = self.dump()
             time.sleep(SHORTEST)
         kill_tree(self.pid)
 
@@ -254,7 +254,7 @@ class WaitingLoops:
     _reads: set[tuple[CodeType, int, float]] = field(default_factory=set)
     _again: Counter[tuple[CodeType, int, float]] = field(default_factory=Counter)
     _counted: int = 0
-    _said: bool = False
+    _reported: bool = False
 
     def read(self, frame: FrameType | None, answer: float) -> None:
         """The host has read ``answer`` of the device, for the user's ``frame``."""
@@ -268,15 +268,15 @@ class WaitingLoops:
                 self._reads.clear()
             self._reads.add(read)
         self._again[read] += 1
-        if not self._said and self._again[read] % OFTEN == 0 and (place := _endless(frame)):
-            self._said = True
+        if not self._reported and self._again[read] % OFTEN == 0 and (place := _endless(frame)):
+            self._reported = True
             self.waiting.write_text(place)
 
     def anew(self) -> None:
         """Something has happened for the first time."""
         self._again.clear()
-        if self._said:
-            self._said = False
+        if self._reported:
+            self._reported = False
             self.waiting.unlink()
 
 

@@ -48,10 +48,10 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
         if not tensors:
             original(obj, f, *args, **kwargs)
             return
-        opened = (
+        remark = (
             "" if isinstance(f, str | os.PathLike) else "; a file that the script opened for them is empty"
         )
-        instead("torch.save", tensors, f, opened)
+        instead("torch.save", tensors, f, remark)
 
     def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
         where = kwargs.get("checkpoint_id", args[0] if args else None)

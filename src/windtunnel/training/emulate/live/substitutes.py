@@ -200,7 +200,14 @@ def install_shortcuts() -> None:
     """What PyTorch works out for every parameter anew is worked out once for those that are alike: the same
     comes out, and a large job is emulated with many ranks. Call once. What another version of PyTorch does
     not have is left as it is."""
-    for function in (_flags_once, _strategies_once, _one_empty, _sizes_once, _meshes_once, _meshes_compared):
+    for function in (
+        _flags_once,
+        _strategies_once,
+        _shared_empty,
+        _sizes_once,
+        _meshes_once,
+        _meshes_compared,
+    ):
         with contextlib.suppress(AttributeError):
             function()
 
@@ -242,7 +249,7 @@ def _strategies_once() -> None:
     module.expand_to_full_mesh_op_strategy = once
 
 
-def _one_empty() -> None:
+def _shared_empty() -> None:
     """FSDP makes an empty tensor for each rank that has no part of a parameter."""
     module: Any = _fsdp_param
     chunk = module._chunk_with_empty
@@ -261,16 +268,16 @@ def _sizes_once() -> None:
     places, in as many parts as there are ranks."""
     kind: Any = _StridedShard
     size_of = kind.local_shard_size_and_offset
-    known_sizes: dict[tuple[Any, ...], tuple[int, int | None]] = {}
+    sizes: dict[tuple[Any, ...], tuple[int, int | None]] = {}
 
     def once(self: Any, size: Any, chunks: Any, rank: Any, *mode: Any, **more: Any) -> Any:
         plain = type(size) is int and type(rank) is int and mode in ((), (0,), (2,)) and not more
         if not plain or torch.get_default_device().type != "cpu":  # elsewhere each is an operator
             return size_of(self, size, chunks, rank, *mode, **more)
         key = self, size, chunks, rank, *mode
-        if key not in known_sizes:
-            known_sizes[key] = size_of(*key)
-        return known_sizes[key]
+        if key not in sizes:
+            sizes[key] = size_of(*key)
+        return sizes[key]
 
     kind.local_shard_size_and_offset = once
 
@@ -279,13 +286,13 @@ def _meshes_once() -> None:
     """FSDP puts the mesh of its shards and that of tensor parallelism together for each parameter."""
     module: Any = DeviceMesh
     concatenate = module._concatenate
-    known_meshes: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
+    concatenated: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
 
     def once(meshes: list[Any]) -> Any:
         key = tuple(map(id, meshes))
-        if key not in known_meshes:
-            known_meshes[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
-        return known_meshes[key][1]
+        if key not in concatenated:
+            concatenated[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
+        return concatenated[key][1]
 
     module._concatenate = staticmethod(once)
 

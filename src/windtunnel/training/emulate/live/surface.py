@@ -38,10 +38,10 @@ class DeviceProperties(SimpleNamespace):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        shown = f"name={self.name!r}, major={self.major}, minor={self.minor}"
+        words = f"name={self.name!r}, major={self.major}, minor={self.minor}"
         mib = f"total_memory={self.total_memory >> 20}MB, L2_cache_size={self.L2_cache_size >> 20}MB"
         return (
-            f"_CudaDeviceProperties({shown}, multi_processor_count={self.multi_processor_count}, {mib}, "
+            f"_CudaDeviceProperties({words}, multi_processor_count={self.multi_processor_count}, {mib}, "
             f"uuid={self.uuid})"
         )
 
@@ -187,12 +187,12 @@ def _supply_functions(surface: Surface) -> None:
 def install_streams(native: ctypes.CDLL) -> None:
     """Replace ``torch.cuda``'s streams and events. Call once."""
 
-    class Stream(torch.Stream):
+    class DeviceStream(torch.Stream):
         """``torch.cuda.Stream`` on the absent device."""
 
         _priority: int = 0
 
-        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> DeviceStream:
             if "stream_id" in kwargs:
                 return super().__new__(cls, **kwargs)
             stream = super().__new__(cls, device="cuda" if device is None else device, priority=priority)
@@ -203,7 +203,7 @@ def install_streams(native: ctypes.CDLL) -> None:
             event.wait(self)
 
         def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
+            event = DeviceEvent() if event is None else event
             event.record(self)
             return event
 
@@ -232,15 +232,15 @@ def install_streams(native: ctypes.CDLL) -> None:
         def __hash__(self) -> int:
             return hash(("absent", self.stream_id))
 
-    class ExternalStream(Stream):
+    class ExternalStream(DeviceStream):
         """A stream of another library's: a class to ask for, refused where one is made (`names`)."""
 
-    class Event(torch.Event):
+    class DeviceEvent(torch.Event):
         """``torch.cuda.Event`` on the absent device. Elapsed time is not known while capturing: 1 ms."""
 
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
-        ) -> Event:
+        ) -> DeviceEvent:
             return super().__new__(cls, device="cuda", enable_timing=enable_timing)
 
         def record(self, stream: Any = None) -> None:
@@ -256,9 +256,10 @@ def install_streams(native: ctypes.CDLL) -> None:
         def elapsed_time(self, end_event: Any) -> float:
             return 1.0
 
+    DeviceStream.__name__, DeviceEvent.__name__ = "Stream", "Event"  # as a script may print them
     cuda: Any = torch.cuda
     for module in (cuda, cuda.streams):
-        module.Stream, module.Event, module.ExternalStream = Stream, Event, ExternalStream
+        module.Stream, module.Event, module.ExternalStream = DeviceStream, DeviceEvent, ExternalStream
 
     def set_stream(stream: Any) -> None:
         if stream is not None:
@@ -266,10 +267,10 @@ def install_streams(native: ctypes.CDLL) -> None:
 
     cuda.set_stream = set_stream
     index = cuda._utils._get_device_index
-    cuda.current_stream = lambda device=None: Stream(
+    cuda.current_stream = lambda device=None: DeviceStream(
         stream_id=native.wt_stream(), device_index=index(device, optional=True), device_type=1
     )
-    cuda.default_stream = lambda device=None: Stream(
+    cuda.default_stream = lambda device=None: DeviceStream(
         stream_id=0, device_index=index(device, optional=True), device_type=1
     )
 

@@ -52,7 +52,7 @@ class RecordedPart(IntEnum):
 
 
 @dataclass(frozen=True)
-class Taken:
+class NumberRange:
     """The first of the numbers that a part took of blocks, event records and work handles, and how many."""
 
     first: tuple[int, ...]
@@ -123,7 +123,7 @@ def _numbered(events: Events) -> list[Where]:
     return [("ref", blocks), ("ref", records), ("value", works)]
 
 
-def portable(numbers: Any, part_numbers: dict[int, Taken], which: int) -> Longs:
+def portable(numbers: Any, part_numbers: dict[int, NumberRange], which: int) -> Longs:
     """Numbers of blocks (0), event records (1) or work handles (2) as in a template."""
     numbers = np.asarray(numbers, np.int64)
     ported = np.zeros(len(numbers), np.int64)
@@ -134,7 +134,7 @@ def portable(numbers: Any, part_numbers: dict[int, Taken], which: int) -> Longs:
     return ported
 
 
-def own(numbers: Any, part_numbers: dict[int, Taken], which: int) -> Longs:
+def own(numbers: Any, part_numbers: dict[int, NumberRange], which: int) -> Longs:
     """The inverse of `portable`."""
     numbers = np.asarray(numbers, np.int64)
     first = np.zeros(max(part_numbers) + 1, np.int64)
@@ -179,9 +179,8 @@ class ChunkTemplate:
 
 
 def template(
-    part: RecordedPart, events: Events, names: TemplateNames, part_numbers: dict[int, Taken], returned: str,
-    blocks:
-    list[int], communicated: list[int], categories: dict[int, int], modules: int,
+    part: RecordedPart, events: Events, names: TemplateNames, part_numbers: dict[int, NumberRange],
+    returned: str, blocks: list[int], communicated: list[int], categories: dict[int, int], modules: int,
 ) -> ChunkTemplate:  # fmt: skip
     """The template of a part, from its events and blocks as they are in this process."""
     for which, (column, where) in enumerate(_numbered(events)):
@@ -208,13 +207,13 @@ def localised(chunk_template: ChunkTemplate, names: TemplateNames) -> Events:
 
 
 def write(
-    chunk_template: ChunkTemplate, events: Events, part_numbers: dict[int, Taken], native: ctypes.CDLL,
+    chunk_template: ChunkTemplate, events: Events, part_numbers: dict[int, NumberRange], native: ctypes.CDLL,
     stands: dict[int, Any], drop: Callable[[int, Any], None],
 ) -> None:  # fmt: skip
     """Write the events of a template (as `localised`) down for another micro-batch, which takes the
     numbers. Instead of the free of a block that a tensor ``stands`` for, ``drop(block, event)`` is called
     in its place."""
-    part_numbers[chunk_template.part] = Taken(
+    part_numbers[chunk_template.part] = NumberRange(
         tuple(int(native.wt_take(i, n)) for i, n in enumerate(chunk_template.count)), chunk_template.count
     )
     events = events.copy()

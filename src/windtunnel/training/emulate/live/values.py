@@ -39,14 +39,14 @@ def install_objects(world: WorldView) -> None:
     def members(group: Any) -> list[int]:
         return list(c10d.get_process_group_ranks(group))
 
-    def root(group: Any, place_or_rank: Any, group_given: Any) -> int:
+    def root(group: Any, place_or_rank: Any, group_argument: Any) -> int:
         """The place in the group of a source or destination, as collectives take it: rank 0 by default."""
-        if place_or_rank is None and group_given is None:
+        if place_or_rank is None and group_argument is None:
             place_or_rank = 0
-        return int(checks._canonicalize_group_rank(group, place_or_rank, group_given))
+        return int(checks._canonicalize_group_rank(group, place_or_rank, group_argument))
 
-    def peer(group: Any, place_or_rank: Any, group_given: Any, what: str) -> int:
-        place = checks._canonicalize_group_rank(group, place_or_rank, group_given)
+    def peer(group: Any, place_or_rank: Any, group_argument: Any, what: str) -> int:
+        place = checks._canonicalize_group_rank(group, place_or_rank, group_argument)
         checks._check_not_self_rank(group, place, what)
         return members(group)[place]
 

@@ -146,11 +146,11 @@ def verify(observation: Observation, cells: CheckedCells) -> Decision:
     cases = _numbered([row[stands], *certain])
     run = {*captured, *checked}
     room = max(observation.checks, len(captured) // 2) - len(checked)
-    if wanted := _first_of_each(cases, run)[: max(room, 0)]:
-        return Check(wanted, "one of each case that the conditions on the rank make")
+    if missing := _first_of_each(cases, run)[: max(room, 0)]:
+        return Check(missing, "one of each case that the conditions on the rank make")
     finer = _numbered([cases, *involved])
-    if wanted := _spread(_first_of_each(finer, run), max(room, 0)):
-        return Check(wanted, "conditions on the rank that only a run can tell")
+    if missing := _spread(_first_of_each(finer, run), max(room, 0)):
+        return Check(missing, "conditions on the rank that only a run can tell")
     return CheckedCells(cells.starts, _alike(observation, finer, row[stands]))
 
 

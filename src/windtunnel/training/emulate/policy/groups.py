@@ -172,8 +172,8 @@ class Axes:
     def rank(self, point: Point) -> int:
         """The rank at ``point``; where the world is no full grid, the nearest one (the lowest of several)."""
         distance = np.zeros(self.world_size, np.int64)
-        for axis, wanted in zip(self.axes, point, strict=True):
-            distance += np.abs(axis.index - wanted)
+        for axis, place in zip(self.axes, point, strict=True):
+            distance += np.abs(axis.index - place)
         return int(np.argmin(distance))
 
 

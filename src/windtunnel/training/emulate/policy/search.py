@@ -40,8 +40,8 @@ def decide(observation: Observation) -> Decision:
 def chosen(observation: Observation) -> Decision:
     """Exactly the ranks that the user named; rank 0 stands for all where none is named."""
     named = observation.ranks
-    wanted = [0] if named == "auto" else parse_ranks(named, observation.world_size)
-    missing = tuple(rank for rank in wanted if rank not in observation.captured)
+    ranks = [0] if named == "auto" else parse_ranks(named, observation.world_size)
+    missing = tuple(rank for rank in ranks if rank not in observation.captured)
     return Capture(missing, "named by the user") if missing else CheckedCells(None)
 
 
@@ -79,12 +79,14 @@ def search(observation: Observation) -> Decision:
     # The neighbour tells whether the place matters. Parts are captured in order, each after the one before
     # it, because a pipeline stage learns the shapes of its inputs from the stage before.
     near = {a: [_moved(origin, {a: 1})] for a in positional}
-    if wanted := missing([origin, *far, *(point for points in near.values() for point in points)]):
-        return Capture(wanted, "neighbours of the first rank where messages go, and witnesses far from it")
+    if next_ranks := missing([origin, *far, *(point for points in near.values() for point in points)]):
+        return Capture(
+            next_ranks, "neighbours of the first rank where messages go, and witnesses far from it"
+        )
     alike = [a for a in positional if at(near[a][0]) == at(origin)]
     ends = near | {a: [_moved(origin, {a: i}) for i in (sizes[a] // 2, sizes[a] - 1)] for a in alike}
-    if wanted := missing([point for points in ends.values() for point in points]):
-        return Capture(wanted, "the middle and the end of what may be a ring")
+    if next_ranks := missing([point for points in ends.values() for point in points]):
+        return Capture(next_ranks, "the middle and the end of what may be a ring")
 
     varied = [a for a in positional if any(at(point) != at(origin) for point in ends[a])]
     if prod(sizes[a] for a in varied) > limit // 2:
@@ -100,8 +102,8 @@ def search(observation: Observation) -> Decision:
         parts[0]: [_moved(parts[0], last), _moved(parts[0], middle)],
         parts[-1]: [_moved(parts[-1], last)],
     }
-    if wanted := missing([*parts, *(point for points in witnesses.values() for point in points)]):
-        return Capture(wanted, "one of each part, and a witness at the last")
+    if next_ranks := missing([*parts, *(point for points in witnesses.values() for point in points)]):
+        return Capture(next_ranks, "one of each part, and a witness at the last")
 
     cuts: dict[int, set[int]] = {a: {0} for a in others}
     probes: list[Point] = []
@@ -112,8 +114,8 @@ def search(observation: Observation) -> Decision:
             edges, unknown = segments(lambda i, part=part, a=a: at(_moved(part, {a: i})), sizes[a])  # type: ignore[misc]
             cuts[a].update(edges)
             probes.extend(_moved(part, {a: i}) for i in unknown)
-    if wanted := missing(probes):
-        return Capture(wanted, "where a witness differs, the places at which the graph changes")
+    if next_ranks := missing(probes):
+        return Capture(next_ranks, "where a witness differs, the places at which the graph changes")
     starts = tuple(tuple(sorted(cuts.get(a, range(size)))) for a, size in enumerate(sizes))
     cells: list[Point] = list(product(*starts)) if prod(len(s) for s in starts) <= 4 * limit else []
     # Parts in the middle of a pipeline resemble each other: if two of them do not vary where the ends do, the
@@ -123,12 +125,14 @@ def search(observation: Observation) -> Decision:
     def part_of(cell: Point) -> Point:
         return _moved(origin, {a: cell[a] for a in varied})
 
-    if wanted := missing([cell for cell in cells if part_of(cell) in inner or part_of(cell) in witnesses]):
-        return Capture(wanted, "one of each segment, at the ends and inside")
-    if any(at(cell) != at(part_of(cell)) for cell in cells if part_of(cell) in inner) and (
-        wanted := missing(cells)
+    if next_ranks := missing(
+        [cell for cell in cells if part_of(cell) in inner or part_of(cell) in witnesses]
     ):
-        return Capture(wanted, "one of each segment of the parts inside")
+        return Capture(next_ranks, "one of each segment, at the ends and inside")
+    if any(at(cell) != at(part_of(cell)) for cell in cells if part_of(cell) in inner) and (
+        next_ranks := missing(cells)
+    ):
+        return Capture(next_ranks, "one of each segment of the parts inside")
     return verify(observation, CheckedCells(starts))
 
 
@@ -175,26 +179,26 @@ def segments(answer_of: Callable[[int], int | None], size: int) -> tuple[list[in
     that differ, until they are adjacent. A change that ends where it began, between two equal samples, is not
     seen.
     """
-    looked = {0, size // 2, size - 1}
+    samples = {0, size // 2, size - 1}
     while True:
-        unknown = sorted(i for i in looked if answer_of(i) is None)
+        unknown = sorted(i for i in samples if answer_of(i) is None)
         if unknown:
             return [0], unknown
-        ordered = sorted(looked)
-        wanted = {
-            _between(i, j, size, looked)
+        ordered = sorted(samples)
+        between = {
+            _between(i, j, size, samples)
             for i, j in pairwise(ordered)
             if j - i > 1 and answer_of(i) != answer_of(j)
         }
-        if not wanted:
+        if not between:
             return [0] + [j for i, j in pairwise(ordered) if answer_of(i) != answer_of(j)], []
-        looked |= wanted
+        samples |= between
 
 
-def _between(i: int, j: int, size: int, looked: set[int]) -> int:
-    if i == 0 and 1 not in looked:
+def _between(i: int, j: int, size: int, samples: set[int]) -> int:
+    if i == 0 and 1 not in samples:
         return 1
-    if j == size - 1 and size - 2 not in looked:
+    if j == size - 1 and size - 2 not in samples:
         return size - 2
     return (i + j) // 2
 

@@ -120,8 +120,8 @@ def _outsiders(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _
 def _collectives(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _Break | None:
     family = classes.families.families[channel[0]]
     numbers = _numbers([call.agreed(channel) for call in calls], {})
-    met = numbers[classes.rank_class][family.members]
-    bad = np.flatnonzero((met != met[:, :1]).any(axis=1))
+    sequences = numbers[classes.rank_class][family.members]
+    bad = np.flatnonzero((sequences != sequences[:, :1]).any(axis=1))
     return _mismatch(classes, calls, channel, family, family.members[bad[0]], len(bad)) if len(bad) else None
 
 

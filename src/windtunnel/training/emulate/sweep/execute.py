@@ -146,7 +146,7 @@ def groups(points: Iterable[Point]) -> list[list[Point]]:
     """The points that share a capture, in the order of their first."""
     by_script: dict[Any, list[Point]] = {}
     for point in points:
-        by_script.setdefault(point.seen_by_script, []).append(point)
+        by_script.setdefault(point.capture_key, []).append(point)
     return list(by_script.values())
 
 

@@ -54,7 +54,7 @@ class Point:
     chosen: dict[str, Value] = field(hash=False)
 
     @property
-    def seen_by_script(self) -> tuple[tuple[str, ...], int, int, Device]:
+    def capture_key(self) -> tuple[tuple[str, ...], int, int, Device]:
         """All of the point that a capture depends on: where this is equal, only the network differs."""
         cluster = self.cluster
         return self.script.arguments, cluster.world_size, cluster.devices_per_host, cluster.host.device

@@ -71,14 +71,14 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
     calls, program = world.calls[row], job.programs[row]
     count, last = len(calls.event), program.copies - 1
     first = int(job.replay.rank_join_ptr[colour]) + last * count
-    met, words = [], []
+    hybrid_calls, words = [], []
     for position in range(count):
         call = calls.collective(position)
         channel = calls.channel(position)
         family = world.family(channel)
         peer = family.peer(rank, channel[2]) if channel[1] != COLLECTIVE else -1
         ranks = tuple(family.group(rank).tolist())
-        met.append(HybridCall(call.kind, ranks, max(call.in_bytes, call.out_bytes), peer))
+        hybrid_calls.append(HybridCall(call.kind, ranks, max(call.in_bytes, call.out_bytes), peer))
         words.append(call_words(call) + at(calls.slice, int(calls.event[position])))
     nodes = slice(last * program.nodes, None)
     issue, duration = program.program.issue[nodes], program.program.duration[nodes]
@@ -91,7 +91,7 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
     at_s = np.cumsum(issue + duration)[program.program.join[nodes] >= 0].tolist() if on_host else []
     ptr, owners, _ = job.members
     alike = [j for j in joins if {job.class_of(c) for c in owners[ptr[j] : ptr[j + 1]].tolist()} == {row}]
-    return Expected(met, words, joins, float(own), at_s, frozenset(alike))
+    return Expected(hybrid_calls, words, joins, float(own), at_s, frozenset(alike))
 
 
 def without(job: ReplayJob, ranks: Sequence[int]) -> ReplayJob:

@@ -32,7 +32,7 @@ EACH = len(RESOURCES)
 class Costs(NamedTuple):
     """``seconds[g, o, i]``, ``resource[g, o, i]``: task i of group g under its option o; ``length[g, o]`` of
     them, and ``options[g]`` options. ``backward[g]``: of computing before the group is ready. ``forward``,
-    ``after``: as in `Profile`."""
+    ``after``: as in `SyncProfile`."""
 
     seconds: Floats
     resource: Ints

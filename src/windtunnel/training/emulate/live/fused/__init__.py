@@ -73,7 +73,9 @@ MODULES: dict[str, dict[str, Any]] = {
     "fused_weight_gradient_mlp_cuda": _of(kernel, "wgrad_gemm_accum_fp32 wgrad_gemm_accum_fp16"),
     "transformer_engine": {},
     "transformer_engine.common": {},
-    "transformer_engine.common.recipe": {**kernel.RECIPES, **_of(kernel, "Format Recipe")},
+    "transformer_engine.common.recipe": {
+        **kernel.RECIPES, **_of(kernel, "Format"), "Recipe": kernel.ScalingRecipe
+    },
     TE: {
         **_LAYERS, **_of(attention, "DotProductAttention"), **_of(kernel, "fp8_autocast"),
         **_of(kernel, "checkpoint activation_recompute_forward"),
@@ -111,8 +113,8 @@ class _Finder:
         return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 
     def find_distributions(self, context: Any) -> Iterator[Distribution]:
-        wanted = None if context.name is None else context.name.replace("-", "_")
-        return (_Installed(package) for package in self.packages if wanted in (None, package))
+        name = None if context.name is None else context.name.replace("-", "_")
+        return (_Installed(package) for package in self.packages if name in (None, package))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return ModuleType(spec.name)

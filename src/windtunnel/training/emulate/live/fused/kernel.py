@@ -117,7 +117,7 @@ class Attention(torch.autograd.Function):
 Format = Enum("Format", ("E4M3", "E5M2", "HYBRID"))
 
 
-class Recipe:
+class ScalingRecipe:
     """How tensors are scaled; ``delayed()`` and its like say which recipe it is."""
 
     kind = ""
@@ -136,7 +136,7 @@ KINDS = {
     "delayed": "DelayedScaling", "float8_current_scaling": "Float8CurrentScaling",
     "float8_block_scaling": "Float8BlockScaling", "mxfp8": "MXFP8BlockScaling",
 }  # fmt: skip
-RECIPES: dict[str, Any] = {name: type(name, (Recipe,), {"kind": kind}) for kind, name in KINDS.items()}
+RECIPES: dict[str, Any] = {name: type(name, (ScalingRecipe,), {"kind": kind}) for kind, name in KINDS.items()}
 DelayedScaling = RECIPES["DelayedScaling"]
 
 

@@ -144,13 +144,13 @@ def _reduction(op: Operator, source: TensorMeta) -> KernelLoops:
 @dataclass(frozen=True, slots=True)
 class Item:
     """A node as fusion sees it: its loops (None: extern), values read and written (numbers), bytes of each
-    value read, whether what it writes is wanted outside the graph, and its segment."""
+    value read, whether what it writes is read outside the graph, and its segment."""
 
     loops: KernelLoops | None
     reads: tuple[int, ...]
     sizes: tuple[int, ...]
     writes: tuple[int, ...]
-    wanted: bool
+    external: bool
     segment: int
 
 
@@ -249,7 +249,7 @@ class _Fusion:
         """Whether all that kernel ``a`` makes is pointwise and read by kernel ``b`` alone."""
         for i in _bits(self.members[a]):
             item = self.items[i]
-            if item.loops is None or item.loops.kind != "pointwise" or item.wanted:
+            if item.loops is None or item.loops.kind != "pointwise" or item.external:
                 return False
             for value in item.writes:
                 if any(self.of[reader] not in (a, b) for reader in self.readers.get(value, ())):

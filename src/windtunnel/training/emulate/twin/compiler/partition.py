@@ -26,15 +26,15 @@ Edges = tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=4096)
-def least_kept(
+def minimum_cut(
     weights: tuple[float, ...],
     edges: Edges,
     available: frozenset[int],
     must_keep: frozenset[int],
-    wanted: frozenset[int],
+    targets: frozenset[int],
 ) -> frozenset[int]:
     """The values to keep, of ``len(weights)``: the least in sum that separate the ``available`` ones, and
-    those that must not be computed again (``must_keep``), from the ``wanted`` ones. ``edges``: (read, made
+    those that must not be computed again (``must_keep``), from the ``targets`` ones. ``edges``: (read, made
     from it)."""
     import networkx as nx  # type: ignore[import-untyped]  # it comes with torch
 
@@ -43,7 +43,7 @@ def least_kept(
         cut.add_edge((value, 0), (value, 1), capacity=weight)
         if value in available or value in must_keep:
             cut.add_edge("given", (value, 0))  # without a capacity: unlimited
-        if value in wanted:
+        if value in targets:
             cut.add_edge((value, 1), "wanted")
     for read, written in edges:
         cut.add_edge((read, 1), (written, 0))
@@ -87,7 +87,7 @@ def _computed_again(regions: Regions, numbers: list[int], sizes: dict[int, int],
     weights: dict[int, tuple[int, int]] = {}  # bytes, value
     available: set[int] = set()
     must_keep: set[int] = set()
-    wanted: set[int] = set()
+    targets: set[int] = set()
     for number in numbers:
         node = nodes[number]
         for read in node.reads:
@@ -108,21 +108,21 @@ def _computed_again(regions: Regions, numbers: list[int], sizes: dict[int, int],
             nodes[user] for user in values[value].users if nodes[user].live and nodes[user].graph == graph
         ]
         if readers:
-            wanted.add(number)
+            targets.add(number)
             if any(reader.part.loops is None for reader in readers):
                 must_keep.add(number)
-    if not wanted:
+    if not targets:
         return set()
     order = [weights[number] for number in range(len(local))]
     weighed = tuple(
         float(max(size, 1) * (1 if _written_anyway(values[value], nodes) else 2)) for size, value in order
     )
-    chosen = least_kept(
-        weighed, tuple(sorted(edges)), frozenset(available), frozenset(must_keep), frozenset(wanted)
+    chosen = minimum_cut(
+        weighed, tuple(sorted(edges)), frozenset(available), frozenset(must_keep), frozenset(targets)
     )
     makers = {number: values[value].maker for value, number in local.items()}
     again: set[int] = set()
-    ask = [number for number in wanted if number not in chosen]
+    ask = [number for number in targets if number not in chosen]
     back = {number: value for value, number in local.items()}
     while ask:
         number = ask.pop()

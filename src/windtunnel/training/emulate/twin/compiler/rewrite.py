@@ -139,13 +139,13 @@ def _items(regions: Regions, numbers: list[int]) -> tuple[tuple[Item, ...], list
         segment = int(regions.segment[ceil(node.at)]) - begin
         reads, sizes = tuple(name(r.value) for r in node.reads), tuple(r.nbytes for r in node.reads)
         writes = tuple(name(w.value) for w in node.writes)
-        wanted = any(
+        external = any(
             values[w.value].outside or any(u not in mine and nodes[u].live for u in values[w.value].users)
             for w in node.writes
         )
         loops = node.part.loops
         if loops is None or not loops.staged:
-            items.append(Item(loops, reads, sizes, writes, wanted, segment))
+            items.append(Item(loops, reads, sizes, writes, external, segment))
             owner.append(number)
             continue
         partial, total = name(-2 * number - 2), name(-2 * number - 3)
@@ -153,7 +153,7 @@ def _items(regions: Regions, numbers: list[int]) -> tuple[tuple[Item, ...], list
         items += [
             Item(loops, reads, sizes, (partial,), False, segment),
             Item(None, (partial,), (0,), (total,), False, segment),
-            Item(KernelLoops("pointwise", max(1, out // 4)), (total,), (0,), writes, wanted, segment),
+            Item(KernelLoops("pointwise", max(1, out // 4)), (total,), (0,), writes, external, segment),
         ]
         owner += [number, -1, number]
     return tuple(items), owner

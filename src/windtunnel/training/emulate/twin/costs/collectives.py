@@ -190,7 +190,7 @@ def _ring(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tupl
         limit = nccl.ll_limit_host if net.hosts == 1 else nccl.ll_limit_network
         bandwidth = min(bandwidth * nccl.ring_ll, limit)
     elif protocol == LL128:
-        bandwidth *= nccl.ring_ll128_one_rank if net.hosts > 1 and net.local < 2 else nccl.ring_ll128
+        bandwidth *= nccl.ring_ll128_single_rank if net.hosts > 1 and net.local < 2 else nccl.ring_ll128
     return latency, bandwidth / bus_factor(kind if kind != "barrier" else "all_reduce", net.ranks)
 
 

@@ -155,7 +155,7 @@ class NcclParameters:
     network_post: float = figure(1.5e-6, NCCL + ", 1 to 2 us a message, three times that under Simple")
     ring_ll: float = figure(0.25, NCCL + ": fraction of the bus bandwidth under LL")
     ring_ll128: float = figure(0.92, NCCL)
-    ring_ll128_one_rank: float = figure(0.7, NCCL + ": one rank a host drives its NIC")
+    ring_ll128_single_rank: float = figure(0.7, NCCL + ": one rank a host drives its NIC")
     tree_bandwidth: float = figure(0.92, NCCL)
     tree_ll: float = figure(1 / 3.8, NCCL)
     tree_ll128_host: float = figure(7 / 9, NCCL)
