@@ -154,27 +154,15 @@ class OperatorFacts:
 
 
 @dataclass(frozen=True)
-class BaselineFacts:
-    """The iteration that `slower` compared with."""
-
-    name: str
-    """the id of a run, or a file"""
-    iteration_time_s: float
-    """its time of an iteration"""
-
-
-@dataclass(frozen=True)
 class VerdictFacts:
     """The result of ``--fail-on``."""
 
     fail_on: tuple[str, ...]
-    """what was to fail the run: `oom`, `hang`, `slower:10%`"""
+    """what was to fail the run: `oom`, `hang`"""
     passed: bool
     """whether none of it is so; else the command ends with status 3"""
     reasons: tuple[str, ...]
     """what is so, a sentence each"""
-    baseline: BaselineFacts | None
-    """what `slower` compared with"""
 
 
 @dataclass(frozen=True)
