@@ -35,7 +35,7 @@ from windtunnel.training.gradsync.model import GradientTensor, SyncProfile
 from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, INSIDE, GroupTask
 from windtunnel.training.gradsync.policy.plan import BUCKETS, make_plan, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import search
-from windtunnel.training.gradsync.policy.timeline import Costs, taken
+from windtunnel.training.gradsync.policy.timeline import Costs, iteration_seconds
 from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
 REACHED = 0.5
@@ -235,7 +235,7 @@ def _all(costs: Costs, total: int) -> Ints:
     found = choice.copy()
     best = np.inf
     for _ in range(total):
-        seconds = taken(costs, choice)
+        seconds = iteration_seconds(costs, choice)
         if seconds < best:
             best, found = seconds, choice.copy()
         for g in range(len(choice)):
@@ -278,11 +278,11 @@ def sweep(costs: Costs, numels: list[int]) -> NDArray[np.int64]:
     nearest to the output, each gets what is best for it as the others are then."""
     choice = np.zeros(len(numels), np.int64)
     for group in sorted(range(len(numels)), key=lambda one: (-numels[one], one)):
-        taken = []
+        times = []
         for option in range(int(costs.options[group])):
             choice[group] = option
-            taken.append(costs.iteration(choice))
-        choice[group] = int(np.argmin(taken))
+            times.append(costs.iteration(choice))
+        choice[group] = int(np.argmin(times))
     return choice
 
 
