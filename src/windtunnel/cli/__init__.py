@@ -21,7 +21,7 @@ SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Settings of a command that runs a script: what follows SCRIPT is the script's own."""
 
 
-class Group(TyperGroup):
+class VerbGroup(TyperGroup):
     """A verb that has verbs of its own; its help has the whole first sentence of each."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -45,11 +45,11 @@ class Group(TyperGroup):
 
 def new_group(help: str, table: Mapping[str, str] | None = None) -> typer.Typer:
     """A verb with verbs of its own: those that are added to it, or those of ``table``, see `Lazy`."""
-    kind = Group if table is None else type("Verbs", (Lazy,), {"table": table})
+    kind = VerbGroup if table is None else type("Verbs", (Lazy,), {"table": table})
     return typer.Typer(cls=kind, no_args_is_help=True, help=help)
 
 
-class Lazy(Group):
+class Lazy(VerbGroup):
     """Verbs by name, each made when it is called or its help is asked for.
 
     ``table``: where each is, in the order of the help: a module of `windtunnel.cli` with a ``group`` or a
