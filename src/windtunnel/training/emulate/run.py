@@ -37,8 +37,6 @@ from windtunnel.training.emulate.summary import Summary, VerdictFacts
 if TYPE_CHECKING:
     pass
 
-TIMELINE = "timeline.json.gz"
-REPORT = "report.html"
 
 Fabrics = Callable[[Cluster, Options], Sequence[Alternative]]
 
