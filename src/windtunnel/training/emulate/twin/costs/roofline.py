@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
@@ -58,9 +58,6 @@ class GpuParameters:
     )
     matmul_issue: float = figure(0.97, "inference: what a full wave reaches of the sustained tensor rate")
     matmul_k_fill: float = figure(160.0, "inference: prologue and epilogue of a tile, in elements of K")
-    float32_matmul: Literal["float32", "tf32"] = figure(
-        "float32", "PyTorch: float32_matmul_precision 'highest'"
-    )
     float32_issue: float = figure(0.85, "inference: SIMT SGEMM against the float32 peak")
     conv_issue: float = figure(
         0.70, "inference: cuDNN implicit GEMM on ResNet shapes, channels last or first"
@@ -236,7 +233,7 @@ def roofline_seconds(op: Operator, kind: Kind, device: Device, params: CostParam
     elif kind == "attention":
         compute = _attention_seconds(op, device, gpu)
     elif kind == "conv":
-        compute = executed_flops(op) / (_peak(op, device, gpu) * gpu.conv_issue * device.sustained)
+        compute = executed_flops(op) / (_peak(op, device) * gpu.conv_issue * device.sustained)
     return max(compute, memory) + gpu.kernel_seconds + (kernels_of(op, kind, gpu) - 1) * gpu.kernel_gap
 
 
@@ -253,20 +250,17 @@ def kernels_of(op: Operator, kind: Kind, gpu: GpuParameters) -> int:
     return 1
 
 
-def _peak(op: Operator, device: Device, gpu: GpuParameters) -> float:
+def _peak(op: Operator, device: Device) -> float:
     tensor = first_tensor(op)
-    dtype = tensor.dtype if tensor else "float32"
-    if dtype == "float32" and gpu.float32_matmul == "tf32" and "tf32" in device.peak_flops:
-        dtype = "tf32"
-    return device.peak(dtype)
+    return device.peak(tensor.dtype if tensor else "float32")
 
 
 def _rate(op: Operator, device: Device, gpu: GpuParameters) -> float:
     """FLOP/s that a full wave of a matrix product sustains."""
     tensor = first_tensor(op)
-    if tensor and tensor.dtype == "float32" and gpu.float32_matmul == "float32":
-        return _peak(op, device, gpu) * gpu.float32_issue
-    return _peak(op, device, gpu) * gpu.matmul_issue * device.sustained
+    if tensor and tensor.dtype == "float32":  # float32_matmul_precision 'highest', PyTorch's default
+        return _peak(op, device) * gpu.float32_issue
+    return _peak(op, device) * gpu.matmul_issue * device.sustained
 
 
 def _matmul_seconds(op: Operator, device: Device, gpu: GpuParameters) -> float:
