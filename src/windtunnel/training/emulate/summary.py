@@ -17,7 +17,9 @@ from windtunnel.training.emulate.graph import Category
 from windtunnel.training.emulate.twin.findings import RankWait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
 
-SCHEMA = "windtunnel.emulate/2"
+SCHEMA = "windtunnel.emulate/3"
+EARLIER = "windtunnel.emulate/2"
+"""Read as well, since stores keep it: it has fields that went away."""
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
 """Fields of a summary that are sets of ranks."""
 
@@ -297,7 +299,7 @@ class Summary:
     one captured; where steps differ, of the mean one of the period. `to_json` is ``summary.json``."""
 
     schema: str
-    """`windtunnel.emulate/2`: the form of this object"""
+    """`windtunnel.emulate/3`: the form of this object"""
     run_id: str
     """the run's id in the store"""
     created_at: str
@@ -408,7 +410,7 @@ class Summary:
         """
         field_names = {field.name for field in fields(cls)}
         try:
-            if content["schema"] != SCHEMA:
+            if content["schema"] not in (SCHEMA, EARLIER):
                 raise ValueError(f"its schema is {content['schema']!r}")
             plain = {name: value for name, value in content.items() if name in field_names}
             plain |= {name: [*ranges.read(content[name])] for name in RANKS if name in content}
@@ -416,7 +418,7 @@ class Summary:
                 row | {name: [*ranges.read(row[name])] for name in ("members", "captured")}
                 for row in content["ranks"]
             ]
-            return from_plain(cls, plain)
+            return from_plain(cls, plain, foreign=True)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"this is no summary of an emulation ({SCHEMA}): {error}") from None
 
