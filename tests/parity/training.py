@@ -555,8 +555,8 @@ MUTANTS = (
         " decision.how", live=True,
     ),
     Mutant(
-        "training.gradsync", "training/gradsync/policy/__init__.py",
-        "plan.forecasts[0].to_loss < best.forecasts[0].to_loss * (1 - WORTH)", "False",
+        "training.gradsync", "training/gradsync/policy/plan.py",
+        "if other.seconds <= most), key=slow.lost)", "if other.seconds <= most), key=_seconds)",
     ),
     Mutant(
         "training.gradsync", "training/gradsync/live/executor.py",
