@@ -12,7 +12,7 @@ import typer
 from benchmarks.harness import run, show
 from benchmarks.harness.measure import host_facts
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.cli import shown_progress
+from windtunnel.cli import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def bench(
         if not piped:
             _print(console, name, rows)
 
-    with shown_progress(f"benchmarks {name}") as progress:
+    with progress_bar(f"benchmarks {name}") as progress:
         rows = run.run(name, only or (), quick=quick, trace=trace, progress=progress, shown=shown)
     if as_json:
         typer.echo(json.dumps(show.document(name, rows, host, quick=quick)))

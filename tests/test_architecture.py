@@ -274,7 +274,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 BROUGHT = {
     ("training.checkpoint", "accelerate"), ("training.checkpoint", "lightning"),
     ("training.checkpoint", "torchmetrics"), ("training.checkpoint", "transformers"),
-    ("agents.sandbox", "ray"), ("network.aggregation", "torch"),
+    ("network.aggregation", "torch"),
     ("serving.vllm", "torch"), ("serving.vllm", "transformers"),
     ("data.embeddings", "torchrec"), ("data.ingest", "torchrec"), ("trust.gpu", "torch"),
 }  # fmt: skip

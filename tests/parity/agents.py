@@ -17,34 +17,34 @@ from benchmarks.agents.sandbox.overhead import ObservedBox, ObservedRun, Observe
 from parity import Event, Mutant, Parity, agents_sandbox, drawn
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.model import (
-    Doubt,
-    Effects,
+    EffectDoubt,
     FileChange,
-    Part,
     ProcessEffect,
     References,
+    SandboxPart,
     ShellEffect,
     TurnClass,
+    TurnEffects,
 )
 from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
     POLICIES,
     BringBack,
+    CheckpointHistory,
+    CheckpointPlan,
+    CheckpointRequest,
     Decision,
     Endangered,
     Forget,
-    Keep,
-    Less,
-    Look,
     Notice,
     Observation,
     Occasion,
-    Past,
     Queued,
     Restore,
     SaveOrder,
+    Shortfall,
 )
-from windtunnel.agents.sandbox.policy.queues import Kept
+from windtunnel.agents.sandbox.policy.queues import StoredCheckpoint
 from windtunnel.base.plain import from_plain, to_plain
 
 Draw = np.random.Generator
@@ -75,19 +75,19 @@ def _questions(draw: Draw) -> Iterator[tuple[str, Observation]]:
         yield policy, Notice(float(draw.integers(0, 16)), int(draw.integers(1, 3)), endangered)
         yield "semantic", Restore(chance(0.9), chance(0.8), chance(0.5), chance(0.8))
         lacks = _of(draw, (), ("processes",), ("sockets", "timers"))
-        less = Less(
+        less = Shortfall(
             TurnClass.FULL, TurnClass.FILES, lacks, int(draw.integers(1, 4)), chance(0.6), chance(0.3)
         )
         yield _of(draw, "semantic", "semantic", "files", "conversation"), less
         urgent, normal = (tuple(f"{kind}/{n}" for n in range(int(draw.integers(0, 3)))) for kind in "un")
         yield "semantic", Queued(urgent, (*normal, "n/9"), int(draw.integers(0, 7)), 4)
         checkpoints = tuple(
-            Kept(f"c{n}", float(draw.integers(0, 9)), chance(0.2), chance(0.2)) for n in range(6)
+            StoredCheckpoint(f"c{n}", float(draw.integers(0, 9)), chance(0.2), chance(0.2)) for n in range(6)
         )
-        yield "semantic", Past(checkpoints, chance(0.8), int(draw.integers(0, 5)))
+        yield "semantic", CheckpointHistory(checkpoints, chance(0.8), int(draw.integers(0, 5)))
 
 
-def _look(draw: Draw) -> Look:
+def _look(draw: Draw) -> CheckpointRequest:
     def chance(often: float) -> bool:
         return bool(draw.random() < often)
 
@@ -107,13 +107,13 @@ def _look(draw: Draw) -> Look:
         FileChange(_of(draw, *paths), _of(draw, "created", "modified", "deleted", "renamed", "metadata"))
         for _ in range(int(_of(draw, 0, 0, 1, 2, 7)))
     )
-    doubt = Doubt(_of(draw, *Part), "the queue overflowed")
-    effects = Effects(
+    doubt = EffectDoubt(_of(draw, *SandboxPart), "the queue overflowed")
+    effects = TurnEffects(
         files, len(files) + 3 * chance(0.1), tuple(process() for _ in range(int(draw.integers(0, 3)))),
         tuple(shell() for _ in range(int(draw.integers(0, 2)))), (doubt,) * chance(0.1),
     )  # fmt: skip
     referred = frozenset(path for path in paths if chance(0.3))
-    return Look(
+    return CheckpointRequest(
         _of(draw, *Occasion), None if chance(0.03) else effects,
         References(referred, frozenset(path for path in referred if chance(0.5))),
         chance(0.95), chance(0.95), has_image=chance(0.8), images_possible=(possible := chance(0.8)),
@@ -151,23 +151,26 @@ def done(events: Sequence[Event]) -> list[str]:
     for place, event in enumerate(events):
         if place in made:
             seen, decision = made[place]
-            if isinstance(decision, Keep) and seen.occasion not in (Occasion.FROZEN, Occasion.UNDUMPED):
+            if isinstance(decision, CheckpointPlan) and seen.occasion not in (
+                Occasion.FROZEN,
+                Occasion.UNDUMPED,
+            ):
                 if open_:
-                    faults.append(f"{last[Keep]} was not done")
+                    faults.append(f"{last[CheckpointPlan]} was not done")
                 wanted = decision.turn_class
-                open_ = decision.made > TurnClass.NONE
+                open_ = decision.content > TurnClass.NONE
             if isinstance(decision, Forget):
                 forgotten += decision.checkpoints
             if decision != SaveOrder():  # of one sandbox whose turn came too late
                 last[type(decision)] = decision
         elif event["kind"] == "turn":
-            turn, keep = event["turn"], last[Keep]
-            told(f"turn {turn['number']}", turn["wanted"], to_plain(wanted))
-            kept = to_plain(min(keep.turn_class, keep.made))
+            turn, keep = event["turn"], last[CheckpointPlan]
+            told(f"turn {turn['number']}", turn["required"], to_plain(wanted))
+            kept = to_plain(min(keep.turn_class, keep.content))
             told(f"turn {turn['number']}, kept", turn["turn_class"], kept)
-        elif event["kind"] == "effect" and "made" in event:
-            keep, open_ = last[Keep], False
-            told("a checkpoint", [event["made"], event["image"]], [to_plain(keep.made), keep.image])
+        elif event["kind"] == "effect" and "content" in event:
+            keep, open_ = last[CheckpointPlan], False
+            told("a checkpoint", [event["content"], event["image"]], [to_plain(keep.content), keep.image])
         elif event["kind"] == "effect" and "restored" in event:
             back = last[BringBack]
             words = " ".join(event["restored"])
@@ -178,7 +181,7 @@ def done(events: Sequence[Event]) -> list[str]:
         elif event["kind"] == "effect":
             dropped += event["dropped"]
     told("the past", sorted(dropped), sorted(forgotten))
-    return faults + [f"{last[Keep]} was not done"] * open_
+    return faults + [f"{last[CheckpointPlan]} was not done"] * open_
 
 
 def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
@@ -187,7 +190,7 @@ def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     for seen, made, _ in decisions(events):
         if isinstance(seen, Restore):
             break
-        if isinstance(seen, Look) and seen.occasion is Occasion.TURN:
+        if isinstance(seen, CheckpointRequest) and seen.occasion is Occasion.TURN:
             turns.append(ObservedTurn(0.1, 0.1, 1.0, seen, made, None))
     run = ObservedRun(1, 1, "semantic", (ObservedBox(0.0, 1.1 * len(turns), tuple(turns), ()),))
     outcome = emulated(run, load_costs().costs)
@@ -204,6 +207,6 @@ def _mutant(file: str, rule: str, other: str, *, live: bool = False) -> Mutant:
 MUTANTS = (
     _mutant("policy/effects.py", "process.cpu > SILENT_CPU", "process.cpu >= SILENT_CPU"),
     _mutant("policy/queues.py", "in_a_row >= queued.most_urgent", "in_a_row > queued.most_urgent"),
-    _mutant("policy/__init__.py", "max(turn_class, look.least), reasons", "turn_class, reasons"),
-    _mutant("checkpoint.py", "keep.made is TurnClass.FILES:", "keep.made is TurnClass.NONE:", live=True),
+    _mutant("policy/__init__.py", "max(turn_class, request.least), reasons", "turn_class, reasons"),
+    _mutant("checkpoint.py", "keep.content is TurnClass.FILES", "keep.content is TurnClass.NONE", live=True),
 )  # fmt: skip

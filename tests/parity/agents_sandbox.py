@@ -10,7 +10,7 @@ from benchmarks.agents.sandbox.overhead import record
 from support.waiting import until
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnClass
+from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass, TurnRecord
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 from windtunnel.store import eventlog
@@ -59,9 +59,9 @@ def _together(host: Host, *boxes: Box) -> None:
     """Turns of all ``boxes`` end while the only worker of ``host`` is busy."""
     go = threading.Event()
 
-    def busy() -> Turn:
+    def busy() -> TurnRecord:
         go.wait(60)
-        return Turn(0, TurnClass.NONE, TurnClass.NONE, (), "", 0.0, 0.0, 0.0, 0)
+        return TurnRecord(0, TurnClass.NONE, TurnClass.NONE, (), "", 0.0, 0.0, 0.0, 0)
 
     host.context.engine.submit("busy", busy)
     try:

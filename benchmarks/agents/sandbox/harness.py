@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.criu import is_tmpfs
 from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import SandboxSpec, TurnRecord, TurnResult
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.base import paths
 
@@ -126,7 +126,7 @@ class Seat:
         """A checkpoint, so that the first turn is not charged with what was before it."""
         self.box.checkpoint()
 
-    def end_turn(self) -> Turn:
+    def end_turn(self) -> TurnRecord:
         return self.box.end_turn().wait(WAIT)
 
     def look(self, trace: Trace, outputs: tuple[Output, ...]) -> Observation:

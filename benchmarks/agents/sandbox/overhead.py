@@ -42,8 +42,14 @@ from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.model import Effects, Manifest, TurnClass
-from windtunnel.agents.sandbox.policy import RETENTION, Keep, Look, Occasion, PolicyName
+from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects
+from windtunnel.agents.sandbox.policy import (
+    RETENTION,
+    CheckpointPlan,
+    CheckpointRequest,
+    Occasion,
+    PolicyName,
+)
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.agents.sandbox.twin import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile
@@ -59,8 +65,8 @@ class ObservedTurn:
     run: float
     cpu: float
     think: float
-    look: Look
-    keep: Keep
+    look: CheckpointRequest
+    keep: CheckpointPlan
     gate: float | None
     checkpoint: str = ""
     safe: float = 0.0
@@ -73,7 +79,7 @@ class ObservedBox:
     began: float
     seconds: float
     turns: tuple[ObservedTurn, ...]
-    manifests: tuple[Manifest, ...]
+    manifests: tuple[CheckpointManifest, ...]
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]
     memory, processes = 0.0, 0
     loads = []
     for turn in box.turns:
-        manifest, made = manifests.get(turn.checkpoint), turn.keep.made
+        manifest, made = manifests.get(turn.checkpoint), turn.keep.content
         dirty = files = 0.0
         if manifest is not None and made is TurnClass.FULL and manifest.image is not None:
             image = manifest.image
@@ -108,9 +114,9 @@ def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]
                 run_cpu=turn.cpu,
                 think=turn.think,
                 # what nobody looked at is nothing, and the policy that ran did not ask
-                effects=turn.look.effects or Effects(),
+                effects=turn.look.effects or TurnEffects(),
                 references=turn.look.references,
-                seen_whole=True,
+                cumulative=True,
                 memory=memory,
                 processes=processes,
                 dirty=dirty,
@@ -123,7 +129,7 @@ def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]
 def emulated(run: ObservedRun, costs: SandboxCosts, *, disk: float = 1e9) -> SessionsOutcome:
     """The same run on the twin. Commands were measured where they shared the CPUs with one another, so their
     seconds hold that already: the twin adds only what checkpoints take."""
-    looks = [turn.look for box in run.boxes for turn in box.turns] or [Look(Occasion.TURN)]
+    looks = [turn.look for box in run.boxes for turn in box.turns] or [CheckpointRequest(Occasion.TURN)]
     machine = EmulatedHost(cores=run.cores, disk=disk, workers=run.workers, images=looks[0].images_possible)
     world = SandboxWorld(
         machine,
@@ -139,7 +145,7 @@ def compared(run: ObservedRun, costs: SandboxCosts) -> dict[str, tuple[float, fl
     """Totals, gate waits and freezes of a measured run, in seconds, beside the twin's."""
     outcome = emulated(run, costs)
     manifests = {manifest.id: manifest for box in run.boxes for manifest in box.manifests}
-    turns = [turn for box in run.boxes for turn in box.turns if turn.keep.made >= TurnClass.FILES]
+    turns = [turn for box in run.boxes for turn in box.turns if turn.keep.content >= TurnClass.FILES]
     freezes = [manifests[turn.checkpoint].freeze_seconds for turn in turns if turn.checkpoint in manifests]
     gates = [turn.gate for box in run.boxes for turn in box.turns if turn.gate is not None]
     frozen = [each.freeze for each in outcome.checkpoints if each.turn_class >= TurnClass.FILES]
@@ -298,11 +304,13 @@ def record(
     kept = [
         (look, keep)
         for look, keep in box.decisions()[known:]
-        if isinstance(look, Look) and isinstance(keep, Keep) and look.occasion is Occasion.TURN
+        if isinstance(look, CheckpointRequest)
+        and isinstance(keep, CheckpointPlan)
+        and look.occasion is Occasion.TURN
     ]
     turns = tuple(
         ObservedTurn(
-            run, used, turn.think, look, keep, gate, line.checkpoint if keep.made > TurnClass.NONE else "",
+            run, used, turn.think, look, keep, gate, line.checkpoint if keep.content > TurnClass.NONE else "",
             pending.finished - done if pending.job else 0.0,
         )
         for turn, (run, used, done, pending), gate, line, (look, keep) in zip(

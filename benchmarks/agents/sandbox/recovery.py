@@ -34,7 +34,7 @@ from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.linux import processes
@@ -222,7 +222,7 @@ class Bytes:
         return self.raw + self.files + self.manifests
 
 
-def bytes_of(manifest: Manifest, size: int) -> Bytes:
+def bytes_of(manifest: CheckpointManifest, size: int) -> Bytes:
     """What one checkpoint wrote; parts that it takes over from an earlier one cost nothing. ``size``: of its
     manifest file."""
     image = manifest.image if manifest.image and manifest.image.id == manifest.id else None

@@ -92,7 +92,7 @@ class _Verbs(Mapping[str, Any]):
 
 
 @contextmanager
-def shown_progress(title: str) -> Iterator[Callable[[str, float], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     """A function to call with what is being done and the fraction of it that is done: a bar on a terminal, on
     standard error, and nothing elsewhere."""
     from rich.console import Console

@@ -25,9 +25,9 @@ def advise(
 
     with uncollected():
         from windtunnel import advise as advice
-        from windtunnel.cli import shown_progress
+        from windtunnel.cli import progress_bar
 
-    with shown_progress("advise") as progress:
+    with progress_bar("advise") as progress:
         findings = advice.advise(script, arguments or (), cluster, progress)
     if as_json:
         return print_json(findings)

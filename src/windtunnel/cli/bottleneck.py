@@ -44,7 +44,7 @@ def bottleneck(
     with uncollected():
         from rich.console import Console
 
-        from windtunnel.cli import shown_progress
+        from windtunnel.cli import progress_bar
         from windtunnel.training.bottleneck import report, run
 
     choice("rules", rules, ("windtunnel", "netai20"))
@@ -63,7 +63,7 @@ def bottleneck(
     if program and cluster is None:
         raise UserError("`cluster` is needed to emulate a script")
     console = Console(highlight=False)
-    with shown_progress("bottleneck") as progress:
+    with progress_bar("bottleneck") as progress:
         if rules == "netai20":
             rows = run.paper_rows(program or None, words, cluster, progress=progress)
         else:

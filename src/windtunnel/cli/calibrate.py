@@ -10,7 +10,7 @@ from rich.console import Console
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated
 from windtunnel.capabilities import CAPABILITIES
-from windtunnel.cli import shown_progress
+from windtunnel.cli import progress_bar
 from windtunnel.cli.common import print_table
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
@@ -42,7 +42,7 @@ def calibrate(
     )
     of_device = {} if capability else {"device": name, "threads": threads}
     measured = import_module(f"{capability or DEVICES}.calibrate").calibrate_here
-    with shown_progress(f"calibrate {name}") as progress:
+    with progress_bar(f"calibrate {name}") as progress:
         done: Calibrated = measured(quick=quick, progress=progress, **of_device)
     if done.table is not None:
         Console().print(done.table)

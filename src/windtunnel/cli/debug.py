@@ -34,7 +34,7 @@ def sql(trace: Where, query: Query, database: Database = None, as_json: Json = F
     """
     from windtunnel.control.debug import sql as ask
 
-    recorded, log = _opened(trace)
+    recorded, log = _open_trace(trace)
     with closing(log):
         columns, rows, report = ask(recorded, query, log=log, database=database)
     if as_json:
@@ -62,7 +62,7 @@ def replay(
 
     if debugger and request is None:
         raise UserError("debug replay: --pdb is given without --request, in whose handlers it is to stop")
-    recorded, log = _opened(trace)
+    recorded, log = _open_trace(trace)
     with closing(log):
         done = again(recorded, log=log, database=database, stop=request if debugger else None)
     done["divergences"] = [
@@ -91,7 +91,7 @@ def retro(
     """
     from windtunnel.control.debug import retro as tried
 
-    recorded, log = _opened(trace)
+    recorded, log = _open_trace(trace)
     with closing(log):
         done = tried(recorded, code, log=log, database=database, check=check)
     bad = sum(len(outcome["orders"]) for outcome in done["outcomes"] if outcome["violations"])
@@ -118,7 +118,7 @@ def retro(
     _less(done["recorded"], f"debug retro: the check finds rows in {bad} orders" if bad else "")
 
 
-def _opened(trace: str) -> tuple[DebugTrace, EventLog]:
+def _open_trace(trace: str) -> tuple[DebugTrace, EventLog]:
     from windtunnel.control.debug.live import trace as traces
     from windtunnel.store import eventlog
 

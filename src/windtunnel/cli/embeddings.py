@@ -60,7 +60,7 @@ def profile(
     Example: windtunnel embeddings profile 'logs/day-*.parquet' --out stats --dim 128
     """
     from windtunnel.base.plain import to_plain
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.data.embeddings.files import fresh
     from windtunnel.data.embeddings.model import EmbeddingTable, checked
     from windtunnel.data.embeddings.profile import profile
@@ -72,7 +72,7 @@ def profile(
         for name in {"*", *dims, *sequences}
     }
     checked(tuple(like.values()), "embeddings profile")
-    with shown_progress("profile") as progress:
+    with progress_bar("profile") as progress:
         statistics = profile(
             logs, features=feature or (), rows=_by_name("--rows", rows, int),
             hashes=_by_name("--hash", hashes, str), like=like, window=window, progress=progress,

@@ -46,14 +46,14 @@ def emulate(
 
         from windtunnel import api
         from windtunnel.base.errors import VerdictError
-        from windtunnel.cli import shown_progress
+        from windtunnel.cli import progress_bar
         from windtunnel.cluster.load import load_cluster
         from windtunnel.report.terminal import print_summary
 
     where = load_cluster(cluster)
     failed: VerdictError | None = None
     try:
-        with shown_progress(f"{Path(script).name} on {where.name}") as progress:
+        with progress_bar(f"{Path(script).name} on {where.name}") as progress:
             run = api.emulate(
                 script, *(arguments or ()), cluster=where, module=module, options=options, timeline=timeline,
                 report=report, fail_on=fail_on or (), progress=progress,

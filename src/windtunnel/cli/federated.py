@@ -90,13 +90,13 @@ def run(
 
     Example: windtunnel federated run --data digits --split dirichlet:0.1 --devices 50 --groups 5
     """
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.edge.federated import LocalTraining, Settings, summary
     from windtunnel.edge.federated import run as learned
 
     if epochs < 1:
         raise UserError(f"`epochs` {epochs}; accepted are whole numbers from 1 up")
-    with shown_progress("federated") as progress:
+    with progress_bar("federated") as progress:
         run_id, outcomes = learned(
             data=data, split=split, schemes=scheme.split(","), model_name=model, devices=devices,
             groups=groups, sample=sample, count=rounds, seeds=seeds,

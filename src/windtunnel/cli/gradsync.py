@@ -85,14 +85,14 @@ def plan(
     from windtunnel.base.importing import uncollected
 
     with uncollected():
-        from windtunnel.cli import shown_progress
+        from windtunnel.cli import progress_bar
         from windtunnel.training.gradsync.files import check_place, write
         from windtunnel.training.gradsync.report import show
         from windtunnel.training.gradsync.run import plan_run
 
     if out is not None:
         check_place(out)
-    with shown_progress("gradsync plan") as progress:
+    with progress_bar("gradsync plan") as progress:
         planned = plan_run(
             script, arguments or (), cluster=cluster, profile=profile, codecs=codecs or (), seed=seed,
             lossy=lossy, progress=progress,

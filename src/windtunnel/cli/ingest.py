@@ -60,12 +60,12 @@ def layout(
     """
     from windtunnel.base import units
     from windtunnel.base.plain import to_plain
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.data.ingest import session
     from windtunnel.data.ingest.layout import lay_out
 
     sessions_read = [session.read(path) for path in sessions]
-    with shown_progress("layout") as progress:
+    with progress_bar("layout") as progress:
         new = lay_out(table, sessions_read, out, group_rows=rows, progress=progress)
     if as_json:
         return print_json(to_plain(new) | {"folder": str(new.folder)})
@@ -100,13 +100,13 @@ def characterise(
     Example: windtunnel ingest characterise session.yaml
     """
     from windtunnel.base.plain import to_plain
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.data.ingest import session
     from windtunnel.data.ingest.characterise import characterise, lines
 
     if demand is not None and not demand > 0:
         raise UserError(f"`demand` {demand:g} is not accepted; accepted are rows a second above 0")
-    with shown_progress("characterise") as progress:
+    with progress_bar("characterise") as progress:
         character = characterise(session.read(path), splits=splits, demand=demand, progress=progress)
     if as_json:
         return print_json(

@@ -45,9 +45,9 @@ def search(
 
     chip = read_accelerator(accelerator)
     rows = make(read_layers(layer), chip, dataflow, policy)
-    shown = [(f"{row.layer.name}  {row.decision.mapping.dataflow}", row.cost) for row in rows]
-    shown += [("together", total(cost for _, cost in shown))] if len(rows) > 1 else []
-    _show(chip, "layer", shown, as_json, [*map(vars, rows)])
+    costs = [(f"{row.layer.name}  {row.decision.mapping.dataflow}", row.cost) for row in rows]
+    costs += [("together", total(cost for _, cost in costs))] if len(rows) > 1 else []
+    _show(chip, "layer", costs, as_json, [*map(vars, rows)])
     if beam := [row.layer.name for row in rows if not row.decision.exact]:
         typer.echo(f"not exact, by a beam: {', '.join(beam)}", err=as_json)
     if len(rows) == 1 and not as_json:

@@ -26,11 +26,11 @@ def resilience(
     """
     from rich.console import Console
 
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.training.goodput import report
     from windtunnel.training.goodput.planning import plan
 
-    with shown_progress("plan") as progress:
+    with progress_bar("plan") as progress:
         result = plan(request, progress)
     if html is not None:
         report.write_page(html, result, request.cluster)

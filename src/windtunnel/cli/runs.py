@@ -50,10 +50,10 @@ def list_runs(
     rows = []
     for run in runs:
         figures_of_run = figures(run.summary or {})
-        shown = [_figure(*figures_of_run[name]) if name in figures_of_run else "–" for name in SHOWN]
+        cells = [_figure(*figures_of_run[name]) if name in figures_of_run else "–" for name in SHOWN]
         wall = "–" if run.wall_time_s is None else _figure("s", run.wall_time_s)
         kind = [run.capability] if len(kinds) > 1 else []
-        rows.append((run.id, *kind, _status(run), _what(run), *shown, wall))
+        rows.append((run.id, *kind, _status(run), _what(run), *cells, wall))
     head = ["id", *(["capability"] if len(kinds) > 1 else []), "status", "what"]
     head += [">iteration", ">MFU", ">peak memory", ">wall time"]
     print_table(head, rows, "" if len(kinds) > 1 else f"Runs of {kinds.pop()}", NOTE)

@@ -31,11 +31,11 @@ def sweep(
 
     from windtunnel import api
     from windtunnel.base.errors import ScriptError
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.training.emulate.sweep import print_sweep
     from windtunnel.training.emulate.sweep.result import as_json as json_of
 
-    with shown_progress(f"sweep {spec.stem}") as progress:
+    with progress_bar(f"sweep {spec.stem}") as progress:
         done = api.sweep(spec, jobs=jobs, on=on, resume=resume, report=report, progress=progress)
     what, result = done.sweep, done.result
     if as_json:

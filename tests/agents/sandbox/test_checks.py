@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox import checks
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.store.export import destination
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import files
@@ -47,12 +47,12 @@ SPEC = SandboxSpec("x")
         ("workdir", "/" + "a" * 256, "... is not accepted; give an absolute path"),
         ("services", {"": "true"}, "service '' is not accepted"),
         ("services", {"a": " "}, "service a: ' ' is not accepted; give a command"),
-        ("limits", Limits(memory=0), "limit memory 0 is not accepted; bytes of at least 16M"),
-        ("limits", Limits(memory=-1), "limit memory -1 is not accepted"),
-        ("limits", Limits(cpus=float("nan")), "limit cpus nan is not accepted; at least 0.01"),
-        ("limits", Limits(cpus=0.0), "limit cpus 0.0 is not accepted"),
-        ("limits", Limits(pids=2), "limit pids 2 is not accepted; at least 3"),
-        ("limits", Limits(disk=1), "limit disk 1 is not accepted; bytes of at least 1M"),
+        ("limits", SandboxLimits(memory=0), "limit memory 0 is not accepted; bytes of at least 16M"),
+        ("limits", SandboxLimits(memory=-1), "limit memory -1 is not accepted"),
+        ("limits", SandboxLimits(cpus=float("nan")), "limit cpus nan is not accepted; at least 0.01"),
+        ("limits", SandboxLimits(cpus=0.0), "limit cpus 0.0 is not accepted"),
+        ("limits", SandboxLimits(pids=2), "limit pids 2 is not accepted; at least 3"),
+        ("limits", SandboxLimits(disk=1), "limit disk 1 is not accepted; bytes of at least 1M"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_field(field: str, value: Any, said: str) -> None:
@@ -73,10 +73,10 @@ def test_what_can_be_is_accepted() -> None:
             hostname="Host-1.example",
             workdir="/",
             services={"web": "python3 -m http.server"},
-            limits=Limits(16 * 2**20, 0.01, 3, 2**20),
+            limits=SandboxLimits(16 * 2**20, 0.01, 3, 2**20),
         )
     )
-    checks.checked_spec(replace(SPEC, limits=Limits(None, None, None, None)))
+    checks.checked_spec(replace(SPEC, limits=SandboxLimits(None, None, None, None)))
 
 
 @pytest.mark.parametrize("label", ["a\nb", "a\0", "\x1b[31m", "a" * 201])

@@ -12,7 +12,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked, frozen, turn
 
 from support.waiting import until
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import TurnClass
 
 pytestmark = [pytest.mark.conformance, pytest.mark.root]
@@ -30,7 +30,7 @@ def test_criu_killed_in_the_middle_of_a_dump(
         misbehaving('setsid sleep 0.02 & $real "$@" & c=$!; sleep 0.005; kill -9 $c; kill -9 $$')
         try:
             turn(box, f"X=2; echo 2 > /workspace/f; {COUNT}")
-        except LessError as error:
+        except IncompleteError as error:
             assert "count.sh" in str(error)
             break
         except SandboxError as error:
@@ -43,7 +43,7 @@ def test_criu_killed_in_the_middle_of_a_dump(
         pytest.fail("no dump was struck beside the first process")
     manifest = host.context.store.load(box.tip)
     assert manifest.files is not None and manifest.image is None
-    assert manifest.kept == ("files", "state of shell main")
+    assert manifest.restorable == ("files", "state of shell main")
     assert {lack.kind for lack in manifest.lacks} == {"processes"}
     refused = [event for event in events if "no image of the processes" in event.detail]
     assert len(refused) == 2, "it was tried once more"
@@ -85,7 +85,7 @@ exit 0
 """)
     kill.chmod(0o755)
     misbehaving(f'[ "$1" = dump ] && exec $real "$@" --action-script {kill}')
-    with pytest.raises(LessError, match="may have broken") as told:
+    with pytest.raises(IncompleteError, match="may have broken") as told:
         box.checkpoint(full=True)
     assert told.value.manifest.image is not None and (tmp_path / "once").exists()
     assert [lack.kind for lack in told.value.manifest.lacks] == ["sockets", "sockets"]
@@ -112,7 +112,11 @@ def test_a_process_that_a_failed_dump_lost_is_told(
         with pytest.raises(SandboxDied, match="restore"):
             box.run("true")
     else:
-        with contextlib.suppress(LessError) if victim == "shell" else pytest.raises(LessError) as less:
+        with (
+            contextlib.suppress(IncompleteError)
+            if victim == "shell"
+            else pytest.raises(IncompleteError) as less
+        ):
             box.checkpoint(full=True)
         if victim == "service":
             assert "a dump that failed ended it" in str(less.value)

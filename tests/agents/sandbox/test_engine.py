@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.context import EngineClosed, JobEngine, Pending, settled
-from windtunnel.agents.sandbox.model import Turn, TurnClass
+from windtunnel.agents.sandbox.model import TurnClass, TurnRecord
 from windtunnel.agents.sandbox.policy import Pick, Queued
 
 
-def line(number: int) -> Turn:
-    return Turn(number, TurnClass.FULL, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
+def line(number: int) -> TurnRecord:
+    return TurnRecord(number, TurnClass.FULL, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
 
 
 class Held:
@@ -25,7 +25,7 @@ class Held:
         self.order: list[str] = []
         begun = threading.Event()
 
-        def block() -> Turn:
+        def block() -> TurnRecord:
             begun.set()
             self.go.wait(60)
             return line(0)
@@ -34,7 +34,7 @@ class Held:
         assert begun.wait(60)
 
     def submit(self, box: str, *, urgent: bool = False) -> Pending:
-        def work() -> Turn:
+        def work() -> TurnRecord:
             self.order.append(box)
             return line(1)
 
@@ -62,7 +62,7 @@ def test_a_choice_is_told_and_one_job_alone_is_none() -> None:
 def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
     engine = JobEngine(1)
 
-    def fail() -> Turn:
+    def fail() -> TurnRecord:
         raise OSError("disk full")
 
     failed, fine = engine.submit("a", fail), engine.submit("b", lambda: line(2))

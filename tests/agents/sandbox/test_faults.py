@@ -14,7 +14,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked, fill, flip_manifest, frozen, small_disk, turn
 
 from support.waiting import until
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.linux.processes import in_vfork
 
@@ -124,12 +124,12 @@ def test_a_hanging_criu_is_ended(
     monkeypatch.setattr("windtunnel.agents.sandbox.criu.GRACE_SECONDS", 0.3)
     misbehaving("sleep 1000")
     box.run("X=2")
-    with pytest.raises(LessError, match="not complete after") as less:
+    with pytest.raises(IncompleteError, match="not complete after") as less:
         box.checkpoint(full=True)
     assert less.value.manifest is not None and less.value.manifest.image is None
     assert frozen(host.home.path) == [] and box.run("echo $X").stdout == b"2\n"
     monkeypatch.setattr(Criu, "restore", lambda *a, **k: restore(*a, **{**k, "timeout": 0.3}))
-    with pytest.raises(LessError, match="not complete after") as less:
+    with pytest.raises(IncompleteError, match="not complete after") as less:
         box.rollback(good)
     assert less.value.report is not None and less.value.report.lacks == less.value.lacks
     assert box.run("echo $X").stdout == b"2\n", "what ran is as it was"
@@ -149,28 +149,28 @@ def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, ev
     box = make(services={"web": "sleep 98765"})
     program = f"{ODD}os.unlink('/workspace/big'); open('/workspace/up', 'w').close(); time.sleep(1000)"
     box.put("/workspace/odd.py", program.encode())
-    with pytest.raises(LessError, match=r"odd\.py.*deleted file /workspace/big"):
+    with pytest.raises(IncompleteError, match=r"odd\.py.*deleted file /workspace/big"):
         turn(
             box,
             "cd /tmp; X=1; python3 /workspace/odd.py </dev/null >/dev/null 2>&1 & "
             "until [ -e /workspace/up ]; do sleep 0.01; done",
         )
     line = box.log().turns[-1]
-    assert (line.turn_class, line.wanted) == (TurnClass.FILES, TurnClass.FULL)
+    assert (line.turn_class, line.required) == (TurnClass.FILES, TurnClass.FULL)
     manifest = host.context.store.load(box.tip)
     assert manifest.image is None and len(manifest.lacks) == 1 and "odd.py" in manifest.lacks[0].what
     # a turn that does nothing does not make a checkpoint without processes look whole; where nobody waits for
     # it, the next command says so, once
     box.run("true")
     box.end_turn()
-    with pytest.raises(LessError, match=r"odd\.py"):
+    with pytest.raises(IncompleteError, match=r"odd\.py"):
         box.run("echo not run > /workspace/f")
     assert box.run("cat /workspace/f; echo run").stdout == b"run\n"
-    assert box.log().turns[-1].wanted is TurnClass.FULL
-    with pytest.raises(LessError, match=r"odd\.py"):
+    assert box.log().turns[-1].required is TurnClass.FULL
+    with pytest.raises(IncompleteError, match=r"odd\.py"):
         box.restore()
     assert box.info().status == "running" and "odd.py" in " ".join(box.info().processes)
-    with pytest.raises(LessError, match=r"odd\.py"):
+    with pytest.raises(IncompleteError, match=r"odd\.py"):
         host.fork(manifest.id)
     (fork,) = host.fork(manifest.id, allow_less=True)
     assert fork.run("pwd; echo $X").stdout == b"/tmp\n1\n"
@@ -258,7 +258,7 @@ def test_a_process_that_waits_for_its_child_of_vfork(host: Any, events: list[Any
         box.run("kill %1")
         box.run(start.format(shlex.quote(VFORKS.format(child=1000))))
         until(lambda: any(in_vfork(pid) for pid in box.machine().cgroup.pids()))
-        with pytest.raises(LessError, match="a child of vfork"):
+        with pytest.raises(IncompleteError, match="a child of vfork"):
             box.checkpoint(full=True)
         assert len(box.info().processes) >= 4
     finally:

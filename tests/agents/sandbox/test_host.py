@@ -11,9 +11,9 @@ import pytest
 
 from support import preloaded
 from support.waiting import until
-from windtunnel.agents.sandbox.errors import CriuError, LessError
+from windtunnel.agents.sandbox.errors import CriuError, IncompleteError
 from windtunnel.agents.sandbox.machine.launch import unclaimed
-from windtunnel.agents.sandbox.model import Saved, Turn, TurnClass
+from windtunnel.agents.sandbox.model import Saved, TurnClass, TurnRecord
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -42,7 +42,7 @@ def kill_all(box: Any) -> None:
     until(lambda: box.info().status != "running")
 
 
-def turn(box: Any, command: str) -> tuple[bytes, Turn]:
+def turn(box: Any, command: str) -> tuple[bytes, TurnRecord]:
     result = box.run(command, timeout=60)
     assert result.ended == "exit", result
     return result.stdout, box.end_turn().wait(60)
@@ -153,7 +153,9 @@ def test_a_restore_that_fails_leaves_what_runs_as_it_was(
     before = box.info()
     with monkeypatch.context() as patched:
         patched.setattr(type(host.context.criu), "restore", refuse)
-        with pytest.raises(LessError, match=f"sandbox {box.name}, as restored from {first}, lacks sleep"):
+        with pytest.raises(
+            IncompleteError, match=f"sandbox {box.name}, as restored from {first}, lacks sleep"
+        ):
             box.rollback(first)
     assert (box.info().pid, box.info().processes) == (before.pid, before.processes)
     assert box.run("cat /workspace/f; echo $X").stdout == b"second\n2\n"

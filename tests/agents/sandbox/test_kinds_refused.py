@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Facts, Inventory, ProcessStood
+from windtunnel.agents.sandbox.errors import IncompleteError
+from windtunnel.agents.sandbox.model import Facts, ProcessInventory, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, LOST, NEVER, beforehand, undumpable
 
 FACTS = {
@@ -35,12 +35,12 @@ QUIET = (
 )
 
 
-def held(*facts: tuple[str, str, str]) -> Inventory:
+def held(*facts: tuple[str, str, str]) -> ProcessInventory:
     """A process with what all may have, and ``facts`` in the place of what is called alike."""
     found: Facts = {}
     for kind, name, value in (*QUIET, *facts):
         found.setdefault(kind, {})[name] = value
-    return Inventory((ProcessStood(7, "python3 app.py", found),))
+    return ProcessInventory((ProcessStood(7, "python3 app.py", found),))
 
 
 def test_every_kind_that_a_fact_shows_is_tried_here() -> None:
@@ -62,7 +62,7 @@ def test_what_comes_back_is_not_named() -> None:
 
 def test_a_posix_lock_is_named_and_no_other_lock() -> None:
     locks = {f"exclusive {kind} on descriptor 3": "" for kind in ("POSIX lock", "OFD lock", "flock")}
-    (lack,) = beforehand(Inventory((ProcessStood(7, "app", {"locks": locks}),)))
+    (lack,) = beforehand(ProcessInventory((ProcessStood(7, "app", {"locks": locks}),)))
     assert lack.what == "app (process 7 inside): exclusive POSIX lock on descriptor 3"
     assert "SQLite" in lack.why
 
@@ -91,7 +91,7 @@ def test_a_kind_that_does_not_come_back_is_refused_by_name_at_the_checkpoint(
 ) -> None:
     box = make()
     box.run(SEMAPHORE, timeout=60)
-    with pytest.raises(LessError) as refused:
+    with pytest.raises(IncompleteError) as refused:
         box.checkpoint(full=True)
     made = refused.value.manifest
     assert made is not None and made.image is not None, "it is kept all the same"

@@ -10,7 +10,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked, turn
 
 from support.waiting import until
-from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 
@@ -59,26 +59,26 @@ def test_a_rung(
         box = host.create(SandboxSpec("a", image=str(small_root), services=services, allow_less=not criu))
         for command, weakest in TURNS:
             line = turn(box, command)
-            assert line.wanted >= weakest, (command, line)
+            assert line.required >= weakest, (command, line)
             assert line.turn_class >= min(weakest, TurnClass.FULL if criu else TurnClass.FILES), line
             # the declared service and the shell lack nothing, the counter does
             lacking = ["bash /workspace/count.sh" in str(lack) for lack in line.lacks]
             assert lacking == ([True] if not criu and counts(box) and line.turn_class else []), line
         manifest = host.context.store.load(box.tip)
         assert manifest.files is not None and manifest.files.kind == pool
-        assert manifest.kept[0] == "files" and manifest.kept[-1] == "state of shell main"
+        assert manifest.restorable[0] == "files" and manifest.restorable[-1] == "state of shell main"
         if criu:
-            assert manifest.kept[1].endswith("processes with memory and open files")
+            assert manifest.restorable[1].endswith("processes with memory and open files")
             assert manifest.lacks == ()
         else:
-            assert len(manifest.kept) == 2
+            assert len(manifest.restorable) == 2
             assert [(lack.kind, lack.why) for lack in manifest.lacks] == [("processes", "CRIU is missing")]
         dies(box)
         report = box.restore()
         assert box.run(SHOW).stdout == SHOWN
         assert any("sleep 98765" in line for line in box.info().processes)
         if criu:
-            assert manifest.kept[1] in report.restored
+            assert manifest.restorable[1] in report.restored
             assert report.lacks == ()
             assert box.run(COUNT).stdout == b"2\n"
         else:
@@ -114,10 +114,10 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         assert box.run(COUNT).stdout == b"1\n"
         for command in ("X=2", "X=3"):
             box.run(command)
-            with pytest.raises(LessError, match=r"count\.sh.*CRIU is missing"):
+            with pytest.raises(IncompleteError, match=r"count\.sh.*CRIU is missing"):
                 box.end_turn().wait(60)
             line = box.log().turns[-1]
-            assert (line.wanted, line.turn_class) == (TurnClass.FULL, TurnClass.FILES), line
+            assert (line.required, line.turn_class) == (TurnClass.FULL, TurnClass.FILES), line
             weak = host.context.store.load(box.tip)
             assert weak.image is None and len(weak.lacks) == 1
     with Host(own_home) as host:
@@ -129,7 +129,7 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         dies(box)
         box.restore()
         assert box.run(f"echo $X; {COUNT}").stdout == b"3\n3\n"
-        with pytest.raises(LessError, match=r"count\.sh"):
+        with pytest.raises(IncompleteError, match=r"count\.sh"):
             box.rollback(weak.id)
         assert box.run(COUNT).stdout == b"4\n", "what ran was left alone"
         report = box.rollback(weak.id, allow_less=True)

@@ -8,31 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.model import (
-    Doubt,
-    Effects,
+    CheckpointManifest,
+    EffectDoubt,
     FileChange,
     FilesPart,
     ImagePart,
-    Manifest,
-    Part,
     ProcessEffect,
     References,
+    SandboxPart,
     SandboxSpec,
     ShellEffect,
     TurnClass,
+    TurnEffects,
 )
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
+    CheckpointPlan,
+    CheckpointRequest,
     Endangered,
-    Keep,
-    Less,
-    Look,
     Notice,
     Occasion,
     Pick,
     Queues,
     SaveOrder,
     Settle,
+    Shortfall,
     decide,
     forgettable,
 )
@@ -57,12 +57,15 @@ processes = st.builds(
     descriptors_changed=st.booleans(),
 )
 all_effects = st.builds(
-    Effects,
+    TurnEffects,
     files=st.lists(changes, max_size=4).map(tuple),
     processes=st.lists(processes, max_size=4).map(tuple),
     shells=st.sampled_from([(), (ShellEffect("main"),)]),
     doubts=st.lists(
-        st.sampled_from([Doubt(Part.FILES, "lost events"), Doubt(Part.PROCESSES, "ring lost")]), max_size=2
+        st.sampled_from(
+            [EffectDoubt(SandboxPart.FILES, "lost events"), EffectDoubt(SandboxPart.PROCESSES, "ring lost")]
+        ),
+        max_size=2,
     ).map(tuple),
 ).map(lambda effects: replace(effects, files_total=len(effects.files)))
 all_references = st.builds(
@@ -72,15 +75,15 @@ all_references = st.builds(
 )
 
 
-def kept(effects: Effects, references: References) -> Keep:
+def kept(effects: TurnEffects, references: References) -> CheckpointPlan:
     """What is decided at the end of a turn with those effects."""
-    decision = decide(Look(Occasion.TURN, effects, references))
-    assert isinstance(decision, Keep)
+    decision = decide(CheckpointRequest(Occasion.TURN, effects, references))
+    assert isinstance(decision, CheckpointPlan)
     return decision
 
 
 @given(all_effects, all_references)
-def test_nothing_is_the_class_of_no_effect_alone(effects: Effects, references: References) -> None:
+def test_nothing_is_the_class_of_no_effect_alone(effects: TurnEffects, references: References) -> None:
     decided = kept(effects, references).turn_class
     quiet = not (effects.files or effects.doubts or any(process_changed(one) for one in effects.processes))
     assert (decided is TurnClass.NONE) == (quiet and not effects.shells)
@@ -89,14 +92,14 @@ def test_nothing_is_the_class_of_no_effect_alone(effects: Effects, references: R
 
 @given(all_effects, all_references, changes, processes)
 def test_more_effects_never_weaken_a_class(
-    effects: Effects, references: References, change: FileChange, process: ProcessEffect
+    effects: TurnEffects, references: References, change: FileChange, process: ProcessEffect
 ) -> None:
     before = kept(effects, references).turn_class
     more_files = replace(effects, files=(*effects.files, change), files_total=effects.files_total + 1)
     assert kept(more_files, references).turn_class >= max(before, TurnClass.FILES)
     assert kept(replace(effects, processes=(*effects.processes, process)), references).turn_class >= before
-    for part, least in ((Part.FILES, TurnClass.FILES), (Part.PROCESSES, TurnClass.FULL)):
-        doubted = replace(effects, doubts=(*effects.doubts, Doubt(part, "x")))
+    for part, least in ((SandboxPart.FILES, TurnClass.FILES), (SandboxPart.PROCESSES, TurnClass.FULL)):
+        doubted = replace(effects, doubts=(*effects.doubts, EffectDoubt(part, "x")))
         assert kept(doubted, references).turn_class >= max(before, least)
 
 
@@ -130,7 +133,7 @@ def test_promotion_is_for_what_the_image_refers_to(files: list[FileChange], refe
 
 
 def test_the_channel_never_counts() -> None:
-    effects = Effects(files=(FileChange("/.windtunnel/t/1.out", "created"),), files_total=1)
+    effects = TurnEffects(files=(FileChange("/.windtunnel/t/1.out", "created"),), files_total=1)
     assert kept(effects, References()).turn_class is TurnClass.NONE
 
 
@@ -178,21 +181,21 @@ def test_queues_lose_and_repeat_nothing(todo: list[tuple[str, int]], most: int) 
         assert len(queues) == len(inside)
 
 
-def manifest(box: str, number: int, files: str, image: str, *, label: str = "") -> Manifest:
-    return Manifest(
+def manifest(box: str, number: int, files: str, image: str, *, label: str = "") -> CheckpointManifest:
+    return CheckpointManifest(
         id=f"{box}{number}",
         box=box,
         turn=number,
         parent=f"{box}{number - 1}" if number else None,
         turn_class=TurnClass.FILES,
-        wanted=TurnClass.FILES,
+        required=TurnClass.FILES,
         reasons=(),
         created=float(number),
         files=FilesPart(files, "btrfs"),
         image=ImagePart(image, 1, (), (), (), 0, 0),
         shells=(),
         spec=SandboxSpec(box),
-        kept=(),
+        restorable=(),
         label=label,
     )
 
@@ -264,7 +267,7 @@ def test_a_notice_saves_every_sandbox_in_some_way_before_it_saves_one_whole(
 
 
 looks = st.builds(
-    Look,
+    CheckpointRequest,
     st.sampled_from(Occasion),
     st.none() | all_effects,
     all_references,
@@ -278,7 +281,7 @@ looks = st.builds(
     most=st.sampled_from([TurnClass.FILES, TurnClass.FULL]),
 )
 lesser = st.builds(
-    Less,
+    Shortfall,
     st.sampled_from(TurnClass),
     st.sampled_from(TurnClass),
     st.lists(st.sampled_from(("files", "processes")), unique=True).map(tuple),
@@ -289,23 +292,23 @@ lesser = st.builds(
 
 
 @given(looks, st.sampled_from(sorted(POLICIES)))
-def test_a_checkpoint_is_made_of_what_can_be_made(look: Look, policy: str) -> None:
+def test_a_checkpoint_is_made_of_what_can_be_made(look: CheckpointRequest, policy: str) -> None:
     keep = POLICIES[policy](look)
-    assert isinstance(keep, Keep)
-    assert keep.made < TurnClass.FULL or (look.images_possible and look.most is TurnClass.FULL)
+    assert isinstance(keep, CheckpointPlan)
+    assert keep.content < TurnClass.FULL or (look.images_possible and look.most is TurnClass.FULL)
     assert bool(keep.lost) == (not keep.image)
-    assert keep.image or keep.made <= TurnClass.FILES
-    assert not keep.again or (keep.image and keep.made is TurnClass.FILES and look.has_image)
+    assert keep.image or keep.content <= TurnClass.FILES
+    assert not keep.again or (keep.image and keep.content is TurnClass.FILES and look.has_image)
     if look.named:
-        assert keep.made > TurnClass.NONE
+        assert keep.content > TurnClass.NONE
     if policy == "semantic":
-        assert keep.made >= keep.turn_class or not keep.image
+        assert keep.content >= keep.turn_class or not keep.image
 
 
 @given(looks)
-def test_what_cannot_be_known_is_kept_whole(look: Look) -> None:
+def test_what_cannot_be_known_is_kept_whole(look: CheckpointRequest) -> None:
     decision = decide(look)
-    assert isinstance(decision, Keep)
+    assert isinstance(decision, CheckpointPlan)
     if look.effects is None or look.full or not look.has_parent or not look.has_files:
         assert decision.turn_class is TurnClass.FULL
     if look.images_possible and not look.has_image:
@@ -313,27 +316,27 @@ def test_what_cannot_be_known_is_kept_whole(look: Look) -> None:
 
 
 def test_where_there_is_no_time_for_processes_the_files_are_kept() -> None:
-    server = Effects(processes=(ProcessEffect(7, "server", started=True),))
-    look = Look(Occasion.NOTICE, server, most=TurnClass.FILES)
+    server = TurnEffects(processes=(ProcessEffect(7, "server", started=True),))
+    look = CheckpointRequest(Occasion.NOTICE, server, most=TurnClass.FILES)
     keep = kept(server, References())
-    assert (keep.made, keep.image) == (TurnClass.FULL, True)
+    assert (keep.content, keep.image) == (TurnClass.FULL, True)
     late = decide(look)
-    assert late == replace(keep, made=TurnClass.FILES, image=False, lost="there was no time for them")
-    assert decide(replace(look, effects=Effects())) == Keep(TurnClass.NONE, TurnClass.NONE)
+    assert late == replace(keep, content=TurnClass.FILES, image=False, lost="there was no time for them")
+    assert decide(replace(look, effects=TurnEffects())) == CheckpointPlan(TurnClass.NONE, TurnClass.NONE)
 
 
 def test_what_a_shell_holds_is_in_the_image_or_makes_one() -> None:
-    held = Effects(shells=(ShellEffect("main", held=("it has background jobs",)),))
-    assert kept(held, References()).turn_class is TurnClass.SHELL
-    without = decide(Look(Occasion.TURN, held, has_image=False, images_possible=False))
-    assert isinstance(without, Keep)
-    assert (without.turn_class, without.made) == (TurnClass.FULL, TurnClass.FILES)
+    busy = TurnEffects(shells=(ShellEffect("main", resources=("it has background jobs",)),))
+    assert kept(busy, References()).turn_class is TurnClass.SHELL
+    without = decide(CheckpointRequest(Occasion.TURN, busy, has_image=False, images_possible=False))
+    assert isinstance(without, CheckpointPlan)
+    assert (without.turn_class, without.content) == (TurnClass.FULL, TurnClass.FILES)
     for shell in (ShellEffect("main", busy=True), ShellEffect("main", gone=True)):
-        assert kept(Effects(shells=(shell,)), References()).turn_class is TurnClass.FULL
+        assert kept(TurnEffects(shells=(shell,)), References()).turn_class is TurnClass.FULL
 
 
 @given(lesser, st.sampled_from(sorted(POLICIES)))
-def test_what_lacks_is_an_error_unless_it_is_allowed(less: Less, policy: str) -> None:
+def test_what_lacks_is_an_error_unless_it_is_allowed(less: Shortfall, policy: str) -> None:
     settle = POLICIES[policy](less)
     assert isinstance(settle, Settle)
     if not less.lacks or less.allow_less or policy in ("files", "conversation"):

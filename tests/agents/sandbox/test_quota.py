@@ -12,7 +12,7 @@ from windtunnel.agents.sandbox import host as hosts
 from windtunnel.agents.sandbox.context import disk_limit_of
 from windtunnel.agents.sandbox.files import Pool, btrfs_pool
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit
 from windtunnel.base.errors import UserError
 
@@ -48,7 +48,7 @@ clone of a file 8192
 
 
 def test_a_full_disk_stops_who_fills_it_and_nobody_else(host: Any, make: Callable[..., Any]) -> None:
-    box = make(limits=Limits(disk=LIMIT))
+    box = make(limits=SandboxLimits(disk=LIMIT))
     box.run("(while :; do echo tick; sleep 0.05; done) & x=kept")
     filled = box.run("echo before; dd if=/dev/zero of=/workspace/big bs=1M; echo $?; echo after >&2")
     assert filled.stdout.replace(b"tick\n", b"") == b"before\n1\n"
@@ -80,7 +80,7 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
         found = (pool.mount(box.name) / "workspace").rglob("*")
         return sum(path.lstat().st_blocks * 512 for path in found)
 
-    box = make(limits=Limits(disk=LIMIT))
+    box = make(limits=SandboxLimits(disk=LIMIT))
     highest = [used(box)]
     full = box.checkpoint(full=True)
     for _ in range(5):
@@ -92,7 +92,7 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
     box.restore(box.checkpoint(full=True).id)
     highest.append(used(box))
     assert LIMIT / 2 < max(highest) <= 1.01 * LIMIT
-    small = make(limits=Limits(disk=LIMIT // 4))
+    small = make(limits=SandboxLimits(disk=LIMIT // 4))
     pool.flush(small.name)
     before = pool.usage()[0]
     small.run(EMPTY_FILES)
@@ -112,7 +112,7 @@ def test_subvolumes_are_refused_before_and_after_a_restore(make: Callable[..., A
 def test_what_nobody_asked_for_is_bounded_by_the_pool(host: Any, make: Callable[..., Any]) -> None:
     size = host.context.pool.usage()[1]
     asked = {
-        limit: disk_limit_of(host.context, SandboxSpec("x", limits=Limits(disk=limit)))
+        limit: disk_limit_of(host.context, SandboxSpec("x", limits=SandboxLimits(disk=limit)))
         for limit in (0, None, 9)
     }
     assert asked == {0: int(size * 0.8), None: None, 9: 9}
@@ -124,7 +124,7 @@ def test_a_limit_that_cannot_be_held_is_refused(new_home: Path, monkeypatch: pyt
     monkeypatch.setattr(hosts, "open_pool", lambda folder, size: Pool(folder))
     with Host(new_home) as host:
         with pytest.raises(UserError, match="of 64 MiB of disk cannot be held here: that needs a btrfs pool"):
-            host.create(SandboxSpec("one", limits=Limits(disk=64 << 20)))
+            host.create(SandboxSpec("one", limits=SandboxLimits(disk=64 << 20)))
         assert host.boxes() == []
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support.waiting import until
 from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.criu import Criu
-from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Inventory, Lack, ProcessStood
+from windtunnel.agents.sandbox.errors import IncompleteError
+from windtunnel.agents.sandbox.model import Lack, ProcessInventory, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, values, who
 from windtunnel.linux.system import libc
 
@@ -43,17 +43,19 @@ PROCESS = st.builds(
     FACTS,
 )
 INVENTORY = st.builds(
-    Inventory, st.lists(PROCESS, min_size=1, max_size=3, unique_by=lambda one: one.pid).map(tuple), FACTS
+    ProcessInventory,
+    st.lists(PROCESS, min_size=1, max_size=3, unique_by=lambda one: one.pid).map(tuple),
+    FACTS,
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(INVENTORY, st.data())
 def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
-    before: Inventory, data: st.DataObject
+    before: ProcessInventory, data: st.DataObject
 ) -> None:
     assert differences(before, before) == ()
-    assert differences(Inventory(), before) == ()
+    assert differences(ProcessInventory(), before) == ()
     stood = data.draw(st.sampled_from(before.processes))
     others = tuple(one for one in before.processes if one is not stood)
     (gone,) = differences(before, replace(before, processes=others))
@@ -79,21 +81,21 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
 def test_a_watch_may_tell_more_than_it_did_but_not_less() -> None:
     quiet, told = "anon_inode:inotify, flags 4000, watch 1 mask:2", ", 16 bytes not read"
 
-    def stood(value: str) -> Inventory:
-        return Inventory((ProcessStood(7, "watcher", {"descriptors": {"descriptor 3": value}}),))
+    def stood(value: str) -> ProcessInventory:
+        return ProcessInventory((ProcessStood(7, "watcher", {"descriptors": {"descriptor 3": value}}),))
 
     assert not differences(stood(quiet), stood(quiet + told))
     assert len(differences(stood(quiet + told), stood(quiet))) == 1
 
 
 def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> None:
-    def agent(words: str) -> Inventory:
-        return Inventory((ProcessStood(7, "agent", {"sockets": {"descriptor 3": words}}),))
+    def agent(words: str) -> ProcessInventory:
+        return ProcessInventory((ProcessStood(7, "agent", {"sockets": {"descriptor 3": words}}),))
 
     before = agent(f"IPv4 stream socket connected {OUTSIDE}")
     closed = agent("IPv4 stream socket at 0.0.0.0:0")
     assert differences(before, closed) == ()
-    (gone,) = differences(before, Inventory((ProcessStood(7, "agent"),)))
+    (gone,) = differences(before, ProcessInventory((ProcessStood(7, "agent"),)))
     assert (
         str(gone)
         == f"agent (process 7 inside): descriptor 3, IPv4 stream socket connected {OUTSIDE}: it is gone"
@@ -164,11 +166,11 @@ def test_what_is_not_as_it_was_does_not_run(
     point, before = box.checkpoint(full=True).id, box.info().pid
     with monkeypatch.context() as patched:  # as CRIU alone brings it back
         patched.setattr("windtunnel.agents.sandbox.inventory.mend.mend", lambda *_: None)
-        with pytest.raises(LessError, match=r"periodic timerfd.*it does not go on"):
+        with pytest.raises(IncompleteError, match=r"periodic timerfd.*it does not go on"):
             box.restore(point)
         assert box.info().pid == before, "what ran is as it was"
         box.stop()
-        with pytest.raises(LessError, match="periodic timerfd"):
+        with pytest.raises(IncompleteError, match="periodic timerfd"):
             box.restore(point)
         assert box.info().status != "running"
         (lack,) = box.restore(point, allow_less=True).lacks

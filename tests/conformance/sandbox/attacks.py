@@ -30,12 +30,12 @@ from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.machine import walls
 from windtunnel.agents.sandbox.machine.walls import PROGRAM
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.linux import cgroup
 
 INSIDE = Path(__file__).with_name("attack_inside.py")
-LIMITS = Limits(memory=128 << 20, pids=64)
+LIMITS = SandboxLimits(memory=128 << 20, pids=64)
 FAILURES = (UserError, HostError, SandboxError, *FAULTS)
 MOST_GROWTH = 256 << 20
 EVENTS = 0.05

@@ -39,7 +39,7 @@ from conformance.sandbox.matrix.run import ROWS, environment, image_of, missing
 from windtunnel.agents.sandbox.client import Client, RemoteBox, connect
 from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.daemon import wait_gone
-from windtunnel.agents.sandbox.errors import LessError, MachineError, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.base.errors import UserError
@@ -206,7 +206,7 @@ class Lane:
             before = first if kill.what == "a process inside" else ""
             try:
                 acknowledged = self._operation(kill, name, box, stroke)
-            except LessError:
+            except IncompleteError:
                 acknowledged, before = "", first
             landed = stroke.landed
             said = "the restore failed: "
@@ -227,8 +227,8 @@ class Lane:
             arena.remove(name)
 
     def _operation(self, kill: RandomKill, name: str, box: RemoteBox, stroke: Stroke) -> str:
-        """Do what is struck, whatever becomes of it; the checkpoint that it acknowledged. LessError where
-        that is told to hold less."""
+        """Do what is struck, whatever becomes of it; the checkpoint that it acknowledged. IncompleteError
+        where that is told to hold less."""
         if kill.when != "in a turn":
             _must(box, "echo 2 > /row/mark")
         if kill.when == "in a restore":
@@ -241,7 +241,7 @@ class Lane:
                     box.restore()
                 else:
                     return box.checkpoint(full=True).id
-            except LessError:
+            except IncompleteError:
                 if kill.when != "in a restore":
                     raise
             except (SandboxError, *FAULTS):

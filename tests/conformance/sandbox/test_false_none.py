@@ -37,7 +37,7 @@ def test_no_turn_is_judged_weaker_than_it_is(monkeypatch: pytest.MonkeyPatch) ->
 
             def end(turn: TraceTurn, _: Output, seat: Seat = seat, looks: list[Look] = looks) -> None:
                 nonlocal judged
-                decided = seat.end_turn().wanted
+                decided = seat.end_turn().required
                 looks.append(look(seat))
                 judged += 1
                 objection = weaker(decided, *looks[-2:])

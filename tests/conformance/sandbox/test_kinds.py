@@ -20,8 +20,8 @@ import pytest
 from conformance.sandbox import kinds
 from conformance.sandbox.kinds.__main__ import kinds as programs
 from conformance.sandbox.matrix.features import REFUSED
-from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Lack, Limits, SandboxSpec
+from windtunnel.agents.sandbox.errors import IncompleteError
+from windtunnel.agents.sandbox.model import Lack, SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.policy.standing import LOST
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("kinds")]
@@ -47,7 +47,7 @@ class Tried:
 
 def start(host: Any, name: str, chosen: Sequence[str]) -> tuple[Any, dict[str, str]]:
     """A sandbox in which these programs stand, and what they say."""
-    box = host.create(SandboxSpec(name, limits=Limits(pids=None)))
+    box = host.create(SandboxSpec(name, limits=SandboxLimits(pids=None)))
     box.run("mkdir -p /opt/kinds")
     for file in FOLDER.glob("*.py"):
         box.put(f"/opt/kinds/{file.name}", file.read_bytes())
@@ -65,7 +65,7 @@ def ask(box: Any, order: str, chosen: Sequence[str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def tried(host: Any) -> Iterator[Tried]:
     box, first = start(host, "kinds", TOGETHER)
-    with pytest.raises(LessError) as less:
+    with pytest.raises(IncompleteError) as less:
         box.checkpoint(full=True)
     assert less.value.manifest is not None and less.value.manifest.image is not None
     box.machine().cgroup.kill()
@@ -112,7 +112,7 @@ def test_what_stands_alone_comes_back(host: Any, kind: str) -> None:
 def test_what_is_not_dumped_is_told_and_goes_on(host: Any, kind: str) -> None:
     box, said = start(host, f"one-{kind}", [kind])
     assert said == {kind: "ready"}
-    with pytest.raises(LessError, match=f"{kind} .process") as less:
+    with pytest.raises(IncompleteError, match=f"{kind} .process") as less:
         box.checkpoint(full=True)
     assert less.value.manifest is not None and less.value.manifest.image is None
     assert ask(box, "check", [kind]) == {kind: "right"}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.errors import IncompleteError
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 
 pytestmark = [
     pytest.mark.root,
@@ -53,7 +53,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def box(host: Any, programs: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    limits = Limits(pids=getattr(request, "param", 512))
+    limits = SandboxLimits(pids=getattr(request, "param", 512))
     made = host.create(SandboxSpec("not-restorable", limits=limits))
     for program in programs.iterdir():
         made.put(f"/opt/{program.name}", program.read_bytes())
@@ -89,12 +89,12 @@ def test_it_is_refused_by_name_and_goes_on(box: Any, case: str) -> None:
     command, why = REFUSED[case]
     box.run(command)
     machine = box.machine()
-    with pytest.raises(LessError, match="; `allow_less` takes it as it is") as less:
+    with pytest.raises(IncompleteError, match="; `allow_less` takes it as it is") as less:
         box.checkpoint(full=True)
     assert any(why in lack.why for lack in less.value.lacks), less.value.lacks
     kept = less.value.manifest
     assert kept is not None
-    with pytest.raises(LessError):
+    with pytest.raises(IncompleteError):
         box.restore(kept.id)
     assert box.machine() is machine and box.run("echo on").text.strip() == "on"
 
@@ -125,5 +125,5 @@ def test_semaphores_without_undo_are_not_refused_after_a_restore(box: Any) -> No
     box.run(f"(/opt/shared semaphore &); {UNTIL}")
     assert box.checkpoint(full=True).lacks == ()
     box.run(f"(/opt/shared undo &); {UNTIL}")
-    with pytest.raises(LessError, match="SEM_UNDO"):
+    with pytest.raises(IncompleteError, match="SEM_UNDO"):
         box.checkpoint(full=True)

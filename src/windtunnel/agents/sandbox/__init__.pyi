@@ -2,12 +2,12 @@ from .box import Box as Box
 from .client import Sandbox as Sandbox
 from .client import connect as connect
 from .client import connect_async as connect_async
-from .errors import LessError as LessError
+from .errors import IncompleteError as IncompleteError
 from .errors import SandboxDied as SandboxDied
 from .errors import SandboxError as SandboxError
 from .host import Host as Host
 from .model import Lack as Lack
-from .model import Limits as Limits
+from .model import SandboxLimits as SandboxLimits
 from .model import SandboxSpec as SandboxSpec
 from .model import TurnClass as TurnClass
 from .model import TurnResult as TurnResult

@@ -34,26 +34,33 @@ from windtunnel.agents.sandbox.context import (
     settled,
     write_record,
 )
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.model import (
     LESS,
     NO_TERMS,
     BoxInfo,
+    CheckpointManifest,
     Diff,
-    Entry,
-    Event,
+    FolderEntry,
     Lack,
-    Manifest,
     RestoreReport,
+    SandboxEvent,
     SandboxSpec,
     Terms,
-    Turn,
     TurnClass,
+    TurnRecord,
     TurnResult,
 )  # fmt: skip
 from windtunnel.agents.sandbox.observe import observe
-from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
+from windtunnel.agents.sandbox.policy import (
+    CheckpointPlan,
+    CheckpointRequest,
+    Decision,
+    Observation,
+    Occasion,
+    Shortfall,
+)
 from windtunnel.agents.sandbox.protocol import SandboxHistory
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
 from windtunnel.agents.sandbox.store import new_id
@@ -71,7 +78,7 @@ class Box:
         self._context = context
         self._record = record
         self._log = context.log(record.spec.name)
-        self._tip: Manifest | None = context.store.load(record.tip) if record.tip else None
+        self._tip: CheckpointManifest | None = context.store.load(record.tip) if record.tip else None
         self._doubt = doubt
         """Why the inspector cannot know what happened since the newest checkpoint; empty where it can."""
         self._lacks: tuple[Lack, ...] = self._tip.lacks if self._tip else ()
@@ -161,8 +168,8 @@ class Box:
         ``timeout`` in seconds. ``on_output`` gets the output's name and bytes as they come.
         ``stdin`` is its standard input, which is empty without.
         Raises SandboxDied when the sandbox does not run, UserError for a command that no shell can be given,
-        and what the last turn's checkpoint failed with, where nobody was told yet: LessError where it lacks
-        something. The command has not run then.
+        and what the last turn's checkpoint failed with, where nobody was told yet: IncompleteError where it
+        lacks something. The command has not run then.
         """
         text = command if isinstance(command, str) else shlex.join(command)
         if "\0" in text:
@@ -176,7 +183,7 @@ class Box:
             text, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output, stdin=stdin
         )
         if result.ended == "sandbox-died":
-            self._context.report(Event("died", self.name, text[:80]))
+            self._context.report(SandboxEvent("died", self.name, text[:80]))
         return result
 
     def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
@@ -197,7 +204,7 @@ class Box:
         """Stream a file of the sandbox into ``out``."""
         self.machine().get_to(path, out)
 
-    def listdir(self, path: str) -> list[Entry]:
+    def listdir(self, path: str) -> list[FolderEntry]:
         return self.machine().listdir(path)
 
     def port(self, port: int) -> str:
@@ -227,19 +234,19 @@ class Box:
                 self._save(turns=number)
             except SandboxError as error:
                 # the number is known here, and the next record that can be written has it
-                self._context.report(Event("failed", self.name, str(error)))
-            turn = Turn(
+                self._context.report(SandboxEvent("failed", self.name, str(error)))
+            turn = TurnRecord(
                 number, TurnClass.NONE, keep.turn_class, keep.reasons[:20], self.tip, began, 0.0, seconds, 0,
                 request,
             )  # fmt: skip
             self._turn_began = 0.0
-            if keep.made is TurnClass.NONE:
+            if keep.content is TurnClass.NONE:
                 return settled(self.name, self._end(turn))
             work = partial(self._cover_turn, turn, look, keep)
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
             return self._pending
 
-    def _cover_turn(self, turn: Turn, look: Look, keep: Keep) -> Turn:
+    def _cover_turn(self, turn: TurnRecord, look: CheckpointRequest, keep: CheckpointPlan) -> TurnRecord:
         """The turn's checkpoint, made by a worker; the turn with what became of it."""
         try:
             manifest = self._cover(self._under(), turn.number, look, keep, request=turn.request)
@@ -258,11 +265,13 @@ class Box:
         self._hold(manifest, self._under())
         return turn
 
-    def _end(self, turn: Turn) -> Turn:
+    def _end(self, turn: TurnRecord) -> TurnRecord:
         """Write the turn's line of the log."""
         turn = replace(turn, seconds=time.time() - turn.started)
         self._log.turn(turn)
-        self._context.report(Event("turn", self.name, f"{turn.number}: {turn.turn_class.word}", turn.seconds))
+        self._context.report(
+            SandboxEvent("turn", self.name, f"{turn.number}: {turn.turn_class.word}", turn.seconds)
+        )
         return turn
 
     def wait(self, timeout: float | None = None) -> None:
@@ -281,50 +290,54 @@ class Box:
         full: bool = False,
         pin: bool = False,
         **terms: Unpack[Terms],
-    ) -> Manifest:
+    ) -> CheckpointManifest:
         """A checkpoint of the state now, safe on return.
 
         It costs what changed since the last one: where nothing did, the newest checkpoint is labelled anew.
-        ``full``: dump the processes in any case. Raises LessError where it lacks something that was there: it
-        is kept all the same, and is the error's ``manifest``. ``terms`` may allow that, of this checkpoint
-        and of a reply of this turn that was held for it.
+        ``full``: dump the processes in any case. Raises IncompleteError where it lacks something that was
+        there: it is kept all the same, and is the error's ``manifest``. ``terms`` may allow that, of this
+        checkpoint and of a reply of this turn that was held for it.
         """
         checked_label(label)
         named = bool(label) or pin
-        return self._checkpoint(Occasion.ASKED, label, pin, terms, full=full, named=named)
+        return self._checkpoint(Occasion.REQUESTED, label, pin, terms, full=full, named=named)
 
-    def save(self, most: TurnClass) -> Manifest:
+    def save(self, most: TurnClass) -> CheckpointManifest:
         """A checkpoint because the host goes away. ``most``: the strongest class for which there is time.
         What it lacks is told by its manifest."""
         return self._checkpoint(Occasion.NOTICE, "notice", False, LESS, most=most, named=True)
 
-    def _checkpoint(self, occasion: Occasion, label: str, pin: bool, terms: Terms, **more: Any) -> Manifest:
+    def _checkpoint(
+        self, occasion: Occasion, label: str, pin: bool, terms: Terms, **more: Any
+    ) -> CheckpointManifest:
         """``more``: as of `observe`."""
         with self._lock:
             with contextlib.suppress(SandboxError, *FAULTS):
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
-            if occasion is Occasion.ASKED and any(terms.values()):
+            if occasion is Occasion.REQUESTED and any(terms.values()):
                 self._accepted = self._record.turns, terms
             machine, log = self.machine(), self._under(terms)
             look = observe(self._context, self.name, machine, self._tip, self._doubt, occasion, **more)
             keep = log.decide(look)
-            if keep.made > TurnClass.NONE:
+            if keep.content > TurnClass.NONE:
                 work = partial(self._cover_now, log, look, keep, label, pin)
                 self._context.engine.submit(self.name, work, urgent=True).wait()
             assert self._tip is not None
             self._hold(self._tip, log)
             return self._tip
 
-    def _cover_now(self, log: SandboxLog, look: Look, keep: Keep, label: str, pin: bool) -> Turn:
+    def _cover_now(
+        self, log: SandboxLog, look: CheckpointRequest, keep: CheckpointPlan, label: str, pin: bool
+    ) -> TurnRecord:
         number = self._record.turns
         manifest = self._cover(log, number, look, keep, label=label, pin=pin)
         kept, checkpoint = manifest.turn_class, manifest.id
-        return Turn(number, kept, keep.turn_class, keep.reasons, checkpoint, time.time(), 0.0, 0.0, 0)
+        return TurnRecord(number, kept, keep.turn_class, keep.reasons, checkpoint, time.time(), 0.0, 0.0, 0)
 
     def _cover(
-        self, log: SandboxLog, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "",
-        pin: bool = False,
-    ) -> Manifest:  # fmt: skip
+        self, log: SandboxLog, number: int, look: CheckpointRequest, keep: CheckpointPlan, *,
+        request: str = "", label: str = "", pin: bool = False,
+    ) -> CheckpointManifest:  # fmt: skip
         """Take the checkpoint that ``keep`` calls for: from then on it is the newest one."""
         taking = Taking(
             self._context, self.machine(), log, new_id(), self.spec, number, look, keep, self._tip,
@@ -339,11 +352,11 @@ class Box:
         finally:
             self._context.in_use.remove(taking.id)
         self._doubt = ""
-        self._log.did(made=to_plain(manifest.made), image=manifest.image is not None)
+        self._log.did(content=to_plain(manifest.content), image=manifest.image is not None)
         self._tip, self._lacks = manifest, manifest.lacks
         self._save(tip=manifest.id)
         words = f"{manifest.id} {manifest.turn_class.word}"
-        self._context.report(Event("checkpoint", self.name, words, manifest.total_seconds))
+        self._context.report(SandboxEvent("checkpoint", self.name, words, manifest.total_seconds))
         return manifest
 
     def restore(self, checkpoint: str = "", **terms: Unpack[Terms]) -> RestoreReport:
@@ -351,14 +364,15 @@ class Box:
 
         What runs of the sandbox is killed, once it is known that the checkpoint comes back (`rehearse`).
         What an agent inside asks the model again, because it is set back, is answered from the record.
-        Raises LessError where something would not come back, unless that is allowed; what runs is left alone.
+        Raises IncompleteError where something would not come back, unless that is allowed; what runs is left
+        alone.
         """
         return self._back(checkpoint, terms, on_purpose=False)
 
     def rollback(self, checkpoint: str, **terms: Unpack[Terms]) -> RestoreReport:
         """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.
 
-        An agent inside asks the model anew. Raises LessError as `restore` does.
+        An agent inside asks the model anew. Raises IncompleteError as `restore` does.
         """
         return self._back(checkpoint, terms, on_purpose=True)
 
@@ -378,7 +392,7 @@ class Box:
                 self.halt()
                 self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
                 machine, report = bring_back(self._context, log, self.spec, manifest)
-            except LessError:
+            except IncompleteError:
                 if self._machine is None:
                     self.halt()
                     self._save(status="stopped", pid=0, started=0)
@@ -391,7 +405,7 @@ class Box:
             if manifest.box != self.name:
                 machine.freshen(self.spec.hostname or self.name)
             self.adopt(machine, manifest, lacks=report.lacks)
-            self._context.report(Event("restored", self.name, manifest.id, report.seconds))
+            self._context.report(SandboxEvent("restored", self.name, manifest.id, report.seconds))
             return report
 
     # --- the past
@@ -418,7 +432,7 @@ class Box:
         before = Counter(first.image.processes if first.image else ())
         return Diff(tuple(files), tuple((after - before).elements()), tuple((before - after).elements()))
 
-    def _checkpoints(self) -> tuple[Manifest, ...]:
+    def _checkpoints(self) -> tuple[CheckpointManifest, ...]:
         """Those of this sandbox and of what it was forked from, oldest first."""
         manifests, _ = self._context.store.all()
         known = {manifest.id: manifest for manifest in manifests}
@@ -432,7 +446,7 @@ class Box:
             sorted((known[number] for number in chain if number in known), key=lambda m: (m.created, m.id))
         )
 
-    def _own(self, checkpoint: str) -> Manifest:
+    def _own(self, checkpoint: str) -> CheckpointManifest:
         """One of its checkpoints; UserError where it is another sandbox's."""
         manifest = self._context.store.load(self._context.store.named(checkpoint))
         if manifest.id not in {checkpoint.id for checkpoint in self._checkpoints()}:
@@ -451,7 +465,7 @@ class Box:
                 self._gate()
             self.halt()
             self._save(status="stopped", pid=0, started=0)
-            self._context.report(Event("stopped", self.name))
+            self._context.report(SandboxEvent("stopped", self.name))
 
     # --- for the host
 
@@ -466,7 +480,12 @@ class Box:
         self._context.pool.unmount(self.name)
 
     def adopt(
-        self, machine: Machine, manifest: Manifest | None, *, doubt: str = "", lacks: tuple[Lack, ...] = ()
+        self,
+        machine: Machine,
+        manifest: CheckpointManifest | None,
+        *,
+        doubt: str = "",
+        lacks: tuple[Lack, ...] = (),
     ) -> None:
         """Go on with ``machine``, which is in the state of ``manifest`` but for ``lacks``."""
         others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
@@ -515,20 +534,20 @@ class Box:
         try:
             pending.wait()
         except (SandboxError, *FAULTS) as error:
-            self._context.report(Event("failed", self.name, str(error)))
+            self._context.report(SandboxEvent("failed", self.name, str(error)))
             if not reported:
                 raise
 
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
-        less = Less(TurnClass.FULL, TurnClass.NONE, ("files",))
+        less = Shortfall(TurnClass.FULL, TurnClass.NONE, ("files",))
         return self._under().decide(less).answer == "deliver"
 
-    def refuses(self, manifest: Manifest) -> bool:
+    def refuses(self, manifest: CheckpointManifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
         try:
             self._hold(manifest, self._under())
-        except LessError:
+        except IncompleteError:
             return True
         return False
 
@@ -551,12 +570,12 @@ class Box:
         turn, accepted = self._accepted
         return self._log.under(terms, self.spec.terms, accepted if turn == self._record.turns else NO_TERMS)
 
-    def _hold(self, manifest: Manifest, log: SandboxLog) -> None:
-        """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
+    def _hold(self, manifest: CheckpointManifest, log: SandboxLog) -> None:
+        """Raises IncompleteError where the policy says that the checkpoint must not be taken as it is."""
         log.hold(
             f"checkpoint {manifest.id} of sandbox {self.name}",
             manifest.lacks,
-            wanted=manifest.wanted,
-            kept=manifest.turn_class,
+            required=manifest.required,
+            reached=manifest.turn_class,
             manifest=manifest,
         )

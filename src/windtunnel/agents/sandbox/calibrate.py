@@ -29,7 +29,7 @@ from windtunnel.agents.sandbox.costs import (
     profile_path,
     save_costs,
 )
-from windtunnel.agents.sandbox.model import Limits, Manifest, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.model import CheckpointManifest, SandboxLimits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares, quartile
 from windtunnel.calibration.profiles import Calibrated, Progress, today
@@ -182,7 +182,7 @@ def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) ->
     return basics
 
 
-def _expect(box: Box, turn_class: TurnClass) -> Manifest:
+def _expect(box: Box, turn_class: TurnClass) -> CheckpointManifest:
     manifest = box.checkpoint()
     if manifest.turn_class is not turn_class:
         raise UserError(
@@ -227,7 +227,7 @@ def _sizes(
 
 def _sized(host: Host, name: str, memory: int, processes: int, samples: Samples) -> Box:
     """A sandbox of that many processes, the first of which holds the memory, after its first full image."""
-    box = host.create(SandboxSpec(name, limits=Limits(memory=None)))
+    box = host.create(SandboxSpec(name, limits=SandboxLimits(memory=None)))
     box.put("/tmp/holder.py", HOLDER.encode())
     box.run(
         f"python3 /tmp/holder.py {memory} {processes * 10**12} > /tmp/held & "

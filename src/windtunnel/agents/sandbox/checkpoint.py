@@ -32,19 +32,19 @@ from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.model import (
-    Event,
+    CheckpointManifest,
     FilesPart,
     ImagePart,
-    Inventory,
     Lack,
-    Manifest,
+    ProcessInventory,
     References,
+    SandboxEvent,
     SandboxSpec,
     ShellState,
     TurnClass,
 )
 from windtunnel.agents.sandbox.observe import alone, alone_beside, because, observe, processes_alone, quiesce
-from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Settle
+from windtunnel.agents.sandbox.policy import CheckpointPlan, CheckpointRequest, Occasion, Settle
 from windtunnel.agents.sandbox.policy.standing import NEVER, beforehand, differences, undumpable
 from windtunnel.linux.processes import in_vfork, who
 from windtunnel.linux.snapshot import SnapshotProcess, read_snapshot
@@ -121,9 +121,9 @@ class Taking:
     id: str
     spec: SandboxSpec
     turn: int
-    look: Look
-    keep: Keep
-    parent: Manifest | None
+    look: CheckpointRequest
+    keep: CheckpointPlan
+    parent: CheckpointManifest | None
     doubt: str
     request: str = ""
     label: str = ""
@@ -139,9 +139,9 @@ class Taking:
     """All processes that stood at a dump that failed, by host pid."""
     alone: dict[int, Lack] = field(default_factory=dict)
     """Those of them that only the image would bring back."""
-    stood: Inventory | None = None
+    stood: ProcessInventory | None = None
 
-    def run(self) -> Manifest:
+    def run(self) -> CheckpointManifest:
         """Make it. A process that CRIU cannot dump does not stop the rest: files and shells are kept, and the
         manifest says what it lacks. Raises SandboxError when not even that was possible; nothing is left of
         the attempt then.
@@ -152,15 +152,15 @@ class Taking:
             self._drop()
             raise SandboxError(f"checkpoint of sandbox {self.spec.name}: {error}") from error
 
-    def _run(self) -> Manifest:
+    def _run(self) -> CheckpointManifest:
         begin = time.monotonic()
         quiesce(self.machine.shells())
         self.shells = self.machine.shell_states()
         if self.parent is not None:
             self.files, self.image = self.parent.files, self.parent.image
-        if self.keep.made is TurnClass.FILES:
+        if self.keep.content is TurnClass.FILES:
             self._keep_files()
-        while self.keep.made is TurnClass.FULL:
+        while self.keep.content is TurnClass.FULL:
             self.tries += 1
             try:
                 self._keep_all()
@@ -173,27 +173,27 @@ class Taking:
             self.lacks += beforehand(self.image.inventory)
         elif not self.keep.image:
             self.image = None
-            if self.keep.made < TurnClass.FILES:
+            if self.keep.content < TurnClass.FILES:
                 self._left_alone()
         folder, keep = self.context.home.dump(self.id), self.keep
         with self.context.store.writing() as new:
             if self.image is not None and self.image.id == self.id:
                 last = self.parent.image.id if self.parent and self.parent.image else ""
                 self.image = new.add_image(self.image, folder, like=last)
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 id=self.id,
                 box=self.spec.name,
                 turn=self.turn,
                 parent=self.parent.id if self.parent else None,
-                turn_class=min(keep.turn_class, keep.made),
-                wanted=keep.turn_class,
+                turn_class=min(keep.turn_class, keep.content),
+                required=keep.turn_class,
                 reasons=keep.reasons[:20],
                 created=time.time(),
                 files=self.files,
                 image=self.image,
                 shells=self.shells,
                 spec=self.spec,
-                kept=in_words(self.files, self.image, self.shells),
+                restorable=in_words(self.files, self.image, self.shells),
                 lacks=self.lacks,
                 never=NEVER if self.image is not None else (),
                 freeze_seconds=self.freeze,
@@ -220,7 +220,7 @@ class Taking:
                     most=self.look.most, least=keep.turn_class,
                 )  # fmt: skip
                 self.keep = self.log.decide(look)
-                if self.keep.made is TurnClass.FULL:
+                if self.keep.content is TurnClass.FULL:
                     return
             context.pool.snapshot(name, self.id)
             if not self.keep.image:
@@ -295,10 +295,10 @@ class Taking:
     def _without_image(self, error: CriuError) -> None:
         """After a dump that failed: what it broke is told, and it is tried again, or the files are kept."""
         context, machine, why = self.context, self.machine, str(error)
-        context.report(Event("failed", self.spec.name, f"no image of the processes: {why}"))
+        context.report(SandboxEvent("failed", self.spec.name, f"no image of the processes: {why}"))
         if gone := self._ended():
             words = ", ".join(self.words[pid] for pid in gone)
-            context.report(Event("failed", self.spec.name, f"ended by the failed dump: {words}"))
+            context.report(SandboxEvent("failed", self.spec.name, f"ended by the failed dump: {words}"))
         killed = [self.alone[pid] for pid in gone if pid in self.alone]
         self.lacks += because(killed, f"a dump that failed ended it: {why}")
         how = "may have broken" if error.interrupted else "broke"

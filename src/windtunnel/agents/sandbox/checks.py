@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windtunnel.agents.sandbox.machine.channel import open_beneath
-from windtunnel.agents.sandbox.model import NETWORKS, Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import NETWORKS, SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.place import checked_name
 from windtunnel.agents.sandbox.proxy.egress import parse_allowed
 from windtunnel.agents.sandbox.proxy.upstream import split_base
@@ -73,7 +73,7 @@ def checked_spec(spec: SandboxSpec) -> None:
             refuse(f"service {name}:", command, "give a command")
 
 
-def _limits(limits: Limits, refuse: Refuse) -> None:
+def _limits(limits: SandboxLimits, refuse: Refuse) -> None:
     for field, (least, accepted) in LEAST.items():
         value = getattr(limits, field)
         if field == "disk" and value == 0:  # what the host gives

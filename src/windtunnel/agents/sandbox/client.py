@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.daemon import ERRORS, Address, Tls, address, ensure, wait_gone
-from windtunnel.agents.sandbox.errors import LessError, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxError
 from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnResult
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
 from windtunnel.base import atomic
@@ -275,7 +275,7 @@ AT_ONCE = 200
 def put_folder(box: AnySandbox, source: Path, target: str) -> None:
     """Copy the folder ``source`` of this machine to ``target``, with what it holds.
 
-    Raises LessError, after all else is copied, where it holds what is neither file, folder nor link.
+    Raises IncompleteError, after all else is copied, where it holds what is neither file, folder nor link.
     """
     folders, links, lacks = [f"mkdir -p -- {shlex.quote(target)}"], [], []
     files: list[tuple[Path, str, int]] = []
@@ -343,4 +343,4 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
 
 def _refuse(lacks: list[Lack], source: object) -> None:
     if lacks:
-        raise LessError(f"not all of {source} is copied: {lacks[0]}", lacks)
+        raise IncompleteError(f"not all of {source} is copied: {lacks[0]}", lacks)

@@ -31,35 +31,35 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from windtunnel.agents.sandbox.criu import Criu
-from windtunnel.agents.sandbox.errors import LessError, PartError
+from windtunnel.agents.sandbox.errors import IncompleteError, PartError
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import (
     NO_TERMS,
     TAKE_LESS,
-    Asks,
-    Event,
+    CheckpointManifest,
     Lack,
-    Limits,
-    Manifest,
+    PolicyInput,
     RestoreReport,
+    SandboxEvent,
+    SandboxLimits,
     SandboxSpec,
     Terms,
-    Turn,
     TurnClass,
+    TurnRecord,
 )
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
     POLICIES,
     Decision,
-    Less,
     Observation,
     Pick,
     PolicyName,
     Queued,
     Queues,
     Settle,
+    Shortfall,
     disk_limit,
     picked,
 )
@@ -102,7 +102,7 @@ def is_alive(record: Record) -> bool:
     return Identity(record.pid, record.started, record.boot).lives()
 
 
-def newest(record: Record, sound: Sequence[Manifest]) -> str:
+def newest(record: Record, sound: Sequence[CheckpointManifest]) -> str:
     """The sandbox's newest checkpoint among those that can be read; empty where there is none."""
     ids = {manifest.id for manifest in sound}
     if not record.tip or record.tip in ids:
@@ -124,7 +124,7 @@ def read_record(folder: Path) -> Record | None:
     try:
         plain: dict[str, Any] = json.loads((folder / "box.json").read_text())
         spec = plain["spec"]
-        return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": Limits(**spec["limits"])})})
+        return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": SandboxLimits(**spec["limits"])})})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -136,7 +136,9 @@ class SandboxLog:
     failed, and only the log or a replay will miss it.
     """
 
-    def __init__(self, box: str, policy: PolicyName, folder: Path, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self, box: str, policy: PolicyName, folder: Path, report: Callable[[SandboxEvent], None]
+    ) -> None:
         self._box, self._policy, self._path, self._report = box, policy, folder / eventlog.NAME, report
         self._terms = NO_TERMS
 
@@ -150,10 +152,10 @@ class SandboxLog:
             other._terms = other._terms | cast(Terms, {name: value for name, value in terms.items() if value})
         return other
 
-    def decide(self, observation: Asks[D], *, write: bool = True) -> D:
+    def decide(self, observation: PolicyInput[D], *, write: bool = True) -> D:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
         observed = cast(Observation, observation)
-        if isinstance(observed, Less):
+        if isinstance(observed, Shortfall):
             observed = replace(observed, **self._terms)
         decision = POLICIES[self._policy](observed)
         if write:
@@ -162,8 +164,8 @@ class SandboxLog:
 
     def settle(
         self,
-        wanted: TurnClass,
-        kept: TurnClass,
+        required: TurnClass,
+        reached: TurnClass,
         lacks: Sequence[Lack],
         tries: int = 1,
         *,
@@ -171,22 +173,22 @@ class SandboxLog:
     ) -> Settle:
         """What is done about what would be lacking."""
         kinds = tuple(sorted({lack.kind for lack in lacks}))
-        return self.decide(Less(wanted, kept, kinds, tries, again))
+        return self.decide(Shortfall(required, reached, kinds, tries, again))
 
     def hold(
         self,
         what: str,
         lacks: Sequence[Lack],
         *,
-        wanted: TurnClass,
-        kept: TurnClass,
-        manifest: Manifest | None = None,
+        required: TurnClass,
+        reached: TurnClass,
+        manifest: CheckpointManifest | None = None,
         report: RestoreReport | None = None,
     ) -> None:
-        """Raises LessError where the policy says that ``what`` must not be taken as it is."""
-        if lacks and self.settle(wanted, kept, lacks).answer == "hold":
+        """Raises IncompleteError where the policy says that ``what`` must not be taken as it is."""
+        if lacks and self.settle(required, reached, lacks).answer == "hold":
             more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
-            raise LessError(
+            raise IncompleteError(
                 f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); {TAKE_LESS}",
                 lacks,
                 manifest=manifest,
@@ -202,14 +204,14 @@ class SandboxLog:
         """What became of a decision."""
         self._append("an effect", "effect", what)
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, turn: TurnRecord) -> None:
         """A turn has ended, and its checkpoint, if any, is safe or has failed."""
         self._append(f"turn {turn.number}", "turn", {"turn": to_plain(turn)})
 
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[TurnRecord, ...]:
         """The turns so far, in order; those on damaged lines are reported instead."""
         turns = (event for event in self._events() if event["kind"] == "turn")
-        return tuple(from_plain(Turn, event["turn"]) for event in turns)
+        return tuple(from_plain(TurnRecord, event["turn"]) for event in turns)
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What was seen and decided so far, in order."""
@@ -220,7 +222,9 @@ class SandboxLog:
         ]
 
     def _events(self) -> list[eventlog.Event]:
-        return eventlog.read(self._path, damaged=lambda why: self._report(Event("failed", self._box, why)))
+        return eventlog.read(
+            self._path, damaged=lambda why: self._report(SandboxEvent("failed", self._box, why))
+        )
 
     def _append(self, what: str, kind: str, fields: dict[str, Any]) -> None:
         try:
@@ -231,7 +235,7 @@ class SandboxLog:
             finally:
                 log.close()
         except eventlog.LogFailed as error:
-            self._report(Event("failed", self._box, f"{what} is not in the log: {error}"))
+            self._report(SandboxEvent("failed", self._box, f"{what} is not in the log: {error}"))
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ class SandboxContext:
     restorable: set[str]
     """Checkpoints whose processes have come back on this host since it was opened."""
     proxy: HostProxy
-    report: Callable[[Event], None]
+    report: Callable[[SandboxEvent], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
 
@@ -284,13 +288,13 @@ class Pending:
     def __init__(self, box: str, job: str = "", engine: JobEngine | None = None) -> None:
         self.box, self.job, self.finished, self.reported = box, job, 0.0, False
         self._engine = engine
-        self._outcome: Future[Turn] = Future()
+        self._outcome: Future[TurnRecord] = Future()
 
     @property
     def done(self) -> bool:
         return self._outcome.done()
 
-    def wait(self, timeout: float | None = None) -> Turn:
+    def wait(self, timeout: float | None = None) -> TurnRecord:
         """The turn's line of the log once its checkpoint is safe.
 
         Raises TimeoutError when it is not after ``timeout`` seconds, and whatever the checkpoint failed with.
@@ -305,7 +309,7 @@ class Pending:
         if self._engine is not None and not self.done:
             self._engine.promote(self)
 
-    def settle(self, outcome: Turn | BaseException) -> None:
+    def settle(self, outcome: TurnRecord | BaseException) -> None:
         """End it: with the turn's line, or with the fault."""
         self.finished = time.monotonic()
         if isinstance(outcome, BaseException):
@@ -314,7 +318,7 @@ class Pending:
             self._outcome.set_result(outcome)
 
 
-def settled(box: str, turn: Turn) -> Pending:
+def settled(box: str, turn: TurnRecord) -> Pending:
     """A pending checkpoint that has nothing left to do."""
     pending = Pending(box)
     pending.settle(turn)
@@ -337,7 +341,7 @@ class JobEngine:
         self._decide, self._chosen = decide, chosen
         self.workers = workers or os.cpu_count() or 1
         self._queues = Queues()
-        self._jobs: dict[str, tuple[Pending, Callable[[], Turn]]] = {}
+        self._jobs: dict[str, tuple[Pending, Callable[[], TurnRecord]]] = {}
         self._changed = threading.Condition()
         self._count = 0
         self._closing = False
@@ -348,7 +352,7 @@ class JobEngine:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, box: str, work: Callable[[], Turn], *, urgent: bool = False) -> Pending:
+    def submit(self, box: str, work: Callable[[], TurnRecord], *, urgent: bool = False) -> Pending:
         """Queue ``work``; what it returns or raises settles the pending checkpoint."""
         with self._changed:
             if self._closing:

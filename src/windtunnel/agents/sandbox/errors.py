@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from windtunnel.agents.sandbox.model import Lack, Manifest, RestoreReport
+from windtunnel.agents.sandbox.model import CheckpointManifest, Lack, RestoreReport
 from windtunnel.base.errors import HostError
 
 
@@ -23,7 +23,7 @@ class SandboxDied(SandboxError):
     """The sandbox's processes are gone. A restore brings its newest checkpoint back."""
 
 
-class LessError(SandboxError):
+class IncompleteError(SandboxError):
     """What was asked for was done in part: something lacks, and nobody allowed less. Exit status 3.
 
     ``lacks``: what; ``details``: all but the first, which the message names, one a line. ``manifest``: the
@@ -32,7 +32,7 @@ class LessError(SandboxError):
 
     status = 3
     travels: ClassVar[dict[str, Any]] = {
-        "lacks": tuple[Lack, ...], "manifest": Manifest | None, "report": RestoreReport | None
+        "lacks": tuple[Lack, ...], "manifest": CheckpointManifest | None, "report": RestoreReport | None
     }  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class LessError(SandboxError):
         message: str,
         lacks: Sequence[Lack] = (),
         *,
-        manifest: Manifest | None = None,
+        manifest: CheckpointManifest | None = None,
         report: RestoreReport | None = None,
     ) -> None:
         super().__init__(message, "\n".join(map(str, lacks[1:])))

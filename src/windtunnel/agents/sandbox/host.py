@@ -48,10 +48,10 @@ from windtunnel.agents.sandbox.inventory.sockets import leave_repair
 from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
-    Event,
+    CheckpointManifest,
     FileChange,
     GcReport,
-    Manifest,
+    SandboxEvent,
     SandboxSpec,
     Saved,
     Terms,
@@ -77,7 +77,7 @@ from windtunnel.agents.sandbox.store.export import destination, export_checkpoin
 from windtunnel.base.errors import UserError
 
 NO_TIME = "no time is left"
-Past = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str, ...]]
+CheckpointHistory = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str, ...]]
 """Checkpoints to drop; ids of parts that stay; snapshots and images that exist."""
 
 
@@ -97,7 +97,7 @@ class Host:
         retention: int = RETENTION,
         pool_size: int | None = None,
         criu: bool = True,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[SandboxEvent], None] | None = None,
         lock: IO[str] | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
@@ -147,7 +147,7 @@ class Host:
         self._tidying = threading.Lock()
         if not self._rootless:
             for words in _lacking(self.home, pool, self.context.criu, inspector, images=with_images):
-                self._report(Event("weaker", "", words))
+                self._report(SandboxEvent("weaker", "", words))
         self._take_over()
 
     # --- sandboxes
@@ -164,7 +164,7 @@ class Host:
             launch.check(spec)
         with self._claimed(spec.name):
             box = self._from_image(spec)
-        self.context.report(Event("created", spec.name, box.image))
+        self.context.report(SandboxEvent("created", spec.name, box.image))
         return box
 
     def get(self, name: str) -> Box:
@@ -193,7 +193,7 @@ class Host:
 
         ``checkpoint``: an id, a prefix of one that is unique, or the name of a sandbox (its state now: a
         checkpoint is taken if something changed). Each has a hostname, network and random seeds of its own.
-        Raises LessError, and none is left, where one would lack something, unless that is allowed.
+        Raises IncompleteError, and none is left, where one would lack something, unless that is allowed.
         """
         if count < 1:
             raise UserError(f"fork: count {count} is not accepted; at least 1")
@@ -228,12 +228,12 @@ class Host:
             box.wait()
         self._forget(name, box)
         self._drop_forgettable()
-        self.context.report(Event("removed", name))
+        self.context.report(SandboxEvent("removed", name))
 
     def import_(self, url: str, name: str, *, key_file: str = "", **terms: Unpack[Terms]) -> Box:
-        """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises LessError
-        where it would lack something, unless that is allowed. ``key_file``: where this host has the key of
-        its model API; what the export says of that is not followed."""
+        """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises
+        IncompleteError where it would lack something, unless that is allowed. ``key_file``: where this host
+        has the key of its model API; what the export says of that is not followed."""
         checked_name(name)
         if key_file:
             usable_key(name, key_file)
@@ -251,10 +251,10 @@ class Host:
             spec = replace(manifest.spec, name=name)
             return self._from(manifest, spec, terms, fresh=False)
 
-    def export(self, checkpoint: str, url: str, **terms: Unpack[Terms]) -> Manifest:
+    def export(self, checkpoint: str, url: str, **terms: Unpack[Terms]) -> CheckpointManifest:
         """Write a checkpoint, complete in itself, to a directory or an fsspec URL.
 
-        Of a sandbox that is named, its state now; raises LessError as `Box.checkpoint` does.
+        Of a sandbox that is named, its state now; raises IncompleteError as `Box.checkpoint` does.
         """
         place = destination(url)
         manifest = self._checkpoint_of(checkpoint, terms)
@@ -331,7 +331,7 @@ class Host:
                     shutil.rmtree(folder, ignore_errors=True)
                     gone.append(f"folder of sandbox {folder.name}")
             freed = context.store.collect() + max(0, used - context.pool.usage()[0])
-        context.report(Event("collected", "", f"{len(dropped)} checkpoints, {len(gone)} leftovers"))
+        context.report(SandboxEvent("collected", "", f"{len(dropped)} checkpoints, {len(gone)} leftovers"))
         return GcReport(dropped, tuple(gone), freed)
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ class Host:
             with self._lock:
                 self._claims.discard(name)
 
-    def _checkpoint_of(self, given: str, terms: Terms) -> Manifest:
+    def _checkpoint_of(self, given: str, terms: Terms) -> CheckpointManifest:
         with self._lock:
             box = self._boxes.get(given)
         if box is None:
@@ -399,12 +399,12 @@ class Host:
                 names.append(name)
         return names
 
-    def _fork_one(self, manifest: Manifest, name: str, terms: Terms) -> Box:
+    def _fork_one(self, manifest: CheckpointManifest, name: str, terms: Terms) -> Box:
         with self._claimed(name):
             spec = replace(manifest.spec, name=name, hostname="")
             return self._from(manifest, spec, terms, fresh=True)
 
-    def _from(self, manifest: Manifest, spec: SandboxSpec, terms: Terms, *, fresh: bool) -> Box:
+    def _from(self, manifest: CheckpointManifest, spec: SandboxSpec, terms: Terms, *, fresh: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin, context, name = time.monotonic(), self.context, spec.name
         with self._lock:
@@ -420,7 +420,7 @@ class Host:
             if fresh:
                 machine.freshen(spec.hostname or name)
             box.adopt(machine, manifest, lacks=report.lacks)
-        context.report(Event("forked", name, manifest.id, time.monotonic() - begin))
+        context.report(SandboxEvent("forked", name, manifest.id, time.monotonic() - begin))
         return box
 
     def _from_image(self, spec: SandboxSpec) -> Box:
@@ -442,7 +442,7 @@ class Host:
         if self._rootless:
             left_out = [note for note in notes if isinstance(note, LeftOut)]
             for words in (*left_out, *machine.limits_missed):
-                context.report(Event("created", name, words))
+                context.report(SandboxEvent("created", name, words))
         return box
 
     @contextlib.contextmanager
@@ -483,7 +483,7 @@ class Host:
         context = self.context
         sound, problems = context.store.all()
         for problem in problems:
-            context.report(Event("failed", "", problem))
+            context.report(SandboxEvent("failed", "", problem))
         for folder in sorted(context.home.boxes.iterdir()):
             record = read_record(folder)
             # without a checkpoint it was about to get its first, and nobody was told that it exists
@@ -494,7 +494,7 @@ class Host:
             name, tip = record.spec.name, newest(record, sound)
             if tip != record.tip:
                 words = f"checkpoint {record.tip} cannot be read; {tip} is"
-                context.report(Event("failed", name, words))
+                context.report(SandboxEvent("failed", name, words))
                 record = replace(record, tip=tip)
             if record.status == "running" and is_alive(record):
                 root = context.pool.mount(name)
@@ -508,7 +508,7 @@ class Host:
                 box = Box(context, record, None)
                 Machine.clear(context.home, name)
                 if record.status == "running":
-                    context.report(Event("died", name, "while the host was away"))
+                    context.report(SandboxEvent("died", name, "while the host was away"))
             self._boxes[name] = box
 
     def _pids(self, name: str) -> set[int]:
@@ -521,7 +521,7 @@ class Host:
             raise PoolError(f"sandbox {name} has no snapshot to compare with")
         return self.context.pool.changed(box.snapshot, None, box=name)
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: SandboxEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
         if event.kind == "checkpoint":
@@ -542,7 +542,7 @@ class Host:
         with self._lock:
             self._drop(*self._past())
 
-    def _past(self, *, write: bool = True) -> Past:
+    def _past(self, *, write: bool = True) -> CheckpointHistory:
         """What may be dropped now. ``write``: it will be, so it goes into the logs.
 
         Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
@@ -558,7 +558,7 @@ class Host:
         tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
         tips |= {f"in use: {used}": used for used in tuple(context.in_use)}
 
-        def decide(box: str, past: policies.Past) -> policies.Forget:
+        def decide(box: str, past: policies.CheckpointHistory) -> policies.Forget:
             log = context.log(box if box in self._boxes else "")
             forget = log.decide(past, write=False)
             if write and forget.checkpoints:  # asked again and again, it is news only where something goes

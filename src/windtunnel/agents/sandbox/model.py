@@ -45,7 +45,7 @@ host's model proxy listens."""
 D = TypeVar("D")
 
 
-class Asks(Generic[D]):
+class PolicyInput(Generic[D]):
     """An observation, of which the policy makes a ``D``."""
 
 
@@ -83,7 +83,7 @@ class ProcessEffect:
     """Its limits, priority, CPUs or what else another process may set for it."""
 
 
-class Part(Enum):
+class SandboxPart(Enum):
     """What of a sandbox a doubt is about."""
 
     FILES = "files alone"
@@ -91,10 +91,10 @@ class Part(Enum):
 
 
 @dataclass(frozen=True)
-class Doubt:
+class EffectDoubt:
     """Why effects may be incomplete: in which part, and in words."""
 
-    part: Part
+    part: SandboxPart
     text: str
 
 
@@ -102,19 +102,19 @@ class Doubt:
 class ShellEffect:
     """A persistent shell that is not as it was last kept. ``busy``: it does not stand at its prompt.
 
-    ``held``: what a fresh shell cannot be given (descriptors, jobs, a coprocess), though an older image of it
-    has it; ``not_replayable``: what no replay brings at all; in words.
+    ``resources``: what a fresh shell cannot be given (descriptors, jobs, a coprocess), though an older image
+    of it has it; ``not_replayable``: what no replay brings at all; in words.
     """
 
     name: str
     busy: bool = False
     gone: bool = False
-    held: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
     not_replayable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Effects:
+class TurnEffects:
     """All that is seen of one sandbox since the last checkpoint of each part.
 
     ``files``: net changes since the last snapshot of files (born and gone within the window: absent).
@@ -125,7 +125,7 @@ class Effects:
     """Number of changed paths; ``files`` may hold fewer."""
     processes: tuple[ProcessEffect, ...] = ()
     shells: tuple[ShellEffect, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[EffectDoubt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _read_disk(text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Bounds of one sandbox; None: unbounded. Bytes, and CPUs as a float (1.5 = one and a half).
 
     ``disk``: beyond the image; 0 is 'auto'.
@@ -206,7 +206,7 @@ class SandboxSpec:
         "egress: public hosts, or those listed, by an HTTP proxy that logs.",
         metavar="off|host|proxy|egress[:HOST,*.HOST]",
     )  # fmt: skip
-    limits: Limits = field(default_factory=Limits)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     environment: dict[str, str] = option(  # noqa: RUF009 - a field
         None, "Environment variable of the shells.", kind=list[str], read=read_pairs, flags=("--env",),
         metavar="KEY=VALUE",
@@ -305,14 +305,14 @@ class ProcessStood:
 
 
 @dataclass(frozen=True)
-class Inventory:
+class ProcessInventory:
     """What stood when a process image was taken, so that a restore of it can be held against it. ``facts``:
-    of the sandbox as a whole. ``taken``: when, in seconds since the epoch. ``alarms``: processes, as seen
+    of the sandbox as a whole. ``timestamp``: in seconds since the epoch. ``alarms``: processes, as seen
     inside, for which SIGALRM waited at the end of the dump."""
 
     processes: tuple[ProcessStood, ...] = ()
     facts: Facts = field(default_factory=dict)
-    taken: float = 0.0
+    timestamp: float = 0.0
     alarms: tuple[int, ...] = ()
 
 
@@ -333,7 +333,7 @@ class ImagePart:
     """Bytes that this image added to the store, which fills both in."""
     alone: tuple[Lack, ...] = ()
     """What only this image brings back; where it cannot be used, that is lacking (``why`` is empty here)."""
-    inventory: Inventory | None = None
+    inventory: ProcessInventory | None = None
 
 
 @dataclass(frozen=True)
@@ -347,13 +347,13 @@ class FilesPart:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """One checkpoint. It is complete the moment its file is there, and never changed afterwards.
 
     ``turn``: number of turns of the sandbox that it covers. ``turn_class``: what it really holds; never FULL
-    without a process image. ``wanted``: what was needed so that nothing is lost. ``kept``: in words, what a
-    restore of this manifest brings back; ``lacks``: what of the sandbox it does not. ``request``: id of the
-    model request that was in flight.
+    without a process image. ``required``: what was needed so that nothing is lost. ``restorable``: in words,
+    what a restore of this manifest brings back; ``lacks``: what of the sandbox it does not. ``request``: id
+    of the model request that was in flight.
     """
 
     id: str
@@ -361,7 +361,7 @@ class Manifest:
     turn: int
     parent: str | None
     turn_class: TurnClass
-    wanted: TurnClass
+    required: TurnClass
     reasons: tuple[str, ...]
     created: float
     """Seconds since the epoch."""
@@ -369,7 +369,7 @@ class Manifest:
     image: ImagePart | None
     shells: tuple[ShellState, ...]
     spec: SandboxSpec
-    kept: tuple[str, ...]
+    restorable: tuple[str, ...]
     lacks: tuple[Lack, ...] = ()
     never: tuple[str, ...] = ()
     """What no restore of processes brings back, of any sandbox."""
@@ -380,7 +380,7 @@ class Manifest:
     pinned: bool = False
 
     @property
-    def made(self) -> TurnClass:
+    def content(self) -> TurnClass:
         """What was made for it: what it names beside is an earlier checkpoint's."""
         if self.image is not None and self.image.id == self.id:
             return TurnClass.FULL
@@ -388,16 +388,16 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnRecord:
     """One line of a sandbox's log: a turn, and the checkpoint that covers it.
 
-    ``turn_class``, ``wanted`` and ``lacks``: as of a manifest. Of a turn whose checkpoint failed nothing is
+    ``turn_class``, ``required`` and ``lacks``: as of a manifest. Of a turn whose checkpoint failed nothing is
     kept, and ``lacks`` says why.
     """
 
     number: int
     turn_class: TurnClass
-    wanted: TurnClass
+    required: TurnClass
     reasons: tuple[str, ...]
     checkpoint: str
     started: float
@@ -449,7 +449,7 @@ class BoxInfo:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FolderEntry:
     """One name in a folder of a sandbox. ``kind``: file, folder, link or other. ``target`` is where a link
     points."""
 
@@ -505,7 +505,7 @@ class GcReport:
 
 
 @dataclass(frozen=True)
-class Event:
+class SandboxEvent:
     """Something that happened to a sandbox. ``kind``: created, turn, checkpoint, restored, forked, died,
     stopped, removed, failed, collected, or weaker (what the host lacks)."""
 

@@ -22,17 +22,17 @@ from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.state import ShellSections, shell_effect
 from windtunnel.agents.sandbox.model import (
-    Doubt,
-    Effects,
+    CheckpointManifest,
+    EffectDoubt,
     Lack,
-    Manifest,
-    Part,
     References,
+    SandboxPart,
     ShellEffect,
     ShellState,
     TurnClass,
+    TurnEffects,
 )  # fmt: skip
-from windtunnel.agents.sandbox.policy import READS_EFFECTS, Look, Occasion
+from windtunnel.agents.sandbox.policy import READS_EFFECTS, CheckpointRequest, Occasion
 from windtunnel.linux import processes
 
 WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
@@ -43,7 +43,7 @@ def observe(
     context: SandboxContext,
     name: str,
     machine: Machine,
-    tip: Manifest | None,
+    tip: CheckpointManifest | None,
     doubt: str,
     occasion: Occasion,
     *,
@@ -51,13 +51,13 @@ def observe(
     named: bool = False,
     most: TurnClass = TurnClass.FULL,
     least: TurnClass = TurnClass.NONE,
-) -> Look:
+) -> CheckpointRequest:
     """What the policy has to know of sandbox ``name``, on ``machine``, since its newest checkpoint, ``tip``;
     what it did, only where the answer can depend on that. ``doubt``: why that cannot be known, or empty.
     """
     image = tip.image if tip else None
     reads = context.policy in READS_EFFECTS and not full
-    return Look(
+    return CheckpointRequest(
         occasion=occasion,
         effects=_effects(context, name, machine, tip, doubt, occasion) if reads and tip is not None else None,
         references=(
@@ -79,16 +79,23 @@ def observe(
 
 
 def _effects(
-    context: SandboxContext, name: str, machine: Machine, tip: Manifest, doubt: str, occasion: Occasion
-) -> Effects:
+    context: SandboxContext,
+    name: str,
+    machine: Machine,
+    tip: CheckpointManifest,
+    doubt: str,
+    occasion: Occasion,
+) -> TurnEffects:
     busy = () if occasion is Occasion.FROZEN else quiesce(machine.shells())
-    effects = Effects(doubts=(Doubt(Part.PROCESSES, "no inspector"),))
+    effects = TurnEffects(doubts=(EffectDoubt(SandboxPart.PROCESSES, "no inspector"),))
     if context.inspector is not None:
         try:
             effects = context.inspector.effects(name)
         except FAULTS as error:
-            effects = Effects(doubts=(Doubt(Part.PROCESSES, f"the inspector failed: {error}"),))
-    doubts = (Doubt(Part.PROCESSES, doubt),) if doubt else ()
+            effects = TurnEffects(
+                doubts=(EffectDoubt(SandboxPart.PROCESSES, f"the inspector failed: {error}"),)
+            )
+    doubts = (EffectDoubt(SandboxPart.PROCESSES, doubt),) if doubt else ()
     kept = {state.name: state.fingerprint for state in tip.shells}
     states = {state.name: state for state in machine.shell_states()}
     shells = []

@@ -15,15 +15,15 @@ from typing import IO, Protocol
 
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
+    CheckpointManifest,
     Diff,
-    Entry,
     Facility,
+    FolderEntry,
     GcReport,
-    Manifest,
     RestoreReport,
     SandboxSpec,
     Saved,
-    Turn,
+    TurnRecord,
     TurnResult,
 )
 from windtunnel.base.calls import local
@@ -33,8 +33,8 @@ from windtunnel.base.calls import local
 class SandboxHistory:
     """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns."""
 
-    checkpoints: tuple[Manifest, ...]
-    turns: tuple[Turn, ...]
+    checkpoints: tuple[CheckpointManifest, ...]
+    turns: tuple[TurnRecord, ...]
 
 
 class PendingTurn(Protocol):
@@ -46,15 +46,15 @@ class PendingTurn(Protocol):
     def promote(self) -> None:
         """Somebody waits for it now."""
 
-    def wait(self, timeout: float | None = None) -> Turn:
-        """The turn's line of the log once its checkpoint is safe. Raises TimeoutError, LessError where it
-        lacks something, SandboxError or another `HostError` when it failed."""
+    def wait(self, timeout: float | None = None) -> TurnRecord:
+        """The turn's line of the log once its checkpoint is safe. Raises TimeoutError, IncompleteError where
+        it lacks something, SandboxError or another `HostError` when it failed."""
         ...
 
 
 class AnySandbox(Protocol):
     """One sandbox. Methods raise SandboxDied when its processes are gone, UserError for what cannot be, and
-    LessError for what was reached in part, where ``allow_less`` does not allow that."""
+    IncompleteError for what was reached in part, where ``allow_less`` does not allow that."""
 
     @property
     def name(self) -> str: ...
@@ -97,7 +97,7 @@ class AnySandbox(Protocol):
     def get_to(self, path: str, out: IO[bytes]) -> None:
         """Stream a file of the sandbox into ``out``."""
 
-    def listdir(self, path: str) -> list[Entry]: ...
+    def listdir(self, path: str) -> list[FolderEntry]: ...
 
     def port(self, port: int) -> str:
         """The URL of this host's loopback that leads to a TCP port inside; a restore leaves it as it is."""
@@ -114,7 +114,7 @@ class AnySandbox(Protocol):
 
     def checkpoint(
         self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
-    ) -> Manifest: ...
+    ) -> CheckpointManifest: ...
 
     def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport: ...
 
@@ -154,7 +154,7 @@ class AnyHost(Protocol):
 
     def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> AnySandbox: ...
 
-    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest: ...
+    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> CheckpointManifest: ...
 
     def notice(self, seconds: float) -> dict[str, Saved]:
         """The host will be taken in ``seconds``: checkpoint every sandbox that runs. What lacks is told."""

@@ -27,14 +27,14 @@ from functools import partial
 from pathlib import Path
 
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog, disk_limit_of
-from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
+from windtunnel.agents.sandbox.errors import CriuError, IncompleteError, MachineError, SandboxError
 from windtunnel.agents.sandbox.inventory.mend import put_right
 from windtunnel.agents.sandbox.machine import Machine, launch, walls
 from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.model import (
+    CheckpointManifest,
     ImagePart,
     Lack,
-    Manifest,
     RestoreReport,
     SandboxSpec,
     TurnClass,
@@ -46,21 +46,21 @@ from windtunnel.agents.sandbox.store import StaleCopy
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def foreseen(context: SandboxContext, manifest: Manifest) -> tuple[Lack, ...]:
+def foreseen(context: SandboxContext, manifest: CheckpointManifest) -> tuple[Lack, ...]:
     """What a restore of ``manifest`` on this host will surely lack."""
     image = manifest.image
     gone = because(image.alone, context.no_images) if image is not None and context.criu is None else ()
     return (*manifest.lacks, *gone)
 
 
-def refuse_less(context: SandboxContext, log: SandboxLog, manifest: Manifest) -> None:
-    """Raises LessError where it is known beforehand that too much would lack; nothing was touched then."""
+def refuse_less(context: SandboxContext, log: SandboxLog, manifest: CheckpointManifest) -> None:
+    """Raises IncompleteError where it is known beforehand that too much would lack; nothing was touched."""
     lacks = foreseen(context, manifest)
     log.hold(
         f"checkpoint {manifest.id} of sandbox {manifest.box}",
         lacks,
-        wanted=manifest.wanted,
-        kept=manifest.turn_class,
+        required=manifest.required,
+        reached=manifest.turn_class,
         report=RestoreReport(manifest.id, manifest.turn, (), lacks, 0.0),
     )
 
@@ -69,11 +69,11 @@ def bring_back(
     context: SandboxContext,
     log: SandboxLog,
     spec: SandboxSpec,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``, which `refuse_less` let through.
 
-    The caller has stopped what ran before. Raises LessError when something else turned out to lack, and
+    The caller has stopped what ran before. Raises IncompleteError when something else turned out to lack, and
     SandboxError when even the files cannot be brought back; then nothing runs, and the checkpoint is
     untouched.
     """
@@ -81,11 +81,13 @@ def bring_back(
         return _Restoring(context, log, spec, manifest).run()
 
 
-def rehearse(context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: Manifest) -> None:
+def rehearse(
+    context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: CheckpointManifest
+) -> None:
     """See whether the processes of ``manifest`` come back, without touching sandbox ``spec``, which runs.
 
-    Raises LessError and SandboxError as `bring_back` does. Does nothing where they have come back before on
-    this host, or where none would; and says nothing where the disk has no room for both.
+    Raises IncompleteError and SandboxError as `bring_back` does. Does nothing where they have come back
+    before on this host, or where none would; and says nothing where the disk has no room for both.
     """
     if manifest.image is None or context.criu is None or manifest.id in context.restorable:
         return
@@ -130,7 +132,7 @@ class _Restoring:
     rehearsal (``rehearsal_of``: the sandbox) it ends, by _Rehearsed, before a process runs."""
 
     def __init__(
-        self, context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: Manifest,
+        self, context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: CheckpointManifest,
         *, rehearsal_of: str = "",
     ) -> None:  # fmt: skip
         self._context, self._log, self._spec, self._manifest = context, log, spec, manifest
@@ -173,10 +175,10 @@ class _Restoring:
             if back.services:
                 self._start_services(machine)
             self._stop_for_less(TurnClass.FULL if back.processes else TurnClass.FILES)
-        except (LessError, *FAULTS) as error:
+        except (IncompleteError, *FAULTS) as error:
             with contextlib.suppress(*FAULTS):
                 Machine.clear(context.home, spec.name)
-            if isinstance(error, LessError):
+            if isinstance(error, IncompleteError):
                 raise
             words = f"sandbox {self._name} could not be restored from {manifest.id}: {error}"
             raise SandboxError(words) from error
@@ -190,12 +192,12 @@ class _Restoring:
         return RestoreReport(self._manifest.id, self._manifest.turn, tuple(restored), tuple(lacks), seconds)
 
     def _stop_for_less(self, kept: TurnClass) -> None:
-        """Raises LessError where more lacks than was admitted, and that is too much."""
+        """Raises IncompleteError where more lacks than was admitted, and that is too much."""
         self._log.hold(
             f"sandbox {self._name}, as restored from {self._manifest.id},",
             self._lacks if len(self._lacks) > self._admitted else (),
-            wanted=max(self._manifest.wanted, kept),
-            kept=kept,
+            required=max(self._manifest.required, kept),
+            reached=kept,
             report=self._report(),
         )
 

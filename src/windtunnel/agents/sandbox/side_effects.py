@@ -147,28 +147,28 @@ class Journal:
         with self._transaction():
             own = self._line(box)
         with contextlib.ExitStack() as locks:
-            known = self._find(box, key)
-            if known is None or known.state != "done":
+            entry = self._find(box, key)
+            if entry is None or entry.state != "done":
                 self._lock_out_others(locks, box, own, key)
-                known = self._find(box, key)
-            if known is not None and known.line != own and known.state in ("planned", "unknown"):
+                entry = self._find(box, key)
+            if entry is not None and entry.line != own and entry.state in ("planned", "unknown"):
                 # its sandbox may be in the middle of it just now
-                self._lock_out_others(locks, box, known.line, key)
-                known = self._find(box, key)
-            if known is not None and known.state == "done":
-                if known.fault:
-                    raise SideEffectError(f"{_words(box, known)} happened, but {known.fault}")
-                return known.result
+                self._lock_out_others(locks, box, entry.line, key)
+                entry = self._find(box, key)
+            if entry is not None and entry.state == "done":
+                if entry.fault:
+                    raise SideEffectError(f"{_words(box, entry)} happened, but {entry.fault}")
+                return entry.result
             # a new one for each side effect, so that a name used again cannot meet an old one
             token, doubt = f"windtunnel-{os.urandom(16).hex()}", False
-            if known is not None and known.line == own:
-                token = known.token
-            if known is not None and known.state in ("planned", "unknown"):
+            if entry is not None and entry.line == own:
+                token = entry.token
+            if entry is not None and entry.state in ("planned", "unknown"):
                 if idempotent:
                     # the same side effect still: forks since its first try go on to share the doubt
-                    token, turn, doubt = known.token, known.turn, True
+                    token, turn, doubt = entry.token, entry.turn, True
                 else:
-                    happened = self._ask(box, known, check)
+                    happened = self._ask(box, entry, check)
                     if happened is not None:
                         return happened
             self._write(own, key, intent, turn, "planned", token)
@@ -210,21 +210,21 @@ class Journal:
     def __exit__(self, *fault: object) -> None:
         self.close()
 
-    def _ask(self, box: str, known: SideEffect, check: Check | None) -> Any:
+    def _ask(self, box: str, entry: SideEffect, check: Check | None) -> Any:
         """The result, if the side effect in doubt happened after all; None if it did not. Raises
         SideEffectInDoubt."""
-        what = f"{_words(box, known)} (turn {known.turn}, key {known.token}) may have happened"
+        what = f"{_words(box, entry)} (turn {entry.turn}, key {entry.token}) may have happened"
         if check is None:
-            why = known.fault or "its process ended during the call"
+            why = entry.fault or "its process ended during the call"
             raise SideEffectInDoubt(f"{what}: {why}; it is not tried again")
         try:
-            happened = check(known.token)
+            happened = check(entry.token)
         except Exception as error:
             raise SideEffectInDoubt(f"{what}, and the check failed: {error}") from error
         if happened is not None:
             with self._transaction():
                 own = self._line(box)  # what it knows now of an ancestor's is its own
-            self._write(own, known.key, known.intent, known.turn, "done", known.token, _json(happened))
+            self._write(own, entry.key, entry.intent, entry.turn, "done", entry.token, _json(happened))
         return happened
 
     def _make(self, planned: SideEffect, box: str, call: Callable[[str], Any], doubt: bool) -> Any:
@@ -292,13 +292,13 @@ class Journal:
         """
         name = hashlib.blake2b(f"{line}\0{key}".encode(), digest_size=7).digest()
         # struct flock: type, whence, start, length, pid (0 for locks of an open file)
-        wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, int.from_bytes(name, "big"), 1, 0)
+        byte_lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, int.from_bytes(name, "big"), 1, 0)
         file = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         locks.callback(os.close, file)
         deadline = time.monotonic() + self.wait_seconds
         while True:
             try:
-                fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, byte_lock)
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:

@@ -177,7 +177,7 @@ def demo(
     Example: windtunnel control demo --workers 2 --tasks 1000 --kill 3
     """
     from windtunnel.base.errors import LessError
-    from windtunnel.cli import shown_progress
+    from windtunnel.cli import progress_bar
     from windtunnel.control.database.live import demo as live
     from windtunnel.control.database.policy import POLICIES
     from windtunnel.control.debug import Recorder
@@ -189,7 +189,7 @@ def demo(
     kill = (0 if record else 3) if kill is None else kill
     inputs: dict[str, Any] = {"workers": workers, "tasks": tasks, "kill": kill, "policy": policy}
     run = Store.open().begin("control.database", inputs, seed)
-    with run.failing(), shown_progress("control demo") as progress, ExitStack() as stack:
+    with run.failing(), progress_bar("control demo") as progress, ExitStack() as stack:
 
         def wrap(service: Transactions) -> Recorder:
             return stack.enter_context(Recorder(service, run.directory, handlers=_HANDLERS))

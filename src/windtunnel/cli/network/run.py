@@ -37,10 +37,10 @@ def run(
 
     with uncollected():
         from windtunnel.base.units import seconds
-        from windtunnel.cli import shown_progress
+        from windtunnel.cli import progress_bar
         from windtunnel.network.scenario import run as execute
 
-    with shown_progress(scenario.name) as progress:
+    with progress_bar(scenario.name) as progress:
         result = execute(scenario, sharing, schedule, aggregation, progress)
     if as_json:
         return print_json(result)

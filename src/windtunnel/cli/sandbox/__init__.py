@@ -13,7 +13,7 @@ from windtunnel.cli.sandbox.common import SandboxPlace
 
 VERBS = {
     "daemon": ("doctor", "setup", "serve", "down", "mcp"),
-    "boxes": ("create", "list_all", "ps", "stop", "remove", "put", "get", "port"),
+    "boxes": ("create", "list_all", "stop", "remove", "put", "get", "port"),
     "commands": ("execute", "interact"),
     "checkpoints": (
         "checkpoint", "restore", "rollback", "fork", "export", "import_", "notice", "gc", "log",

@@ -1,4 +1,4 @@
-"""``create``, ``ls``, ``ps``, ``stop``, ``rm``, and ``put`` and ``get``: sandboxes and the files in them."""
+"""``create``, ``ls``, ``stop``, ``rm``, ``put``, ``get`` and ``port``: sandboxes and the files in them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.agents.sandbox.model import BoxInfo, Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.protocol import AnySandbox
-from windtunnel.base.errors import UserError
 from windtunnel.cli.common import Json, print_columns
 from windtunnel.cli.options import takes
 from windtunnel.cli.sandbox.common import (
@@ -23,8 +22,6 @@ from windtunnel.cli.sandbox.common import (
     file_errors,
     moment,
     print_json,
-    printable,
-    size,
 )
 
 Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
@@ -33,9 +30,9 @@ NewName = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters
 
 
 @takes(SandboxSpec, "spec")
-@takes(Limits, "limits")
+@takes(SandboxLimits, "limits")
 def create(
-    context: typer.Context, name: NewName, spec: SandboxSpec, limits: Limits, as_json: Json = False
+    context: typer.Context, name: NewName, spec: SandboxSpec, limits: SandboxLimits, as_json: Json = False
 ) -> None:
     """Make a sandbox and start it.
 
@@ -50,18 +47,11 @@ def create(
     typer.echo(f"{name} runs; 'windtunnel sandbox exec {name} -- COMMAND' or 'shell {name}'")
 
 
-def list_all(
-    context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sandbox to look into.")] = None,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder of it.")] = "/",
-    as_json: Json = False,
-) -> None:
-    """List the sandboxes; or, with a name, the files in a folder of that sandbox.
+def list_all(context: typer.Context, as_json: Json = False) -> None:
+    """List the sandboxes; with --json also their processes.
 
-    Example: windtunnel sandbox ls demo /workspace
+    Example: windtunnel sandbox ls
     """
-    if name is not None:
-        return _list_files(context, name, path, as_json)
     with client(context) as daemon:
         sandboxes = daemon.boxes()
     if as_json:
@@ -77,32 +67,6 @@ def list_all(
         for info in sandboxes
     ]  # fmt: skip
     print_columns(head, rows, right=("turns",))
-
-
-def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> None:
-    entries = box(context, name).listdir(path)
-    if as_json:
-        return print_json(entries)
-    rows = [
-        (
-            printable(entry.name + (f" → {entry.target}" if entry.target else "")), entry.kind,
-            size(entry.size), f"{entry.mode & 0o7777:04o}", moment(entry.modified) if entry.modified else "",
-        )
-        for entry in entries
-    ]  # fmt: skip
-    print_columns(("name", "kind", "size", "mode", "modified"), rows, right=("size",))
-
-
-@calls(AnySandbox.info)
-def ps(info: BoxInfo) -> None:
-    """List the processes of a sandbox.
-
-    Example: windtunnel sandbox ps demo
-    """
-    if info.status != "running":
-        return typer.echo(f"sandbox {info.name} is {info.status}")
-    for command in info.processes:
-        typer.echo(printable(command))
 
 
 def stop(context: typer.Context, names: Names) -> None:
@@ -143,29 +107,24 @@ def put(
         str, typer.Argument(metavar="FILE", help="A file or folder of this machine; '-': standard input.")
     ],
     path: Inside,
-    mode: Annotated[
-        str | None, typer.Option(metavar="OCTAL", help="File mode, such as 755. Default: the mode of FILE.")
-    ] = None,
 ) -> None:
-    """Write a file, or a folder with all that it holds, into a sandbox. A PATH that ends with '/' is a folder
-    for it.
+    """Write a file, or a folder with all that it holds, into a sandbox, with its mode. A PATH that ends with
+    '/' is a folder for it.
 
     Example: windtunnel sandbox put demo notes.txt /workspace/
     """
-    sandbox, bits = box(context, name), _mode(mode)
+    sandbox = box(context, name)
     if source == "-":
-        return sandbox.put(path, sys.stdin.buffer, 0o644 if bits is None else bits)
+        return sandbox.put(path, sys.stdin.buffer)
     file = Path(os.path.expanduser(source))
     if path.endswith("/"):
         path += file.name
     if os.path.isdir(file):
         from windtunnel.agents.sandbox.client import put_folder
 
-        if bits is not None:
-            raise UserError(f"sandbox put: --mode is for a file, and {source} is a folder")
         return put_folder(sandbox, file, path)
     with file_errors(f"sandbox put: {file}", "a regular file is needed"), file.open("rb") as data:
-        sandbox.put(path, data, os.fstat(data.fileno()).st_mode & 0o777 if bits is None else bits)
+        sandbox.put(path, data, os.fstat(data.fileno()).st_mode & 0o777)
 
 
 def get(
@@ -213,13 +172,3 @@ def _image(text: str) -> str:
         return text
     path = os.path.expanduser(text)
     return os.path.abspath(path) if "/" in text or os.path.exists(path) else text
-
-
-def _mode(text: str | None) -> int | None:
-    try:
-        mode = None if text is None else int(text, 8)
-    except ValueError:
-        mode = -1
-    if mode is not None and not 0 <= mode <= 0o7777:
-        raise UserError(f"sandbox put: --mode {text!r} is not accepted; use octal digits such as 644 or 755")
-    return mode

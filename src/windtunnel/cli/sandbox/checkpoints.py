@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -11,10 +11,10 @@ from windtunnel.agents.sandbox.model import (
     LESS,
     NO_TERMS,
     BoxInfo,
+    CheckpointManifest,
     Diff,
     GcReport,
     Lack,
-    Manifest,
     RestoreReport,
     Saved,
 )
@@ -36,7 +36,7 @@ CHANGES = {"created": "+", "deleted": "-", "modified": "~", "renamed": ">"}
 
 
 @calls(AnySandbox.checkpoint)
-def checkpoint(manifest: Manifest) -> None:
+def checkpoint(manifest: CheckpointManifest) -> None:
     """Save the current state of a sandbox. An incomplete checkpoint is saved too.
 
     Exit status 3: it lacks something. With --allow-less a reply that is held for it goes out.
@@ -45,7 +45,7 @@ def checkpoint(manifest: Manifest) -> None:
     """
     frozen = f", frozen for {manifest.freeze_seconds * 1e3:.0f} ms" if manifest.freeze_seconds else ""
     typer.echo(f"{manifest.id}  {manifest.turn_class.word}{frozen}")
-    typer.echo(f"  kept: {', '.join(manifest.kept)}")
+    typer.echo(f"  kept: {', '.join(manifest.restorable)}")
     _print_lacks(manifest.lacks)
 
 
@@ -112,7 +112,7 @@ def fork(
 
 
 @calls(AnyHost.export, checkpoint=SOURCE)
-def export(manifest: Manifest, url: str) -> None:
+def export(manifest: CheckpointManifest, url: str) -> None:
     """Write a checkpoint, complete in itself, so that another host can restore it.
 
     Exit status 3: the sandbox's state now cannot be kept whole; nothing is written then.
@@ -143,7 +143,7 @@ def notice(outcome: dict[str, Saved], as_json: bool, takes_less: TakesLess = Fal
 
     Example: windtunnel sandbox notice 120
     """
-    from windtunnel.agents.sandbox.errors import LessError
+    from windtunnel.agents.sandbox.errors import IncompleteError
 
     if as_json:
         print_json(outcome)
@@ -154,7 +154,7 @@ def notice(outcome: dict[str, Saved], as_json: bool, takes_less: TakesLess = Fal
             typer.echo(f"  whole: {saved.whole or saved.checkpoint}")
     less = [name for name, saved in outcome.items() if saved.fault or saved.less]
     if less and not takes_less:
-        raise LessError(
+        raise IncompleteError(
             f"sandbox notice: not all of {', '.join(less)} is kept; --allow-less accepts the checkpoints as "
             "they are"
         )
@@ -202,69 +202,50 @@ Turns = Annotated[bool, typer.Option("--turns", help="List all turns, with or wi
 
 
 @calls(AnySandbox.log)
-def log(past: SandboxHistory, name: str, context: typer.Context, turns: Turns = False) -> None:
-    """Show the tree of checkpoints of a sandbox and of what it was forked from.
+def log(history: SandboxHistory, name: str, context: typer.Context, turns: Turns = False) -> None:
+    """Show the checkpoints of a sandbox and of what it was forked from, with the parent of each.
 
     Example: windtunnel sandbox log demo --turns
     """
     if turns:
-        _print_turns(past)
-    elif not past.checkpoints:
-        typer.echo(f"sandbox {name} has no checkpoint yet")
-    else:
-        with client(context) as daemon:
-            tips = {info.name: info.tip for info in daemon.boxes()}
-        typer.echo("\n".join(tree(name, past, tips)))
+        return _print_turns(history)
+    if not history.checkpoints:
+        return typer.echo(f"sandbox {name} has no checkpoint yet")
+    with client(context) as daemon:
+        tips = {info.name: info.tip for info in daemon.boxes()}
+    print_checkpoints(name, history, tips)
 
 
-def tree(name: str, past: SandboxHistory, newest: Mapping[str, str]) -> list[str]:
-    """The checkpoints as a tree, one a line; a chain without branches stays on one level, so that it can be
-    read. ``newest``: the newest checkpoint of every sandbox of the host."""
-    known = {point.id for point in past.checkpoints}
-    children: dict[str, list[tuple[str, str]]] = {}
-    for point in past.checkpoints:
-        parent = point.parent if point.parent is not None and point.parent in known else ""
-        tips = [owner for owner, tip in newest.items() if tip == point.id]
-        children.setdefault(parent, []).append((point.id, _line(name, point, tips)))
-    return [name, *_below(children, "", 1)]
+def print_checkpoints(name: str, history: SandboxHistory, tips: Mapping[str, str]) -> None:
+    """A table, oldest first. ``tips``: the newest checkpoint of every sandbox of the host."""
+    rows = []
+    for point in history.checkpoints:
+        parts = [part for part in (point.files, point.image) if part is not None and part.id == point.id]
+        notes = (
+            (point.lacks, f"{point.required.word} required, {len(point.lacks)} lacking"),
+            (point.box != name, f"of {point.box}"),
+            (point.label, printable(point.label)), (point.pinned, "pinned"),
+            *((tip == point.id, f"tip of {owner}") for owner, tip in tips.items()),
+        )  # fmt: skip
+        rows.append(
+            (
+                point.id, point.parent or "–", str(point.turn), point.turn_class.word,
+                size(sum(part.bytes_new for part in parts)), moment(point.created),
+                ", ".join(text for applies, text in notes if applies),
+            )
+        )  # fmt: skip
+    head = ("checkpoint", "parent", "turn", "class", "added", "created", "notes")
+    print_columns(head, rows, right=("turn", "added"))
 
 
-def _below(children: Mapping[str, list[tuple[str, str]]], parent: str, depth: int) -> Iterator[str]:
-    """The lines of all that comes after the checkpoint ``parent``."""
-    branches = children.get(parent, [])
-    while len(branches) == 1:
-        ((parent, line),) = branches
-        yield "  " * depth + line
-        branches = children.get(parent, [])
-        if len(branches) > 1:
-            depth += 1
-    for parent, line in branches:
-        yield "  " * depth + line
-        yield from _below(children, parent, depth + 1)
-
-
-def _line(name: str, point: Manifest, tips: list[str]) -> str:
-    parts = [part for part in (point.files, point.image) if part is not None and part.id == point.id]
-    added = size(sum(part.bytes_new for part in parts))
-    others = [tip for tip in tips if tip != name]
-    notes = (
-        (point.lacks, f"{point.wanted.word} was wanted, {len(point.lacks)} lacking"),
-        (point.box != name, f"of {point.box}"),
-        (point.label, printable(point.label)), (point.pinned, "pinned"), (name in tips, "← tip"),
-        (others, f"← tip of {', '.join(others)}"),
-    )  # fmt: skip
-    first = (point.id, f"turn {point.turn}", point.turn_class.word, added, moment(point.created))
-    return "  ".join((*first, *(text for applies, text in notes if applies)))
-
-
-def _print_turns(past: SandboxHistory) -> None:
-    head = ("turn", "kept", "wanted", "checkpoint", "added", "took", "why")
+def _print_turns(history: SandboxHistory) -> None:
+    head = ("turn", "class", "required", "checkpoint", "added", "took", "why")
     rows = [
         (
-            str(turn.number), turn.turn_class.word, turn.wanted.word, turn.checkpoint or "–",
+            str(turn.number), turn.turn_class.word, turn.required.word, turn.checkpoint or "–",
             size(turn.bytes_new), f"{turn.seconds * 1e3:,.0f} ms",
             printable("; ".join((*(f"lacks {lack}" for lack in turn.lacks), *turn.reasons))),
         )
-        for turn in past.turns
+        for turn in history.turns
     ]  # fmt: skip
     print_columns(head, rows, right=("turn", "added", "took"))

@@ -38,9 +38,6 @@ def execute(
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Forward standard input to the command.")
     ] = False,
-    no_turn: Annotated[
-        bool, typer.Option("--no-turn", help="Leave the turn open: no checkpoint follows.")
-    ] = False,
 ) -> None:
     """Run a command. Output, errors and exit status are the command's own.
 
@@ -53,9 +50,7 @@ def execute(
     command = argv[0] if len(argv) == 1 else shlex.join(argv)
     with _interruptible() as cancel:
         stdin = io.FileIO(0, closefd=False) if interactive else None
-        result, fault = _run(
-            box(context, name), command, cancel, shell=shell, timeout=timeout, turn=not no_turn, stdin=stdin
-        )
+        result, fault = _run(box(context, name), command, cancel, shell=shell, timeout=timeout, stdin=stdin)
     status = _status(result, timeout)
     if fault is not None:
         if status:
@@ -84,7 +79,7 @@ def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
         if command.strip() in ("exit", "logout"):
             return None
         with _interruptible() as cancel:
-            result, fault = _run(sandbox, command, cancel, shell=shell, timeout=None, turn=True)
+            result, fault = _run(sandbox, command, cancel, shell=shell, timeout=None)
         if result.ended != "exit":
             _say(result.ended + (f": {result.note}" if result.note else ""))
         if fault is not None:
@@ -111,7 +106,7 @@ def _terminal(sandbox: RemoteBox) -> None:
         tty.setraw(0, termios.TCSADRAIN)  # what was typed already is not lost
         result, fault = _run(
             sandbox, f"{set_term} {terminal_of(inner)}; s=$?; rm -f {place}; (exit $s)", threading.Event(),
-            shell="terminal", timeout=None, turn=True, stdin=io.FileIO(0, closefd=False),
+            shell="terminal", timeout=None, stdin=io.FileIO(0, closefd=False),
         )  # fmt: skip
     finally:
         signal.signal(signal.SIGWINCH, handler)
@@ -151,7 +146,6 @@ def _run(
     *,
     shell: str,
     timeout: float | None,
-    turn: bool,
     stdin: IO[bytes] | None = None,
 ) -> tuple[TurnResult, WindtunnelError | None]:
     """Run a command with its output on this process's own, byte by byte; with what its turn's end or its
@@ -170,7 +164,7 @@ def _run(
         # Whoever read the output has gone; the command was cancelled when its stream was closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
-    if not turn or result.ended == "sandbox-died":
+    if result.ended == "sandbox-died":
         return result, None
     try:
         for lack in sandbox.end_turn().wait().lacks:

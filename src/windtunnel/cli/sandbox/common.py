@@ -70,12 +70,12 @@ def print_json(value: Any) -> None:
 
 @contextlib.contextmanager
 def less_as_json(as_json: bool) -> Iterator[None]:
-    """A LessError in the block: what there is all the same is printed, where JSON is asked for."""
-    from windtunnel.agents.sandbox.errors import LessError
+    """An IncompleteError in the block: what there is all the same is printed, where JSON is asked for."""
+    from windtunnel.agents.sandbox.errors import IncompleteError
 
     try:
         yield
-    except LessError as error:
+    except IncompleteError as error:
         if as_json:
             print_json(error.manifest or error.report)
         raise
@@ -153,34 +153,34 @@ def calls(method: Callable[..., Any], **words: Any) -> Callable[[Callable[..., N
     of_box = method.__qualname__.startswith(AnySandbox.__name__)
     words = WORDS | words
     declared = [
-        given.replace(kind=KEYWORD, annotation=Annotated[given.annotation, words[given.name]])
-        for given in inspect.signature(method, eval_str=True).parameters.values()
-        if given.name in words
+        arguments.replace(kind=KEYWORD, annotation=Annotated[arguments.annotation, words[arguments.name]])
+        for arguments in inspect.signature(method, eval_str=True).parameters.values()
+        if arguments.name in words
     ]
-    names = {given.name for given in declared}
+    names = {arguments.name for arguments in declared}
 
     def calling(show: Callable[..., None]) -> Callable[..., None]:
-        shown = inspect.signature(show, eval_str=True).parameters
+        accepted = inspect.signature(show, eval_str=True).parameters
 
-        def call(context: typer.Context, as_json: bool = False, **given: Any) -> None:
+        def call(context: typer.Context, as_json: bool = False, **arguments: Any) -> None:
             from windtunnel.agents.sandbox.client import RemoteBox
 
             with client(context) as daemon, less_as_json(as_json):
-                on: Any = RemoteBox(daemon._link, given["name"]) if of_box else daemon
-                result = getattr(on, method.__name__)(**{name: given[name] for name in names})
+                on: Any = RemoteBox(daemon._link, arguments["name"]) if of_box else daemon
+                result = getattr(on, method.__name__)(**{name: arguments[name] for name in names})
                 if isinstance(result, RemoteBox):
                     result = result.info()
-            if as_json and "as_json" not in shown:
+            if as_json and "as_json" not in accepted:
                 return print_json(result)
-            given |= {"context": context, "as_json": as_json}
-            return show(result, **{name: given[name] for name in list(shown)[1:]})
+            arguments |= {"context": context, "as_json": as_json}
+            return show(result, **{name: arguments[name] for name in list(accepted)[1:]})
 
         def parameters() -> Iterator[inspect.Parameter]:
             yield inspect.Parameter("context", KEYWORD, annotation=typer.Context)
             if of_box:
                 yield inspect.Parameter("name", KEYWORD, annotation=Name)
             yield from declared
-            for own in list(shown.values())[1:]:
+            for own in list(accepted.values())[1:]:
                 if own.name not in {"context", "name", "as_json", *names}:
                     yield own.replace(kind=KEYWORD)
             yield inspect.Parameter("as_json", KEYWORD, default=False, annotation=Json)

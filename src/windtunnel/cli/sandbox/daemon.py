@@ -66,8 +66,8 @@ def setup(
     if btrfs.is_btrfs(folder.parent) or not (missing := btrfs.usable(folder)):
         where = "the btrfs that it lies on"
         if not btrfs.is_btrfs(folder.parent):
-            wanted = int(quantity("pool_size", pool_size, "bytes of memory")) if pool_size else None
-            size = btrfs.make_pool(folder, wanted)
+            requested = int(quantity("pool_size", pool_size, "bytes of memory")) if pool_size else None
+            size = btrfs.make_pool(folder, requested)
             where = f"{btrfs.image_of(folder)}, {size >> 20} MiB"
         typer.echo(f"the files of sandboxes are snapshots on {where}")
     else:
@@ -109,9 +109,9 @@ def serve(
     from windtunnel.agents.sandbox.daemon.server import end, run
     from windtunnel.base.keys import Keys
 
-    given = checked_token(_token(token)).encode() if tcp or http else b""
+    secret = checked_token(_token(token)).encode() if tcp or http else b""
     run(
-        home, keys=Keys(given, certificates(context.obj.tls)) if given else None,
+        home, keys=Keys(secret, certificates(context.obj.tls)) if secret else None,
         tcp=_listen("--tcp", tcp), http=_listen("--http", http),
         ready=lambda where: typer.echo(f"serving on {where}"),
     )  # fmt: skip

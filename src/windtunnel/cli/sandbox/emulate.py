@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
-from windtunnel.cli.common import Html, Json, choice, numbers, print_columns, print_json
+from windtunnel.cli.common import Json, choice, numbers, print_columns, print_json
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.twin.questions import EmulationAnswers
@@ -43,20 +43,19 @@ def emulate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sessions, starts and failures.")] = 0,
     as_json: Json = False,
-    html: Html = None,
 ) -> None:
     """Emulate hosts full of sandboxes: how many one bears, and what a notice saves.
 
     Every figure is emulated, from costs that were measured (see 'windtunnel calibrate agents.sandbox') and
     from the load of sessions; decisions and queues are those of live sandboxes.
 
-    Example: windtunnel sandbox emulate --hosts 4 --density 16,64 --html density.html
+    Example: windtunnel sandbox emulate --hosts 4 --density 16,64
     """
     from windtunnel.agents.sandbox.costs import load_costs
     from windtunnel.agents.sandbox.policy import POLICIES, PolicyName
     from windtunnel.agents.sandbox.traces import load
     from windtunnel.agents.sandbox.twin import SessionShape
-    from windtunnel.agents.sandbox.twin.questions import EmulationSetting, answer, write_page
+    from windtunnel.agents.sandbox.twin.questions import EmulationSetting, answer
     from windtunnel.agents.sandbox.twin.world import EmulatedHost
     from windtunnel.base.plain import to_plain
 
@@ -77,14 +76,10 @@ def emulate(
         notices=sorted(set(numbers("notice", notice, float, 0.001, 86400))),
         progress=lambda question: typer.echo(f"emulating: {question} …", err=True),
     )  # fmt: skip
-    if html is not None:
-        write_page(html, answers, f"Sandboxes on {hosts} hosts of {cores} cores")
     if as_json:
         print_json({"emulated": True, **to_plain(answers)}, indent=2)
     else:
         _show(answers)
-    if html is not None:
-        typer.echo(f"page: {html}", err=True)
 
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]

@@ -22,11 +22,9 @@ from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone
 from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import Client
-from windtunnel.agents.sandbox.model import Limits, Manifest, SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.protocol import SandboxHistory
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
-from windtunnel.cli.sandbox.checkpoints import tree
 from windtunnel.linux.processes import command_line
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
@@ -71,11 +69,10 @@ def test_exec_passes_bytes_and_status_on(client: Client) -> None:
     assert client.get("a").info().turns == 1
 
 
-def test_exec_quotes_several_arguments_and_leaves_the_turn_open(client: Client, cli: Run) -> None:
+def test_exec_quotes_several_arguments(client: Client, cli: Run) -> None:
     client.create(SandboxSpec("a"))
-    done = cli("exec", "--no-turn", "a", "--", "printf", "%s|", "$HOME", "it's", "--timeout", "")
+    done = cli("exec", "a", "--", "printf", "%s|", "$HOME", "it's", "--timeout", "")
     assert (done.stdout, done.returncode) == (b"$HOME|it's|--timeout||", 0)
-    assert client.get("a").info().turns == 0
 
 
 def test_exec_tells_how_a_command_was_cut_off(client: Client, cli: Run) -> None:
@@ -99,7 +96,7 @@ def test_what_lacks_has_an_exit_status_of_its_own_and_is_told_as_json(client: Cl
     for words, status in (((), 3), (("--allow-less",), 0)):
         kept = cli("checkpoint", "a", "--json", *words)
         told = json.loads(kept.stdout)
-        assert (kept.returncode, told["lacks"], told["kept"]) == (status, lacks, ["files"])
+        assert (kept.returncode, told["lacks"], told["restorable"]) == (status, lacks, ["files"])
         assert told["id"] == box.tip, "it is kept all the same"
         assert (b"odd is not kept" in kept.stderr) == (status == 3)
         back = cli("restore", "a", "--json", *words)
@@ -142,8 +139,8 @@ def test_files_in_and_out(client: Client, cli: Run, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(data)
     (tmp_path / "in").chmod(0o751)
     assert cli("put", "a", "in", "/d/", cwd=tmp_path).returncode == 0
-    assert cli("put", "a", "-", "/piped", "--mode", "600", input=data).returncode == 0
-    assert client.get("a").run("stat -c %a d/in piped").stdout == b"751\n600\n"
+    assert cli("put", "a", "-", "/piped", input=data).returncode == 0
+    assert client.get("a").run("stat -c %a d/in piped").stdout == b"751\n644\n"
     assert cli("get", "a", "/d/in").stdout == data
     assert cli("get", "a", "/piped", ".", cwd=tmp_path).returncode == 0
     assert (tmp_path / "piped").read_bytes() == data
@@ -215,14 +212,12 @@ def test_the_life_of_sandboxes(client: Client, verb: Verb, tmp_path: Path) -> No
     words = ["--image", str(tmp_path / "image"), "--env", "A=b=c", "--service", "web=run it"]
     assert verb("create", "a", *words, *limits, *network).startswith("a runs")
     spec = client.get("a").spec
-    assert spec.limits == Limits(3 * 2**29, 2.0, None, 10 * 2**20)
+    assert spec.limits == SandboxLimits(3 * 2**29, 2.0, None, 10 * 2**20)
     assert (spec.environment, spec.services) == ({"A": "b=c"}, {"web": "run it"})
     verb("create", "b")
     assert json.loads(verb("ls", "--json"))[1]["name"] == "b"
     assert "running" in verb("ls")
-    assert verb("ps", "a") == "sh\n"
-    client.get("a").put("/x/file", b"abc")
-    assert json.loads(verb("ls", "a", "/x", "--json"))[0]["size"] == 3
+    assert json.loads(verb("ls", "--json"))[0]["processes"] == ["sh"]
     with pytest.raises(UserError, match="'nope' is unknown"):
         verb("stop", "a", "nope")
     assert client.get("a").info().status == "running"
@@ -240,9 +235,9 @@ def test_checkpoints(client: Client, verb: Verb) -> None:
     assert verb("fork", first["id"], "--name", "y") == "y\n"
     assert "back: files" in verb("restore", "a")
     assert first["id"] in verb("rollback", "a", first["id"])
-    shown = verb("log", "a")
-    assert shown.index(first["id"]) < shown.index("← tip")
-    assert "start" in shown
+    lines = verb("log", "a").splitlines()
+    assert [line for line in lines if line.startswith(first["id"]) and "start" in line]
+    assert "tip of a" in lines[-1] and first["id"] in lines[2]
     with box.turn("r"):
         box.run("true")
     assert "modified /a" in verb("log", "a", "--turns")
@@ -259,22 +254,6 @@ def test_checkpoints(client: Client, verb: Verb) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fork", "a", "--count", "0"), "greater than or equal to 1"),
-        (("exec", "a", "--timeout", "soon", "--", "true"), "number"),
-        (("exec", "a"), "COMMAND"),
-        (("rm",), "NAME"),
-        (("ls", "--nope"), "--nope"),
-    ],
-)
-def test_arguments_that_are_wrong_have_exit_status_2(
-    verb: Verb, arguments: tuple[str, ...], words: str
-) -> None:
-    assert words in verb(*arguments, status=2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
         (("create", "Bad Name"), "name 'Bad Name' is not accepted"),
         (("create", "x", "--memory", "lots"), "--memory 'lots'"),
         (("create", "x", "--memory=-1G"), "--memory '-1G'"),
@@ -285,7 +264,6 @@ def test_arguments_that_are_wrong_have_exit_status_2(
         (("create", "x", "--network", "proxy"), "--upstream"),
         (("create", "x", "--env", "A"), "--env 'A' is not accepted; write KEY=VALUE"),
         (("create", "x", "--env", "A=1", "--env", "A=2"), "given twice"),
-        (("put", "a", "/dev/null", "/x", "--mode", "999"), "--mode '999'"),
         (("serve", "--http", "x"), "PORT or ADDRESS:PORT"),
         (("serve", "--http", "8000"), "needs a token"),
         (("serve", "--tcp", "0.0.0.0:1", "--token", "/dev/null"), "needs a token"),
@@ -332,30 +310,3 @@ def test_two_at_once_start_one_daemon_and_down_ends_it(started_by_cli: Path) -> 
     assert not launch.answers(started_by_cli)
     down = run([*command, "down"], modules=SANDBOX)
     assert (down.stdout, down.returncode) == (f"no daemon of {started_by_cli} runs\n".encode(), 0)
-
-
-def test_the_tree_shows_branches_below_what_they_come_from() -> None:
-    def made(name: str, parent: str | None, box: str = "a") -> Manifest:
-        kept = TurnClass.FILES
-        return Manifest(
-            name, box, 1, parent, kept, kept, (), 1.0, None, None, (), SandboxSpec(box), (), (),
-            pinned=name == "c2",
-        )  # fmt: skip
-
-    chain = [
-        made("c1", None),
-        made("c2", "c1"),
-        made("c3", "c2"),
-        made("d1", "c2", "b"),
-        made("d2", "d1", "b"),
-    ]
-    lines = tree("a", SandboxHistory(tuple(chain), ()), {"a": "c3", "b": "d2"})
-    starts = [line.partition("  turn")[0] for line in lines]
-    assert starts == ["a", "  c1", "  c2", "    c3", "    d1", "      d2"]
-    assert lines[3].endswith("← tip") and "tip of b" in lines[5] and "pinned" in lines[2]
-    assert "c9" in tree("a", SandboxHistory((made("c9", "forgotten"),), ()), {})[1]
-
-
-def test_names_that_a_sandbox_gives_command_no_terminal(client: Client, verb: Verb) -> None:
-    client.create(SandboxSpec("a")).put("/x/\x1b[31mred", b"")
-    assert r"\x1b[31mred" in verb("ls", "a", "/x")

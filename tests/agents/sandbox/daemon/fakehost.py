@@ -27,23 +27,23 @@ from typing import IO, TYPE_CHECKING, Any
 from windtunnel.agents.sandbox.checks import checked_spec
 from windtunnel.agents.sandbox.daemon import certificates, server
 from windtunnel.agents.sandbox.daemon.server import end, run
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
+    CheckpointManifest,
     Diff,
-    Entry,
-    Event,
     Facility,
     FileChange,
     FilesPart,
+    FolderEntry,
     GcReport,
     Lack,
-    Manifest,
     RestoreReport,
+    SandboxEvent,
     SandboxSpec,
     Saved,
-    Turn,
     TurnClass,
+    TurnRecord,
     TurnResult,
 )
 from windtunnel.agents.sandbox.protocol import SandboxHistory
@@ -62,7 +62,7 @@ TAIL = 64 * 2**10
 class FakePending:
     """The checkpoint of a turn: done when the file ``hold`` of the sandbox is gone."""
 
-    def __init__(self, box: FakeBox, turn: Turn) -> None:
+    def __init__(self, box: FakeBox, turn: TurnRecord) -> None:
         self._box, self._turn = box, turn
         self.promoted = False
 
@@ -73,7 +73,7 @@ class FakePending:
     def promote(self) -> None:
         self.promoted = True
 
-    def wait(self, timeout: float | None = None) -> Turn:
+    def wait(self, timeout: float | None = None) -> TurnRecord:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.done:
             if deadline is not None and time.monotonic() >= deadline:
@@ -217,9 +217,9 @@ class FakeBox:
         with self.path(path).open("rb") as source:
             shutil.copyfileobj(source, out, 1 << 16)
 
-    def listdir(self, path: str) -> list[Entry]:
+    def listdir(self, path: str) -> list[FolderEntry]:
         return [
-            Entry(
+            FolderEntry(
                 one.name,
                 "link" if one.is_symlink() else "folder" if one.is_dir() else "file",
                 one.lstat().st_size,
@@ -240,11 +240,11 @@ class FakeBox:
     def end_turn(self, request: str = "", *, urgent: bool = False) -> FakePending:
         with self._lock:
             number = self.state()["turns"] + 1
-            turn = Turn(
+            turn = TurnRecord(
                 number, TurnClass.FILES, TurnClass.FILES, ("modified /a",), "c", 1.0, 0.5, 0.1, 7, request
             )
             self.save(turns=number, log=[*self.state()["log"], to_plain(turn)])
-            self.host.report(Event("turn", self.name, str(number)))
+            self.host.report(SandboxEvent("turn", self.name, str(number)))
             return FakePending(self, turn)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -257,23 +257,23 @@ class FakeBox:
 
     def checkpoint(
         self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
-    ) -> Manifest:
+    ) -> CheckpointManifest:
         with self._lock:
             checkpoints = self.state()["checkpoints"]
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 id=f"c{len(checkpoints) + 1}-{uuid.uuid4().hex[:6]}",
                 box=self.name,
                 turn=self.state()["turns"],
                 parent=checkpoints[-1]["id"] if checkpoints else self.state()["base"] or None,
                 turn_class=TurnClass.FULL if full else TurnClass.FILES,
-                wanted=TurnClass.FULL if full else TurnClass.FILES,
+                required=TurnClass.FULL if full else TurnClass.FILES,
                 reasons=("asked for",),
                 created=1000.0 + len(checkpoints),
                 files=FilesPart("f", "copy", 4096),
                 image=None,
                 shells=(),
                 spec=self.spec,
-                kept=("files",),
+                restorable=("files",),
                 lacks=self._lacks(),
                 label=label,
                 pinned=pin,
@@ -281,7 +281,7 @@ class FakeBox:
             shutil.copytree(self.files, self.folder / "snapshots" / manifest.id)
             self.save(checkpoints=[*checkpoints, to_plain(manifest)])
             if manifest.lacks and not allow_less:
-                raise LessError("odd is not kept", manifest.lacks, manifest=manifest)
+                raise IncompleteError("odd is not kept", manifest.lacks, manifest=manifest)
             return manifest
 
     def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
@@ -296,7 +296,7 @@ class FakeBox:
             less = bool(report.lacks) and not allow_less
             self.save(status="stopped" if less else "running")
             if less:
-                raise LessError("odd does not come back", report.lacks, report=report)
+                raise IncompleteError("odd does not come back", report.lacks, report=report)
             return report
 
     def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport:
@@ -305,8 +305,8 @@ class FakeBox:
     def log(self) -> SandboxHistory:
         state = self.state()
         return SandboxHistory(
-            tuple(from_plain(Manifest, one) for one in state["checkpoints"]),
-            tuple(from_plain(Turn, one) for one in state["log"]),
+            tuple(from_plain(CheckpointManifest, one) for one in state["checkpoints"]),
+            tuple(from_plain(TurnRecord, one) for one in state["log"]),
         )
 
     def diff(self, older: str, newer: str = "") -> Diff:
@@ -350,7 +350,7 @@ class FakeHost:
         box.save(status="running", turns=0, checkpoints=[], log=[], base="")
         (box.folder / "spec.json").write_text(json.dumps(to_plain(spec)))
         self._boxes[spec.name] = box
-        self.report(Event("created", spec.name, spec.image))
+        self.report(SandboxEvent("created", spec.name, spec.image))
         return box
 
     def get(self, name: str) -> FakeBox:
@@ -393,7 +393,7 @@ class FakeHost:
     def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> FakeBox:
         return self.create(SandboxSpec(name=name, image=url))
 
-    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:
+    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> CheckpointManifest:
         box = self._boxes[checkpoint]
         return box.log().checkpoints[-1]
 

@@ -14,15 +14,16 @@ import pytest
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import Sandbox, connect_async
 from windtunnel.agents.sandbox.client import Client
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec, TurnClass
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.linux import processes
 
 
 def test_a_spec_and_a_checkpoint_travel_whole(client: Client) -> None:
     spec = SandboxSpec(
-        name="a", image="x", network="proxy", limits=Limits(memory=None, cpus=1.5, pids=9, disk=1 << 30),
+        name="a", image="x", network="proxy",
+        limits=SandboxLimits(memory=None, cpus=1.5, pids=9, disk=1 << 30),
         environment={"A": "ü b"}, workdir="/w", hostname="h", services={"web": "serve &"},
         proxy_upstream="http://model",
     )  # fmt: skip
@@ -148,10 +149,10 @@ def test_faults_arrive_as_what_they_are(client: Client) -> None:
             Sandbox(SandboxSpec("b", image=image), where=client.place.home, start=False)
     box = client.create(SandboxSpec("a"))
     box.run("echo it is watched > odd")
-    with pytest.raises(LessError, match="odd is not kept") as less:
+    with pytest.raises(IncompleteError, match="odd is not kept") as less:
         box.checkpoint()
     assert less.value.manifest == box.log().checkpoints[-1] and less.value.lacks[0].kind == "processes"
-    with pytest.raises(LessError) as less:
+    with pytest.raises(IncompleteError) as less:
         box.restore()
     assert less.value.report is not None and less.value.report.restored == ("files",)
     with pytest.raises(SandboxDied, match="dead"):

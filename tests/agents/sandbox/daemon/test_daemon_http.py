@@ -60,7 +60,7 @@ def test_the_life_of_a_sandbox_by_http(served: tuple[str, str]) -> None:
     assert [one["name"] for one in value("host/boxes")] == ["h", "i", "j"]
     value("sandbox/run", "h", command="echo watched > odd")
     less = call("sandbox/checkpoint", {"on": "h"})
-    assert (less.status_code, less.json()["error"]) == (417, "LessError")
+    assert (less.status_code, less.json()["error"]) == (417, "IncompleteError")
     assert less.json()["with"]["lacks"][0]["what"] == "odd (process 7 inside)"
     for name in "hij":
         value("host/remove", name=name)

@@ -13,8 +13,8 @@ import pytest
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import connect, get_folder, put_folder
-from windtunnel.agents.sandbox.daemon.server import held
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied
+from windtunnel.agents.sandbox.daemon.server import home_lock
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.commands import terminal_of
@@ -57,7 +57,7 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
                 client.get("nobody")
         finally:
             client.down()
-    with held(own_home):  # the daemon has let go of the home
+    with home_lock(own_home):  # the daemon has let go of the home
         assert not launch.answers(own_home)
 
 
@@ -81,7 +81,7 @@ def test_input_folders_and_a_terminal_of_a_real_sandbox(own_home: Path, tmp_path
             assert (tmp_path / "out" / "deep" / "empty").is_dir()
             assert (tmp_path / "out" / "link").read_bytes() == data
             os.mkfifo(tmp_path / "in" / "fifo")
-            with pytest.raises(LessError, match="fifo"):
+            with pytest.raises(IncompleteError, match="fifo"):
                 put_folder(box, tmp_path / "in", "/workspace/x")
             typed = b"tty; exit 5\n"
             shown = box.run(terminal_of("exec sh -i"), shell="terminal", stdin=typed, timeout=60)

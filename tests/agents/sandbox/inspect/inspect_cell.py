@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.waiting import PATIENCE, killed, until
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
-from windtunnel.agents.sandbox.model import Effects, ProcessEffect
+from windtunnel.agents.sandbox.model import ProcessEffect, TurnEffects
 from windtunnel.linux.processes import state
 
 _SETUP = """
@@ -101,7 +101,7 @@ class Cell:
         """Everything of the root that a snapshot keeps and that counts."""
         return tree(self.root)
 
-    def child(self, effects: Effects, command: str) -> ProcessEffect:
+    def child(self, effects: TurnEffects, command: str) -> ProcessEffect:
         return next(process for process in effects.processes if process.command.startswith(command))
 
     def settled(self) -> None:
@@ -152,5 +152,5 @@ def tree(root: Path) -> TREE:
     return found
 
 
-def files_may_have_changed(effects: Effects) -> bool:
+def files_may_have_changed(effects: TurnEffects) -> bool:
     return bool(effects.files_total or effects.doubts)

@@ -8,7 +8,7 @@ import pytest
 from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.inspect import Inspector
-from windtunnel.agents.sandbox.model import Part
+from windtunnel.agents.sandbox.model import SandboxPart
 from windtunnel.linux.snapshot import read_snapshot
 
 pytestmark = pytest.mark.root
@@ -35,7 +35,7 @@ def test_shared_memory_that_stays_is_a_doubt(cell: Cell, inspector: Inspector) -
     cell.watch(inspector)
     cell.run("echo x > /dev/shm/s")
     (doubt,) = inspector.effects(cell.name).doubts
-    assert "/dev/shm/s" in doubt.text and doubt.part is Part.PROCESSES
+    assert "/dev/shm/s" in doubt.text and doubt.part is SandboxPart.PROCESSES
 
 
 def test_a_mapping_from_before_the_snapshot_counts_when_its_process_ran(

@@ -12,7 +12,7 @@ from inspect_cell import Cell
 
 from windtunnel.agents.sandbox.errors import InspectError, PoolError
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
-from windtunnel.agents.sandbox.model import FileChange, Part, References, TurnClass
+from windtunnel.agents.sandbox.model import FileChange, References, SandboxPart, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.linux import bpf
 from windtunnel.linux.snapshot import read_snapshot
@@ -41,7 +41,7 @@ def test_comparison_sees_what_only_images_keep(cell: Cell) -> None:
     inspector = compared(cell, lambda box: [])
     cell.run("echo x > /dev/shm/f")
     (doubt,) = inspector.effects(cell.name).doubts
-    assert doubt.part is Part.PROCESSES and "/dev/shm/f is kept by process images only" in doubt.text
+    assert doubt.part is SandboxPart.PROCESSES and "/dev/shm/f is kept by process images only" in doubt.text
     inspector.rebase(cell.name)
     assert inspector.effects(cell.name).doubts, "no image was made"
     inspector.rebase(cell.name, read_snapshot(cell.pids()))
@@ -62,7 +62,7 @@ def test_without_images_processes_count_as_kept_with_the_files(cell: Cell) -> No
     cell.settled()
     effects = inspector.effects(cell.name)
     assert cell.child(effects, "sleep").started
-    assert [doubt.part for doubt in effects.doubts] == [Part.FILES]
+    assert [doubt.part for doubt in effects.doubts] == [SandboxPart.FILES]
     inspector.rebase(cell.name)
     cell.settled()
     assert not [one for one in inspector.effects(cell.name).processes if not one.shell]

@@ -13,14 +13,14 @@ from windtunnel.agents.sandbox.host import removed
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import unclaimed
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux.processes import look
 
 
 @pytest.mark.root
 def test_memory_over_the_limit_kills_inside_only(start: Callable[..., Machine]) -> None:
-    box = start(limits=Limits(memory=64 * 2**20))
+    box = start(limits=SandboxLimits(memory=64 * 2**20))
     assert box.limits_missed == []
     result = box.run("python3 -c 'x = bytearray(300 << 20); print(len(x))'", timeout=120)
     assert result.exit_code == 137 and result.stdout == b""
@@ -29,7 +29,7 @@ def test_memory_over_the_limit_kills_inside_only(start: Callable[..., Machine]) 
 
 @pytest.mark.root
 def test_a_fork_bomb_is_bounded_and_can_be_killed(start: Callable[..., Machine]) -> None:
-    box = start(limits=Limits(pids=40))
+    box = start(limits=SandboxLimits(pids=40))
     result = box.run("bomb() { bomb | bomb & }; bomb; sleep 1000", timeout=1)
     assert result.ended in ("timeout", "exit")
     assert len(box.cgroup.pids()) <= 40
@@ -39,7 +39,7 @@ def test_a_fork_bomb_is_bounded_and_can_be_killed(start: Callable[..., Machine])
 
 @pytest.mark.root
 def test_limits_are_where_the_kernel_reads_them(start: Callable[..., Machine]) -> None:
-    box = start(limits=Limits(memory=100 * 2**20, cpus=0.5, pids=50))
+    box = start(limits=SandboxLimits(memory=100 * 2**20, cpus=0.5, pids=50))
     v1 = box.cgroup.v1
     pids = v1.get("pids", box.cgroup.path) / "pids.max"
     assert pids.read_text() == "50\n"
@@ -47,7 +47,11 @@ def test_limits_are_where_the_kernel_reads_them(start: Callable[..., Machine]) -
         assert (v1["cpu"] / "cpu.cfs_quota_us").read_text() == "50000\n"
     else:
         assert (box.cgroup.path / "cpu.max").read_text() == "50000 100000\n"
-    for limits in (Limits(200 * 2**20, 1.5, 60), Limits(50 * 2**20, None, None), Limits(None, None, None)):
+    for limits in (
+        SandboxLimits(200 * 2**20, 1.5, 60),
+        SandboxLimits(50 * 2**20, None, None),
+        SandboxLimits(None, None, None),
+    ):
         assert box.cgroup.create(limits) == []
     assert pids.read_text() == "max\n"
 

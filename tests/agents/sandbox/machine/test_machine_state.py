@@ -98,7 +98,7 @@ def test_states_that_cannot_be_carried() -> None:
         ({"variables": 'declare -a COPROC=([0]="63" [1]="60")\n'}, "coprocess"),
     ):
         found = shell_effect(state(**sections).shell_state("main"))
-        assert words in found.held[0] and not found.not_replayable
+        assert words in found.resources[0] and not found.not_replayable
     broken = ShellState("main", json.dumps([1]), "")
     assert "cannot be read" in shell_effect(broken).not_replayable[0]
     with pytest.raises(MachineError, match="cannot be read"):

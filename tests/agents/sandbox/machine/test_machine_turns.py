@@ -190,9 +190,9 @@ def test_what_cannot_be_replayed_is_said(start: Callable[..., Machine]) -> None:
     with pytest.raises(MachineError, match="R is read-only"):
         two.replay(one.shell_states()[0])
     out(one, "exec 7</etc")
-    assert "open descriptors (7>/etc)" in shell_effect(one.shell_states()[0]).held[0]
+    assert "open descriptors (7>/etc)" in shell_effect(one.shell_states()[0]).resources[0]
     out(one, "exec 7<&-; sleep 1000 &")
-    assert "background jobs" in shell_effect(one.shell_states()[0]).held[0]
+    assert "background jobs" in shell_effect(one.shell_states()[0]).resources[0]
 
 
 def test_a_plain_sh_serves_where_there_is_no_bash(

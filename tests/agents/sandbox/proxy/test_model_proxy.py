@@ -17,9 +17,9 @@ from fake_model import FakeModel
 
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect
-from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.policy import Less
+from windtunnel.agents.sandbox.policy import Shortfall
 
 pytestmark = pytest.mark.root
 EXAMPLE = Path(__file__).parents[4] / "examples" / "agents" / "killed_and_goes_on.py"
@@ -73,14 +73,14 @@ def test_a_reply_is_held_while_its_turn_cannot_be_kept(make: Callable[..., Any],
     refused = box.run(f"{REFUSED}; {ASK % 'first'}", timeout=60)
     assert refused.exit_code != 0 and b"503" in refused.stderr
     line = box.log().turns[-1]
-    assert (line.number, line.turn_class, line.wanted) == (1, TurnClass.FILES, TurnClass.FULL)
+    assert (line.number, line.turn_class, line.required) == (1, TurnClass.FILES, TurnClass.FULL)
     lost, asking = line.lacks
     assert "sleep 4321" in lost.what and "python3" in asking.what
     # the policy was asked, and its answers are on record
-    settled = [answer.answer for seen, answer in box.decisions() if isinstance(seen, Less)]
+    settled = [answer.answer for seen, answer in box.decisions() if isinstance(seen, Shortfall)]
     assert settled == ["retry", "hold", "hold"]
     assert b"503" in box.run(ASK % "first", timeout=60).stderr, "asked again, it is tried again"
-    with pytest.raises(LessError, match="sleep 4321"):
+    with pytest.raises(IncompleteError, match="sleep 4321"):
         box.checkpoint()
     assert box.checkpoint(allow_less=True).lacks == (lost,)
     assert ask(box, "first") == "1", "the recorded answer"

@@ -11,7 +11,7 @@ from fake_turns import FakeBox
 from model_bench import Bench, chat
 
 from support.waiting import until
-from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import Lack
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 
@@ -76,7 +76,7 @@ def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: ModelProxy) -> N
 
 
 LACKS = (Lack("processes", "gdb (process 7 inside)", "it debugs"),)
-FAULTS = [OSError("the disk\nis full"), LessError("gdb is not kept", LACKS)]
+FAULTS = [OSError("the disk\nis full"), IncompleteError("gdb is not kept", LACKS)]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

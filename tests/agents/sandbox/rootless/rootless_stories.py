@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.context import Event
+from windtunnel.agents.sandbox.context import SandboxEvent
 from windtunnel.agents.sandbox.criu.doctor import doctor, rung
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied
 from windtunnel.agents.sandbox.files.host_image import Package, fill
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.machine.group import STOPPED
 from windtunnel.agents.sandbox.machine.walls import socket_inside
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
+from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec, TurnClass, TurnRecord
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import decide
 from windtunnel.base.errors import UserError
@@ -71,15 +71,15 @@ def refused(work: Callable[[], object], words: str) -> None:
 def less(work: Callable[[], object], words: str) -> None:
     try:
         work()
-    except LessError as error:
+    except IncompleteError as error:
         assert words in str(error), error
     else:
         raise AssertionError(f"nobody said that {words!r} lacks")
 
 
-def judged(turn: Turn, wanted: TurnClass) -> None:
+def judged(turn: TurnRecord, wanted: TurnClass) -> None:
     """The turn has that class, unless the host was too busy for the shell to come back to its prompt."""
-    assert turn.wanted is wanted or any("is busy" in reason for reason in turn.reasons), turn
+    assert turn.required is wanted or any("is busy" in reason for reason in turn.reasons), turn
 
 
 def turns(home: Path) -> None:
@@ -115,7 +115,7 @@ def turns(home: Path) -> None:
         manifest = box.checkpoint(allow_less=True)
         assert manifest.image is None
         assert [(one.kind, "without root" in one.why) for one in manifest.lacks] == [("processes", True)]
-        assert "files" in manifest.kept
+        assert "files" in manifest.restorable
         assert all(decide(seen) == answer for seen, answer in box.decisions())
 
 
@@ -191,9 +191,9 @@ def restore(home: Path) -> None:
 
 def forks(home: Path) -> None:
     """Forks go their own ways; what bounds them, and what is said not to."""
-    events: list[Event] = []
+    events: list[SandboxEvent] = []
     with Host(home, on_event=events.append) as host:
-        limits = Limits(memory=2**30, pids=20, cpus=1.0)
+        limits = SandboxLimits(memory=2**30, pids=20, cpus=1.0)
         try:
             host.create(spec("one", limits=replace(limits, disk=2**30)))
         except UserError as error:

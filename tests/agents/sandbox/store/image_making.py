@@ -11,11 +11,11 @@ from typing import BinaryIO
 import numpy as np
 
 from windtunnel.agents.sandbox.model import (
+    CheckpointManifest,
     FilesPart,
     ImagePart,
     Lack,
-    Limits,
-    Manifest,
+    SandboxLimits,
     SandboxSpec,
     ShellState,
     TurnClass,
@@ -41,7 +41,7 @@ def keep(store: Store, id: str, images: Path, *, like: str = "") -> ImagePart:
         return new.add_image(ImagePart(id, 7, (), (), ()), images, like=like)
 
 
-def write(store: Store, one: Manifest) -> None:
+def write(store: Store, one: CheckpointManifest) -> None:
     with store.writing() as new:
         new.add_manifest(one)
 
@@ -92,23 +92,25 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def manifest(id: str = "20260101-000000-abc", **fields: object) -> Manifest:
+def manifest(id: str = "20260101-000000-abc", **fields: object) -> CheckpointManifest:
     plain: dict[str, object] = {
         "box": "demo",
         "turn": 3,
         "parent": None,
         "turn_class": TurnClass.FULL,
-        "wanted": TurnClass.FULL,
+        "required": TurnClass.FULL,
         "reasons": ("python3 (7) started",),
         "created": 1.5,
         "files": FilesPart(id, "copy", 9),
         "image": ImagePart(id, 7, ("init", "bash"), ("/bin/bash",), ("/bin/bash",), 8192, 4096),
         "shells": (ShellState("main", "declare -- a='ü'", "f00"),),
-        "spec": SandboxSpec("demo", limits=Limits(cpus=1), environment={"A": "b"}, services={"web": "serve"}),
-        "kept": ("files",),
+        "spec": SandboxSpec(
+            "demo", limits=SandboxLimits(cpus=1), environment={"A": "b"}, services={"web": "serve"}
+        ),
+        "restorable": ("files",),
         "lacks": (Lack("processes", "sleep 5 (process 7 inside)", "it is watched"),),
     }
-    return Manifest(id=id, **{**plain, **fields})  # type: ignore[arg-type]
+    return CheckpointManifest(id=id, **{**plain, **fields})  # type: ignore[arg-type]
 
 
 class FolderPool:

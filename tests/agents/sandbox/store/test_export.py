@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from image_making import FolderPool, content, damage, image, keep, manifest, write
 
-from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import Store
 from windtunnel.agents.sandbox.store.export import export_checkpoint, import_checkpoint
 from windtunnel.base.errors import UserError
@@ -33,10 +33,10 @@ class Side:
         self.pool = FolderPool(folder / "pool")
         self.store = Store(folder / "pages")
 
-    def export(self, one: Manifest, url: str) -> None:
+    def export(self, one: CheckpointManifest, url: str) -> None:
         export_checkpoint(one, pool=self.pool, store=self.store, url=url)
 
-    def take_in(self, url: str, name: str = "copy") -> Manifest:
+    def take_in(self, url: str, name: str = "copy") -> CheckpointManifest:
         return import_checkpoint(url, pool=self.pool, store=self.store, name=name)
 
     def is_empty(self) -> bool:

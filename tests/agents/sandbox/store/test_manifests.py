@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_making import manifest, write
 
-from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import KIND, VERSION, Store, new_id
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
@@ -21,14 +21,14 @@ from windtunnel.store.objects.manifest import seal, unseal
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.builds(Manifest))
-def test_every_field_comes_back(one: Manifest) -> None:
+@given(st.builds(CheckpointManifest))
+def test_every_field_comes_back(one: CheckpointManifest) -> None:
     if float("inf") > one.created > float("-inf"):
         try:
             data = seal(KIND, VERSION, one)
         except ValueError:  # not a number has no JSON
             return
-        assert unseal(Manifest, KIND, VERSION, data, "here") == one
+        assert unseal(CheckpointManifest, KIND, VERSION, data, "here") == one
 
 
 @pytest.fixture

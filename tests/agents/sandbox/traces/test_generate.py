@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.agents.sandbox.generate import Mix, generate
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.base.errors import UserError
 
 WEIGHT = st.floats(0, 10)
 
@@ -34,18 +30,3 @@ def test_any_seed_gives_one_trace_of_the_classes_that_have_weight(
 def test_weights_rule_the_shares() -> None:
     classes = [turn.true_class for turn in generate(2000, 7).turns]
     assert 0.70 < classes.count(TurnClass.NONE) / 2000 < 0.80
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: generate(0), "turns 0"),
-        (lambda: generate(5, first_port=80), "first port 80"),
-        (lambda: Mix(none=-1), "weights"),
-        (lambda: Mix(0, 0, 0, 0), "one is not 0"),
-        (lambda: Mix(none=float("nan")), "weights"),
-    ],
-)
-def test_bad_parameters_are_sentences(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        make()

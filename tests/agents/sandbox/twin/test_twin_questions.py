@@ -1,4 +1,4 @@
-"""Questions and their answers: searches, bounds, pages and the command line."""
+"""Questions and their answers: searches, bounds and the command line."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     monkeypatch.setattr("windtunnel.agents.sandbox.twin.questions.MOST", 4)
-    page = tmp_path / "page.html"
-    found = command(*SMALL, "--html", str(page))
+    found = command(*SMALL)
     assert found.exit_code == 0, found.output
     for word in (
         "Emulated, not measured",
@@ -84,10 +83,6 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
         "A host goes (emulated)",
     ):
         assert word in found.output
-    text = page.read_text()
-    assert "Every figure is emulated" in text
-    assert text.count("plotly-graph-div") == 4
-    assert "<script src" not in text
 
 
 def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

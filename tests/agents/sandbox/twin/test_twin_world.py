@@ -13,7 +13,15 @@ from parity import events, recorded
 from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.policy import POLICIES, Look, Notice, Past, PolicyName, Queued, Restore
+from windtunnel.agents.sandbox.policy import (
+    POLICIES,
+    CheckpointHistory,
+    CheckpointRequest,
+    Notice,
+    PolicyName,
+    Queued,
+    Restore,
+)
 from windtunnel.agents.sandbox.twin import (
     PEEKED,
     SHARES,
@@ -53,7 +61,7 @@ def test_a_checkpoint_within_the_think_time_costs_nothing(costs: SandboxCosts) -
     outcome = play(costs, "semantic", (turn(TurnClass.FILES), turn(TurnClass.NONE)))
     assert outcome.ends == [4.0]
     assert outcome.gates == [0.0]
-    assert (outcome.asked, outcome.hidden) == (1, 1)
+    assert (outcome.awaited, outcome.hidden) == (1, 1)
     assert [each.freeze for each in outcome.checkpoints] == [0.5]
 
 
@@ -61,7 +69,7 @@ def test_a_checkpoint_longer_than_the_think_time_makes_the_reply_wait(costs: San
     outcome = play(costs, "semantic", (turn(TurnClass.FULL), turn(TurnClass.NONE)))
     assert outcome.gates == [1.0]
     assert outcome.ends == [5.0]
-    assert (outcome.asked, outcome.hidden) == (1, 0)
+    assert (outcome.awaited, outcome.hidden) == (1, 0)
 
 
 def test_nobody_waits_for_the_last_checkpoint(costs: SandboxCosts) -> None:
@@ -101,7 +109,7 @@ def test_what_a_death_without_notice_leaves(costs: SandboxCosts, policy: PolicyN
     world = SandboxWorld(EmulatedHost(), costs, policy, [session], [0.0])
     world.kill(0, 17.0)
     loss = world.run(17.0).losses[0]
-    assert (loss.turns, loss.kept) == (3, kept)
+    assert (loss.turns, loss.covered) == (3, kept)
     # the turns end at 1, 7 and 13; thinking after a turn that is kept is not done again
     assert loss.seconds == {0: 13.0, 1: 12.0, 3: 0.0}[kept]
 
@@ -110,7 +118,7 @@ def test_a_death_within_a_checkpoint_leaves_the_one_before(costs: SandboxCosts) 
     session = (turn(TurnClass.FULL, think=5), turn(TurnClass.FULL, think=5), turn(TurnClass.NONE))
     world = SandboxWorld(EmulatedHost(), costs, "semantic", [session], [0.0])
     world.kill(0, 8.0)
-    assert world.run(8.0).losses[0].kept == 1
+    assert world.run(8.0).losses[0].covered == 1
 
 
 def test_a_notice_saves_what_no_checkpoint_covers(costs: SandboxCosts) -> None:
@@ -119,7 +127,7 @@ def test_a_notice_saves_what_no_checkpoint_covers(costs: SandboxCosts) -> None:
         world = SandboxWorld(EmulatedHost(), costs, "conversation", [session], [0.0])
         world.notice(0, 10.0, seconds)
         world.kill(0, 10.0 + seconds)
-        assert world.run(10.0 + seconds).losses[0].kept == kept
+        assert world.run(10.0 + seconds).losses[0].covered == kept
 
 
 def test_after_a_notice_no_command_starts(costs: SandboxCosts) -> None:
@@ -150,7 +158,7 @@ def test_one_seed_has_one_outcome_and_all_work_is_done(seed: int, count: int, po
         assert end >= sum(one.run_wall + one.think for one in session) - 1e-6
     kept = [keep for *_, keep in outcome.decided]
     assert len(kept) == sum(len(session) for session in played)
-    assert len(outcome.checkpoints) == sum(keep.made > TurnClass.NONE for keep in kept)
+    assert len(outcome.checkpoints) == sum(keep.content > TurnClass.NONE for keep in kept)
 
 
 def test_every_decision_has_a_price(tmp_path: Path) -> None:
@@ -158,15 +166,15 @@ def test_every_decision_has_a_price(tmp_path: Path) -> None:
     found = [(seen, answer) for seen, answer, _ in decisions(log)]
     for seen, answer in found:
         price = cost(seen, answer)
-        if isinstance(seen, Queued | Past):
+        if isinstance(seen, Queued | CheckpointHistory):
             assert price == {}
             continue
         assert price["seconds"] >= 0
-        if isinstance(seen, Look):
+        if isinstance(seen, CheckpointRequest):
             assert cost(seen, POLICIES["full"](seen))["seconds"] >= price["seconds"]
     (order,) = (pair for pair in found if isinstance(pair[0], Notice))
     assert cost(*order)["seconds"] > 0
-    with pytest.raises(TypeError, match="Keep is no answer to Restore"):
+    with pytest.raises(TypeError, match="CheckpointPlan is no answer to Restore"):
         cost(next(seen for seen, _ in found if isinstance(seen, Restore)), found[0][1])
 
 

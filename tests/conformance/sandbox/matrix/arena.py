@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.agents.sandbox.context import FAULTS
-from windtunnel.agents.sandbox.errors import LessError, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxError
 from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
@@ -117,7 +117,7 @@ def _asked(call: Callable[[], Told]) -> Told:
     """What ``call`` said. Words in a report that is no error are nobody's to read: they do not count."""
     try:
         return call()
-    except LessError as error:
+    except IncompleteError as error:
         id = error.manifest.id if error.manifest is not None else ""
         return Told(id, tuple(map(str, error.lacks)) or (str(error),))
     except (SandboxError, *FAULTS) as error:

@@ -1,1 +1,1 @@
-"""Sandboxes for programs that know another interface: ``subprocess``, SWE-ReX, Ray."""
+"""Sandboxes for programs that know another interface: ``subprocess``, SWE-ReX, MCP."""

@@ -17,7 +17,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from windtunnel.agents.sandbox.client import Awaitable, Client
-from windtunnel.agents.sandbox.model import Manifest, SandboxSpec
+from windtunnel.agents.sandbox.model import CheckpointManifest, SandboxSpec
 from windtunnel.base.errors import UserError, WindtunnelError
 
 LONGEST = 64 * 2**10
@@ -129,7 +129,7 @@ def serve(client: Client) -> None:
         asyncio.run(server(client).run_stdio_async())
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
+def _summary(manifest: CheckpointManifest) -> dict[str, Any]:
     return {
         "id": manifest.id, "turn": manifest.turn, "class": manifest.turn_class.word, "label": manifest.label,
         "lacks": [str(lack) for lack in manifest.lacks],

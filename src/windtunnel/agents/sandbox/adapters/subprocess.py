@@ -90,9 +90,9 @@ def command_line(
     stderr: int | None = None,
 ) -> str:
     """The text for a shell of the sandbox that does what ``subprocess`` would do with these arguments."""
-    given = [args] if isinstance(args, str | os.PathLike) else args
-    words = [*(["/bin/sh", "-c"] if shell else []), *(os.fspath(word) for word in given)]
-    if not given:
+    parts = [args] if isinstance(args, str | os.PathLike) else args
+    words = [*(["/bin/sh", "-c"] if shell else []), *(os.fspath(word) for word in parts)]
+    if not parts:
         raise UserError("sandbox: the command is empty")
     if env is not None:
         wrong = [name for name in env if not name or "=" in name or "\0" in name]

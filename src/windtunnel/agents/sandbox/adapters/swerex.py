@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
 from windtunnel.agents.sandbox.client import put_folder
-from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
@@ -231,7 +231,7 @@ class SandboxDeployment(AbstractDeployment):
             return
         runtime, self._runtime = self._runtime, None
         # what the last turn's checkpoint lacks matters to nobody where no checkpoint stays
-        with contextlib.suppress(*([LessError] if self._owned else [])):
+        with contextlib.suppress(*([IncompleteError] if self._owned else [])):
             await runtime.close()
         if self._owned:
             await asyncio.to_thread(self._host.remove, self._spec.name)

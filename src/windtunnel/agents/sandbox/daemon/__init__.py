@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.place import LOCK, default_home
 from windtunnel.base.errors import HostError, UserError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from windtunnel.base.tls import Certificates
 
 
-ERRORS = (SandboxDied, LessError, SandboxError, HostError)
+ERRORS = (SandboxDied, IncompleteError, SandboxError, HostError)
 """What travels as what it is, the narrowest first."""
 Tls = Sequence[str] | None
 """Files: a certificate, its key, the CA of both sides."""
@@ -77,14 +77,14 @@ def address(where: str | os.PathLike[str] | None, token: str | None = None, tls:
     host, port = host_and_port(where.partition("://")[2].rstrip("/"))
     if not where.startswith("tcp://") or not host:
         raise UserError(f"sandbox: URL {where!r} is not accepted; use tcp://HOST:PORT")
-    given = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
-    if not given:
+    secret = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
+    if not secret:
         raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
     if tls is None:
         refuse_open(host, where)
     from windtunnel.base.keys import Keys
 
-    return Address(None, f"tcp://{host}:{port}", Keys(checked_token(given).encode(), certificates(tls)))
+    return Address(None, f"tcp://{host}:{port}", Keys(checked_token(secret).encode(), certificates(tls)))
 
 
 def certificates(tls: Tls) -> Certificates | None:

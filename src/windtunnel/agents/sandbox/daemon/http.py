@@ -1,11 +1,9 @@
-"""The methods of `protocol` for other languages, by one route: ``POST /v1/{part}/{method}``.
+"""The methods of `protocol` for other languages, by one route: ``POST /v1/{part}/{method}``, with the token.
 
 ``part`` is ``daemon``, ``host``, ``sandbox`` or ``turn`` (the checkpoint under way that ``end_turn`` named).
 The body is a JSON object: ``on`` names the sandbox or the turn, ``with`` holds the arguments by their names;
 bytes are base64. The answer is ``{"value": …}``, or ``{"error": class, "text": sentence}`` with another
 status than 200.
-
-May ask whoever knows the token, which no browser sends by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ CALLS = 512
 """At a time, each in a thread: a command occupies one until it ends."""
 ENDING = 10
 """Seconds that calls have to end when the daemon does."""
-STATUS = {"UserError": 400, "SandboxDied": 410, "LessError": 417, "TimeoutError": 504}
+STATUS = {"UserError": 400, "SandboxDied": 410, "IncompleteError": 417, "TimeoutError": 504}
 
 
 @contextlib.contextmanager
@@ -76,12 +74,12 @@ def application(service: RpcService, token: bytes) -> Starlette:
             return _refused(404, f"part {part!r} is unknown; accepted are {', '.join(PARTS)}")
         try:
             body = json.loads(await request.body() or b"{}")
-            on, given = body.get("on", ""), body.get("with", {})
-            if not isinstance(on, str) or not isinstance(given, dict) or body.keys() - {"on", "with"}:
+            on, arguments = body.get("on", ""), body.get("with", {})
+            if not isinstance(on, str) or not isinstance(arguments, dict) or body.keys() - {"on", "with"}:
                 raise ValueError
         except (ValueError, AttributeError):
             return _refused(400, 'the body is not accepted; send {"on": NAME, "with": {ARGUMENT: VALUE, …}}')
-        message = {"do": f"{PARTS[part].__name__}.{name}", "on": on, "with": given}
+        message = {"do": f"{PARTS[part].__name__}.{name}", "on": on, "with": arguments}
         answer, data = await asyncio.get_running_loop().run_in_executor(threads, perform, message)
         if data:
             answer = {"value": base64.b64encode(data).decode()}

@@ -28,7 +28,7 @@ from typing import IO, Any
 from windtunnel import __version__
 from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socket_of
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.model import Event, Facility
+from windtunnel.agents.sandbox.model import Facility, SandboxEvent
 from windtunnel.agents.sandbox.place import Home, checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, DaemonHealth, PendingTurn
 from windtunnel.base.errors import UserError, WindtunnelError
@@ -128,7 +128,7 @@ def run(
         if where is not None:
             check(option, where, keys)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with held(home) as lock:
+    with home_lock(home) as lock:
         host = open_host(home, _log_event, lock)
         try:
             _live(host, home, keys, tcp, http, idle_seconds, ready)
@@ -136,7 +136,7 @@ def run(
             _close(host)
 
 
-def open_host(home: Path, on_event: Callable[[Event], None], lock: IO[str]) -> AnyHost:
+def open_host(home: Path, on_event: Callable[[SandboxEvent], None], lock: IO[str]) -> AnyHost:
     from windtunnel.agents.sandbox.host import Host
 
     return Host(home, on_event=on_event, lock=lock)
@@ -206,7 +206,7 @@ def _finished(service: RpcService, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def held(home: Path) -> Iterator[IO[str]]:
+def home_lock(home: Path) -> Iterator[IO[str]]:
     """Be the daemon of ``home`` within the block, with its lock. Raises UserError where another process has
     that, and does not end."""
     socket_of(home)
@@ -233,7 +233,7 @@ def _close(host: AnyHost) -> None:
         LOG.error("the host did not close in %g s", CLOSE_SECONDS)
 
 
-def _log_event(event: Event) -> None:
+def _log_event(event: SandboxEvent) -> None:
     if event.kind in ("failed", "weaker", "died"):
         LOG.warning("%s: %s %s", event.kind, event.box, event.detail)
 
@@ -297,10 +297,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m windtunnel.agents.sandbox.daemon.server")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--idle", type=float, default=300.0, help="end after so many seconds unused")
-    given = parser.parse_args()
+    settings = parser.parse_args()
     session_first()  # its threads store what agents wait for
     try:
-        run(given.home.absolute(), idle_seconds=given.idle)
+        run(settings.home.absolute(), idle_seconds=settings.idle)
     except UserError as error:
         print(f"windtunnel: {error}", file=sys.stderr, flush=True)
         end(2)

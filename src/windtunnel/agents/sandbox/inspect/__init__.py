@@ -26,7 +26,7 @@ from windtunnel.agents.sandbox.inspect import kernel, memory
 from windtunnel.agents.sandbox.inspect.files import LISTED, ChangeWindow, Root
 from windtunnel.agents.sandbox.inspect.kernel import DOUBTS, FileEvent, KernelTracker
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
-from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
+from windtunnel.agents.sandbox.model import EffectDoubt, FileChange, References, SandboxPart, TurnEffects
 from windtunnel.linux.cgroup import pids_of
 from windtunnel.linux.snapshot import SnapshotProcess, read_snapshot
 
@@ -164,7 +164,7 @@ class Inspector:
         if snapshot is not None:
             watched.at_image = watched.at_files
 
-    def effects(self, box: str) -> Effects:
+    def effects(self, box: str) -> TurnEffects:
         """What the sandbox did since each part of it was last kept. Everything that happened before the call
         is in it."""
         watched = self._watched(box)
@@ -174,7 +174,7 @@ class Inspector:
             watched.window.touched(path.encode(errors="surrogateescape"))
         files, total, doubts = watched.window.effect({pid for pid, _ in now})
         doubts.extend(self._kernel_doubts(watched))
-        return Effects(tuple(files), total, watched.tasks.effects(now), doubts=tuple(doubts))
+        return TurnEffects(tuple(files), total, watched.tasks.effects(now), doubts=tuple(doubts))
 
     def touched(self, box: str, path: str) -> None:
         """The host itself changed a path inside (put a file there, say): nobody else would tell."""
@@ -195,14 +195,14 @@ class Inspector:
         if watched is not None:
             watched.window.add(event)
 
-    def _kernel_doubts(self, watched: _Watched) -> list[Doubt]:
-        doubts = [Doubt(Part.PROCESSES, self._kernel.broken)] if self._kernel.broken else []
+    def _kernel_doubts(self, watched: _Watched) -> list[EffectDoubt]:
+        doubts = [EffectDoubt(SandboxPart.PROCESSES, self._kernel.broken)] if self._kernel.broken else []
         lost = self._kernel.lost(watched.slot) - watched.lost
         if lost:
-            doubts.append(Doubt(Part.FILES, f"{lost} events were lost"))
+            doubts.append(EffectDoubt(SandboxPart.FILES, f"{lost} events were lost"))
         counted = self._kernel.doubts(watched.slot)
         for doubt, now, files, image in zip(DOUBTS, counted, watched.at_files, watched.at_image, strict=True):
-            if now > (files if doubt.part is Part.FILES else image):
+            if now > (files if doubt.part is SandboxPart.FILES else image):
                 doubts.append(doubt)
         return doubts
 
@@ -251,20 +251,22 @@ class DiffInspector(Inspector):
     def references(self, box: str, snapshot: Sequence[SnapshotProcess]) -> References:
         return super().references(box, snapshot) if self._images else References()
 
-    def effects(self, box: str) -> Effects:
+    def effects(self, box: str) -> TurnEffects:
         watched = self._watched(box)
         processes = watched.tasks.effects(watched.tasks.alive())
-        doubts: tuple[Doubt, ...] = ()
+        doubts: tuple[EffectDoubt, ...] = ()
         now = self._elsewhere(watched)
         if other := {path for path, _ in now.items() ^ watched.elsewhere.items()}:
             words = f"{os.fsdecode(min(other))} is kept by process images only and was changed"
-            doubts = (Doubt(Part.PROCESSES, words),)
+            doubts = (EffectDoubt(SandboxPart.PROCESSES, words),)
         try:
             files = self._changed(box)
         except PoolError as error:
             # a file that goes away while it is compared, for one
-            return Effects(processes=processes, doubts=(*doubts, Doubt(Part.FILES, str(error))))
-        return Effects(tuple(files[:LISTED]), len(files), processes, doubts=doubts)
+            return TurnEffects(
+                processes=processes, doubts=(*doubts, EffectDoubt(SandboxPart.FILES, str(error)))
+            )
+        return TurnEffects(tuple(files[:LISTED]), len(files), processes, doubts=doubts)
 
     def _elsewhere(self, watched: _Watched) -> dict[bytes, tuple[int, int, int]]:
         elsewhere: dict[bytes, tuple[int, int, int]] = {}

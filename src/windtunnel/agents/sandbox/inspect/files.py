@@ -31,7 +31,7 @@ from windtunnel.agents.sandbox.inspect.kernel import (
     RENAMED,
     FileEvent,
 )
-from windtunnel.agents.sandbox.model import Change, Doubt, FileChange, Part
+from windtunnel.agents.sandbox.model import Change, EffectDoubt, FileChange, SandboxPart
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.linux.mounts import table
 from windtunnel.linux.system import open_inside
@@ -290,7 +290,7 @@ class ChangeWindow:
             self._kept, self._elsewhere = ChangedPaths(), ChangedPaths()
             self._links: set[bytes] = set()
             self._nameless: set[int] = set()
-            self._doubts: dict[Doubt, None] = {}
+            self._doubts: dict[EffectDoubt, None] = {}
 
     def add(self, event: FileEvent) -> None:
         """Take one event in. One that cannot be told leaves a doubt, and the reader goes on."""
@@ -343,7 +343,7 @@ class ChangeWindow:
         self._note(event.op, path)
 
     def _unsure(self, words: str) -> None:
-        self._doubts[Doubt(Part.FILES, words)] = None
+        self._doubts[EffectDoubt(SandboxPart.FILES, words)] = None
 
     def touched(self, path: bytes) -> None:
         """The host itself wrote a path inside."""
@@ -388,7 +388,7 @@ class ChangeWindow:
         now = self._root.lstat(path)
         return now is not None and stat.S_ISDIR(now.st_mode)
 
-    def effect(self, alive: Collection[int]) -> tuple[list[FileChange], int, list[Doubt]]:
+    def effect(self, alive: Collection[int]) -> tuple[list[FileChange], int, list[EffectDoubt]]:
         """Net changes, how many there are in all, and doubts."""
         with self._lock:
             doubts = list(self._doubts)
@@ -396,7 +396,11 @@ class ChangeWindow:
             gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
         if count:
             path = gone[0].path if gone else "a file"
-            doubts.append(Doubt(Part.PROCESSES, f"{path} is kept by process images only and was changed"))
+            doubts.append(
+                EffectDoubt(SandboxPart.PROCESSES, f"{path} is kept by process images only and was changed")
+            )
         if self._nameless & set(alive):
-            doubts.append(Doubt(Part.PROCESSES, "a process wrote to a file in memory that has no name"))
+            doubts.append(
+                EffectDoubt(SandboxPart.PROCESSES, "a process wrote to a file in memory that has no name")
+            )
         return file_changes, total, doubts

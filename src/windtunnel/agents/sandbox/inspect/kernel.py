@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.agents.sandbox.errors import InspectError
-from windtunnel.agents.sandbox.model import Doubt, Part
+from windtunnel.agents.sandbox.model import EffectDoubt, SandboxPart
 from windtunnel.linux import LinuxError, bpf, libbpf
 
 IGNORED, WRITE, READ, COPY, OPEN, PATH, DESCRIPTOR, MMAP, IOCTL, BIND, DOUBT = range(11)
@@ -31,17 +31,17 @@ NONE = 255
 
 # 0 to 3 and 10 are raised inside the program (see its ``enum doubt``)
 DOUBTS = (
-    Doubt(Part.PROCESSES, "system calls of another machine (32-bit) were made"),
-    Doubt(Part.FILES, "a descriptor was closed while it was in use"),
-    Doubt(Part.FILES, "the arguments of an open could not be read"),
-    Doubt(Part.FILES, "a file system was told to change by ioctl"),
-    Doubt(Part.PROCESSES, "io_uring was set up"),
-    Doubt(Part.PROCESSES, "one process wrote the memory of another, or traced it"),
-    Doubt(Part.PROCESSES, "mounts were changed"),
-    Doubt(Part.PROCESSES, "System V or POSIX queues, semaphores or shared memory were used"),
-    Doubt(Part.FILES, "asynchronous input and output (AIO) was used"),
-    Doubt(Part.PROCESSES, "namespaces were changed"),
-    Doubt(Part.PROCESSES, "what some process received and wrote was not counted"),
+    EffectDoubt(SandboxPart.PROCESSES, "system calls of another machine (32-bit) were made"),
+    EffectDoubt(SandboxPart.FILES, "a descriptor was closed while it was in use"),
+    EffectDoubt(SandboxPart.FILES, "the arguments of an open could not be read"),
+    EffectDoubt(SandboxPart.FILES, "a file system was told to change by ioctl"),
+    EffectDoubt(SandboxPart.PROCESSES, "io_uring was set up"),
+    EffectDoubt(SandboxPart.PROCESSES, "one process wrote the memory of another, or traced it"),
+    EffectDoubt(SandboxPart.PROCESSES, "mounts were changed"),
+    EffectDoubt(SandboxPart.PROCESSES, "System V or POSIX queues, semaphores or shared memory were used"),
+    EffectDoubt(SandboxPart.FILES, "asynchronous input and output (AIO) was used"),
+    EffectDoubt(SandboxPart.PROCESSES, "namespaces were changed"),
+    EffectDoubt(SandboxPart.PROCESSES, "what some process received and wrote was not counted"),
 )
 URING, TRACE, MOUNT, IPC, AIO, NAMESPACE = range(4, 10)
 

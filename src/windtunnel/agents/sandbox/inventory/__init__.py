@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 
 from windtunnel.agents.sandbox.inventory.sockets import describe_sockets
-from windtunnel.agents.sandbox.model import Facts, Inventory, ProcessStood
+from windtunnel.agents.sandbox.model import Facts, ProcessInventory, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import (
     GIVEN_BACK,
     NAMELESS,
@@ -88,7 +88,7 @@ Fact = tuple[str, str, str]
 """Kind, name and value."""
 
 
-def take_inventory(snapshot: Sequence[SnapshotProcess], init: int) -> Inventory:
+def take_inventory(snapshot: Sequence[SnapshotProcess], init: int) -> ProcessInventory:
     """What stands of a sandbox, by a look at its processes, whose first one is ``init`` on the host."""
     inside = {process.pid: process.inner for process in snapshot}
     links = {
@@ -116,7 +116,7 @@ def take_inventory(snapshot: Sequence[SnapshotProcess], init: int) -> Inventory:
             if undo and _gives_back(process.pid, init):
                 facts.append(("ipc", GIVEN_BACK, ""))
             stood.append(ProcessStood(process.inner, processes.command_line(process.pid), _by_kind(facts)))
-    return Inventory(tuple(stood), _by_kind([*_mounts(init), *_ipc(system_v)]), time.time())
+    return ProcessInventory(tuple(stood), _by_kind([*_mounts(init), *_ipc(system_v)]), time.time())
 
 
 def _by_kind(facts: Iterable[Fact]) -> Facts:

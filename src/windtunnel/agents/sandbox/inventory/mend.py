@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.agents.sandbox.inventory import LOCKS, SECOND, Times, list_locks, take_inventory
-from windtunnel.agents.sandbox.model import Inventory, Lack, ProcessStood
+from windtunnel.agents.sandbox.model import Lack, ProcessInventory, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import differences, values
 from windtunnel.linux import cgroup, inject, namespaces, processes
 from windtunnel.linux.snapshot import read_descriptors, read_snapshot
@@ -57,7 +57,7 @@ _SET_DISK_PRIORITY = 251 if platform.machine() == "x86_64" else 30
 _OF_THREAD = 1
 
 
-def put_right(before: Inventory, freezer: Path, init: int) -> tuple[Lack, ...]:
+def put_right(before: ProcessInventory, freezer: Path, init: int) -> tuple[Lack, ...]:
     """Mend what can be mended of a restored sandbox that stands in its freezer; what is still not as it was.
     ``init``: its first process."""
     mend(before, freezer)
@@ -73,7 +73,7 @@ class Lock(NamedTuple):
     flock: bytes
 
 
-def mend(before: Inventory, freezer: Path) -> None:
+def mend(before: ProcessInventory, freezer: Path) -> None:
     """Set timers and take locks as in ``before``, for the frozen sandbox of that cgroup. What cannot be put
     right stays as it is."""
     inside = {processes.inner_pid(pid): pid for pid in cgroup.pids_of(freezer)}
@@ -84,7 +84,7 @@ def mend(before: Inventory, freezer: Path) -> None:
             with contextlib.suppress(OSError), process_handle(pid) as handle:
                 for name, value in stood.facts.get("timers", {}).items():
                     if "timerfd" in name:
-                        _arm(handle, int(name.split()[-1]), values(value), before.taken)
+                        _arm(handle, int(name.split()[-1]), values(value), before.timestamp)
                 if posix := _locked(pid, handle, stood):
                     missing[pid] = posix
     for number in before.alarms:
@@ -121,7 +121,7 @@ def _schedule(pid: int, stood: ProcessStood) -> None:
             file.write(of["slack"].encode())
 
 
-def _marked(before: Inventory) -> list[int]:
+def _marked(before: ProcessInventory) -> list[int]:
     """The System V memory that goes with its last user, by number."""
     shared = (values(value) for name, value in before.facts.get("ipc", {}).items() if "shared memory" in name)
     return [int(of["shmid"]) for of in shared if int(of["perms"], 8) & _SHM_DEST]

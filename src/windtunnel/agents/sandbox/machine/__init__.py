@@ -35,7 +35,7 @@ from windtunnel.agents.sandbox.machine.channel import (
 )
 from windtunnel.agents.sandbox.machine.shell import Shell
 from windtunnel.agents.sandbox.machine.state import ShellSections
-from windtunnel.agents.sandbox.model import Entry, SandboxSpec, ShellState, TurnResult
+from windtunnel.agents.sandbox.model import FolderEntry, SandboxSpec, ShellState, TurnResult
 from windtunnel.agents.sandbox.place import Externals, Home
 from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError
@@ -102,7 +102,7 @@ def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) ->
         return copied
 
 
-def list_folder(root: int, path: str) -> list[Entry]:
+def list_folder(root: int, path: str) -> list[FolderEntry]:
     """What a folder holds, by name."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
     with _told(path), open_beneath(root, path, flags, resolve=IN_ROOT | NO_XDEV) as folder:
@@ -115,10 +115,10 @@ def list_folder(root: int, path: str) -> list[Entry]:
         return entries
 
 
-def _entry(name: str, status: os.stat_result, target: str) -> Entry:
+def _entry(name: str, status: os.stat_result, target: str) -> FolderEntry:
     kinds: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
     kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
-    return Entry(name, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime, target)
+    return FolderEntry(name, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime, target)
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -379,5 +379,5 @@ class Machine:
     def get_to(self, path: str, out: IO[bytes]) -> int:
         return read_file(self._root, path, out)
 
-    def listdir(self, path: str) -> list[Entry]:
+    def listdir(self, path: str) -> list[FolderEntry]:
         return list_folder(self._root, path)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.model import Limits
+from windtunnel.agents.sandbox.model import SandboxLimits
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.base.processes import boot_id
 from windtunnel.linux import LinuxError, cgroup
@@ -44,7 +44,7 @@ class Cgroup(cgroup.HostCgroup):
         with _told("the sandbox has no control group"):
             super().__init__(Path(f"windtunnel-{tag}") / box)
 
-    def create(self, limits: Limits) -> list[str]:
+    def create(self, limits: SandboxLimits) -> list[str]:
         """Make the groups and set the limits; returns, in words, those that could not be set. Raises
         MachineError, as all methods do for what cannot be done."""
         with _told("the sandbox has no control group"):
@@ -74,7 +74,7 @@ class UserProcesses:
         self._known = 0
         self._namespace = 0
 
-    def create(self, limits: Limits) -> list[str]:
+    def create(self, limits: SandboxLimits) -> list[str]:
         """Limits that only a control group can hold, in words; the others are put on init when it starts."""
         missed = []
         if limits.memory is not None:

@@ -172,14 +172,14 @@ def shell_effect(shell: ShellState) -> ShellEffect:
         state = ShellSections.of(shell)
     except MachineError as error:
         return ShellEffect(shell.name, not_replayable=(str(error),))
-    held = []
+    resources = []
     if descriptors := " ".join(state.text("descriptors").split()):
-        held.append(f"it holds open descriptors ({descriptors})")
+        resources.append(f"it holds open descriptors ({descriptors})")
     if state.text("jobs").strip():
-        held.append("it has background jobs")
+        resources.append("it has background jobs")
     if "COPROC" in state.variables():
-        held.append("it has a coprocess")
-    return ShellEffect(shell.name, held=tuple(held))
+        resources.append("it has a coprocess")
+    return ShellEffect(shell.name, resources=tuple(resources))
 
 
 def replay_script(now: ShellSections, wanted: ShellSections) -> tuple[str, list[str]]:

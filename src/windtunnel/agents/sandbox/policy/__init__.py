@@ -1,10 +1,11 @@
 """What to keep of a sandbox, and what to bring back: observations in, decisions out, nothing else.
 
-Six questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
-hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
-checkpoint comes back? ``Less``: something lacks: is that told, tried again, or an error? ``Queued``: which
-job does a free worker take? ``Past``: which checkpoints of a sandbox are forgotten? ``decide`` answers all;
-both worlds call it, or the rule of ``queues`` that it calls, and nothing in them decides beside it. The other
+Six questions. ``CheckpointRequest``: a turn has ended, a checkpoint is requested, or one is under way: what
+must it hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order?
+``Restore``: what of a checkpoint comes back? ``Shortfall``: something lacks: is that reported, tried again,
+or an error? ``Queued``: which job does a free worker take? ``CheckpointHistory``: which checkpoints of a
+sandbox are forgotten? ``decide`` answers all; both worlds call it, or the rule of ``queues`` that it calls,
+and nothing in them decides beside it. The other
 ``POLICIES`` are what it is compared with.
 
 Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
@@ -18,12 +19,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Literal
 
-from windtunnel.agents.sandbox.model import LESS, Asks, Effects, LackKind, References, TurnClass
+from windtunnel.agents.sandbox.model import LESS, LackKind, PolicyInput, References, TurnClass, TurnEffects
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.policy.queues import (
     RETENTION,
+    CheckpointHistory,
     Forget,
-    Past,
     Pick,
     Queued,
     Queues,
@@ -34,11 +35,34 @@ from windtunnel.agents.sandbox.policy.queues import (
 )
 
 __all__ = [
-    "CAPABILITY", "POLICIES", "READS_EFFECTS", "RETENTION", "BringBack", "Decision",
+    "CAPABILITY",
+    "POLICIES",
+    "READS_EFFECTS",
+    "RETENTION",
+    "BringBack",
+    "CheckpointHistory",
+    "CheckpointPlan",
+    "CheckpointRequest",
+    "Decision",
     "Endangered",
-"Forget", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
-    "Queued", "Queues", "Restore", "Save", "SaveOrder", "Settle", "decide",
-    "disk_limit", "forgettable", "forgotten", "picked",
+    "Forget",
+    "Notice",
+    "Observation",
+    "Occasion",
+    "Pick",
+    "PolicyName",
+    "Queued",
+    "Queues",
+    "Restore",
+    "Save",
+    "SaveOrder",
+    "Settle",
+    "Shortfall",
+    "decide",
+    "disk_limit",
+    "forgettable",
+    "forgotten",
+    "picked",
 ]  # fmt: skip
 
 CAPABILITY = "agents.sandbox"
@@ -53,14 +77,14 @@ class Occasion(Enum):
     """Why a sandbox is looked at."""
 
     TURN = "a turn ended"
-    ASKED = "somebody wants a checkpoint"
+    REQUESTED = "somebody wants a checkpoint"
     FROZEN = "files alone are about to be kept, and nothing can change any more"
     UNDUMPED = "the processes could not be dumped"
     NOTICE = "the host goes away"
 
 
 @dataclass(frozen=True)
-class Look(Asks["Keep"]):
+class CheckpointRequest(PolicyInput["CheckpointPlan"]):
     """A sandbox that stands between two checkpoints. What the newest one lacks is told too (``has_…``).
 
     ``effects``: what happened since the newest checkpoint; None: nobody looked. ``references``: of the newest
@@ -71,7 +95,7 @@ class Look(Asks["Keep"]):
     """
 
     occasion: Occasion
-    effects: Effects | None = None
+    effects: TurnEffects | None = None
     references: References = field(default_factory=References)
     has_parent: bool = True
     has_files: bool = True
@@ -89,17 +113,17 @@ class Look(Asks["Keep"]):
 
 
 @dataclass(frozen=True)
-class Keep:
+class CheckpointPlan:
     """What a checkpoint has to hold so that nothing of the turn is lost, and what it is made of.
 
-    ``turn_class`` with its ``reasons``, strongest first: what the turn left behind. ``made``: NONE: no
+    ``turn_class`` with its ``reasons``, strongest first: what the turn left behind. ``content``: NONE: no
     checkpoint; SHELL: only a manifest and the states of shells; FILES: new files; FULL: new files and a new
     process image. ``image``: it names a process image, the new one or the parent's; ``lost``: why not, in
     words. ``again``: look again once nothing can change, because newer files must fit the older image.
     """
 
     turn_class: TurnClass
-    made: TurnClass
+    content: TurnClass
     reasons: tuple[str, ...] = ()
     image: bool = True
     lost: str = ""
@@ -118,7 +142,7 @@ class Endangered:
 
 
 @dataclass(frozen=True)
-class Notice(Asks["SaveOrder"]):
+class Notice(PolicyInput["SaveOrder"]):
     """The host goes away in ``seconds``; ``workers`` checkpoints can be made at once."""
 
     seconds: float
@@ -128,7 +152,7 @@ class Notice(Asks["SaveOrder"]):
 
 @dataclass(frozen=True)
 class Save:
-    """``most``: the strongest class for which there is time (``Look.most``)."""
+    """``most``: the strongest class for which there is time (``CheckpointRequest.most``)."""
 
     name: str
     most: TurnClass
@@ -142,7 +166,7 @@ class SaveOrder:
 
 
 @dataclass(frozen=True)
-class Restore(Asks["BringBack"]):
+class Restore(PolicyInput["BringBack"]):
     """A checkpoint that is to be brought back. ``own_image``: its process image was taken with it, so that no
     state of a shell is newer. ``image_bytes`` (raw), ``processes``: for what it would cost."""
 
@@ -166,13 +190,13 @@ class BringBack:
 
 
 @dataclass(frozen=True)
-class Less(Asks["Settle"]):
-    """A checkpoint or a restore has less than it should. ``wanted``: the class that would lack nothing;
-    ``kept``: the one reached. ``lacks``: the kinds of what is missing. ``tries``: how often it was tried;
-    ``again``: it can be tried once more. ``allow_less``: somebody has allowed it."""
+class Shortfall(PolicyInput["Settle"]):
+    """A checkpoint or a restore has less than it should. ``required``: the class that would lack nothing;
+    ``reached``: the one that it has. ``lacks``: the kinds of what is missing. ``tries``: how often it was
+    tried; ``again``: it can be tried once more. ``allow_less``: somebody has allowed it."""
 
-    wanted: TurnClass
-    kept: TurnClass
+    required: TurnClass
+    reached: TurnClass
     lacks: tuple[LackKind, ...]
     tries: int = 1
     again: bool = False
@@ -189,58 +213,57 @@ class Settle:
     pause: float = 0.0
 
 
-Observation = Look | Notice | Restore | Less | Queued | Past
-Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget
+Observation = CheckpointRequest | Notice | Restore | Shortfall | Queued | CheckpointHistory
+Decision = CheckpointPlan | SaveOrder | BringBack | Settle | Pick | Forget
 
 
 def decide(observation: Observation) -> Decision:
     """The policy *semantic*: the least that loses nothing."""
     match observation:
-        case Look():
-            return _made(observation, *_needed(observation))
+        case CheckpointRequest():
+            return _plan(observation, *_needed(observation))
         case Notice():
             return _saved(observation)
         case Restore():
-            return _brought_back(observation)
-        case Less():
+            return _restoration(observation)
+        case Shortfall():
             return _settled(observation)
         case Queued():
             return picked(observation)
-        case Past():
+        case CheckpointHistory():
             return forgotten(observation)
 
 
-def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:
-    if look.full:
+def _needed(request: CheckpointRequest) -> tuple[TurnClass, tuple[str, ...]]:
+    if request.full:
         return TurnClass.FULL, ("asked for",)
-    if not look.has_parent:
+    if not request.has_parent:
         return TurnClass.FULL, ("the first checkpoint",)
-    if not look.has_files:
+    if not request.has_files:
         return TurnClass.FULL, ("the newest checkpoint holds no files",)
-    if look.effects is None:
+    if request.effects is None:
         return TurnClass.FULL, ("in doubt: nobody looked",)
-    turn_class, reasons = class_of(look.effects, look.references, has_image=look.has_image)
-    if turn_class < TurnClass.FULL and look.images_possible and not look.has_image:
+    turn_class, reasons = class_of(request.effects, request.references, has_image=request.has_image)
+    if turn_class < TurnClass.FULL and request.images_possible and not request.has_image:
         return TurnClass.FULL, ("the newest checkpoint holds no process image", *reasons)
-    return max(turn_class, look.least), reasons
+    return max(turn_class, request.least), reasons
 
 
-def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
+def _plan(request: CheckpointRequest, needed: TurnClass, reasons: tuple[str, ...]) -> CheckpointPlan:
     turn_class, lost = needed, ""
-    if look.occasion is Occasion.FROZEN:
+    if request.occasion is Occasion.FROZEN:
         turn_class = max(turn_class, TurnClass.FILES)
-    requested = look.occasion in (Occasion.ASKED, Occasion.NOTICE)
-    if look.named or (look.has_lacks and requested):  # whether it still lacks that is to be told
+    requested = request.occasion in (Occasion.REQUESTED, Occasion.NOTICE)
+    if request.named or (request.has_lacks and requested):  # whether it still lacks that is to be told
         turn_class = max(turn_class, TurnClass.SHELL)
-    if not look.images_possible and (turn_class >= TurnClass.FILES or not look.has_image):
-        turn_class, lost = min(turn_class, TurnClass.FILES), look.no_images
-    elif turn_class > look.most:
+    if not request.images_possible and (turn_class >= TurnClass.FILES or not request.has_image):
+        turn_class, lost = min(turn_class, TurnClass.FILES), request.no_images
+    elif turn_class > request.most:
         # better the files without the processes than neither; the checkpoint before, which has both, stays
         turn_class, lost = TurnClass.FILES, "there was no time for them"
-    again = (
-        turn_class is TurnClass.FILES and not lost and look.has_image and look.occasion is not Occasion.FROZEN
-    )
-    return Keep(needed, turn_class, reasons, image=not lost, lost=lost, again=again)
+    may_change = request.occasion is not Occasion.FROZEN
+    again = turn_class is TurnClass.FILES and not lost and request.has_image and may_change
+    return CheckpointPlan(needed, turn_class, reasons, image=not lost, lost=lost, again=again)
 
 
 def _saved(notice: Notice) -> SaveOrder:
@@ -276,7 +299,7 @@ def _span(times: Iterable[float], workers: int) -> float:
     return max(free)
 
 
-def _brought_back(restore: Restore) -> BringBack:
+def _restoration(restore: Restore) -> BringBack:
     processes = restore.has_image and restore.images_possible
     return BringBack(
         files=restore.has_files,
@@ -286,7 +309,7 @@ def _brought_back(restore: Restore) -> BringBack:
     )
 
 
-def _settled(less: Less) -> Settle:
+def _settled(less: Shortfall) -> Settle:
     if less.allow_less or not less.lacks:
         return Settle("deliver")
     if less.again and less.tries < TRIES:
@@ -296,17 +319,17 @@ def _settled(less: Less) -> Settle:
 
 def _full(observation: Observation) -> Decision:
     """Everything at every turn."""
-    if isinstance(observation, Look) and observation.occasion is not Occasion.NOTICE:
-        return _made(observation, TurnClass.FULL, ("every turn",))
+    if isinstance(observation, CheckpointRequest) and observation.occasion is not Occasion.NOTICE:
+        return _plan(observation, TurnClass.FULL, ("every turn",))
     return decide(observation)
 
 
 def _files(observation: Observation) -> Decision:
     """Files at every turn, and never a process."""
     match observation:
-        case Look():
+        case CheckpointRequest():
             never = replace(observation, images_possible=False, no_images="this policy keeps files alone")
-            return _made(never, TurnClass.FILES, ("every turn",))
+            return _plan(never, TurnClass.FILES, ("every turn",))
         case Notice() if observation.seconds > 0:
             names = sorted(sandbox.name for sandbox in observation.sandboxes)
             return SaveOrder(tuple(Save(name, TurnClass.FILES) for name in names))
@@ -315,17 +338,17 @@ def _files(observation: Observation) -> Decision:
 
 def _allowing(observation: Observation) -> Decision:
     """As `decide`, where less is what was chosen."""
-    return decide(replace(observation, **LESS) if isinstance(observation, Less) else observation)
+    return decide(replace(observation, **LESS) if isinstance(observation, Shortfall) else observation)
 
 
 def _conversation(observation: Observation) -> Decision:
     """Nothing but the first state, until the host goes away."""
     if (
-        isinstance(observation, Look)
+        isinstance(observation, CheckpointRequest)
         and observation.has_parent
         and observation.occasion is not Occasion.NOTICE
     ):
-        return _made(observation, TurnClass.NONE, ("nothing is kept",))
+        return _plan(observation, TurnClass.NONE, ("nothing is kept",))
     return _allowing(observation)
 
 

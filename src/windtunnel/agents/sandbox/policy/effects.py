@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windtunnel.agents.sandbox.model import (
-    Effects,
     FileChange,
-    Part,
     ProcessEffect,
     References,
+    SandboxPart,
     ShellEffect,
     TurnClass,
+    TurnEffects,
 )
 
 SILENT_CPU = 2.0
@@ -32,21 +32,21 @@ IGNORED = ("/.windtunnel/", "/proc/", "/dev/", "/sys/")
 
 
 def class_of(
-    effects: Effects, references: References, *, has_image: bool = True
+    effects: TurnEffects, references: References, *, has_image: bool = True
 ) -> tuple[TurnClass, tuple[str, ...]]:
     """The class, and the reasons for it, strongest first.
 
     ``references`` are those of the newest process image, onto which a weaker checkpoint would be restored;
     ``has_image``: there is one, and it is of these very shells.
     """
-    full = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is not Part.FILES]
+    full = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is not SandboxPart.FILES]
     full += [
-        f"in doubt: {words}" for shell in effects.shells if (words := shell_kept_by_image(shell, has_image))
+        f"in doubt: {words}" for shell in effects.shells if (words := why_image_needed(shell, has_image))
     ]
     full += [words for process in effects.processes if (words := process_changed(process))]
     files = [change for change in effects.files if not change.path.startswith(IGNORED)]
     full.extend(promote(files, references))
-    doubted = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is Part.FILES]
+    doubted = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is SandboxPart.FILES]
     unseen = effects.files_total > len(effects.files)
     if unseen and references.paths and not full:
         # some changed paths are not listed, so none can be held against what the image refers to
@@ -63,7 +63,7 @@ def class_of(
     return TurnClass.NONE, ()
 
 
-def shell_kept_by_image(shell: ShellEffect, has_image: bool = True) -> str:
+def why_image_needed(shell: ShellEffect, has_image: bool = True) -> str:
     """Why only a process image can keep what became of this shell; empty where its state alone can.
 
     What a fresh shell cannot be given (descriptors, jobs), an older image of the shell has already: where
@@ -73,7 +73,7 @@ def shell_kept_by_image(shell: ShellEffect, has_image: bool = True) -> str:
         return f"shell {shell.name} is busy"
     if shell.gone:
         return f"shell {shell.name} is gone"
-    lacking = shell.not_replayable if has_image else (*shell.held, *shell.not_replayable)
+    lacking = shell.not_replayable if has_image else (*shell.resources, *shell.not_replayable)
     return f"shell {shell.name}: {'; '.join(lacking)}" if lacking else ""
 
 

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.model import Asks, Manifest
+from windtunnel.agents.sandbox.model import CheckpointManifest, PolicyInput
 
 
 @dataclass(frozen=True)
-class Queued(Asks["Pick"]):
+class Queued(PolicyInput["Pick"]):
     """A worker is free. Names of the jobs that wait, each queue in the order of arrival; a job is urgent when
     somebody already waits for it (the model's reply has arrived). ``in_a_row``: urgent ones taken since the
     last normal one; ``most_urgent``: how many may be."""
@@ -96,7 +96,7 @@ labelled, the tip of a sandbox, or the base of a fork that lives."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredCheckpoint:
     """A checkpoint that is there. ``named``: pinned or labelled; ``tip``: the newest of some sandbox."""
 
     id: str
@@ -106,10 +106,10 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Past(Asks["Forget"]):
+class CheckpointHistory(PolicyInput["Forget"]):
     """The checkpoints of one sandbox, and whether it ``exists`` still. ``keep``: as `RETENTION`."""
 
-    checkpoints: tuple[Kept, ...]
+    checkpoints: tuple[StoredCheckpoint, ...]
     exists: bool
     keep: int
 
@@ -121,21 +121,21 @@ class Forget:
     checkpoints: tuple[str, ...]
 
 
-def forgotten(past: Past) -> Forget:
+def forgotten(past: CheckpointHistory) -> Forget:
     """What neither `RETENTION` nor anything alive needs."""
     # by time, not by turn: after a rollback the new branch counts from an earlier turn
-    oldest_first = sorted(past.checkpoints, key=lambda kept: (kept.created, kept.id))
-    recent = {kept.id for kept in oldest_first[-past.keep :]} if past.exists and past.keep else set()
+    oldest_first = sorted(past.checkpoints, key=lambda stored: (stored.created, stored.id))
+    recent = {stored.id for stored in oldest_first[-past.keep :]} if past.exists and past.keep else set()
     return Forget(
-        tuple(kept.id for kept in oldest_first if not (kept.id in recent or kept.named or kept.tip))
+        tuple(stored.id for stored in oldest_first if not (stored.id in recent or stored.named or stored.tip))
     )
 
 
 def forgettable(
-    manifests: Iterable[Manifest],
+    manifests: Iterable[CheckpointManifest],
     tips: Mapping[str, str],
     retention: int,
-    decide: Callable[[str, Past], Forget] = lambda _, past: forgotten(past),
+    decide: Callable[[str, CheckpointHistory], Forget] = lambda _, past: forgotten(past),
 ) -> tuple[list[str], frozenset[str]]:
     """Checkpoints to drop, oldest first, and the ids of snapshots and images that those that stay need.
 
@@ -143,18 +143,20 @@ def forgettable(
     its name. A checkpoint that stays keeps the snapshot and the image that it names, even when the checkpoint
     that made them is dropped.
     """
-    by_box: dict[str, list[Manifest]] = {}
+    by_box: dict[str, list[CheckpointManifest]] = {}
     for manifest in manifests:
         by_box.setdefault(manifest.box, []).append(manifest)
     live = set(tips.values())
-    dropped: list[Manifest] = []
+    dropped: list[CheckpointManifest] = []
     needed: set[str] = set()
     for box, own in by_box.items():
-        kept = (
-            Kept(manifest.id, manifest.created, bool(manifest.pinned or manifest.label), manifest.id in live)
+        stored = (
+            StoredCheckpoint(
+                manifest.id, manifest.created, bool(manifest.pinned or manifest.label), manifest.id in live
+            )
             for manifest in own
         )
-        gone = set(decide(box, Past(tuple(kept), box in tips, retention)).checkpoints)
+        gone = set(decide(box, CheckpointHistory(tuple(stored), box in tips, retention)).checkpoints)
         for checkpoint in own:
             if checkpoint.id in gone:
                 dropped.append(checkpoint)

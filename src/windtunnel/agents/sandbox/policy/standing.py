@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from windtunnel.agents.sandbox.model import Facts, Inventory, Lack, LackKind, ProcessStood
+from windtunnel.agents.sandbox.model import Facts, Lack, LackKind, ProcessInventory, ProcessStood
 
 OUTSIDE = "to the outside"
 """What the value of a connection ends with whose other end is not in the sandbox."""
@@ -48,7 +48,7 @@ _MORE = re.compile(rf", \d+ {UNREAD}$")
 _COMMAND = 60
 
 
-def differences(before: Inventory, after: Inventory) -> tuple[Lack, ...]:
+def differences(before: ProcessInventory, after: ProcessInventory) -> tuple[Lack, ...]:
     """What stood before and is not there, or is not the same."""
     lacks = _facts("the sandbox", before.facts, after.facts)
     now = {process.pid: process for process in after.processes}
@@ -163,7 +163,7 @@ LOST = (
 )
 
 
-def beforehand(inventory: Inventory) -> tuple[Lack, ...]:
+def beforehand(inventory: ProcessInventory) -> tuple[Lack, ...]:
     """What of ``inventory`` is known not to come back."""
     lacks = list(_lost("the sandbox", inventory.facts))
     for stood in inventory.processes:
@@ -171,7 +171,7 @@ def beforehand(inventory: Inventory) -> tuple[Lack, ...]:
     return tuple(lacks)
 
 
-def undumpable(inventory: Inventory) -> str:
+def undumpable(inventory: ProcessInventory) -> str:
     """Why no restore would succeed, in words, where CRIU makes an image all the same; else empty."""
     for stood in inventory.processes:
         if stood.facts.get("directories", {}).get("program", "").startswith(IN_MEMORY):

@@ -91,10 +91,10 @@ class Ports:
         """The URL of this host that leads to ``port`` of a sandbox. Raises UserError."""
         if not 0 < port < 2**16:
             raise UserError(f"sandbox {name}: port {port} is not accepted; give 1 to 65535")
-        known = self._known(name)
+        ports = self._read_ports(name)
         servers = self._servers.setdefault(name, {})
         if port not in servers:
-            outside = known.get(port, 0)
+            outside = ports.get(port, 0)
             try:
                 listener = socket.create_server(("127.0.0.1", outside), backlog=128)
             except OSError as error:
@@ -102,14 +102,14 @@ class Ports:
                     f"sandbox {name}: port {outside} of this host, which leads to its port {port}, cannot be "
                     f"listened on: {error.strerror}"
                 ) from error
-            known[port] = listener.getsockname()[1]
-            atomic.replace(self._file(name), json.dumps(known))
+            ports[port] = listener.getsockname()[1]
+            atomic.replace(self._file(name), json.dumps(ports))
             servers[port] = self._loop().call(self._serve(listener, netns_file(self._home, name), port))
-        return f"http://127.0.0.1:{known[port]}"
+        return f"http://127.0.0.1:{ports[port]}"
 
     def serve(self, name: str) -> None:
         """The sandbox runs: its ports are there again."""
-        for port in self._known(name):
+        for port in self._read_ports(name):
             try:
                 self.open(name, port)
             except UserError as error:
@@ -133,7 +133,7 @@ class Ports:
     def _file(self, name: str) -> Path:
         return self._home.box(name) / "ports.json"
 
-    def _known(self, name: str) -> dict[int, int]:
+    def _read_ports(self, name: str) -> dict[int, int]:
         """The host's ports by the sandbox's."""
         try:
             text = self._file(name).read_text()

@@ -11,8 +11,8 @@ In doubt a request is *main*: a checkpoint too many costs a little, one too few 
 Two requests are the same when their canonical forms are: JSON with sorted keys and without what changes from
 one sending to the next though the question stays (cache marks, user ids, streaming options, a billing line in
 the system prompt). What is compared is the *outline* of a request: one digest for each message, so that a
-conversation which continues another is seen by comparing two tuples. Four shapes of body are understood:
-OpenAI chat completions, responses and completions, Anthropic messages.
+conversation which continues another is seen by comparing two tuples. Three shapes of body are understood:
+OpenAI chat completions and responses, Anthropic messages.
 
 Pure: what is known of a sandbox's loops goes in, a verdict and the new knowledge come out.
 Source: Crab (arXiv 2604.28138), section 3 (its coordinator); the rules are ours.
@@ -25,14 +25,13 @@ import hashlib
 import io
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import zstandard
 
-Shape = Literal["chat", "responses", "completions", "messages"]
+Shape = Literal["chat", "responses", "messages"]
 
 VOLATILE = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key", "stream_options"})
 """Fields of a request that say nothing about what is asked."""
@@ -51,9 +50,9 @@ class Outline:
     """What a model request asks, without its words.
 
     ``digest``: equal where the same is asked. ``system`` and ``tools``: digests, empty for none.
-    ``messages``: a digest each, less the system prompt's. ``prompt``: the text of a plain completion.
-    ``opening`` and ``last``: the beginning of the system prompt and of the last message. ``follows``: it
-    names the reply that it goes on from (the conversation so far is kept by the service).
+    ``messages``: a digest each, less the system prompt's. ``opening`` and ``last``: the beginning of the
+    system prompt and of the last message. ``follows``: it names the reply that it goes on from (the service
+    has the conversation so far).
     """
 
     digest: str
@@ -62,7 +61,6 @@ class Outline:
     system: str
     tools: str
     messages: tuple[str, ...]
-    prompt: str = ""
     max_tokens: int | None = None
     opening: str = ""
     last: str = ""
@@ -74,8 +72,6 @@ def shape_of(path: str) -> Shape | None:
     end = path.rstrip("/")
     if end.endswith("/chat/completions"):
         return "chat"
-    if end.endswith("/completions"):
-        return "completions"
     if end.endswith("/responses"):
         return "responses"
     return "messages" if end.endswith("/messages") else None
@@ -96,7 +92,6 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
     parts = [_text(_plain(message)) for message in messages]
     system, tools = _system_of(shape, content, messages), content.get("tools") or content.get("functions")
     plain_head = _text({"path": path.rstrip("/"), "asked": _plain(head)})
-    prompt = content.get("prompt", "") if shape == "completions" else ""
     limits = [content.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     return Outline(
         digest=_digest("\n".join((plain_head, *parts))),
@@ -105,7 +100,6 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
         system=_digest(_text(_plain(system))) if system else "",
         tools=_digest(_text(_plain(tools))) if tools else "",
         messages=tuple(_digest(part) for part in parts[_leading_system(messages) :]),
-        prompt=prompt if isinstance(prompt, str) else _text(prompt),
         max_tokens=next((value for value in limits if isinstance(value, int)), None),
         opening=_words(system)[:TEXT_KEPT],
         last=_words(messages[-1])[:TEXT_KEPT] if messages else "",
@@ -121,13 +115,11 @@ def unpacked(encoding: str, body: bytes, limit: int) -> bytes:
                 data = body
             case "gzip" | "x-gzip":
                 data = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
-            case "deflate":
-                data = zlib.decompressobj().decompress(body, limit + 1)
             case "zstd":
                 data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body)).read(limit + 1)
             case _:
                 raise Unreadable(f"content-encoding {encoding!r} is not understood")
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except (OSError, EOFError, zstandard.ZstdError) as error:
         raise Unreadable(f"broken {encoding}: {error}") from error
     if len(data) > limit:
         raise Unreadable(f"unpacks to more than {limit} bytes")
@@ -136,9 +128,7 @@ def unpacked(encoding: str, body: bytes, limit: int) -> bytes:
 
 def _split(shape: Shape, content: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """All but the messages, and the messages."""
-    name = {"chat": "messages", "messages": "messages", "responses": "input", "completions": ""}[shape]
-    if not name:
-        return content, []
+    name = "input" if shape == "responses" else "messages"
     messages = content.get(name)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -241,7 +231,6 @@ class Loop:
     system: str
     tools: str
     messages: tuple[str, ...]
-    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,46 +249,44 @@ class Verdict:
 
     kind: Literal["main", "helper"]
     reason: str
-    known: AgentLoops = field(repr=False)
+    agent: AgentLoops = field(repr=False)
 
 
-def classify(outline: Outline, known: AgentLoops) -> Verdict:
+def classify(outline: Outline, agent: AgentLoops) -> Verdict:
     """Judge a request that a model answers."""
-    for place in reversed(range(len(known.loops))):
-        reason = _same_loop(outline, known.loops[place])
-        if reason and outline.system == known.loops[place].system:
-            return _main(outline, known, reason, place)
+    for place in reversed(range(len(agent.loops))):
+        reason = _same_loop(outline, agent.loops[place])
+        if reason and outline.system == agent.loops[place].system:
+            return _main(outline, agent, reason, place)
     if not outline.tools:
         if _begins_helper(outline.opening) or _begins_helper(outline.last):
-            return Verdict("helper", "a known helper prompt", known)
+            return Verdict("helper", "a known helper prompt", agent)
         if outline.max_tokens is not None and outline.max_tokens <= TINY:
-            return Verdict("helper", f"no tools and at most {outline.max_tokens} tokens", known)
-    for place in reversed(range(len(known.loops))):
-        reason = _same_loop(outline, known.loops[place])
+            return Verdict("helper", f"no tools and at most {outline.max_tokens} tokens", agent)
+    for place in reversed(range(len(agent.loops))):
+        reason = _same_loop(outline, agent.loops[place])
         if reason:
-            return _main(outline, known, reason + ", under another system prompt", place)
-    if not known.loops:
-        return _main(outline, known, "the first request" + (" with tools" if outline.tools else ""))
-    if outline.tools and not any(loop.tools for loop in known.loops):
+            return _main(outline, agent, reason + ", under another system prompt", place)
+    if not agent.loops:
+        return _main(outline, agent, "the first request" + (" with tools" if outline.tools else ""))
+    if outline.tools and not any(loop.tools for loop in agent.loops):
         # what was taken for the main loop was a helper that came first
-        return _main(outline, replace(known, loops=()), "the first request with tools")
-    newest = known.loops[-1]
-    for loop in reversed(known.loops):
+        return _main(outline, replace(agent, loops=()), "the first request with tools")
+    newest = agent.loops[-1]
+    for loop in reversed(agent.loops):
         if outline.system == loop.system and bool(outline.tools) == bool(loop.tools):
             if outline.model == loop.model or outline.system:
-                return _main(outline, known, "a new conversation with the main loop's system prompt")
-            return Verdict("helper", f"model {outline.model} is not the main loop's {loop.model}", known)
+                return _main(outline, agent, "a new conversation with the main loop's system prompt")
+            return Verdict("helper", f"model {outline.model} is not the main loop's {loop.model}", agent)
     if not outline.tools and newest.tools:
-        return Verdict("helper", "no tools, while the main loop has some", known)
-    return _stranger(outline, known)
+        return Verdict("helper", "no tools, while the main loop has some", agent)
+    return _stranger(outline, agent)
 
 
 def _same_loop(outline: Outline, loop: Loop) -> str:
     """How this request goes on from the last one of that loop; empty when it does not."""
     if outline.shape != loop.shape or (loop.tools and not outline.tools):
         return ""
-    if outline.shape == "completions":
-        return "it continues the prompt" if loop.prompt and outline.prompt.startswith(loop.prompt) else ""
     if outline.follows and outline.tools == loop.tools:
         return "it goes on from an earlier reply" if outline.system == loop.system else ""
     size = len(loop.messages)
@@ -308,21 +295,21 @@ def _same_loop(outline: Outline, loop: Loop) -> str:
     return "it continues the conversation" if len(outline.messages) > size else "the same messages again"
 
 
-def _stranger(outline: Outline, known: AgentLoops) -> Verdict:
+def _stranger(outline: Outline, agent: AgentLoops) -> Verdict:
     """Another system prompt: an agent's agent or a helper, until it is the only one that asks."""
-    strange = known.strange + 1 if known.stranger == outline.system else 1
+    strange = agent.strange + 1 if agent.stranger == outline.system else 1
     if strange >= TAKEOVER:
-        return _main(outline, known, f"the only conversation for {strange} requests")
+        return _main(outline, agent, f"the only conversation for {strange} requests")
     return Verdict(
         "helper",
         "the system prompt is not the main loop's",
-        replace(known, stranger=outline.system, strange=strange),
+        replace(agent, stranger=outline.system, strange=strange),
     )
 
 
-def _main(outline: Outline, known: AgentLoops, reason: str, place: int | None = None) -> Verdict:
-    loop = Loop(outline.shape, outline.model, outline.system, outline.tools, outline.messages, outline.prompt)
-    others = [loop for number, loop in enumerate(known.loops) if number != place]
+def _main(outline: Outline, agent: AgentLoops, reason: str, place: int | None = None) -> Verdict:
+    loop = Loop(outline.shape, outline.model, outline.system, outline.tools, outline.messages)
+    others = [loop for number, loop in enumerate(agent.loops) if number != place]
     others = [other for other in others if (other.system, other.shape) != (loop.system, loop.shape)]
     return Verdict("main", reason, AgentLoops((*others, loop)[-LOOPS_KEPT:]))
 

@@ -77,7 +77,7 @@ class Conversation:
         self.incarnation = int(state.get("incarnation", 0))
         self.covered = int(state.get("covered", 0))
         """Turns that the checkpoint covers from which this incarnation began."""
-        self.known = _known(state.get("known", ""))
+        self.agent = _read_loops(state.get("agent", ""))
         self._entries: dict[str, list[MainLoopRequest]] = {}
         self._by_request: dict[str, MainLoopRequest] = {}
         rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
@@ -140,11 +140,11 @@ class Conversation:
             ).fetchone()
         return Reply(status, tuple((name, value) for name, value in json.loads(headers)), bytes(body))
 
-    def learn(self, known: AgentLoops) -> None:
+    def learn(self, agent: AgentLoops) -> None:
         """Keep what is known of the agent's loops."""
-        self.known = known
+        self.agent = agent
         with self._lock, self._file:
-            self._set("known", json.dumps(dataclasses.asdict(known)))
+            self._set("agent", json.dumps(dataclasses.asdict(agent)))
 
     def begin_anew(self, turn: int, on_purpose: bool) -> None:
         """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before, or
@@ -196,7 +196,7 @@ class Conversation:
         self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
-def _known(text: str) -> AgentLoops:
+def _read_loops(text: str) -> AgentLoops:
     if not text:
         return AgentLoops()
     raw = json.loads(text)

@@ -166,14 +166,14 @@ def read_head(text: bytes) -> Head:
         raise EgressRefused(
             411, "for http:// URLs, requests have a content-length and no upgrade; use https://"
         )
-    kept = [
+    forwarded = [
         header
         for header in headers
         if header[0] not in (b"host", b"connection") and header[0][:6] != b"proxy-"
     ]
-    kept = [(b"host", url.netloc.encode()), (b"connection", b"close"), *kept]
+    forwarded = [(b"host", url.netloc.encode()), (b"connection", b"close"), *forwarded]
     path = f"{url.path or '/'}{'?' if url.query else ''}{url.query}".encode()
-    sent = b"".join(b"%s: %s\r\n" % field for field in kept)
+    sent = b"".join(b"%s: %s\r\n" % field for field in forwarded)
     length = int(lengths[0]) if lengths else 0
     return Head(_host(host), port, b"%s %s HTTP/1.1\r\n%s\r\n" % (method, path, sent), length)
 

@@ -26,8 +26,8 @@ from typing import Protocol, TypeAlias
 
 import httpx
 
-from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.errors import IncompleteError
+from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.protocol import PendingTurn
 from windtunnel.agents.sandbox.proxy.conversation import Headers, MainLoopRequest, Reply
 from windtunnel.agents.sandbox.proxy.upstream import (
@@ -58,8 +58,8 @@ class GatedReply:
         self.status = 0
         self.headers: Headers = ()
         self.fault = ""
-        self._shown: list[bytes] = []
-        self._held: list[bytes] = []
+        self._released: list[bytes] = []
+        self._withheld: list[bytes] = []
         self._tail = b""
         self._size = 0
         self._ended = False
@@ -81,24 +81,24 @@ class GatedReply:
                 async for chunk in response.aiter_raw():
                     self._take(chunk, stream, limit)
             if 200 <= self.status < 300:
-                await record(Reply(self.status, self.headers, b"".join(self._shown + self._held)))
+                await record(Reply(self.status, self.headers, b"".join(self._released + self._withheld)))
         except UpstreamFault as fault:
             self._fail(fault)
         except BaseException:
             self._fail(UpstreamFault(503, "ending", "the model proxy is ending"))
             raise
         finally:
-            self._shown += self._held
-            self._held, self._ended = [], True
+            self._released += self._withheld
+            self._withheld, self._ended = [], True
             self._wake()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body from its beginning, as it comes. Raises BrokeOff where it ends too soon."""
         place = 0
         while True:
-            while place < len(self._shown):
+            while place < len(self._released):
                 place += 1
-                yield self._shown[place - 1]
+                yield self._released[place - 1]
             if self._ended:
                 if self.fault:
                     raise BrokeOff(self.fault)
@@ -115,21 +115,21 @@ class GatedReply:
             raise UpstreamFault(502, "reply_too_large", f"the reply is larger than {limit} bytes")
         near = self._tail + chunk  # an event may come in several pieces
         self._tail = near[-LONGEST:]
-        if self._held or not stream or any(mark in near for mark in CLOSING):
-            self._held.append(chunk)
+        if self._withheld or not stream or any(mark in near for mark in CLOSING):
+            self._withheld.append(chunk)
         else:
-            self._shown.append(chunk)
+            self._released.append(chunk)
             self._wake()
 
     def _fail(self, fault: UpstreamFault) -> None:
         if self.began.is_set():
             # what was held back stays back: an agent that saw the closing event would act on this reply
-            self.fault, self._held = str(fault), []
+            self.fault, self._withheld = str(fault), []
             return
         # nothing was passed on yet: the failure can be said in a reply of its own
         body = fault_body(fault.kind, str(fault))
         self._begin(fault.status, (("content-type", "application/json"), ("content-length", str(len(body)))))
-        self._held = [body]
+        self._withheld = [body]
 
     def _wake(self) -> None:
         """Tell all readers; each waits for the next event from then on."""
@@ -148,7 +148,7 @@ class Turning(Protocol):
 
     def end_turn(self, request: str = "") -> PendingTurn: ...
 
-    def checkpoint(self) -> Manifest: ...
+    def checkpoint(self) -> CheckpointManifest: ...
 
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
@@ -164,7 +164,7 @@ class ReplyWindow:
     turn: int = 0
     doing: str = "the end of the turn"
     fault: str = ""
-    held: bool = False
+    blocked: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: bool = False
     _pending: PendingTurn | None = None
@@ -172,7 +172,7 @@ class ReplyWindow:
 
     @property
     def safe(self) -> bool:
-        return self.settled.is_set() and not self.held
+        return self.settled.is_set() and not self.blocked
 
     def promote(self) -> None:
         """The reply is there: whatever still runs is urgent. May wait for the sandbox's engine."""
@@ -215,7 +215,7 @@ class Gate:
     def abandon(self, why: str) -> None:
         """The sandbox was brought back to an earlier state: what was open says nothing about it."""
         for window in list(self._open):
-            self._settle(window, why, held=True)
+            self._settle(window, why, blocked=True)
         # the thread may wait for a checkpoint that nobody wants any more
         self._jobs.put(None)
         self._jobs = self._worker()
@@ -227,16 +227,16 @@ class Gate:
         self._jobs.put(None)
 
     def _give_up(self, window: ReplyWindow) -> None:
-        self._settle(window, self._late(window), held=True)
+        self._settle(window, self._late(window), blocked=True)
 
     def _late(self, window: ReplyWindow) -> str:
         return f"{window.doing} was not done within {self._seconds:g} s"
 
-    def _settle(self, window: ReplyWindow, fault: str, *, held: bool) -> None:
+    def _settle(self, window: ReplyWindow, fault: str, *, blocked: bool) -> None:
         timer = self._open.pop(window, None)
         if timer is not None:
             timer.cancel()
-            window.fault, window.held = fault, held
+            window.fault, window.blocked = fault, blocked
             window.settled.set()
 
     def _worker(self) -> Jobs:
@@ -247,8 +247,8 @@ class Gate:
                 while (job := jobs.get()) is not None:
                     window, started = job
                     if not window.settled.is_set():
-                        fault, held = self._keep(window, started)
-                        self._loop.call_soon_threadsafe(partial(self._settle, window, fault, held=held))
+                        fault, blocked = self._keep(window, started)
+                        self._loop.call_soon_threadsafe(partial(self._settle, window, fault, blocked=blocked))
 
         threading.Thread(target=work, name=f"turn-of-{self._box.name}", daemon=True).start()
         return jobs
@@ -265,14 +265,14 @@ class Gate:
                 window.attach(pending)
                 self._loop.call_soon_threadsafe(started, window)
                 lacks = pending.wait(max(window.deadline - time.monotonic(), 0.0)).lacks
-        except LessError as error:
+        except IncompleteError as error:
             return str(error), True
         except TimeoutError:
             return self._late(window), True
         except Exception as error:
             try:
-                held = not self._box.passes()
+                blocked = not self._box.passes()
             except Exception:
-                held = True
-            return f"{window.doing} failed: {error}", held
+                blocked = True
+            return f"{window.doing} failed: {error}", blocked
         return "; ".join(map(str, lacks)), False

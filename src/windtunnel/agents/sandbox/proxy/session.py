@@ -28,8 +28,8 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     Upstream,
     UpstreamFault,
     forward,
-    leaves_base,
     reply_headers,
+    steps_up,
 )
 from windtunnel.agents.sandbox.proxy.wire import (
     ProxyLimits,
@@ -80,8 +80,8 @@ class AgentSession:
 
     async def answer(self, request: AgentRequest, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it is. Raises ProxyRefused."""
-        if leaves_base(self._upstream.url, request.path):
-            words = "the path would leave the base path of the upstream by '..'"
+        if steps_up(request.path):
+            words = "the path has a step up, '..', which could leave the base path of the upstream"
             raise ProxyRefused(400, "bad_request", words)
         outline = await self._of_main_loop(request)
         if outline is not None:
@@ -101,11 +101,11 @@ class AgentSession:
         except Unreadable as error:
             LOG.info("sandbox %s: a request is passed on, not understood: %s", self.name, error)
             return None
-        verdict = classify(outline, self._conversation.known)
+        verdict = classify(outline, self._conversation.agent)
         LOG.info("sandbox %s: a request is %s: %s", self.name, verdict.kind, verdict.reason)
-        if verdict.known != self._conversation.known:
-            self._conversation.known = verdict.known
-            self._write(self._conversation.learn, verdict.known)
+        if verdict.agent != self._conversation.agent:
+            self._conversation.agent = verdict.agent
+            self._write(self._conversation.learn, verdict.agent)
         return outline if verdict.kind == "main" else None
 
     def _read(self, request: AgentRequest) -> Outline:
@@ -196,10 +196,10 @@ class AgentSession:
             if not window.settled.is_set():
                 self._spawn(self._tasks, asyncio.to_thread(window.promote))
                 await window.settled.wait()
-            if window.held:
+            if window.blocked:
                 words = f"the reply is held back, since its turn is not kept: {window.fault}"
                 raise ProxyRefused(503, "held", f"{words}; it is recorded, ask again", RETRY)
-            warning = ((WARNING, _one_line(window.fault)),) if window.fault else ()
+            warning = ((WARNING, _single_line(window.fault)),) if window.fault else ()
         if exchange is None:
             reply = await asyncio.to_thread(self._conversation.reply, entry)
             await send_whole(send, reply.status, reply.headers + warning, reply.body)
@@ -260,5 +260,5 @@ class AgentSession:
         return task
 
 
-def _one_line(words: str) -> str:
+def _single_line(words: str) -> str:
     return " ".join(words.split()).encode("ascii", "replace").decode()[:300].rstrip()

@@ -1,9 +1,8 @@
 """The model API behind the proxy: where a request goes, with which key, and what comes back.
 
-A target goes below the upstream's base path byte for byte: what ``%2F``, ``//`` or ``..`` mean is for the
-service to say. The base is a prefix that no request leaves, as with nginx's ``proxy_pass``, so a target that
-some reading of it would take above is refused: percent-encoded, doubly too, with backslashes, or with
-parameters (``..;x``).
+A target goes below the upstream's base path byte for byte: what ``%2F`` or ``//`` mean is for the service to
+say. The base is a prefix that no request leaves, as with nginx's ``proxy_pass``, so a target that steps up in
+some reading of it is refused: percent-encoded, doubly too, with backslashes, or with parameters (``..;x``).
 
 The API key is on the host alone and read at each request, so that it can be changed while sandboxes run; it
 is in no sandbox, manifest, log or export. Whatever credential the agent's client sends is dropped then.
@@ -19,7 +18,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
@@ -38,7 +37,7 @@ KEY_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([\x21-\x7e][\x20-\x7e
 PRINTABLE = re.compile(r"[\x21-\x7e]+")
 VERSION = re.compile(r"/v\d+$")
 DECODINGS = 4
-"""How often a part is decoded at most: servers behind servers decode twice, hardly more."""
+"""How often a path is decoded at most: servers behind servers decode twice, hardly more."""
 
 
 class UpstreamFault(Exception):
@@ -88,10 +87,10 @@ def split_base(url: str) -> tuple[str, str]:
     refused = f"model proxy: upstream {url!r} is not accepted; give http(s)://host[:port][/path]"
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
     except ValueError:
         raise UserError(refused) from None
-    if not known or not PRINTABLE.fullmatch(url):
+    if not usable or not PRINTABLE.fullmatch(url):
         raise UserError(refused)
     if "@" in parts.netloc:
         # the words of it are written into every manifest
@@ -106,30 +105,18 @@ def split_base(url: str) -> tuple[str, str]:
 
 def join_target(base: str, target: str) -> str:
     """``target`` under the base path; a version that ends the base and begins the target is there once."""
-    return base + _below(base, target)
-
-
-def leaves_base(url: str, target: str) -> bool:
-    """Whether some reading of ``target`` (a path, with or without a query) passes above the base ``url``."""
-    depth = 0
-    for part in _below(split_base(url)[1], target).split("?", 1)[0].split("/"):
-        whole = part.encode("latin-1")
-        for _ in range(DECODINGS):
-            whole = unquote_to_bytes(whole)
-        names = [name.split(b";")[0] for name in re.split(rb"[/\\]", whole)]
-        ups = names.count(b"..")
-        # a part counts as one step down at most, and as none where servers might merge it with the next
-        depth += -ups if ups else any(name not in (b"", b".") for name in names)
-        if depth < 0:
-            return True
-    return False
-
-
-def _below(base: str, target: str) -> str:
     version = VERSION.search(base)
     if version and re.match(re.escape(version[0]) + r"(?=[/?]|$)", target):
-        return target[len(version[0]) :]
-    return target
+        return base + target[len(version[0]) :]
+    return base + target
+
+
+def steps_up(target: str) -> bool:
+    """Whether some reading of ``target`` (a path, with or without a query) has a step up, ``..``."""
+    path = target.partition("?")[0]
+    for _ in range(DECODINGS):
+        path = unquote(path, "latin-1")
+    return ".." in re.split(r"[/\\;]", path)
 
 
 # --- with which key -----------------------------------------------------------------------------------------
@@ -161,16 +148,16 @@ def read_key(file: Path) -> str:
     return text
 
 
-def key_header(key: str, route: str, given: Iterable[str]) -> tuple[str, str]:
-    """The header that tells ``key``: as the file says; or as the API does, which is told by the path and by
-    the headers that the client has ``given``: ``x-api-key`` (Anthropic), ``api-key`` (Azure), else a bearer
+def key_header(key: str, route: str, sent_names: Iterable[str]) -> tuple[str, str]:
+    """The header that holds ``key``: the one that the file names; or the API's, known by the path and by
+    ``sent_names``, the headers of the client: ``x-api-key`` (Anthropic), ``api-key`` (Azure), else a bearer
     token (OpenAI and those that speak like it)."""
     header = KEY_HEADER.fullmatch(key)
     if header:
         return header[1].lower(), header[2]
-    if "anthropic-version" in given or re.search(r"/messages(/|$)", route):
+    if "anthropic-version" in sent_names or re.search(r"/messages(/|$)", route):
         return "x-api-key", key
-    if "api-key" in given:
+    if "api-key" in sent_names:
         return "api-key", key
     return "authorization", f"Bearer {key}"
 
@@ -206,9 +193,9 @@ async def forward(
 
 def reply_headers(response: httpx.Response) -> Headers:
     """What goes to the agent of a reply's headers."""
-    given = tuple((name.lower(), value) for name, value in response.headers.multi_items())
-    left = HOP_BY_HOP | NOT_KEPT | _named_in_connection(given)
-    return tuple((name, value) for name, value in given if name not in left and name[:6] != "proxy-")
+    sent_names = tuple((name.lower(), value) for name, value in response.headers.multi_items())
+    left = HOP_BY_HOP | NOT_KEPT | _named_in_connection(sent_names)
+    return tuple((name, value) for name, value in sent_names if name not in left and name[:6] != "proxy-")
 
 
 def fault_body(kind: str, words: str) -> bytes:
@@ -229,12 +216,12 @@ def _request_headers(request: AgentRequest, upstream: Upstream) -> Headers:
         own = dict([key_header(key, request.route, dict(request.headers))])
         left |= CREDENTIALS | own.keys()
     left |= _named_in_connection(request.headers)
-    kept = [
+    forwarded = [
         (name, value)
         for name, value in request.headers
         if name not in left and not name.startswith(("x-forwarded-", "proxy-"))
     ]
-    return (*kept, *own.items())
+    return (*forwarded, *own.items())
 
 
 def _named_in_connection(headers: Headers) -> set[str]:

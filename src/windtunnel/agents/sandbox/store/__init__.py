@@ -32,7 +32,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from windtunnel.agents.sandbox.model import ImagePart, Manifest
+from windtunnel.agents.sandbox.model import CheckpointManifest, ImagePart
 from windtunnel.agents.sandbox.store.database import VERSION, DamagedFrame, Database
 from windtunnel.agents.sandbox.store.pages import (
     DIGEST,
@@ -85,7 +85,7 @@ class Writing:
         self.images[part.id] = images
         return replace(part, bytes_raw=size, bytes_new=self._store.used(self._db) - used)
 
-    def add_manifest(self, manifest: Manifest) -> None:
+    def add_manifest(self, manifest: CheckpointManifest) -> None:
         data = compress(seal(KIND, VERSION, manifest), LEVEL)
         with _never_replaced("manifest", manifest.id):
             self._db.execute("INSERT INTO manifest VALUES(?,?)", (checked(manifest.id), data))
@@ -168,7 +168,7 @@ class Store(Database):
             self.settle(whole=True)
         return freed
 
-    def load(self, id: str) -> Manifest:
+    def load(self, id: str) -> CheckpointManifest:
         """The manifest of a checkpoint."""
         where = f"manifest {id} in {self.path}"
         with object_errors(f"manifest {id} cannot be read"), self.reading() as db:
@@ -179,7 +179,7 @@ class Store(Database):
             plain = decompress(row[0], zstandard.frame_content_size(row[0]))
         except (zstandard.ZstdError, TypeError) as error:
             raise ObjectError(f"{where} is damaged: {error}") from None
-        manifest = unseal(Manifest, KIND, VERSION, plain, where)
+        manifest = unseal(CheckpointManifest, KIND, VERSION, plain, where)
         if manifest.id != id:
             raise ObjectError(f"{where} is the manifest of another checkpoint, {manifest.id}")
         return manifest
@@ -196,7 +196,7 @@ class Store(Database):
             raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(matching[:5])}{more}")
         return matching[0]
 
-    def all(self) -> tuple[list[Manifest], list[str]]:
+    def all(self) -> tuple[list[CheckpointManifest], list[str]]:
         """Those that can be read, in the order of their ids, and what is wrong with each of the others."""
         good, problems = [], []
         for id in self.ids():

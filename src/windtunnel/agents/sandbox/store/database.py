@@ -26,7 +26,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import decompress
 from windtunnel.store.objects.files import ObjectError, checked, object_errors
 
-VERSION = 5
+VERSION = 6
 _LOG_BYTES = 8 << 20
 """A log that is longer than this is brought into the file."""
 _SCHEMA = """

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from windtunnel.agents.sandbox.files import Pool
-from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import Store, new_id
 from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
 from windtunnel.base.errors import UserError
@@ -53,7 +53,7 @@ class ExportChunk:
 class Exported:
     """A checkpoint: the chunks of its two streams, in order."""
 
-    manifest: Manifest
+    manifest: CheckpointManifest
     image: tuple[ExportChunk, ...]
     files: tuple[ExportChunk, ...]
 
@@ -76,7 +76,7 @@ def destination(url: str) -> Files:
     return place
 
 
-def export_checkpoint(manifest: Manifest, *, pool: Pool, store: Store, url: str | Files) -> None:
+def export_checkpoint(manifest: CheckpointManifest, *, pool: Pool, store: Store, url: str | Files) -> None:
     """Write ``manifest`` and all that it needs to ``url``. A part that was written before a failure is no
     checkpoint there, and does no harm."""
     place = open_files(url)
@@ -92,7 +92,9 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, store: Store, url: str 
         place.settle()
 
 
-def import_checkpoint(url: str, *, pool: Pool, store: Store, name: str, key_file: str = "") -> Manifest:
+def import_checkpoint(
+    url: str, *, pool: Pool, store: Store, name: str, key_file: str = ""
+) -> CheckpointManifest:
     """Take the checkpoint at ``url`` in, as the first one of sandbox ``name``; returns its new manifest.
 
     ``url`` may end in ``#`` and an id, or the beginning of one; without it the newest one there is meant.

@@ -28,29 +28,29 @@ import numpy as np
 
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import (
-    Effects,
     FileChange,
-    Part,
     ProcessEffect,
     References,
+    SandboxPart,
     ShellEffect,
     TurnClass,
+    TurnEffects,
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy import (
     BringBack,
+    CheckpointHistory,
+    CheckpointPlan,
+    CheckpointRequest,
     Decision,
     Forget,
-    Keep,
-    Less,
-    Look,
     Notice,
     Observation,
-    Past,
     Pick,
     Queued,
     Restore,
     SaveOrder,
     Settle,
+    Shortfall,
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn
@@ -70,7 +70,7 @@ def think_time(normal: float) -> float:
 
 @dataclass(frozen=True)
 class TurnLoad:
-    """One turn: seconds and bytes, and what the inspector sees of it: with ``seen_whole``, of all since the
+    """One turn: seconds and bytes, and what the inspector sees of it: with ``cumulative``, of all since the
     last checkpoint; else of this turn alone, to which is added what no checkpoint covers yet.
 
     ``run_wall``: the command alone on a machine, of which ``run_cpu`` are CPU. ``memory`` and ``processes``:
@@ -81,13 +81,13 @@ class TurnLoad:
     run_wall: float
     run_cpu: float
     think: float
-    effects: Effects = field(default_factory=Effects)
+    effects: TurnEffects = field(default_factory=TurnEffects)
     memory: float = 0.0
     processes: int = 0
     dirty: float = 0.0
     files: float = 0.0
     references: References = field(default_factory=References)
-    seen_whole: bool = False
+    cumulative: bool = False
 
     @cached_property
     def turn_class(self) -> TurnClass:
@@ -129,24 +129,24 @@ class SessionShape:
         )
 
 
-def effects_of(turn_class: TurnClass, *, peeked: bool = False) -> Effects:
+def effects_of(turn_class: TurnClass, *, peeked: bool = False) -> TurnEffects:
     """The least that an inspector reports of a turn of that class. ``peeked``: a service was asked something
     and nothing changed; its input and its dirty pages cannot be told from a change."""
     if peeked:
-        return Effects(processes=(ProcessEffect(100, "service", dirty_pages=1, inputs=1, writes=1),))
+        return TurnEffects(processes=(ProcessEffect(100, "service", dirty_pages=1, inputs=1, writes=1),))
     if turn_class is TurnClass.FULL:
-        return Effects(processes=(ProcessEffect(100, "service", dirty_pages=1, inputs=1, started=True),))
+        return TurnEffects(processes=(ProcessEffect(100, "service", dirty_pages=1, inputs=1, started=True),))
     if turn_class is TurnClass.FILES:
-        return Effects(files=(FileChange("/workspace/file", "modified"),), files_total=1)
+        return TurnEffects(files=(FileChange("/workspace/file", "modified"),), files_total=1)
     if turn_class is TurnClass.SHELL:
-        return Effects(shells=(ShellEffect("main"),))
-    return Effects()
+        return TurnEffects(shells=(ShellEffect("main"),))
+    return TurnEffects()
 
 
-def merged(earlier: Effects, later: Effects) -> Effects:
+def merged(earlier: TurnEffects, later: TurnEffects) -> TurnEffects:
     """Effects of two stretches of time, the one after the other. What both say of one thing is said twice,
     which needs no more than it does once."""
-    return Effects(
+    return TurnEffects(
         earlier.files + later.files,
         earlier.files_total + later.files_total,
         earlier.processes + later.processes,
@@ -155,13 +155,13 @@ def merged(earlier: Effects, later: Effects) -> Effects:
     )
 
 
-def uncovered(effects: Effects, turn_class: TurnClass) -> Effects:
+def uncovered(effects: TurnEffects, turn_class: TurnClass) -> TurnEffects:
     """What of the effects a checkpoint of class ``made`` leaves to be kept."""
     if turn_class is TurnClass.FULL:
-        return Effects()
+        return TurnEffects()
     if turn_class is TurnClass.FILES:
-        doubts = tuple(doubt for doubt in effects.doubts if doubt.part is not Part.FILES)
-        return Effects(processes=effects.processes, doubts=doubts)
+        doubts = tuple(doubt for doubt in effects.doubts if doubt.part is not SandboxPart.FILES)
+        return TurnEffects(processes=effects.processes, doubts=doubts)
     return effects if turn_class is TurnClass.NONE else replace(effects, shells=())
 
 
@@ -175,11 +175,11 @@ def from_trace(trace: Trace, rng: np.random.Generator, shape: SessionShape = Ses
         needs = class_of(effects, References())[0]
         wall, written = np.exp(np.array([shape.run_sigma, shape.files_sigma]) * rng.standard_normal(2))
         run = min(shape.run_longest, shape.run * float(wall))
-        held = memory * (place + 1) / len(trace.turns)
-        changed = held * (shape.dirty if needs is TurnClass.FULL else shape.idle_dirty)
+        resident = memory * (place + 1) / len(trace.turns)
+        changed = resident * (shape.dirty if needs is TurnClass.FULL else shape.idle_dirty)
         turns.append(
             TurnLoad(
-                run, run * shape.cpu, turn.think, effects, held, shape.processes,
+                run, run * shape.cpu, turn.think, effects, resident, shape.processes,
                 dirty=memory / len(trace.turns) + changed,
                 files=shape.files * float(written) if needs >= TurnClass.FILES else 0.0,
             )
@@ -242,7 +242,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """
     costs = _costs()
     match observation, decision:
-        case Look(), Keep():
+        case CheckpointRequest(), CheckpointPlan():
             return _checkpoint(costs, observation, decision)
         case Notice(), SaveOrder():
             return {"seconds": _saved(observation, decision)}
@@ -251,9 +251,9 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
                 return {"seconds": costs.create}
             memory = max(0.0, observation.image_bytes - costs.image_bytes(0, observation.processes))
             return {"seconds": costs.bring_back(memory=memory, processes=observation.processes).seconds}
-        case Less(), Settle():
+        case Shortfall(), Settle():
             return {"seconds": decision.pause}
-        case (Queued(), Pick()) | (Past(), Forget()):
+        case (Queued(), Pick()) | (CheckpointHistory(), Forget()):
             return {}
     raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")
 
@@ -263,15 +263,16 @@ def _costs() -> SandboxCosts:
     return load_costs().costs
 
 
-def _checkpoint(costs: SandboxCosts, look: Look, keep: Keep) -> dict[str, float]:
-    effects = look.effects
+def _checkpoint(costs: SandboxCosts, request: CheckpointRequest, plan: CheckpointPlan) -> dict[str, float]:
+    effects = request.effects
     # where it is not known what changed, all may have
-    known = (
-        effects is not None and look.has_image and all(p.dirty_pages is not None for p in effects.processes)
-    )
-    dirty = PAGE * sum(p.dirty_pages or 0 for p in effects.processes) if effects and known else look.memory
+    processes = effects.processes if effects else ()
+    measured = effects and request.has_image and all(each.dirty_pages is not None for each in processes)
+    dirty = PAGE * sum(each.dirty_pages or 0 for each in processes) if measured else request.memory
     files = sum(change.size for change in effects.files) if effects else 0
-    work = costs.checkpoint(keep.made, memory=look.memory, processes=look.processes, dirty=dirty, files=files)
+    work = costs.checkpoint(
+        plan.content, memory=request.memory, processes=request.processes, dirty=dirty, files=files
+    )
     return {"seconds": work.seconds, "frozen_seconds": work.freeze, "bytes": work.written}
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from windtunnel.agents.sandbox.costs import OperationCost, SandboxCosts
-from windtunnel.agents.sandbox.model import Effects, TurnClass
+from windtunnel.agents.sandbox.model import TurnClass, TurnEffects
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
     READS_EFFECTS,
+    CheckpointPlan,
+    CheckpointRequest,
     Endangered,
-    Keep,
-    Look,
     Notice,
     Occasion,
     PolicyName,
@@ -67,7 +67,7 @@ class Loss:
     again, and not counted."""
 
     turns: int
-    kept: int
+    covered: int
     seconds: float
 
 
@@ -84,18 +84,18 @@ class EmulatedCheckpoint:
 @dataclass
 class SessionsOutcome:
     """What happened in a run. ``gates``: for each turn but the last of a session, seconds that the reply
-    waited for the checkpoint. ``asked`` and ``hidden``: checkpoints of those turns, and how many were safe
+    waited for the checkpoint. ``awaited`` and ``hidden``: checkpoints of those turns, and how many were safe
     when the reply came. ``ends``: seconds that each session took. ``decided``: what the policy said of each
     turn's end, with the sandbox and the turn."""
 
     ends: list[float]
     gates: list[float] = field(default_factory=list)
-    asked: int = 0
+    awaited: int = 0
     hidden: int = 0
     checkpoints: list[EmulatedCheckpoint] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     cpu_served: float = 0.0
-    decided: list[tuple[int, int, Keep]] = field(default_factory=list)
+    decided: list[tuple[int, int, CheckpointPlan]] = field(default_factory=list)
 
 
 class CheckpointJob:
@@ -174,7 +174,7 @@ class _Box:
     needs: dict[int, TurnClass] = field(default_factory=dict)
     dirty: float = 0.0
     files: float = 0.0
-    effects: Effects = field(default_factory=Effects)
+    effects: TurnEffects = field(default_factory=TurnEffects)
     pending: CheckpointJob | None = None
     planned: TurnClass | None = None
     life: Process | None = None
@@ -182,7 +182,7 @@ class _Box:
     turn_ends: list[float] = field(default_factory=list)
 
     @property
-    def kept(self) -> int:
+    def covered(self) -> int:
         """Turns that a restore brings back."""
         return min(self.needs) - 1 if self.needs else self.at
 
@@ -250,7 +250,7 @@ class SandboxWorld:
             box.turn_ends.append(env.now)
             box.dirty += load.dirty
             box.files += load.files
-            box.effects = load.effects if load.seen_whole else merged(box.effects, load.effects)
+            box.effects = load.effects if load.cumulative else merged(box.effects, load.effects)
             if load.turn_class > TurnClass.NONE:
                 box.needs[box.at] = load.turn_class
             job = self._end_turn(box)
@@ -261,47 +261,47 @@ class SandboxWorld:
                     host.engine.promote(job)
                     yield job.done
                 outcome.gates.append(env.now - reply)
-                outcome.asked += job is not None
+                outcome.awaited += job is not None
                 outcome.hidden += job is not None and env.now == reply
         outcome.ends[box.number] = env.now - box.start
 
     def _end_turn(self, box: _Box) -> CheckpointJob | None:
         if box.host.draining:
             return self._save(box, box.planned) if box.planned is not None and box.needs else None
-        keep = self._decide(box, Occasion.TURN)
-        self.outcome.decided.append((box.number, box.at, keep))
-        return self._submit(box, keep)
+        plan = self._decide(box, Occasion.TURN)
+        self.outcome.decided.append((box.number, box.at, plan))
+        return self._submit(box, plan)
 
-    def _decide(self, box: _Box, occasion: Occasion, most: TurnClass = TurnClass.FULL) -> Keep:
+    def _decide(self, box: _Box, occasion: Occasion, most: TurnClass = TurnClass.FULL) -> CheckpointPlan:
         load = box.session[max(0, box.at - 1)]
-        look = Look(
+        request = CheckpointRequest(
             occasion, box.effects, load.references, has_image=box.has_image, most=most,
             images_possible=self.machine.images, memory=int(load.memory), processes=load.processes,
         )  # fmt: skip
-        keep = POLICIES[self.policy](look)
-        assert isinstance(keep, Keep)
-        return keep
+        plan = POLICIES[self.policy](request)
+        assert isinstance(plan, CheckpointPlan)
+        return plan
 
     # --- checkpoints
 
-    def _submit(self, box: _Box, keep: Keep, *, urgent: bool = False) -> CheckpointJob | None:
-        if keep.made is TurnClass.NONE:
+    def _submit(self, box: _Box, plan: CheckpointPlan, *, urgent: bool = False) -> CheckpointJob | None:
+        if plan.content is TurnClass.NONE:
             return None
-        job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, keep))
+        job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, plan))
         box.pending = job
         box.jobs = [*(other for other in box.jobs if not other.done.triggered), job]
         box.host.engine.submit(job, urgent=urgent)
         return job
 
-    def _checkpoint(self, box: _Box, keep: Keep) -> ProcessGenerator:
-        host, env, turn, chosen = box.host, self.env, box.at, keep.made
+    def _checkpoint(self, box: _Box, plan: CheckpointPlan) -> ProcessGenerator:
+        host, env, turn, chosen = box.host, self.env, box.at, plan.content
         work = self.work_of(box, chosen)
         if chosen is TurnClass.FULL:
             box.dirty = 0.0
         if chosen >= TurnClass.FILES:
             box.files = 0.0
         box.effects = uncovered(box.effects, chosen)
-        box.has_image = chosen is TurnClass.FULL or (box.has_image and keep.image)
+        box.has_image = chosen is TurnClass.FULL or (box.has_image and plan.image)
         began = env.now
         yield host.cpu.use(work.freeze * work.cpu)
         yield host.disk.use(work.freeze * (1 - work.cpu))
@@ -358,11 +358,11 @@ class SandboxWorld:
             for job in box.jobs:
                 if not host.engine.drop(job) and job.process is not None:
                     kill(job.process)
-            self.outcome.losses.append(Loss(box.at, box.kept, self._again(box)))
+            self.outcome.losses.append(Loss(box.at, box.covered, self._again(box)))
 
     def _again(self, box: _Box) -> float:
         """Seconds that a death now undoes."""
-        kept, last = box.kept, self.env.now if box.in_command else box.ended
-        if kept == box.at:
+        covered, last = box.covered, self.env.now if box.in_command else box.ended
+        if covered == box.at:
             return last - box.began if box.in_command else 0.0
-        return last - (box.turn_ends[kept - 1] if kept else box.start)
+        return last - (box.turn_ends[covered - 1] if covered else box.start)
