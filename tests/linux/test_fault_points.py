@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -56,12 +54,9 @@ def test_a_stroke_is_claimed_by_one_of_many(tmp_path: Path) -> None:
     assert strokes[5].count(0) == 2
 
 
-@pytest.mark.parametrize(("action", "status"), [("kill", -9), ("exit", 3)])
-def test_a_process_is_struck(action: str, status: int) -> None:
-    code = f"from windtunnel.linux import faults; print('last'); faults.inject({action!r}, 'x', status=3)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == status
-    assert action != "exit" or done.stdout == "last\n"
+def test_a_process_is_struck() -> None:
+    code = "from windtunnel.linux import faults; faults.inject('kill', 'x')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -9
 
 
 def test_an_injected_error_names_its_text() -> None:
@@ -84,12 +79,3 @@ def test_the_nth_call_of_a_method_is_a_point(when: str) -> None:
         Worker().work(2)
     assert done == ([1] if when == "before" else [1, 2])
     assert Worker().work(3) == 3
-
-
-def test_a_full_disk_and_a_delay() -> None:
-    with pytest.raises(OSError, match="injected: full:rank=1") as caught:
-        faults.inject("full", "full:rank=1")
-    assert caught.value.errno == errno.ENOSPC
-    begin = time.monotonic()
-    faults.inject("delay", "", seconds=0.05)
-    assert time.monotonic() - begin >= 0.05

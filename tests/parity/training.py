@@ -80,7 +80,7 @@ def elastic_record(folder: Path) -> list[Path]:
     """Three hosts and two spares: two hosts are killed, the program fails by itself, a process ends, and once
     the spares are used up a host is ordered. Then a job that shrinks."""
     (folder / "train.py").write_text(FAILING)
-    faults = ("kill:host=1,step=2", "exit:rank=1,step=5,status=3", "kill:host=0,step=6", "kill:host=2,step=7")
+    faults = ("kill:host=1,step=2", "raise:rank=1,step=5", "kill:host=0,step=6", "kill:host=2,step=7")
     words = [word for fault in faults for word in ("--inject", fault)]
     replaced = trained(
         folder / "replace", "--hosts", "3", "--spares", "2", "--lease", "5", *words, folder / "train.py"

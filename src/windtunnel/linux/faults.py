@@ -8,12 +8,9 @@ counting injections over all processes of a run, and injecting one into a proces
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,24 +72,15 @@ class InjectionCounts:
         return True
 
 
-def inject(action: str, text: str, *, status: int = 1, seconds: float = 1.0) -> None:
-    """Hit this process: ``kill`` or ``stop`` (freeze) it, ``exit`` with ``status``, ``delay`` it for so many
-    ``seconds``, ``raise`` an error, or let the disk be ``full``.
+def inject(action: str, text: str) -> None:
+    """Hit this process: ``kill`` or ``stop`` (freeze) it, or ``raise`` an error.
 
     Raises:
-        InjectedError: by ``raise``. OSError: by ``full`` (ENOSPC).
+        InjectedError: by ``raise``.
     """
     match action:
         case "kill" | "stop":
             os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
-        case "exit":
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-        case "delay":
-            time.sleep(seconds)
-        case "full":
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (injected: {text})")
         case _:
             raise InjectedError(f"injected: {text}")
 

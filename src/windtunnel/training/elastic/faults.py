@@ -5,12 +5,7 @@
     kill:rank=2,point=after_local_write,step=5  at a named point instead of at a step's end
     kill:rank=1,during=recovery                 as soon as it has regrouped after another failure
     stop:rank=1,step=4                          SIGSTOP: it hangs, its connections stay open
-    exit:rank=1,step=4,status=3                 raise:rank=0,step=2
-    delay:rank=2,step=4,seconds=0.5             it stands still for a while
-    full:rank=0,point=before_persist            the disk is full
-    kill-agent:host=1,step=3                    the agent alone
-    wipe:host=1,step=3                          what the host holds in memory is lost
-    flip:host=1,step=6                          one bit of a replica that it holds is turned
+    raise:rank=0,step=2                         an exception in the program
     down:host=1,step=4                          its network link goes down
     slow:host=1,step=4,rate=10Mbit              its network link gets slow
     kill-launcher:step=7                        the launcher gets SIGKILL when rank 0 is there
@@ -50,28 +45,21 @@ RECOVERY = ("regrouped", "restoring")
 _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "kill": (),
     "stop": (),
-    "exit": ("status",),
     "raise": (),
-    "delay": ("seconds",),
-    "full": (),
-    "kill-agent": (),
-    "wipe": (),
-    "flip": ("shard",),
     "down": (),
     "slow": ("rate",),
 }
 LAUNCHER = "kill-launcher"  # strikes what no rank or host has, at the moment of rank 0
-PROCESS = ("stop", "exit", "raise", "delay", "full")  # done by the process itself, also where a host is named
-_OF_HOSTS = ("kill-agent", "wipe", "flip", "down", "slow")
-_NUMBERS = ("host", "rank", "step", "generation", "times", "status")
+PROCESS = ("stop", "raise")  # done by the process itself, also where a host is named
+_OF_HOSTS = ("down", "slow")
+_NUMBERS = ("host", "rank", "step", "generation", "times")
 _WHEN = ("step", "point", "during", "generation", "times")
 _FIELDS = {action: ("host", "rank", *_WHEN, *own) for action, own in _OWN_FIELDS.items()} | {LAUNCHER: _WHEN}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that the host
-    holds. ``text``: as it was written."""
+    """One fault. ``rate``: bytes/s. ``text``: as it was written."""
 
     text: str
     action: str
@@ -82,10 +70,7 @@ class Fault:
     during: str = ""
     generation: int | None = None
     times: int = 1
-    status: int = 1
-    seconds: float = 1.0
     rate: float = 0.0
-    shard: str = ""
 
 
 def parse(text: str) -> Fault:
@@ -94,8 +79,8 @@ def parse(text: str) -> Fault:
     Raises:
         UserError: it is not understood; names the text, the field and what is accepted.
     """
-    action, given = faults.fields(text, _FIELDS, {"node": "host"})
-    fields: dict[str, Any] = {name: _value(text, name, value) for name, value in given.items()}
+    action, values = faults.fields(text, _FIELDS, {"node": "host"})
+    fields: dict[str, Any] = {name: _value(text, name, value) for name, value in values.items()}
     _check_whom_and_when(text, action, fields)
     return Fault(text.strip(), action, **fields)
 
@@ -122,19 +107,11 @@ def _value(text: str, name: str, value: str) -> int | float | str:
         if not re.fullmatch(r"[0-9]{1,9}", value) or (name == "times" and int(value) == 0):
             least = 1 if name == "times" else 0
             raise refused(text, f"{name}={value}", f"a whole number from {least}")
-        if name == "status" and not 0 < int(value) < 256:
-            raise refused(text, f"status={value}", "an exit status from 1 to 255")
         return int(value)
     if name == "point" and value not in POINTS:
         raise refused(text, f"point={value}", "one of " + ", ".join(POINTS))
     if name == "during" and value != "recovery":
         raise refused(text, f"during={value}", "recovery")
-    if name == "shard" and not re.fullmatch(r"rank\d+|shared", value):
-        raise refused(text, f"shard={value}", "rankN or shared")
-    if name == "seconds":
-        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", value):
-            raise refused(text, f"seconds={value}", "a number of seconds such as 0.5")
-        return float(value)
     if name == "rate":
         try:
             if not value.endswith(("bit", "B")):

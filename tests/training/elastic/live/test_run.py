@@ -232,7 +232,6 @@ def test_restart_all_ends_the_process(stage: Stage) -> None:
     ("fault", "status"),
     [
         ("kill:rank=1,step=2", -9),
-        ("exit:host=1,step=2,status=7", 7),
         ("raise:rank=1,point=after_local_write,step=2", 1),
     ],
 )
@@ -248,12 +247,10 @@ def test_faults_strike_once_in_a_job(stage: Stage, fault: str, status: int) -> N
 
 
 def test_faults_of_hosts_are_asked_of_the_agent(stage: Stage) -> None:
-    agent = stage.start(
-        run_bodies.steps, 1, ("flip:host=0,step=1,shard=rank3", "slow:host=0,step=2,rate=8Mbit")
-    )
+    agent = stage.start(run_bodies.steps, 1, ("down:host=0,step=1", "slow:host=0,step=2,rate=8Mbit"))
     agent.wait_for("done")
-    flip, slow = agent.wait_for("inject", count=2)
-    assert (flip["action"], flip["shard"]) == ("flip", "rank3")
+    down, slow = agent.wait_for("inject", count=2)
+    assert down["action"] == "down"
     assert (slow["action"], slow["rate"]) == ("slow", 1e6)
 
 

@@ -75,7 +75,7 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - checkpoint/live/test_storage_crashes.py
       test_killed_between_any_two_calls test_killed_again_at_the_repair
       test_a_disk_that_fails_at_any_call
-10. After a loss all copies are there again within one checkpoint, and health says so
+10. After a loss all copies are there again within one checkpoint
   - checkpoint/memory/test_memory_service.py
       test_lost_replicas_are_made_again_within_one_checkpoint
   - checkpoint/live/test_with_memory_service.py

@@ -23,18 +23,16 @@ def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
         "kill:rank=1,step=0",
         "kill:host=2,step=2",
         "stop:rank=0,step=4",
-        "kill-agent:host=3,step=6",
         "raise:rank=2,step=8",
-        "exit:rank=1,step=10,status=3",
     )
     certificates = Authority(tmp_path / "ours").issue("host").paths
     with running(tmp_path, faults=strikes, tls=certificates) as launched:
         found = same(launched, sharded)
     assert len(found) == len(strikes)
     lost = [one.lost[0] for one in found]
-    assert [one["evidence"] for one in lost] == ["exit", "connection", "frozen", "connection", "exit", "exit"]
-    assert [one["own"] for one in lost] == [False] * 4 + [True] * 2
-    assert "InjectedError" in lost[4]["error"]
+    assert [one["evidence"] for one in lost] == ["exit", "connection", "frozen", "exit"]
+    assert [one["own"] for one in lost] == [False] * 3 + [True]
+    assert "InjectedError" in lost[3]["error"]
 
 
 def test_a_job_that_shrinks_at_the_step_that_storage_waits_for(tmp_path: Path) -> None:

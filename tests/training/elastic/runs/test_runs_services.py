@@ -33,7 +33,11 @@ pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.usefixtures
 
 def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """Property 5: the next copy serves, then an older step; a host whose memory is gone fills it again."""
-    with running(tmp_path, "--gates", 5, 9, faults=("wipe:host=1,step=2",)) as launched:
+    with running(tmp_path, "--gates", 2, 5, 9) as launched:
+        at_gate(launched, 2)
+        for path in Path(launched.places()[1]["memory"]).rglob("*.slot"):
+            path.unlink()
+        open_gate(launched, 2)
         before = at_gate(launched, 5)
         (own,) = slot_files(launched, 1, "rank1", 4)
         flip(own)

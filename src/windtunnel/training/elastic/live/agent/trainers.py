@@ -77,8 +77,8 @@ class Trainers:
     def failed(self, pid: int, error: str, less: bool = False) -> None:
         self._of(pid, lambda worker: worker.fail(error, less=less))
 
-    def inject(self, pid: int, action: str, shard: str = "", rate: float = 0.0) -> None:
-        self._of(pid, lambda worker: inject.inject_on_host(self._agent, action, shard, rate))
+    def inject(self, pid: int, action: str, rate: float = 0.0) -> None:
+        self._of(pid, lambda worker: inject.inject_on_host(self._agent, action, rate))
 
     def _of(self, pid: int, deed: Callable[[TrainerProcess], object]) -> None:
         """Done in the agent's thread, for a trainer that is one then."""
