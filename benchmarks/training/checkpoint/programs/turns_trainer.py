@@ -116,8 +116,12 @@ def used(saver: PeerCheckpointer, first: int) -> dict[str, Any]:
         memory.close()
     own = sum(layout.nbytes for layout in plan.layouts.values())
     sent, inside = ([told[n] for told in traffic] for n in (0, 1))
+    access = saver._access
+    assert access is not None
+    folder = next(slots[0].path.parent for slots in access._slots.values())
+    held = sum(path.stat().st_size for path in folder.glob("*.slot"))
     every = saver.settings.every * (idle.every if idle is not None else 1)
-    return {"held": saver.health().nbytes, "own": own, "sent": sent, "inside": inside, "every": every}
+    return {"held": held, "own": own, "sent": sent, "inside": inside, "every": every}
 
 
 def floors(job: Job, state: State) -> dict[str, float]:

@@ -129,19 +129,3 @@ class RestorePlan:
     ignored: tuple[str, ...] = ()
     failed: str = ""
     store: bool = False
-
-
-@dataclass(frozen=True)
-class Health:
-    """How well the present state is kept.
-
-    ``committed``: newest step that was committed or that all went back to, -1 for none. ``replication``:
-    fewest verified copies that any shard of it has now, as far as is known. ``nbytes``: memory that slots
-    take on this host. ``age``: seconds since ``committed`` was committed, None for never.
-    """
-
-    committed: int
-    replication: int
-    wanted: int
-    nbytes: int
-    age: float | None

@@ -11,7 +11,7 @@ from typing import Any
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot
-from windtunnel.training.checkpoint.model import Copy, Health
+from windtunnel.training.checkpoint.model import Copy
 
 
 class Regrouped(BaseException):
@@ -147,9 +147,6 @@ class FakeMemory:
         if digest not in self.cluster.layouts:
             raise CopyError(digest)
         return self.cluster.layouts[digest]
-
-    def health(self) -> Health:
-        return Health(self.cluster.committed, 2, 2, 0, None)
 
     def persist(self, step: int, url: str, keep: int = 0) -> None:
         self.cluster.persisted.append(step)

@@ -91,10 +91,25 @@ class Memory:
             assert self.changed.wait_for(lambda: condition(self.told), 20)
 
 
-def sender(folder: Path, memory: Memory, expected: list[float], **options: Any) -> spans.IdleSender:
-    """One that has its profile already; traffic is what ``marked`` says."""
+class Network:
+    """Counts bytes, more with each look while it is ``busy``."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.bytes = 0
+
+    def count(self) -> int:
+        self.bytes += int(self.busy)
+        return self.bytes
+
+
+def sender(
+    folder: Path, memory: Memory, expected: list[float], network: Network | None = None, **options: Any
+) -> spans.IdleSender:
+    """One that has its profile already."""
     job = FakeJob(Cluster(folder, 1), 0)
-    made = spans.IdleSender(job, memory, Settings(**options), 1000, sockets=list)
+    count = (network or Network()).count
+    made = spans.IdleSender(job, memory, Settings(**options), 1000, count=count)
     usual = [spans.Span(n * 1_000_000, seconds) for n, seconds in enumerate(expected)]
     made._profile.expected = usual
     made._plan(usual)
@@ -102,14 +117,13 @@ def sender(folder: Path, memory: Memory, expected: list[float], **options: Any) 
 
 
 def test_a_window_opens_when_the_network_falls_quiet_and_closes_with_traffic(folder: Path) -> None:
-    memory = Memory()
-    one = sender(folder, memory, [100.0], bandwidth=1e6)
-    one._profile.expected = [spans.Span(1 << 20, 100.0)]
-    one.mark(True)
+    memory, network = Memory(), Network()
+    one = sender(folder, memory, [100.0], network, bandwidth=1e6)
+    network.busy = True
     memory.wait(lambda told: told[-1] == 0.0)
-    one.mark(False)
+    network.busy = False
     memory.wait(lambda told: 0.0 < told[-1] <= 80.0)  # the safe part of what is left
-    one.mark(True)
+    network.busy = True
     memory.wait(lambda told: told[-1] == 0.0)
     one.close()
 
@@ -123,15 +137,13 @@ def test_what_does_not_fit_makes_checkpoints_rarer_and_says_so_once(folder: Path
 
 
 def test_without_room_in_any_span_sending_goes_on_beside_the_traffic(folder: Path) -> None:
-    memory = Memory()
-    one = sender(folder, memory, [100.0], bandwidth=1e6)
-    one.mark(True)
+    memory, network = Memory(), Network()
+    one = sender(folder, memory, [100.0], network, bandwidth=1e6)
+    network.busy = True
     memory.wait(lambda told: told[-1] == 0.0)
     one._plan([])  # the next steps have no idle span
     assert one._always and one.every == 1
     memory.wait(lambda told: told[-1] > 600.0)
-    one.mark(False)
-    one.mark(True)
     one.close()
     assert memory.told[-2:] == [OPEN, 0.0]
 

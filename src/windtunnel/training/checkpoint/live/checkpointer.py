@@ -41,7 +41,7 @@ from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.snapshot import agree_alike
 from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.live.whole import Whole, store
-from windtunnel.training.checkpoint.model import SHARED, Health
+from windtunnel.training.checkpoint.model import SHARED
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
 from windtunnel.training.checkpoint.settings import Settings, settings
@@ -194,24 +194,6 @@ class PeerCheckpointer:
     def committed(self) -> int:
         """The newest step whose copies are all known to be there, in this generation; -1 for none yet."""
         return self._access.memory.committed() if self._access else -1
-
-    def health(self) -> Health:
-        """How well the present state is kept."""
-        if self._access is None:
-            return Health(-1, 0, self.settings.copies, 0, None)
-        return self._access.memory.health()
-
-    @contextlib.contextmanager
-    def network_busy(self) -> Iterator[None]:
-        """Around communication that idle mode cannot see (NCCL): nothing is sent to peers meanwhile."""
-        if self._idle is None:
-            yield
-            return
-        self._idle.mark(True)
-        try:
-            yield
-        finally:
-            self._idle.mark(False)
 
     def flush(self) -> bool:
         """Wait, up to ``patience``, until the newest save is committed; whether it is.

@@ -10,7 +10,7 @@ Whether a checkpoint fits the spans of a step is the policy's word (`policy.span
 checkpoints are made every so many steps instead, and the run's events say so. Now and then the ranks tell
 each other their profiles, and all decide alike.
 
-Traffic that is not TCP of this process (NCCL over InfiniBand) is not seen: mark it, see `IdleSender.mark`.
+Traffic that is not TCP of this process (NCCL over InfiniBand) is not seen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ MOST_RECORDED = 32  # changes of the window
 _WINDOW = 16  # newest steps that the profile is made of
 _NEAR = 0.01  # of the bytes of a step: places so close are the same one
 _NEAREST = 4096  # bytes
-_MARK = 1 << 20  # bytes that communication which the sockets do not show counts for
 # struct tcp_info of Linux: bytes_acked and bytes_received, 64 bit each, since 4.1
 _COUNTERS = struct.Struct("@QQ")
 _COUNTERS_AT = 120
@@ -126,6 +125,11 @@ class Profile:
         return usual
 
 
+def group_traffic() -> int:
+    """`traffic` of the sockets of the process group."""
+    return traffic(group_sockets())
+
+
 def traffic(fds: Iterable[int]) -> int:
     """Bytes that the connected TCP sockets among ``fds`` sent (as acknowledged) and received so far."""
     total = 0
@@ -158,17 +162,14 @@ class IdleSender:
         settings: Settings,
         nbytes: int,
         *,
-        sockets: Callable[[], Iterable[int]] = group_sockets,
+        count: Callable[[], int] = group_traffic,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every = 1
         self._job, self._memory, self._settings, self._nbytes = job, memory, settings, nbytes
-        self._sockets, self._clock = sockets, clock
+        self._count, self._clock = count, clock
         self._profile = Profile(settings.profile, 2 * PERIOD)
         self._lock = threading.RLock()
-        self._marks = 0
-        self._marked = False
-        self._marked_so_far = 0
         self._quiet = 0
         self._opened = self._endless = True  # until the profile is known
         self._always = False
@@ -182,15 +183,6 @@ class IdleSender:
         memory.open_window(OPEN)
         self._thread = threading.Thread(target=self._run, name="windtunnel-idle", daemon=True)
         self._thread.start()
-
-    def mark(self, busy: bool) -> None:
-        """Communication that the sockets do not show begins, or ends; it may nest."""
-        with self._lock:
-            self._marks += 1 if busy else -1
-            self._marked = True
-            self._marked_so_far += _MARK if busy else 0
-            if busy and self._profile.expected is not None:
-                self._look(True)
 
     def step_ended(self) -> None:
         """A step of training ended; once the profile is known, and now and then, decide how often to save.
@@ -258,13 +250,12 @@ class IdleSender:
         self._job.event("note", text=f"network profile: {text}")
 
     def _run(self) -> None:
-        last = traffic(self._sockets())
+        last = self._count()
         while not self._stop.wait(PERIOD):
-            total = traffic(self._sockets())
+            total = self._count()
+            busy = total != last
             with self._lock:
-                busy = total != last or self._marks > 0 or self._marked
-                self._marked = False
-                self._profile.look(self._clock(), busy, total + self._marked_so_far)
+                self._profile.look(self._clock(), busy, total)
             last = total
             self._rate()
             with suppress(OSError):  # the agent is gone: the job will be told by others

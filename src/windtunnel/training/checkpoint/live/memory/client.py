@@ -22,7 +22,7 @@ from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.messages import ERRORS, Caller, Pace, Ranks, Reservation
 from windtunnel.training.checkpoint.live.memory.state import Board
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot
-from windtunnel.training.checkpoint.model import Copy, Health
+from windtunnel.training.checkpoint.model import Copy
 from windtunnel.training.checkpoint.policy.placement import Kind
 
 LONGEST = 600.0
@@ -152,11 +152,6 @@ class LocalMemory:
             with contextlib.suppress(OSError, CopyError), self._peer(address) as sock:
                 return transfer.layout(sock, digest)
         raise CopyError(f"no host has the layout {digest}")
-
-    def health(self) -> Health:
-        """How well the present state is kept, as far as this host knows."""
-        health: Health = self._service.health()
-        return health
 
     def traffic(self) -> dict[int, tuple[int, int]]:
         """By step: bytes of this host's shards that were sent, and how many of them within windows."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from windtunnel.base.schema import Table, count, each, fields, flag, integer, maybe, text
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.checkpoint.model import Copy, Health, Shard
+from windtunnel.training.checkpoint.model import Copy, Shard
 from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.checkpoint.settings import Mode
 
@@ -118,8 +118,6 @@ class Ranks(Protocol):
 
     def addresses(self) -> list[str]:
         """Of all hosts' services."""
-
-    def health(self) -> Health: ...
 
     def traffic(self) -> list[tuple[int, int, int]]:
         """By step: bytes that were sent, and how many of them within windows."""

@@ -20,7 +20,7 @@ from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, Spec
 from windtunnel.training.checkpoint.live.memory.storing import Persister
 from windtunnel.training.checkpoint.live.memory.transfer import Refused
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot
-from windtunnel.training.checkpoint.model import Copy, Health, Placement, Shard
+from windtunnel.training.checkpoint.model import Copy, Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
 from windtunnel.training.elastic.model import MemberHost
@@ -207,7 +207,7 @@ class Owner:
         with state.changed:
             if state.generation == caller.generation:
                 it = header.shard
-                state.ledger.saved(rank, step, shard, state.host.id, holders, it.generation)
+                state.ledger.saved(rank, step, shard, holders, it.generation)
                 for host in holders:
                     self._send(host, self._delivery(memory_slot, it, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
@@ -252,8 +252,6 @@ class Owner:
             while len(self._traffic) > TRAFFIC_KEPT:
                 del self._traffic[min(self._traffic)]
             ledger.arrived(delivery.rank, it.step, it.name, host)
-            if it.step == max(state.committed, state.base) and it.name in state.holders:
-                state.holders[it.name] |= {host}
             state.changed.notify_all()
         self._post_if_done(delivery.rank, it.step)
 
@@ -261,11 +259,10 @@ class Owner:
         state = self._state
         with state.changed:
             spec = state.specs.get(rank)
-            holders = state.ledger.done(rank, step, spec.nbytes) if spec else None
+            course = state.ledger.done(rank, step, spec.nbytes) if spec else None
             term = state.term
-            about = state.ledger.about(rank, step) if holders is not None else {}
-        if holders is not None:
-            state.context.post(f"checkpoint/{step}/{term}", rank, {"holders": holders, **about})
+        if course is not None:
+            state.context.post(f"checkpoint/{step}/{term}", rank, {"course": course})
 
     def wait(self, caller: Caller, step: int, seconds: float) -> bool:
         state = self._state
@@ -316,9 +313,6 @@ class Owner:
     def addresses(self) -> list[str]:
         membership = self._state.membership
         return [host.memory for host in membership.hosts] if membership else []
-
-    def health(self) -> Health:
-        return self._state.health()
 
     def traffic(self) -> list[tuple[int, int, int]]:
         with self._state.changed:

@@ -98,7 +98,7 @@ class MemoryService:
         if kind == "persist":
             self._persister.decided(key, values)
         else:
-            self._state.commit(int(step), values)
+            self._state.commit(int(step))
 
     def close(self, wipe: bool) -> None:
         """Stop; ``wipe``: and delete all that is kept, or else let a step that is being written to storage

@@ -2,8 +2,7 @@
 committed, and the one lock.
 
 A rank's step is *done* when each of its shards has reached all the hosts that are to hold it; that is posted,
-and when every rank has posted, the step is committed. What is posted says which hosts hold each shard, so
-from then on every host can tell how many copies of each are left when hosts are lost.
+and when every rank has posted, the step is committed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,32 +20,26 @@ from typing import Any, Protocol
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
 from windtunnel.training.checkpoint.live.memory.transfer import Refused
-from windtunnel.training.checkpoint.model import Health
 from windtunnel.training.checkpoint.settings import Limits
 from windtunnel.training.elastic.model import MemberHost, Membership
-
-Holders = dict[str, list[int]]
-"""Shard: ids of the hosts that hold a verified copy."""
 
 
 @dataclass
 class _Shard:
-    has: set[int]
     lacks: set[int]
     course: int
 
 
 @dataclass
 class Ledger:
-    """``steps[rank][step][shard]``: where its copies are and where they are still to go."""
+    """``steps[rank][step][shard]``: where its copies are still to go."""
 
     _steps: dict[tuple[int, int], dict[str, _Shard]] = field(default_factory=dict)
     _posted: set[tuple[int, int]] = field(default_factory=set)
 
-    def saved(self, rank: int, step: int, shard: str, host: int, wanted: Iterable[int], course: int) -> None:
-        """``host`` (this one) has ``shard``, of the generation ``course``; the hosts ``wanted`` are to get
-        it."""
-        self._steps.setdefault((rank, step), {})[shard] = _Shard({host}, set(wanted) - {host}, course)
+    def saved(self, rank: int, step: int, shard: str, holders: Iterable[int], course: int) -> None:
+        """This host has ``shard``, of the generation ``course``; the hosts ``holders`` are to get it."""
+        self._steps.setdefault((rank, step), {})[shard] = _Shard(set(holders), course)
         # Only the newest steps of a rank can still be committed.
         for old in [key for key in self._steps if key[0] == rank and key[1] < step - 8]:
             del self._steps[old]
@@ -56,36 +49,17 @@ class Ledger:
         entry = self._steps.get((rank, step), {}).get(shard)
         if entry is not None:
             entry.lacks.discard(host)
-            entry.has.add(host)
 
-    def done(self, rank: int, step: int, shards: Collection[str]) -> Holders | None:
-        """Who holds the rank's ``shards``, the first time that all of them are where they are to be; else
-        None."""
+    def done(self, rank: int, step: int, shards: Collection[str]) -> int | None:
+        """The generation that the copies of the rank's ``shards`` carry, the first time that all of them are
+        where they are to be; else None."""
         entries = self._steps.get((rank, step), {})
         if (rank, step) in self._posted or not set(shards) <= entries.keys():
             return None
         if any(entries[shard].lacks for shard in shards):
             return None
         self._posted.add((rank, step))
-        return {shard: sorted(entries[shard].has) for shard in shards}
-
-    def about(self, rank: int, step: int) -> dict[str, Any]:
-        """For the record of the commit: the generation that the copies of the rank's shards carry."""
-        return {"course": max(entry.course for entry in self._steps[rank, step].values())}
-
-
-def merged(values: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
-    """The holders that all ranks posted, together."""
-    union: dict[str, frozenset[int]] = {}
-    for value in values:
-        for shard, hosts in value["holders"].items():
-            union[shard] = union.get(shard, frozenset()) | frozenset(hosts)
-    return union
-
-
-def replication(holders: Mapping[str, Collection[int]], alive: Collection[int]) -> int:
-    """Fewest copies that any shard has on the hosts ``alive``; 0 where nothing is known."""
-    return min((len(set(hosts) & set(alive)) for hosts in holders.values()), default=0)
+        return max(entry.course for entry in entries.values())
 
 
 _BOARD = struct.Struct("<qq")
@@ -161,8 +135,6 @@ class State:
         self.committed = -1
         self.base = -1  # the step that all went back to last
         self.course = 0  # how often they did in this generation
-        self.committed_at: float | None = None
-        self.holders: dict[str, frozenset[int]] = {}
         self.specs: dict[int, Spec] = {}
         self.ledger = Ledger()
         self.closed = False
@@ -212,13 +184,12 @@ class State:
             self.ledger = Ledger()
             self.changed.notify_all()
 
-    def commit(self, step: int, values: dict[Any, Any]) -> bool:
+    def commit(self, step: int) -> bool:
         """All ranks have posted ``step`` in this generation; whether that is news."""
         with self.changed:
             if self.closed or step < self.committed:
                 return False
-            self.holders = merged(values.values())
-            self._set(step, time.time())
+            self._set(step)
             dropped = self.folder.retire(step, self.generation)
         if dropped:
             threading.Thread(target=dropped.clear, name="retired", daemon=True).start()
@@ -241,21 +212,10 @@ class State:
             if news:  # what was posted or under way is of what they left
                 self.ledger = Ledger()
             self.base, self.course = step, course
-            if step != self.committed:
-                self.holders = {}
-            self._set(-1, None)
+            self._set(-1)
             return news
 
-    def health(self) -> Health:
-        """How well the present state is kept, as far as it is known here."""
-        with self.changed:
-            alive = [host.id for host in self.membership.hosts] if self.membership else []
-            wanted = max((spec.copies for spec in self.specs.values()), default=0)
-            age = None if self.committed_at is None else max(0.0, time.time() - self.committed_at)
-            step = max(self.committed, self.base)
-            return Health(step, replication(self.holders, alive), wanted, self.folder.nbytes, age)
-
-    def _set(self, step: int, at: float | None) -> None:
-        self.committed, self.committed_at = step, at
+    def _set(self, step: int) -> None:
+        self.committed = step
         self.board.write(step)
         self.changed.notify_all()
