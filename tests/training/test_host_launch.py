@@ -18,6 +18,7 @@ import pytest
 from host_helpers import STAYS, alive, environment, kinds, script
 from typer.testing import CliRunner
 
+from support.strikes import kill_agent, kill_forkserver, kill_host, kill_worker, set_link
 from support.waiting import until
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
@@ -151,7 +152,7 @@ def test_what_was_merely_printed_is_no_cause(go: Launch) -> None:
 def test_a_killed_worker_is_replaced_and_the_others_go_on(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=3)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
-    launched.kill_worker(1)
+    kill_worker(launched, 1)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 3)}
     assert (first[0], first[2]) == (second[0], second[2])
     assert first[1] != second[1]
@@ -161,7 +162,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(go: Launch, tmp_path: 
 def test_a_stopped_worker_is_fenced(go: Launch, tmp_path: Path) -> None:
     launched = go(frozen_after=0.5)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
-    launched.stop_worker(0)
+    kill_worker(launched, 0, signal.SIGSTOP)
     here(launched, 2, 2)
     until(lambda: not alive(first[0]))
     assert kinds(launched.events(), "lost")[0]["evidence"] == "frozen"
@@ -172,7 +173,7 @@ def test_a_lost_host_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
     before = launched.places()[1]
-    launched.kill_host(1)
+    kill_host(launched, 1)
     here(launched, 2, 2)
     after = until(lambda: launched.places().get(1))
     assert after["host"] != before["host"]
@@ -185,7 +186,7 @@ def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
     launched = go(spares=1)
     here(launched, 1, 2)
     until(lambda: len(kinds(launched.events(), "host.joined")) == 3)
-    launched.kill_agent(0)
+    kill_agent(launched, 0)
     here(launched, 2, 2)
     assert kinds(launched.events(), "ordered") == []
     finish(launched, tmp_path)
@@ -194,7 +195,7 @@ def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
 def test_a_job_shrinks(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=3, on_loss="shrink", min_hosts=2)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
-    launched.kill_host(0)
+    kill_host(launched, 0)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
     assert sorted(second.values()) == sorted((first[1], first[2]))
     assert set(second) == {0, 1}
@@ -204,8 +205,8 @@ def test_a_job_shrinks(go: Launch, tmp_path: Path) -> None:
 def test_the_fork_server_dies_and_the_next_worker_starts(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
-    launched.kill_forkserver()
-    launched.kill_worker(0)
+    kill_forkserver(launched)
+    kill_worker(launched, 0)
     here(launched, 2, 2)
     finish(launched, tmp_path)
 
@@ -214,9 +215,9 @@ def test_the_fork_server_dies_and_the_next_worker_starts(go: Launch, tmp_path: P
 def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
-    launched.kill_forkserver()
-    launched.kill_host(0)
-    launched.kill_host(1)
+    kill_forkserver(launched)
+    kill_host(launched, 0)
+    kill_host(launched, 1)
     until(lambda: generation(launched) >= 2)
     here(launched, generation(launched), 2)
     finish(launched, tmp_path)
@@ -273,11 +274,11 @@ def test_hosts_with_a_network_each(go: Launch, tmp_path: Path) -> None:
         (pid,) = status["workers"].values()
         assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{places[place]['pid']}/ns/net")
     assert "rate 80Mbit" in subprocess.run(["tc", "qdisc"], capture_output=True, text=True, check=True).stdout
-    launched.link(1, up=False)
+    set_link(launched, 1, up=False)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
     assert second[0] == first[0]
     assert kinds(launched.events(), "lost")[0]["evidence"] == "lease"
-    launched.kill_host(1, silent=True)
+    kill_host(launched, 1, silent=True)
     here(launched, 3, 2)
     finish(launched, tmp_path)
     bridge = f"wt{launched.token.rpartition('-')[2]}"
@@ -363,7 +364,7 @@ def test_ranks_are_not_late_while_the_fork_server_that_is_to_start_one_still_imp
 
     until(lambda: len({event["rank"] for event in grouped(1)}) == 2)
     os.kill(launched.site.forkserver.process.pid, signal.SIGSTOP)
-    launched.kill_worker(1)
+    kill_worker(launched, 1)
     until(lambda: launched.outcome or len({event["rank"] for event in grouped(2)}) == 2)
     assert launched.outcome is None
     assert not [event for event in kinds(launched.events(), "lost") if "joined no group" in event["error"]]
@@ -381,7 +382,7 @@ def test_a_fork_server_that_ends_while_it_starts_a_worker_stops_no_launcher(
         os.kill(server, signal.SIGKILL)
         until(lambda: launched.site.forkserver.process.pid != server)
         until(lambda: None in launched._adopted or not launched._adopted)
-    launched.kill_worker(1)
+    kill_worker(launched, 1)
     here(launched, 2, 2)
     finish(launched, tmp_path)
 
@@ -425,7 +426,7 @@ def test_a_new_host_prints_where_the_first_did(go: Launch, tmp_path: Path) -> No
         launched = go(output=given.fileno())
         here(launched, 1, 2)
         os.dup2(other.fileno(), given.fileno())
-        launched.kill_host(1)
+        kill_host(launched, 1)
         here(launched, 2, 2)
         finish(launched, tmp_path)
     assert '"generation": 2' in (tmp_path / "given").read_text()

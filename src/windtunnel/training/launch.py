@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ from windtunnel.training.elastic.live.supervisor.server import Supervisor
 from windtunnel.training.elastic.live.supervisor.stores import StoreProcess
 from windtunnel.training.elastic.policy.state import Outcome, past
 from windtunnel.training.elastic.spec import JobSpec
-from windtunnel.training.site import Site, SiteHost, statuses
+from windtunnel.training.site import Site, statuses
 
 TICK = 0.02
 PATIENCE = 10.0
@@ -188,50 +186,12 @@ class Launched:
         alive = {host.process.pid for host in self.site.hosts if host.process.poll() is None}
         return statuses(self.folder, alive.__contains__)
 
-    def kill_host(self, place: int, *, silent: bool = False) -> None:
-        """A host is gone: SIGKILL to its workers and its agent, its memory is lost. ``silent`` (with
-        "netns"): its network goes first, so that no peer sees a connection close."""
-        status = self.places()[place]
-        if silent and self.network is not None:
-            self.network.link_down(self._host_of(status["pid"]).name)
-        self._injected(f"kill_host({place})", place, None)
-        for pid in (status["pid"], *status["workers"].values()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(status["memory"], ignore_errors=True)
-
-    def kill_agent(self, place: int) -> None:
-        """SIGKILL to an agent alone."""
-        self._injected(f"kill_agent({place})", place, None)
-        os.kill(self.places()[place]["pid"], signal.SIGKILL)
-
-    def kill_worker(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """A signal to a worker."""
-        place = rank // self.job.per_host
-        pid = self.places()[place]["workers"][rank]
-        self._injected(f"kill_worker({rank})", place, rank)
-        os.kill(pid, number)
-
-    def stop_worker(self, rank: int) -> None:
-        """SIGSTOP: the worker freezes, its connections stay open."""
-        self.kill_worker(rank, signal.SIGSTOP)
-
     def add_host(self) -> None:
         """A host comes that nobody ordered (spot capacity, a repair); the policy says what becomes of
         it."""
         with self._lock:
             if not self._closing:
                 self._start_host()
-
-    def kill_forkserver(self) -> None:
-        """SIGKILL to the fork server; the launcher starts another."""
-        self.site.forkserver.process.kill()
-
-    def link(self, place: int, *, up: bool) -> None:
-        """Take a host's network link down, or up again (needs "netns")."""
-        assert self.network is not None
-        name = self._host_of(self.places()[place]["pid"]).name
-        self.network.link_up(name) if up else self.network.link_down(name)
 
     def close(self) -> None:
         """End everything that is left. May be called more than once."""
@@ -380,19 +340,9 @@ class Launched:
             if event["kind"] == "finished":
                 self.outcome = self.outcome or Outcome.of(self._events)
 
-    def _injected(self, fault: str, place: int | None, rank: int | None) -> None:
-        """Our own strikes are in no log of the supervisor: they are kept with the events of this process."""
-        event = {"kind": "injected", "t": time.time(), "fault": fault, "place": place, "rank": rank}
-        event["generation"] = max((e["generation"] for e in self.events()), default=0)
-        with self._lock:
-            self._events.append(event)
-
     def _note(self, text: str) -> None:
         if self._on_event is not None:
             self._on_event({"kind": "note", "t": time.time(), "text": text, "generation": 0})
-
-    def _host_of(self, pid: int) -> SiteHost:
-        return self.site.of(pid)
 
     # -- the end -----------------------------------------------------------------------------------------
 

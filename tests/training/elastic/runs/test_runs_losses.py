@@ -11,6 +11,7 @@ import pytest
 from runs_helpers import STEPS, at_gate, end_well, forge_slots, forge_stored, of, open_gate, running, same
 
 from support.certificates import Authority
+from support.strikes import kill_host
 from support.waiting import until
 from windtunnel.training.elastic import faults
 
@@ -128,15 +129,15 @@ def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
                 os.kill(pid, signal.SIGKILL)
         open_gate(launched, 2)
         at_gate(launched, 5)
-        launched.kill_host(0)
-        launched.kill_host(2)
+        kill_host(launched, 0)
+        kill_host(launched, 2)
         open_gate(launched, 5)
         at_gate(launched, 9)
         stored = until(lambda: [event["step"] for event in of(launched, "persisted") if event["step"] == 8])[
             0
         ]
-        launched.kill_host(2)
-        launched.kill_host(3)
+        kill_host(launched, 2)
+        kill_host(launched, 3)
         open_gate(launched, 9)
         found = same(launched, sharded, lost=3)
     assert [one.steps_lost for one in found] == [0, 0, 8 - stored]
@@ -157,8 +158,8 @@ def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
         at_gate(launched, 8, 2)
         until(lambda: any(event["step"] == 7 for event in of(launched, "persisted")))
         forge_stored(url, 7, 60)
-        launched.kill_host(0)
-        launched.kill_host(1)
+        kill_host(launched, 0)
+        kill_host(launched, 1)
         open_gate(launched, 8)
         end_well(launched)
         assert [event["step"] for event in of(launched, "step")] == [*range(12)]
@@ -174,8 +175,8 @@ def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp
         folder.mkdir()
         with running(folder, "--gates", 4, kind="plain", hosts=2, **settings) as launched:
             at_gate(launched, 4, 2)
-            launched.kill_host(0)
-            launched.kill_host(1)
+            kill_host(launched, 0)
+            kill_host(launched, 1)
             open_gate(launched, 4)
             if word == "restart":
                 end_well(launched)

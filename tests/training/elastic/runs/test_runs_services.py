@@ -24,6 +24,7 @@ from runs_helpers import (
 )
 from runs_trainer import Samples, build, data
 
+from support.strikes import kill_forkserver, kill_host, kill_worker
 from support.waiting import until
 from windtunnel.base.plain import from_plain
 from windtunnel.training.elastic import policy as elastic
@@ -41,7 +42,7 @@ def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]
         before = at_gate(launched, 5)
         (own,) = slot_files(launched, 1, "rank1", 4)
         flip(own)
-        launched.kill_worker(1)
+        kill_worker(launched, 1)
         at_gate(launched, 5, after=before)
         assert any(
             "bad copies were passed over: rank1 of step 4 at place 1" in n["text"]
@@ -52,7 +53,7 @@ def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]
         at_gate(launched, 9)
         (replica,) = slot_files(launched, 2, "rank3", 8)
         flip(replica)
-        launched.kill_host(3)
+        kill_host(launched, 3)
         open_gate(launched, 9)
         found = same(launched, sharded)
         assert not [event for event in of(launched, "lost") if event["own"]]
@@ -64,11 +65,11 @@ def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
     with running(tmp_path, "--gates", 3, 9) as launched:
         at_gate(launched, 3)
         os.kill(of(launched, "store")[-1]["pid"], signal.SIGKILL)
-        launched.kill_worker(2)
+        kill_worker(launched, 2)
         open_gate(launched, 3)
         at_gate(launched, 9)
-        launched.kill_forkserver()
-        launched.kill_host(1)
+        kill_forkserver(launched)
+        kill_host(launched, 1)
         open_gate(launched, 9)
         found = same(launched, sharded)
     assert len(found) == 2
@@ -83,7 +84,7 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
     with running(tmp_path, "--gates", 4, 8, faults=strikes, network="netns") as launched:
         before = at_gate(launched, 4)
         away = launched.places()[2]
-        host = launched._host_of(away["pid"])
+        host = launched.site.of(away["pid"])
         assert launched.network is not None
         launched.network.link_down(host.name)
         at_gate(launched, 4, after=before)
@@ -98,9 +99,9 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
         before = at_gate(launched, 8)
         # two of which each reaches all others, and the supervisor: no group with both can form
         ids = {place: status["host"] for place, status in launched.places().items()}
-        one, other = (launched._host_of(launched.places()[place]["pid"]).name for place in (0, 2))
+        one, other = (launched.site.of(launched.places()[place]["pid"]).name for place in (0, 2))
         launched.network.part(one, other, apart=True)
-        launched.kill_worker(1)
+        kill_worker(launched, 1)
         at_gate(launched, 8, after=before)
         cut = [event for event in of(launched, "lost") if event["evidence"] == "cut"]
         assert [(event["host"], event["place"]) for event in cut] == [(ids[2], 2)]
@@ -132,7 +133,7 @@ def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
 
     with running(tmp_path, "--drop", 0, "--gates", 4, 8, on_loss="shrink", min_hosts=2) as launched:
         at_gate(launched, 4)
-        launched.kill_host(1)
+        kill_host(launched, 1)
         open_gate(launched, 4)
         at_gate(launched, 8, 3)
         launched._start_host()
@@ -167,7 +168,7 @@ def test_a_script_without_run_is_started_anew_as_a_whole(tmp_path: Path) -> None
     script.write_text(textwrap.dedent(PLAIN))
     with running(tmp_path, script=script, hosts=2) as launched:
         until(lambda: len(list(launched.folder.glob("began.*"))) == 2)
-        launched.kill_worker(1)
+        kill_worker(launched, 1)
         until(lambda: len(list(launched.folder.glob("began.*"))) == 4)
         (launched.folder / "go").touch()
         end_well(launched)
