@@ -88,7 +88,7 @@ NEWEST = "newest"
 
 
 def checkpoint_drawn() -> Iterator[tuple[str, checkpoint.Observation]]:
-    """Slots, cadences, placements, chunks and windows; and what is there after losses, courses and faults."""
+    """Slots, placements, chunks and windows; and what is there after losses, courses and faults."""
     for one in _checkpoint_drawn():
         yield NEWEST, one
 
@@ -98,8 +98,6 @@ def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
     yield from any_of(
         checkpoint.SlotWanted, 1, 60, slots=[2], step=[4, 5], slot_steps=held, committed=ends, base=ends
     )
-    times = [(0.0,), (1.0,), (1.0, 1.1, 1.3), (2.0, 1.2)]
-    yield from any_of(checkpoint.StepTimes, 2, 20, share=[0.01, 0.5], plain=times, saving=times)
     rooms = [0.0, 0.004, 0.05, 5.0, 900.0, None]
     yield from any_of(
         checkpoint.Sending, 3, 60, mode=["idle", "idle", "concurrent"], left=[900, 1 << 26], chunk=[1 << 20],

@@ -210,14 +210,13 @@ def _host_of(core: Core, rank: Any) -> int:
 
 def checkpoint_record(folder: Path) -> list[Path]:
     """Hosts are killed one by one, so that steps come from memory and from peers, then two at once, so that
-    one comes from storage. Two more jobs keep to a budget, and send in idle spans."""
+    one comes from storage. One more job sends in idle spans."""
     faults = ("kill:host=1,step=2", "kill:host=0,step=5", "kill:host=0,step=8", "kill:host=1,step=8")
     words: list[str | Path] = ["--persist", folder / "stored", "--persist-every", "2", "--spares", "4"]
     words += [word for fault in faults for word in ("--inject", fault)]
     logs = []
     for name, hosts, numel, steps, options, more in (
         ("kept", "3", 8, 11, 'mode="blocking"', words),
-        ("budget", "2", 8, 30, "budget=0.01", []),
         ("idle", "2", 1 << 20, 30, 'mode="idle", profile=3, bandwidth=2e8', []),
     ):
         script = folder / f"{name}.py"
@@ -263,7 +262,7 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                                 f"step {seen['step']} is saved after {step}, {every} apart is decided"
                             )
                     slot = event
-                case "decision", "StepTimes" | "Profiles":
+                case "decision", "Profiles":
                     every, slot = answer["every"], None
                 case "decision", "Inventory":
                     plan = answer

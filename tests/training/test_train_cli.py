@@ -37,8 +37,6 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--placement", "stack"], "--placement stack: accepted are group, ring, mixed, domains"),
         (["--network", "wifi"], "--network wifi"),
         (["--copies", "3", "--nodes", "2"], "--copies 3: accepted are 1 to 2"),
-        (["--budget", "0"], "--budget 0: a share above 0, of 1 at the most, is accepted"),
-        (["--budget", "0.03", "--mode", "idle"], "--budget: --mode idle finds by itself how often it saves"),
         (["--min-hosts", "3", "--hosts", "2"], "--min-hosts 3: more than --hosts 2"),
         (["--rate", "fast", "--network", "netns"], "--rate fast: accepted is a rate such as"),
         (["--rate", "1Gbit"], "give --network netns"),

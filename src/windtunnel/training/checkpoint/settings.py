@@ -27,11 +27,10 @@ class Settings:
     one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
     storage, written every ``persist_every`` steps, of which the newest ``keep`` stay (0: all).
     ``on_no_checkpoint``: what becomes of a job whose committed steps are all lost: "fail", or "restart" from
-    the beginning. ``every``: steps between checkpoints. ``budget``: the share of a step's time that they may
-    cost on the average; how many steps lie between them is then measured, ``every`` at least. ``patience``:
-    seconds that a save waits for the one before to be committed, before it is left out. ``stored``: seconds
-    that the end of a job waits for what is being written to storage. ``verify``: compare what all ranks
-    should hold alike now and then, and check every copy. ``rng``: save and restore the global generators.
+    the beginning. ``every``: steps between checkpoints. ``patience``: seconds that a save waits for the one
+    before to be committed, before it is left out. ``stored``: seconds that the end of a job waits for what is
+    being written to storage. ``verify``: compare what all ranks should hold alike now and then, and check
+    every copy. ``rng``: save and restore the global generators.
     For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s, measured where it is None),
     ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that
     is used.
@@ -47,7 +46,6 @@ class Settings:
     keep: int = 0
     on_no_checkpoint: Literal["fail", "restart"] = "fail"
     every: int = 1
-    budget: float | None = None
     patience: float = 60.0
     stored: float = 60.0
     verify: bool = True
@@ -97,14 +95,8 @@ def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
     except (TypeError, ValueError) as error:
         raise UserError(f"{origin}: {error}") from error
     for name, value in vars(chosen).items():
-        if name == "budget" and value is not None and not 0 < value <= 1:
-            raise UserError(f"{origin}: budget is {value:g}; a share above 0, of 1 at the most, is accepted")
         if value < _LEAST[name] if name in _LEAST else isinstance(value, float) and not value > 0:
             least = f"{_LEAST[name]} or more" if name in _LEAST else "a number above 0"
             raise UserError(f"{origin}: {name} is {value:g}; {least} is accepted")
     require(chosen.slots)
-    if chosen.budget is not None and chosen.mode == "idle":
-        raise UserError(
-            f"{origin}: mode idle finds by itself how often it saves; budget is not accepted with it"
-        )
     return chosen

@@ -35,7 +35,7 @@ PRELOAD = (
 )
 _PATHS = ("script", "cwd", "secret_file")
 _OF_CHECKPOINTS = (
-    *("placement", "mode", "slots", "every", "budget"),
+    *("placement", "mode", "slots", "every"),
     *("persist", "persist_every", "keep", "on_no_checkpoint"),
 )
 
@@ -87,9 +87,6 @@ class JobSpec:
     )  # fmt: skip
     slots: int = option(Checkpoints.slots, "Steps kept in each copy, 2 or 3.", least=2, most=3)
     every: int = option(Checkpoints.every, "Steps between checkpoints to memory.", least=1)
-    budget: float | None = option(
-        None, "Share of the training time that checkpoints may cost (0.03). Intervals follow from it."
-    )
     persist: str = option("", "Storage for checkpoints (fsspec).", metavar="URL")
     persist_every: int = option(
         Checkpoints.persist_every, "Steps between checkpoints that go to storage.", least=1
@@ -258,10 +255,6 @@ class JobSpec:
             raise UserError(f"`lease` {self.lease:g}: it must be more than 0 seconds")
 
     def _check_checkpoints(self) -> None:
-        if self.budget is not None and not 0 < self.budget <= 1:
-            raise UserError(f"`budget` {self.budget:g}: a share above 0, of 1 at the most, is accepted")
-        if self.budget is not None and self.mode == "idle":
-            raise UserError("`budget`: `mode` idle finds by itself how often it saves")
         if self.copies is not None and self.copies > self.hosts:
             raise UserError(f"`copies` {self.copies}: accepted are 1 to {self.hosts}, a host for each copy")
         if self.domains and len(self.domains) != self.hosts:

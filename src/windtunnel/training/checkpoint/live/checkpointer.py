@@ -35,7 +35,6 @@ from windtunnel.training.checkpoint.live.access import (
     Stored,
     attach,
 )
-from windtunnel.training.checkpoint.live.cadence import Learner
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.snapshot import agree_alike
@@ -88,7 +87,6 @@ class PeerCheckpointer:
         self._outside: set[str] = set()  # doubts about loaders that are not in the state
         self._warned = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
-        self._cadence: Learner | None = None
         job_state["current"] = self
         job.at_end(self._last)
 
@@ -158,7 +156,7 @@ class PeerCheckpointer:
             self._begin(-1)
         if self._idle is not None:
             self._idle.step_ended()
-        if self._passes(step):
+        if (step + 1) % self._interval():
             return
         # the first save at or after each `persist_every` steps goes to storage
         if chosen.persist and (step + 1) % chosen.persist_every < self._interval():
@@ -450,18 +448,7 @@ class PeerCheckpointer:
 
     def _interval(self) -> int:
         """Steps from one checkpoint to the next."""
-        if self._cadence is not None:
-            return max(self.settings.every, self._cadence.every)
         return self.settings.every * (self._idle.every if self._idle is not None else 1)
-
-    def _passes(self, step: int) -> bool:
-        """Whether ``step`` is none that is saved."""
-        chosen = self.settings
-        if chosen.budget is not None and self._cadence is None:
-            self._cadence = Learner(self.job, chosen.budget, str(self._serial))
-        learns = self._cadence is not None and self._cadence.passes()
-        stored = bool(chosen.persist) and not (step + 1) % chosen.persist_every
-        return bool((step + 1) % self._interval()) or (learns and not stored)
 
     def _end(self) -> None:
         """Let go of the slots; nothing of this object writes any more."""

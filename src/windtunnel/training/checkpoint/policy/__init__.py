@@ -1,18 +1,16 @@
 """What checkpoints in memory ask: which step a job goes on from, which slot may be overwritten, when to send.
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events.
-How often copies are made (`interval`) is settled before a run begins, unless a bound is set on what they may
-cost, or they go in idle spans: then after some steps (`cadence`, `spans`).
+How often copies are made (`interval`) is settled before a run begins, unless they go in idle spans: then
+after some steps (`spans`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 
 from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePlan, StoredStep
-from windtunnel.training.checkpoint.policy.cadence import every_for
 from windtunnel.training.checkpoint.policy.pacing import (
     Allowance,
     CopiesWanted,
@@ -30,7 +28,6 @@ from windtunnel.training.checkpoint.policy.spans import NetworkProfile, Profiles
 __all__ = [
     "POLICIES",
     "Allowance",
-    "Cadence",
     "CopiesWanted",
     "Decision",
     "Inventory",
@@ -42,7 +39,6 @@ __all__ = [
     "Slot",
     "SlotWanted",
     "Spread",
-    "StepTimes",
     "Window",
     "decide",
 ]
@@ -81,41 +77,19 @@ class Slot:
     free: bool
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of steps without a save before them (``plain``), and of those that follow one (``saving``),
-    where saves may make steps longer by ``share`` on the average."""
-
-    share: float
-    plain: tuple[float, ...]
-    saving: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """A save ``every`` so many steps; a step takes ``plain`` seconds, and after a save ``more``."""
-
-    every: int
-    plain: float
-    more: float
-
-
-Observation = Inventory | SlotWanted | StepTimes | CopiesWanted | Sending | Looked | Profiles
-Decision = RestorePlan | Slot | Cadence | Placement | Allowance | Window | Spread
+Observation = Inventory | SlotWanted | CopiesWanted | Sending | Looked | Profiles
+Decision = RestorePlan | Slot | Placement | Allowance | Window | Spread
 
 
 def decide(observation: Observation) -> Decision:
-    """The newest step that every shard has a good copy of, the slot to write to, how often to save, where
-    copies lie, and when they are sent."""
+    """The newest step that every shard has a good copy of, the slot to write to, where copies lie, when they
+    are sent, and how often then."""
     match observation:
         case Inventory(copies, stored, bad, log, restart):
             return plan_restore(copies, stored, frozenset(bad), log, restart)
         case SlotWanted(slots, step, slot_steps, committed, base):
             free = committed >= base and may_overwrite(slots, step, slot_steps, committed)
             return Slot(slot_for(slots, step, slot_steps), free)
-        case StepTimes(share, plain, saving):
-            alone = median(plain)
-            return Cadence(every_for(share, plain, saving), alone, median(saving) - alone)
         case CopiesWanted():
             return holders(observation)
         case Sending():
