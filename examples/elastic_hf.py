@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from windtunnel.training.checkpoint.adapters.huggingface import ElasticCallback  # elastic
+from windtunnel.training.checkpoint.adapters.huggingface import ElasticTrainerCallback  # elastic
 from windtunnel.training.elastic import Job, run  # elastic
 
 
@@ -51,7 +51,7 @@ def train(job: Job) -> dict:  # elastic: it was main()
         attention_dropout=0.1,
     )
     trainer = Trainer(LlamaForCausalLM(config), args, train_dataset=Tokens(44, 12))
-    ElasticCallback(job).attach(trainer)  # elastic
+    ElasticTrainerCallback(job).attach(trainer)  # elastic
     trainer.train()
     weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
     digest = hashlib.sha256(weights.cpu().numpy().tobytes()).hexdigest()

@@ -33,7 +33,7 @@ from windtunnel.training.checkpoint.policy import pacing
 from windtunnel.training.checkpoint.policy.slots import slot_for
 from windtunnel.training.elastic.policy import handlers, rules
 from windtunnel.training.elastic.policy.core import Core
-from windtunnel.training.elastic.policy.state import Past, Settings
+from windtunnel.training.elastic.policy.state import LoggedState, SupervisorSettings
 from windtunnel.training.gradsync import policy as gradsync
 from windtunnel.training.gradsync.model import (
     SyncPlan,
@@ -153,11 +153,11 @@ def elastic_twin(events: Sequence[Event]) -> Pairs:
 
 def _elastic_twin(run: Sequence[Event]) -> Pairs:
     config, now = run[0]["config"], float(run[0]["t"])
-    settings = Settings(config["hosts"], config["per_host"], lease=config["lease"])
+    settings = SupervisorSettings(config["hosts"], config["per_host"], lease=config["lease"])
     effects = _Decided()
     live = decisions(run, "training.elastic")
     chosen = next(one["observation"]["rules"] for one in live if one["observation"]["is"] == "Change")
-    core = Core(settings, from_plain(rules.Rules, chosen), effects, 1, Past(), now)
+    core = Core(settings, from_plain(rules.Rules, chosen), effects, 1, LoggedState(), now)
     for event in run[1:]:
         now = max(now, float(event["t"]))
         for host in core.hosts.live.values():

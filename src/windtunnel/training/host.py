@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from windtunnel.linux.forkserver_client import ForkServerKeeper
-from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
+from windtunnel.training.checkpoint.live.memory import MemoryLimits, MemoryService
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.agent import Agent
 from windtunnel.training.elastic.live.agent.config import AgentConfig
@@ -59,7 +59,7 @@ def with_memory(agent: Agent) -> None:
         agent.config.address,
         keys=agent.keys,
         context=agent,
-        limits=Limits(**agent.config.job.waits("memory")),
+        limits=MemoryLimits(**agent.config.job.waits("memory")),
     )
     agent.services.append(service)
 

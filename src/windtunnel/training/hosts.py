@@ -72,7 +72,7 @@ def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> in
         shutil.rmtree(memory, ignore_errors=True)
 
 
-class Hosts(Protocol):
+class EngineHosts(Protocol):
     """The hosts that an engine gives a job that runs."""
 
     def tend(self) -> str | None:
@@ -85,7 +85,7 @@ class Hosts(Protocol):
         """End them."""
 
 
-def begin(job: JobSpec, launcher: str, secret: Keys, folder: Path, output: int | None) -> Hosts:
+def begin(job: JobSpec, launcher: str, secret: Keys, folder: Path, output: int | None) -> EngineHosts:
     """Have the engine ``job.on`` run all hosts of the job, spares too. ``launcher``: where they ask for it.
 
     Raises:

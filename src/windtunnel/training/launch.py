@@ -139,7 +139,7 @@ class Launched:
         self._closing = False
         self._supervisor: Supervisor | None = None
         self._offer: rendezvous.Offer | None = None
-        self._hosts: hosts.Hosts | None = None
+        self._hosts: hosts.EngineHosts | None = None
         self._leaves = resumed  # what it has not taken over yet
         self._read = 0
         self._due: list[float] = []  # when hosts that were ordered come

@@ -35,7 +35,7 @@ def forge_memory(folder: Path, ahead: int) -> None:
     for path in folder.rglob("*.slot"):
         header = slot.read_header(path)
         if header is not None and header.complete:
-            one = slot.Slot.open(path)
+            one = slot.SlotFile.open(path)
             one.begin(replace(header.shard, step=header.shard.step + ahead))
             one.complete(slot.checksum_of(one.data))
             one.close()

@@ -22,7 +22,7 @@ from benchmarks.harness.jobs import Failed
 from windtunnel.base import keys
 from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.live.memory import LocalMemory
-from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile, checksum_of
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.elastic.model import MemberHost, Membership
@@ -91,7 +91,7 @@ class Hosts:
         self._posts: dict[str, dict[int, Any]] = {}
         self._next = self._generation = 0
         self._ranks: list[LocalMemory] = []
-        self._slots: list[list[Slot]] = []
+        self._slots: list[list[SlotFile]] = []
         self._hosts: list[MemoryHost] = []
         self.step = -1
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.keys import Keys
-from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
+from windtunnel.training.checkpoint.live.memory import MemoryLimits, MemoryService
 from windtunnel.training.elastic.model import Membership
 
 
@@ -35,7 +35,7 @@ class Context:
 def main() -> None:
     """Serve until the end of the input."""
     context, keys = Context(), Keys.read(Path(sys.argv[2]))
-    limits = Limits(connect=1.0, silence=10.0, slot=0.3, pause=0.05)
+    limits = MemoryLimits(connect=1.0, silence=10.0, slot=0.3, pause=0.05)
     service = MemoryService(Path(sys.argv[1]), "127.0.0.1", keys=keys, context=context, limits=limits)
     context.say([service.address, service.path])
     for line in sys.stdin:

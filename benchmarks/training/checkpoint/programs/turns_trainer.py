@@ -33,7 +33,7 @@ from benchmarks.harness.measure import seconds_of
 from benchmarks.training.checkpoint.programs.fsdp_trainer import made
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live.memory import LocalMemory
-from windtunnel.training.checkpoint.live.slot import BLOCK, Slot
+from windtunnel.training.checkpoint.live.slot import BLOCK, SlotFile
 from windtunnel.training.checkpoint.live.state import State, local, walk
 from windtunnel.training.elastic import Job, run
 
@@ -129,7 +129,7 @@ def floors(job: Job, state: State) -> dict[str, float]:
     tensors, _ = walk(state)
     sources = [here for _, tensor in tensors if (here := local(tensor)).numel()]
     path = Path("/dev/shm") / f"floor-{os.getpid()}"
-    slot = Slot.create(path, "floor", 1, sum(source.nbytes for source in sources))
+    slot = SlotFile.create(path, "floor", 1, sum(source.nbytes for source in sources))
     path.unlink()
     targets, at = [], 0
     for source in sources:

@@ -21,7 +21,7 @@ _LEAST = {"copies": 1, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
 
 
 @dataclass(frozen=True)
-class Settings:
+class CheckpointSettings:
     """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
     "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
     one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
@@ -59,7 +59,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MemoryLimits:
     """Of the memory service, seconds. ``connect``: until a peer's listener answers. ``silence``: without a
     byte, before a connection counts as dead. ``membership``: how long a request of a newer generation waits
     for word of it here. ``slot``: how long a PUT waits at the holder for its slot. ``pause``: longest one
@@ -72,7 +72,7 @@ class Limits:
     pause: float = 0.5
 
 
-def settings(options: dict[str, Any]) -> Settings:
+def settings(options: dict[str, Any]) -> CheckpointSettings:
     """The defaults, what the environment says, and then ``options`` (None: not given).
 
     Raises:
@@ -85,13 +85,13 @@ def settings(options: dict[str, Any]) -> Settings:
         raise UserError(f"{VARIABLE}: {text!r} is not JSON; an object is accepted") from error
     if not isinstance(values, dict):
         raise UserError(f"{VARIABLE}: {text!r} is not an object of JSON")
-    chosen = _checked(VARIABLE, Settings(), values)
+    chosen = _checked(VARIABLE, CheckpointSettings(), values)
     return _checked("PeerCheckpointer", chosen, {k: v for k, v in options.items() if v is not None})
 
 
-def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
+def _checked(origin: str, base: CheckpointSettings, values: dict[str, Any]) -> CheckpointSettings:
     try:
-        chosen = from_plain(Settings, to_plain(base) | to_plain(values))
+        chosen = from_plain(CheckpointSettings, to_plain(base) | to_plain(values))
     except (TypeError, ValueError) as error:
         raise UserError(f"{origin}: {error}") from error
     for name, value in vars(chosen).items():

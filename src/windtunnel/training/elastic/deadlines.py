@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.checkpoint.settings import Limits, Settings
+from windtunnel.training.checkpoint.settings import CheckpointSettings, MemoryLimits
 from windtunnel.training.elastic.policy.state import Deadlines
 
 Who = Literal["supervisor", "agent", "trainer", "memory", "checkpoint"]
@@ -39,12 +39,16 @@ WAITS = (
     WaitBound("operation", "trainer", 60.0, "an operation of the group, an agreement (else `--timeout`)"),
     WaitBound("generation", "trainer", 3600.0, "the generation after a loss"),
     WaitBound("cut", "trainer", 2.0, "a program to move after its group was cut"),
-    WaitBound("connect", "memory", Limits.connect, "a peer's memory service to answer"),
-    WaitBound("silence", "memory", Limits.silence, "a byte on a connection between memory services"),
-    WaitBound("membership", "memory", Limits.membership, "word of the generation that a request is of"),
-    WaitBound("slot", "memory", Limits.slot, "a slot at the holder of a copy"),
-    WaitBound("commit", "checkpoint", Settings.patience, "a commit, before a checkpoint is left out"),
-    WaitBound("stored", "checkpoint", Settings.stored, "what is being written to storage, at the end"),
+    WaitBound("connect", "memory", MemoryLimits.connect, "a peer's memory service to answer"),
+    WaitBound("silence", "memory", MemoryLimits.silence, "a byte on a connection between memory services"),
+    WaitBound("membership", "memory", MemoryLimits.membership, "word of the generation that a request is of"),
+    WaitBound("slot", "memory", MemoryLimits.slot, "a slot at the holder of a copy"),
+    WaitBound(
+        "commit", "checkpoint", CheckpointSettings.patience, "a commit, before a checkpoint is left out"
+    ),
+    WaitBound(
+        "stored", "checkpoint", CheckpointSettings.stored, "what is being written to storage, at the end"
+    ),
 )
 NAMES = {wait.name: wait for wait in WAITS}
 

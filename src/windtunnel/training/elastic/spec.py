@@ -16,11 +16,11 @@ from windtunnel.base.plain import from_plain
 from windtunnel.base.tls import Certificates
 from windtunnel.linux.hosts import ENGINES, KUBERNETES, is_engine
 from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.checkpoint.settings import Settings as Checkpoints
+from windtunnel.training.checkpoint.settings import CheckpointSettings as Checkpoints
 from windtunnel.training.elastic.deadlines import Who, read, seconds
 from windtunnel.training.elastic.faults import parse
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import Deadlines, Settings
+from windtunnel.training.elastic.policy.state import Deadlines, SupervisorSettings
 
 # What a trainer will import anyway: torch._dynamo with the first optimizer of a process, SciPy where
 # pipelines are laid out anew after a loss.
@@ -103,7 +103,9 @@ class JobSpec:
     rate: float | None = option(
         None, "Rate of each host's network, such as 1Gbit; with --network netns.", kind=str | None
     )
-    lease: float = option(Settings.lease, "Seconds without a message after which a host or worker is lost.")
+    lease: float = option(
+        SupervisorSettings.lease, "Seconds without a message after which a host or worker is lost."
+    )
     timeout: float = option(60.0, "Time limit for forming a group and for its operations, in seconds.")
     deadlines: dict[str, float] = option(  # noqa: RUF009
         None, "A YAML file of other deadlines: a name and seconds per line.", kind=Path | None, metavar="FILE"
@@ -151,17 +153,17 @@ class JobSpec:
     @property
     def beat(self) -> float:
         """Seconds between signs of life of an agent."""
-        return min(Settings.beat, self.lease / 4)
+        return min(SupervisorSettings.beat, self.lease / 4)
 
     def waits(self, who: Who) -> dict[str, float]:
         """All deadlines of one part, by name."""
         return seconds(who, {"form": self.timeout, "operation": self.timeout, **self.deadlines})
 
     @property
-    def supervision(self) -> Settings:
+    def supervision(self) -> SupervisorSettings:
         """For the supervisor."""
         deadlines = Deadlines(**self.waits("supervisor"))
-        return Settings(self.hosts, self.per_host, self.beat, self.lease, deadlines=deadlines)
+        return SupervisorSettings(self.hosts, self.per_host, self.beat, self.lease, deadlines=deadlines)
 
     @property
     def checkpoints(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ MOST_FAILURES = 100_000
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResiliencePlan:
     """What was asked, in numbers, and the advice. ``failures``: of the trace that was drawn or read.
     ``commands``: what to run, by scheme, the recommended one first."""
 
@@ -36,7 +36,7 @@ class Plan:
     commands: dict[str, str]
 
 
-def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | None = None) -> Plan:
+def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | None = None) -> ResiliencePlan:
     """Draw or read the failures and compare all ways to go on through them; emulated throughout.
 
     Raises:
@@ -69,7 +69,7 @@ def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | Non
     )
     advice = advise(question, trace.changes, progress)
     lines = commands(advice, question, cluster.host.devices, plan_request.script, plan_request.persist)
-    return Plan(cluster, question, advice, len(trace.losses), lines)
+    return ResiliencePlan(cluster, question, advice, len(trace.losses), lines)
 
 
 def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:

@@ -14,7 +14,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.report.page import figure, heading, page, plot
 from windtunnel.training.goodput.model import RecoveryAdvice
-from windtunnel.training.goodput.planning import Plan
+from windtunnel.training.goodput.planning import ResiliencePlan
 from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ COLOURS = {
 MOST_POINTS = 2000
 
 
-def write_page(path: Path, plan: Plan, cluster: str) -> None:
+def write_page(path: Path, plan: ResiliencePlan, cluster: str) -> None:
     """Write one HTML file that needs nothing else.
 
     Raises:
@@ -47,7 +47,7 @@ def write_page(path: Path, plan: Plan, cluster: str) -> None:
         raise UserError(f"plan: --html {path} cannot be written: {error.strerror}") from None
 
 
-def progress(plan: Plan) -> Any:
+def progress(plan: ResiliencePlan) -> Any:
     """Work that is kept over time, in days of undisturbed training."""
     chart = figure("days", "days of undisturbed training done", height=520, hovermode="x unified")
     day = 86400.0
@@ -81,7 +81,7 @@ def _thinned(result: SimulationResult) -> tuple[list[float], list[float]]:
     return [time for time, _ in points], [steps for _, steps in points]
 
 
-def plain(plan: Plan) -> dict[str, Any]:
+def plain(plan: ResiliencePlan) -> dict[str, Any]:
     """The advice as values of JSON."""
     question, advice = plan.question, plan.advice
     chosen = advice.chosen
@@ -119,7 +119,7 @@ def _result(result: SimulationResult) -> dict[str, Any]:
     }
 
 
-def show(plan: Plan, console: Console) -> None:
+def show(plan: ResiliencePlan, console: Console) -> None:
     """Print the advice."""
     from rich.table import Table
 

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from windtunnel.training.checkpoint.live import objects
-from windtunnel.training.checkpoint.live.layout import Entry
+from windtunnel.training.checkpoint.live.layout import TensorEntry
 from windtunnel.training.checkpoint.live.state import entry, put, walk, wants
 
 JOB = SimpleNamespace(world=1, rank=0, step=lambda *_, **__: None)
@@ -40,7 +40,7 @@ class Kept:
     def restore(self, state: dict[str, Any]) -> int:
         if self._given is None:
             return 0
-        entries: dict[str, Entry]
+        entries: dict[str, TensorEntry]
         step, entries, values, packed = self._given
         others = objects.unpack(packed)
         wants(state, entries, set(others))
@@ -119,7 +119,7 @@ def hf(kept: Kept) -> list[Any]:
     """It stops early, in the midst of its last epoch."""
     from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
-    from windtunnel.training.checkpoint.adapters.huggingface import ElasticCallback
+    from windtunnel.training.checkpoint.adapters.huggingface import ElasticTrainerCallback
 
     class Model(Network):
         def forward(self, values: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -162,7 +162,7 @@ def hf(kept: Kept) -> list[Any]:
     data = {"train_dataset": rows(44, 1), "eval_dataset": rows(8, 2), "data_collator": collate}
     trainer = Trainer(model, args, callbacks=[watch, early], **data)
     trainer.accelerator.scaler = scaler(63)  # the norm, of squares, overflows first
-    ElasticCallback(JOB, kept, {"ema": ema}).attach(trainer)
+    ElasticTrainerCallback(JOB, kept, {"ema": ema}).attach(trainer)
     trainer.train()
     told = [
         {k: v for k, v in one.items() if "run" not in k and "per" not in k}

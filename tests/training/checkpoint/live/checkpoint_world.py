@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.layout import digest
-from windtunnel.training.checkpoint.live.slot import CopyError, Slot
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy
 
 
@@ -83,21 +83,21 @@ class FakeMemory:
         self.place = rank // cluster.per_host
         self.windows: list[float] = []
         self.needs = ""
-        self.slots: dict[str, list[Slot]] = {}
+        self.slots: dict[str, list[SlotFile]] = {}
 
     def reserve(
         self, layout: bytes, nbytes: dict[str, int], *, slots: int, copies: int, **options: Any
-    ) -> dict[str, list[Slot]]:
+    ) -> dict[str, list[SlotFile]]:
         self.cluster.layouts[digest(layout)] = layout
         for shard, size in nbytes.items():
             self.slots[shard] = [self._slot(self.place, shard, size, i) for i in range(slots)]
         return {shard: self.slots[shard] for shard in nbytes}
 
-    def _slot(self, place: int, shard: str, size: int, index: int) -> Slot:
+    def _slot(self, place: int, shard: str, size: int, index: int) -> SlotFile:
         path = self.cluster.at(place) / slots.file_name(shard, self.cluster.world, size, index)
         if path.exists():
-            return Slot.open(path)
-        return Slot.create(path, shard, self.cluster.world, size)
+            return SlotFile.open(path)
+        return SlotFile.create(path, shard, self.cluster.world, size)
 
     def saved(self, shard: str, index: int, step: int, replicate: bool = True) -> None:
         header = slots.read_header(self.slots[shard][index].path)

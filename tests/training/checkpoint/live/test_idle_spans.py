@@ -13,13 +13,13 @@ from checkpoint_world import Cluster, FakeJob
 
 from windtunnel.training.checkpoint.live import spans
 from windtunnel.training.checkpoint.policy.pacing import OPEN
-from windtunnel.training.checkpoint.settings import Settings
+from windtunnel.training.checkpoint.settings import CheckpointSettings
 
 
 class Course:
     """Steps looked at each millisecond: busy, idle, busy, idle, …, busy."""
 
-    def __init__(self, profile: spans.Profile) -> None:
+    def __init__(self, profile: spans.SpanProfile) -> None:
         self.profile, self.now, self.count = profile, 0.0, 0
 
     def step(self, idle: list[float], busy: float = 0.02, wait: float = 0.0) -> None:
@@ -37,13 +37,13 @@ class Course:
             self.profile.look(self.now, busy, self.count)
 
 
-def found(profile: spans.Profile) -> list[float]:
+def found(profile: spans.SpanProfile) -> list[float]:
     assert profile.expected is not None
     return [span.seconds for span in profile.expected]
 
 
 def test_the_profile_is_a_short_one_of_each_span_that_most_steps_have() -> None:
-    profile = spans.Profile(steps=4, shortest=0.003)
+    profile = spans.SpanProfile(steps=4, shortest=0.003)
     course = Course(profile)
     course.step([0.5])  # the first step is not looked at
     for idle in ([0.040, 0.090], [0.050, 0.080], [0.2], [0.045, 0.085]):
@@ -53,7 +53,7 @@ def test_the_profile_is_a_short_one_of_each_span_that_most_steps_have() -> None:
 
 
 def test_a_pause_within_a_collective_is_at_no_place_of_the_profile() -> None:
-    profile = spans.Profile(steps=1, shortest=0.003)
+    profile = spans.SpanProfile(steps=1, shortest=0.003)
     course = Course(profile)
     for _ in range(3):
         course.step([0.04, 0.09])
@@ -109,7 +109,7 @@ def sender(
     """One that has its profile already."""
     job = FakeJob(Cluster(folder, 1), 0)
     count = (network or Network()).count
-    made = spans.IdleSender(job, memory, Settings(**options), 1000, count=count)
+    made = spans.IdleSender(job, memory, CheckpointSettings(**options), 1000, count=count)
     usual = [spans.Span(n * 1_000_000, seconds) for n, seconds in enumerate(expected)]
     made._profile.expected = usual
     made._plan(usual)

@@ -21,8 +21,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import objects
 from windtunnel.training.checkpoint.live.layout import (
-    Entry,
-    Layout,
+    ShardLayout,
+    TensorEntry,
     Want,
     aligned,
     choose_moves,
@@ -80,7 +80,7 @@ def test_tied_weights_lie_once_and_stay_tied(folder: Path) -> None:
     assert torch.equal(saved.head.weight, fresh.embedding.weight)
     assert fresh.head.weight is fresh.embedding.weight
     assert torch.equal(saved.scale, fresh.scale)
-    layout = Layout.of(_layout({"model": saved}))
+    layout = ShardLayout.of(_layout({"model": saved}))
     names = {e.name: e for e in layout.entries}
     assert names["model/head.weight"].offset == names["model/embedding.weight"].offset
     untied = Tied()
@@ -225,9 +225,9 @@ def test_another_state_is_refused_by_name(folder: Path, fresh: dict[str, Any], w
 
 def test_other_layouts_are_refused_by_name() -> None:
     blob = _layout({"model": nn.Linear(2, 2)})
-    assert Layout.of(blob).blob() == blob
+    assert ShardLayout.of(blob).blob() == blob
     with pytest.raises(UserError, match="truncated"):
-        Layout.of(blob[:-20])
+        ShardLayout.of(blob[:-20])
     for field, value, words in [
         ("version", 99, "layout 99; .* 3 is accepted"),
         ("format", "x", "x 3; "),
@@ -236,7 +236,7 @@ def test_other_layouts_are_refused_by_name() -> None:
         ("entries", [["a"]], "not enough values"),
     ]:
         with pytest.raises(UserError, match=words):
-            Layout.of(json.dumps({**json.loads(blob), field: value}).encode())
+            ShardLayout.of(json.dumps({**json.loads(blob), field: value}).encode())
 
 
 def test_objects_run_nothing_when_they_are_read() -> None:
@@ -272,8 +272,8 @@ def test_resharding_puts_any_grid_together_from_any_other(
             piece = whole[top:bottom, left:right].contiguous()
             for copy in range(copies):
                 shard = f"rank{len(layouts)}"
-                e = Entry("t", "float32", tuple(piece.shape), 0, 4 * piece.numel(), shape, (top, left))
-                layouts.append(Layout(shard, aligned(e.nbytes), 0, (e,)))
+                e = TensorEntry("t", "float32", tuple(piece.shape), 0, 4 * piece.numel(), shape, (top, left))
+                layouts.append(ShardLayout(shard, aligned(e.nbytes), 0, (e,)))
                 data[shard] = memoryview(bytearray(piece.numpy().tobytes().ljust(64, b"\0")))
                 assert copy < copies and i + j >= 0
     for top, bottom in _cuts(shape[0], new[0]):

@@ -11,9 +11,9 @@ import xxhash
 
 from support.secret import KEYS
 from windtunnel.base.keys import Keys
-from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
+from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryLimits, MemoryService
 from windtunnel.training.checkpoint.live.memory.messages import Pace
-from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
+from windtunnel.training.checkpoint.live.slot import SlotFile, checksum_of
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.placement import Kind
 from windtunnel.training.checkpoint.policy.slots import slot_for
@@ -21,7 +21,7 @@ from windtunnel.training.elastic.model import MemberHost, Membership
 
 LAYOUT = b'{"some": "layout"}'
 DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
-QUICK = Limits(connect=1.0, silence=5.0, membership=3.0, slot=0.3, pause=0.05)
+QUICK = MemoryLimits(connect=1.0, silence=5.0, membership=3.0, slot=0.3, pause=0.05)
 
 
 def content(shard: str, step: int, nbytes: int) -> bytes:
@@ -30,7 +30,9 @@ def content(shard: str, step: int, nbytes: int) -> bytes:
     return (seed * (nbytes // len(seed) + 1))[:nbytes]
 
 
-def fill(slot: Slot, shard: str, step: int, nbytes: int, world: int, generation: int, **other: Any) -> str:
+def fill(
+    slot: SlotFile, shard: str, step: int, nbytes: int, world: int, generation: int, **other: Any
+) -> str:
     """Write a step to a slot as a trainer does."""
     about = {"has_shared": False, "layout": DIGEST, **other}
     slot.begin(Shard(shard, step, world, generation=generation, nbytes=nbytes, **about))
@@ -59,7 +61,7 @@ class Cluster:
     """``hosts`` hosts with ``per_host`` ranks each. MemberHost ids are never used again."""
 
     def __init__(
-        self, folder: Path, hosts: int, per_host: int = 1, limits: Limits = QUICK, keys: Keys = KEYS
+        self, folder: Path, hosts: int, per_host: int = 1, limits: MemoryLimits = QUICK, keys: Keys = KEYS
     ) -> None:
         self.folder, self.per_host, self.limits, self.keys = folder, per_host, limits, keys
         self.lock = threading.RLock()
@@ -72,7 +74,7 @@ class Cluster:
         self.next = 0
         self.generation = 0
         self.ranks: list[LocalMemory] = []
-        self.slots: dict[tuple[int, str], list[Slot]] = {}
+        self.slots: dict[tuple[int, str], list[SlotFile]] = {}
         self.form([self.start() for _ in range(hosts)])
 
     def start(self) -> int:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from support.secret import KEYS
-from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
+from windtunnel.training.checkpoint.live.memory import MemoryLimits, MemoryService
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 
@@ -20,7 +20,7 @@ class Context:
 
 
 if __name__ == "__main__":
-    limits = Limits(silence=5.0, membership=5.0, slot=0.3)
+    limits = MemoryLimits(silence=5.0, membership=5.0, slot=0.3)
     service = MemoryService(Path(sys.argv[1]), "127.0.0.1", keys=KEYS, context=Context(), limits=limits)
     hosts = (MemberHost(0, "127.0.0.1", service.address), MemberHost(1, "127.0.0.1", "127.0.0.1:1"))
     service.membership(Membership(1, 1, hosts, 1, "", "test"), 0)

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from memory_cluster import content
 
 from windtunnel.training.checkpoint.live.memory.folder import Folder, Shelf
-from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of, load
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile, checksum_of, load
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
@@ -37,8 +37,8 @@ class Rank:
 
     step: int = 0
     phase: int = BEGIN
-    own: Slot | None = None
-    copy: Slot | None = None
+    own: SlotFile | None = None
+    copy: SlotFile | None = None
     copied: tuple[Shelf, int] | None = None
 
 

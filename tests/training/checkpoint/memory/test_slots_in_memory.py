@@ -17,7 +17,7 @@ from windtunnel.training.checkpoint.live.slot import (
     HEADER,
     CopyError,
     Header,
-    Slot,
+    SlotFile,
     checksum_of,
     file_name,
     load,
@@ -28,8 +28,8 @@ from windtunnel.training.checkpoint.model import Shard
 N = 5000
 
 
-def made(folder: Path, nbytes: int = N, index: int = 0) -> Slot:
-    return Slot.create(folder / file_name("rank3", 4, nbytes, index), "rank3", 4, nbytes)
+def made(folder: Path, nbytes: int = N, index: int = 0) -> SlotFile:
+    return SlotFile.create(folder / file_name("rank3", 4, nbytes, index), "rank3", 4, nbytes)
 
 
 def test_a_round_trip(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_round_trip(tmp_path: Path) -> None:
     assert header is not None and header == slot.header and header.shard == shard
     assert shard == Shard("rank3", 7, 4, True, 2, DIGEST, N - 3, checksum)
     slot.close()
-    again = Slot.open(slot.path)
+    again = SlotFile.open(slot.path)
     assert again.header == header and again.data == into
     again.close()
 
@@ -72,7 +72,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         load(slot.path, into)
     (tmp_path / "x").write_bytes(b"x")
     with pytest.raises(CopyError, match="no slot"):
-        Slot.open(tmp_path / "x")
+        SlotFile.open(tmp_path / "x")
     assert read_header(tmp_path / "x") is None and read_header(tmp_path / "y") is None
 
 

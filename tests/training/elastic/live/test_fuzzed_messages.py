@@ -22,14 +22,14 @@ from windtunnel.base.calls import SERVICE, methods
 from windtunnel.base.listener import Listener
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.base.wire import WireError
-from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
+from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryLimits, MemoryService
 from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER
 from windtunnel.training.elastic.live.calls import Hello, HostAgent, Supervision
 from windtunnel.training.elastic.live.rendezvous import Offer
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import Settings
+from windtunnel.training.elastic.policy.state import SupervisorSettings
 
 pytestmark = pytest.mark.conformance
 
@@ -112,7 +112,7 @@ def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     supervisor = Supervisor(
         tmp_path,
         Rules(),
-        Settings(2, 1, lease=60.0),
+        SupervisorSettings(2, 1, lease=60.0),
         start_store=lambda: made.append(1) or threading.Event().wait(),  # type: ignore[arg-type, return-value, func-returns-value]
         order_hosts=lambda count: None,
         keys=secret.KEYS,
@@ -150,7 +150,7 @@ class Quiet:
 
 
 def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    limits = Limits(connect=1.0, silence=2.0, membership=0.01, slot=0.01)
+    limits = MemoryLimits(connect=1.0, silence=2.0, membership=0.01, slot=0.01)
     service = MemoryService(tmp_path / "n", "127.0.0.1", keys=secret.KEYS, context=Quiet(), limits=limits)
     hosts = (MemberHost(0, "127.0.0.1", service.address),)
     service.membership(Membership(1, 1, hosts, 1, "", "test"), 0)

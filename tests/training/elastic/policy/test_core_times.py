@@ -9,11 +9,11 @@ import pytest
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.handlers import closed, hello
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import Past, Settings
+from windtunnel.training.elastic.policy.state import LoggedState, SupervisorSettings
 
 
 def test_a_host_that_is_away_is_given_up_as_soon_as_it_has_to_be_back() -> None:
-    core = Core(Settings(1, 1), Rules(), Mock(), 1, Past(), 0.0)
+    core = Core(SupervisorSettings(1, 1), Rules(), Mock(), 1, LoggedState(), 0.0)
     core.store_up("127.0.0.1:1", 0.0)
     hello(core, 0, {"address": "", "memory": "", "pid": 1}, 0.0)
     core.tick(0.1)

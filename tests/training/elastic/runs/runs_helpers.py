@@ -155,7 +155,7 @@ def forge_slots(launched: Launched, place: int, step: int) -> list[Path]:
         it = header.shard
         oldest[it.name] = min(oldest.get(it.name, (step, path)), (it.step, path))
     for _, path in oldest.values():
-        header, one = slot.read_header(path), slot.Slot.open(path)
+        header, one = slot.read_header(path), slot.SlotFile.open(path)
         assert header is not None
         one.begin(replace(header.shard, step=step))
         one.complete(slot.checksum_of(one.data))

@@ -17,7 +17,7 @@ from windtunnel.base import remote
 from windtunnel.training.elastic.live.calls import Hello, Post, Supervision
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import Settings
+from windtunnel.training.elastic.policy.state import SupervisorSettings
 
 PIDS = itertools.count(1_000_000)
 QUICK = Deadlines(suspect=0.1, end=2.0)
@@ -219,7 +219,7 @@ class Run:
             "keys": secret.KEYS,
             **self.given,
         }
-        told = Settings(self.places, **{"per_host": 1, **self.settings})
+        told = SupervisorSettings(self.places, **{"per_host": 1, **self.settings})
         self.supervisor = Supervisor(self.folder, self.rules, told, **settings)
         self.supervisor.start()
         return self.supervisor

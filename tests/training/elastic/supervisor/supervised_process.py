@@ -20,7 +20,7 @@ from support.waiting import PATIENCE, until
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import Settings, past
+from windtunnel.training.elastic.policy.state import SupervisorSettings, past
 
 TESTS = Path(__file__).parents[3]
 
@@ -60,7 +60,7 @@ def main() -> None:
     supervisor = Supervisor(
         folder,
         Rules(),
-        Settings(places, 1, 0.02, lease, deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2)),
+        SupervisorSettings(places, 1, 0.02, lease, deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2)),
         start_store=lambda: ("127.0.0.1:1", FakeStore()),
         order_hosts=lambda count: None,
         keys=KEYS,

@@ -17,10 +17,10 @@ from windtunnel.store import eventlog
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules, decide
-from windtunnel.training.elastic.policy.state import Deadlines, Settings, past
+from windtunnel.training.elastic.policy.state import Deadlines, SupervisorSettings, past
 
 PLACES, PER_HOST = 3, 2
-SETTINGS = Settings(
+SETTINGS = SupervisorSettings(
     PLACES, PER_HOST, deadlines=Deadlines(hosts=1e9, form=1e9, hello=1e9), most_fruitless=10**9
 )
 BEAT = 0.3  # seconds between turns of the model; a lease is 1

@@ -1,6 +1,6 @@
 """Checkpoints in peers' memory for loops that frameworks run: one module each, imported where it is used.
 
-    from windtunnel.training.checkpoint.adapters.huggingface import ElasticCallback  # transformers.Trainer
+    from windtunnel.training.checkpoint.adapters.huggingface import ElasticTrainerCallback  # its Trainer
     from windtunnel.training.checkpoint.adapters.lightning import ElasticCallback  # lightning.Trainer
     from windtunnel.training.checkpoint.adapters.accelerate import ElasticAccelerator
 

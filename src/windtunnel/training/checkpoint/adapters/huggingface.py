@@ -1,8 +1,8 @@
-"""Hugging Face's `Trainer`: `ElasticCallback`, with which ``trainer.train()`` goes on after a failure.
+"""Hugging Face's `Trainer`: `ElasticTrainerCallback`, with which ``trainer.train()`` goes on after a failure.
 
     def train(job):
         trainer = Trainer(...)
-        ElasticCallback(job).attach(trainer)
+        ElasticTrainerCallback(job).attach(trainer)
         trainer.train()
 
 After each optimizer step, with what the trainer logs, evaluates and saves after it, the trainer's state
@@ -54,7 +54,7 @@ _LOSS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step"
 _MEMORY = "peers' memory"  # where the trainer would have the path of a checkpoint
 
 
-class ElasticCallback(TrainerCallback):
+class ElasticTrainerCallback(TrainerCallback):
     """``checkpointer``: `PeerCheckpointer(job)` where it is None. ``state``: what else must come back (a copy
     with averaged weights, a counter), as for `PeerCheckpointer.step`."""
 

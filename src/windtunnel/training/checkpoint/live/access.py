@@ -14,15 +14,15 @@ from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.memory.messages import Pace
-from windtunnel.training.checkpoint.live.restore import Kept
+from windtunnel.training.checkpoint.live.restore import LoadedShard
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
-from windtunnel.training.checkpoint.live.snapshot import Plan
+from windtunnel.training.checkpoint.live.snapshot import SnapshotPlan
 from windtunnel.training.checkpoint.model import SHARED, Copy, StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
-from windtunnel.training.checkpoint.settings import Settings
+from windtunnel.training.checkpoint.settings import CheckpointSettings
 
 
-def attach(job: Any, settings: Settings) -> Access | None:
+def attach(job: Any, settings: CheckpointSettings) -> Access | None:
     """Access to the memory of this host's agent; None where there is no agent.
 
     Raises:
@@ -75,7 +75,7 @@ class Stored:
 class Access(Stored):
     """This rank's slots, and all that can be read. ``memory``: a `LocalMemory`."""
 
-    def __init__(self, job: Any, settings: Settings, memory: Any) -> None:
+    def __init__(self, job: Any, settings: CheckpointSettings, memory: Any) -> None:
         super().__init__(settings.persist)
         self.memory = memory
         self._job, self._settings = job, settings
@@ -85,7 +85,7 @@ class Access(Stored):
         """Whether this rank writes ``shard``: its own, and for its host what all hold alike."""
         return shard != SHARED or self._job.local_rank == 0
 
-    def reserve(self, plan: Plan) -> list[int]:
+    def reserve(self, plan: SnapshotPlan) -> list[int]:
         """Slots for the shards of ``plan``; the complete step in each, `slots.EMPTY` for none.
 
         Raises:
@@ -115,7 +115,7 @@ class Access(Stored):
             )
         )
 
-    def begin(self, plan: Plan, slot: int, step: int) -> None:
+    def begin(self, plan: SnapshotPlan, slot: int, step: int) -> None:
         """The slot is being written from now on: nobody takes it for complete."""
         for name, slots in self._slots.items():
             slots[slot].begin(plan.shard(name, step, self._job.world, self._job.generation))
@@ -126,7 +126,7 @@ class Access(Stored):
     def complete(self, shard: str, slot: int, checksum: str) -> None:
         self._slots[shard][slot].complete(checksum)
 
-    def save_again(self, step: int, shards: Sequence[Kept]) -> None:
+    def save_again(self, step: int, shards: Sequence[LoadedShard]) -> None:
         """Have the shards of ``step``, as it was restored, in this host's memory and all their copies
         made, those that were lost and those that are left over of another course of the job.
 

@@ -43,7 +43,7 @@ from windtunnel.training.checkpoint.live.whole import Whole, store
 from windtunnel.training.checkpoint.model import SHARED
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
-from windtunnel.training.checkpoint.settings import Settings, settings
+from windtunnel.training.checkpoint.settings import CheckpointSettings, settings
 from windtunnel.training.elastic.policy.checkpoints import FAILED, PENDING, WANTED
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
@@ -55,7 +55,7 @@ _SLICE = 0.05  # seconds between two looks at the membership while waiting
 class PeerCheckpointer:
     """Keeps the state of one rank's training loop; made once in each call of the training function.
 
-    ``options``: see `settings.Settings`. Without a supervisor (``job.memory`` is None) only ``persist``
+    ``options``: see `CheckpointSettings`. Without a supervisor (``job.memory`` is None) only ``persist``
     works: checkpoints go to storage each ``persist_every`` steps.
 
     Raises:
@@ -64,7 +64,7 @@ class PeerCheckpointer:
 
     def __init__(self, job: Any, **options: Any) -> None:
         self.job = job
-        self.settings: Settings = settings(options)
+        self.settings: CheckpointSettings = settings(options)
         job_state = job.keep("checkpoint", dict)
         before: PeerCheckpointer | None = job_state.pop("current", None)
         if before is not None:
@@ -74,7 +74,7 @@ class PeerCheckpointer:
         self._access: Access | None = attach(job, self.settings)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="windtunnel-checkpoint")
         self._pending: Future[None] | None = None
-        self._plan: snapshot.Plan | None = None
+        self._plan: snapshot.SnapshotPlan | None = None
         self._shared: frozenset[str] | None = None
         self._slot_steps: list[int] = []
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.training.checkpoint.live import objects, snapshot, storage
 from windtunnel.training.checkpoint.live.layout import (
-    Layout,
+    ShardLayout,
     Want,
     choose_moves,
     copy_overlap,
@@ -40,7 +40,7 @@ OBJECTS = "windtunnel.objects"
 Fetch = Callable[[str, memoryview], object]
 
 
-def export(folder: str | Path, layouts: Sequence[Layout], fetch: Fetch) -> list[str]:
+def export(folder: str | Path, layouts: Sequence[ShardLayout], fetch: Fetch) -> list[str]:
     """Write a DCP checkpoint to ``folder``; the names in it.
 
     ``layouts``: of all shards of one step. ``fetch(shard, into)`` reads one. The generators' states are left
@@ -92,7 +92,7 @@ def export_stored(url: str, step: int, folder: str | Path) -> list[str]:
         raise UserError(f"{url}: step {step} is not there; complete are {names}")
     newest = max(stored_steps, key=lambda stored_step: stored_step.generation)
     shards = {shard.name: shard for shard in newest.shards}
-    layouts = [Layout.of(storage.layout(url, shard)) for shard in newest.shards]
+    layouts = [ShardLayout.of(storage.layout(url, shard)) for shard in newest.shards]
     return export(folder, layouts, lambda name, into: storage.read_shard(url, shards[name], into))
 
 

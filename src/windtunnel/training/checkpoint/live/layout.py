@@ -31,7 +31,7 @@ FORMAT = "windtunnel checkpoint layout"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor, or this rank's piece of it: ``shape`` of what is here, ``offset`` and ``nbytes`` in the
     shard's data, ``whole`` the shape of all of it, ``start`` where the piece begins in it.
 
@@ -51,14 +51,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """One shard: ``shard`` its name, ``nbytes`` its size, ``tail`` how much of its beginning is for objects
     (bytes), their names, and its tensors."""
 
     shard: str
     nbytes: int
     tail: int
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     objects: tuple[str, ...] = ()
 
     def blob(self) -> bytes:
@@ -68,7 +68,7 @@ class Layout:
         return json.dumps(plain, separators=(",", ":")).encode()
 
     @staticmethod
-    def of(blob: bytes) -> Layout:
+    def of(blob: bytes) -> ShardLayout:
         """The inverse of `blob`.
 
         Raises:
@@ -80,7 +80,7 @@ class Layout:
             if stands != (FORMAT, VERSION):
                 raise ValueError(f"{stands[0]} {stands[1]}; {FORMAT} {VERSION} is accepted")
             entries = tuple(_entry(row) for row in plain.pop("entries"))
-            layout = replace(from_plain(Layout, plain | {"entries": []}), entries=entries)
+            layout = replace(from_plain(ShardLayout, plain | {"entries": []}), entries=entries)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(
                 f"checkpoint layout: {len(blob)} bytes that are not understood, perhaps truncated ({error})"
@@ -95,7 +95,9 @@ class Layout:
         return layout
 
 
-def arrange(shard: str, entries: list[tuple[Entry, Hashable]], tail: int, objects: tuple[str, ...]) -> Layout:
+def arrange(
+    shard: str, entries: list[tuple[TensorEntry, Hashable]], tail: int, objects: tuple[str, ...]
+) -> ShardLayout:
     """The layout of a shard with these tensors; those of one identity (tied ones) lie once."""
     at = aligned(tail)
     offsets: dict[Hashable, int] = {}
@@ -106,7 +108,7 @@ def arrange(shard: str, entries: list[tuple[Entry, Hashable]], tail: int, object
             at = aligned(at + entry.nbytes)
         placed.append(replace(entry, offset=offsets[identity]))
     nbytes = max(at, ALIGNMENT)
-    return Layout(shard, nbytes, aligned(tail), tuple(placed), objects)
+    return ShardLayout(shard, nbytes, aligned(tail), tuple(placed), objects)
 
 
 def digest(blob: bytes) -> str:
@@ -119,20 +121,20 @@ def aligned(at: int) -> int:
     return (at + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def _row(e: Entry) -> list[Any]:
+def _row(e: TensorEntry) -> list[Any]:
     row: list[Any] = [e.name, e.dtype, e.shape, e.offset, e.nbytes]
     if e.whole != e.shape or e.placements:
         row += [e.whole, e.start, e.placements, e.mesh]
     return row
 
 
-def _entry(row: list[Any]) -> Entry:
+def _entry(row: list[Any]) -> TensorEntry:
     name, dtype, shape, offset, nbytes = row[:5]
     if not isinstance(name, str) or not isinstance(dtype, str) or min(offset, nbytes, *shape, 0) < 0:
         raise ValueError(f"entry {row[:5]}")
     shape = tuple(shape)
     whole, start, placements, mesh = row[5:] if len(row) > 5 else (shape, (0,) * len(shape), (), ())
-    return Entry(
+    return TensorEntry(
         name, dtype, shape, offset, nbytes, tuple(whole), tuple(start), tuple(placements), tuple(mesh)
     )
 
@@ -159,22 +161,22 @@ class Move:
     """From ``source`` into what is wanted; None: all of it, else (first, size) in each dimension, of both."""
 
     want: Want
-    source: Entry
+    source: TensorEntry
     overlap: tuple[Box, Box] | None = None
 
 
-def choose_moves(layouts: Sequence[Layout], wants: Sequence[Want]) -> dict[str, list[Move]]:
+def choose_moves(layouts: Sequence[ShardLayout], wants: Sequence[Want]) -> dict[str, list[Move]]:
     """The moves by shard. ``layouts``: in order of preference, the rank's own shard first.
 
     Raises:
         UserError: a part of something wanted lies in no shard.
     """
-    entries_of: dict[str, list[tuple[str, Entry]]] = {}
+    entries_of: dict[str, list[tuple[str, TensorEntry]]] = {}
     for layout in layouts:
         for entry in layout.entries:
             entries_of.setdefault(entry.name, []).append((layout.shard, entry))
     moves: dict[str, list[Move]] = {}
-    several: list[tuple[Want, Box | None, list[tuple[str, Entry]]]] = []
+    several: list[tuple[Want, Box | None, list[tuple[str, TensorEntry]]]] = []
     for want in wants:
         there = entries_of.get(want.name, [])
         if want.start is None or not math.prod(want.shape):
@@ -185,7 +187,7 @@ def choose_moves(layouts: Sequence[Layout], wants: Sequence[Want]) -> dict[str, 
         if same:
             several.append((want, None, same))
             continue
-        pieces: dict[Box, list[tuple[str, Entry]]] = {}
+        pieces: dict[Box, list[tuple[str, TensorEntry]]] = {}
         for shard, entry in there:
             if _overlap(want, entry) is not None:
                 pieces.setdefault((entry.start, entry.shape), []).append((shard, entry))
@@ -205,7 +207,7 @@ def choose_moves(layouts: Sequence[Layout], wants: Sequence[Want]) -> dict[str, 
     return moves
 
 
-def view_of(data: memoryview, entry: Entry) -> torch.Tensor:
+def view_of(data: memoryview, entry: TensorEntry) -> torch.Tensor:
     """The tensor of ``entry`` in a shard's data, without a copy."""
     dtype = getattr(torch, entry.dtype)
     if not entry.nbytes:
@@ -230,7 +232,7 @@ def copy_overlap(move: Move, source: torch.Tensor, target: torch.Tensor) -> None
     target.copy_(source)
 
 
-def _overlap(want: Want, entry: Entry) -> tuple[Box, Box] | None:
+def _overlap(want: Want, entry: TensorEntry) -> tuple[Box, Box] | None:
     """Where the two pieces meet, as (start, size) inside the saved one and inside the wanted one."""
     assert want.start is not None
     first = tuple(max(a, b) for a, b in zip(want.start, entry.start, strict=True))

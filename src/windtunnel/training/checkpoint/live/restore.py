@@ -24,9 +24,9 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import snapshot, state
 from windtunnel.training.checkpoint.live.layout import (
-    Entry,
-    Layout,
     Move,
+    ShardLayout,
+    TensorEntry,
     Want,
     choose_moves,
     copy_overlap,
@@ -46,7 +46,7 @@ _TIERS = ("memory", "peer", "storage")
 
 
 @dataclass(frozen=True)
-class Kept:
+class LoadedShard:
     """A ``shard`` as it was saved, with its ``data`` and the blob of its ``layout``; its generation is the
     newest that a shard of the step is of. ``at_home``: this host's memory has this very copy."""
 
@@ -66,7 +66,7 @@ class Restored:
     size, which had others. ``store``: as in the plan."""
 
     step: int
-    shards: tuple[Kept, ...] | None
+    shards: tuple[LoadedShard, ...] | None
     store: bool
 
 
@@ -79,7 +79,7 @@ class _Loaded:
     objects: dict[str, Any]
     tier: str
     reseed: int | None
-    shards: tuple[Kept, ...] | None
+    shards: tuple[LoadedShard, ...] | None
 
 
 @dataclass
@@ -208,9 +208,9 @@ class _Load:
         self._sources = {row[0].shard.name: local_first(row, job.place) for row in plan.sources}
         # Copies of several courses may serve if they agree, but that is seen only while they overlap.
         self._course = max(copy.shard.generation for row in plan.sources for copy in row)
-        self._layouts: dict[str, Layout] = {}
+        self._layouts: dict[str, ShardLayout] = {}
         self._blobs: dict[str, bytes] = {}
-        self._loaded: dict[str, Kept] = {}
+        self._loaded: dict[str, LoadedShard] = {}
         self._tier = "memory"
         self.read: dict[str, int | None] = {}
 
@@ -257,7 +257,7 @@ class _Load:
 
     def _choose(self, shards: Sequence[str]) -> _Needs:
         layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]
-        saved: dict[str, Entry] = {}
+        saved: dict[str, TensorEntry] = {}
         for layout in layouts:
             for entry in layout.entries:
                 saved.setdefault(entry.name, entry)
@@ -307,7 +307,7 @@ class _Load:
             if digest(blob) != copy.shard.layout:
                 self._strike(copy)
                 continue
-            layout = Layout.of(blob)
+            layout = ShardLayout.of(blob)
             if layout.nbytes != copy.shard.nbytes:
                 raise UserError(
                     f"checkpoint of step {self._step}: shard {name} has {copy.shard.nbytes} bytes, its "
@@ -333,7 +333,7 @@ class _Load:
             self.read[name] = copy.place
             if name in (f"rank{self._job.rank}", SHARED):
                 shard = replace(copy.shard, generation=self._course)
-                self._loaded[name] = Kept(shard, data, self._blobs[name], at_home)
+                self._loaded[name] = LoadedShard(shard, data, self._blobs[name], at_home)
             return data
         raise _Missing(name)
 

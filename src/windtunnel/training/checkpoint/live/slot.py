@@ -47,7 +47,7 @@ class CopyError(Exception):
 class Header:
     """What a slot says of itself. ``shard.step`` is -1 in a slot that was never written.
 
-    ``capacity``: bytes of data that there is room for. ``sequence`` grows with each `Slot.begin`.
+    ``capacity``: bytes of data that there is room for. ``sequence`` grows with each `SlotFile.begin`.
     """
 
     shard: Shard
@@ -98,7 +98,7 @@ def require_name(name: str) -> str:
     return name
 
 
-class Slot:
+class SlotFile:
     """A slot that this process has mapped. One writer at a time; see the module for what readers may
     believe."""
 
@@ -107,7 +107,7 @@ class Slot:
         self._map = mapped
 
     @staticmethod
-    def create(path: Path, shard: str, world: int, capacity: int) -> Slot:
+    def create(path: Path, shard: str, world: int, capacity: int) -> SlotFile:
         """A new slot with all of its memory taken and touched.
 
         Raises:
@@ -117,7 +117,7 @@ class Slot:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, HEADER + capacity)
-            slot = Slot(path, mmap.mmap(fd, HEADER + capacity))
+            slot = SlotFile(path, mmap.mmap(fd, HEADER + capacity))
             slot._zero()
         except BaseException:
             os.unlink(path)
@@ -128,7 +128,7 @@ class Slot:
         return slot
 
     @staticmethod
-    def open(path: Path) -> Slot:
+    def open(path: Path) -> SlotFile:
         """A slot that exists, with its pages mapped now rather than at the first write.
 
         Raises:
@@ -145,7 +145,7 @@ class Slot:
         for at in range(0, size, 8 * BLOCK):
             with contextlib.suppress(OSError):
                 mapped.madvise(_POPULATE_WRITE, at, min(8 * BLOCK, size - at))
-        return Slot(path, mapped)
+        return SlotFile(path, mapped)
 
     @property
     def header(self) -> Header | None:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from windtunnel.training.checkpoint.live import objects as plain
 from windtunnel.training.checkpoint.live import state
-from windtunnel.training.checkpoint.live.layout import Layout, arrange, digest, view_of
+from windtunnel.training.checkpoint.live.layout import ShardLayout, arrange, digest, view_of
 from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.model import SHARED, Shard
 
@@ -32,12 +32,12 @@ Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SnapshotPlan:
     """``layouts``, their texts and digests by shard; ``moves[shard]``: number of the tensor in the walk,
     number of its entry."""
 
     signature: Signature
-    layouts: dict[str, Layout]
+    layouts: dict[str, ShardLayout]
     blobs: dict[str, bytes]
     digests: dict[str, str]
     moves: dict[str, tuple[tuple[int, int], ...]]
@@ -62,7 +62,7 @@ def plan(
     packed: int,
     shared: frozenset[str] | None,
     own: str,
-) -> Plan:
+) -> SnapshotPlan:
     """Where everything goes, in the shard ``own``. ``packed``: bytes of the objects now;
     ``shared``: tensors alike on all ranks; None: there is no shard for such."""
     tail = max(4096, (2 * packed + plain.LENGTH + 4095) // 4096 * 4096)
@@ -83,10 +83,10 @@ def plan(
         moves[shard] = tuple(first.values())
     blobs = {shard: layout.blob() for shard, layout in layouts.items()}
     digests = {shard: digest(blob) for shard, blob in blobs.items()}
-    return Plan(signature(tensors), layouts, blobs, digests, moves, tail)
+    return SnapshotPlan(signature(tensors), layouts, blobs, digests, moves, tail)
 
 
-def views(layout: Layout, moves: Sequence[tuple[int, int]], data: memoryview) -> list[torch.Tensor]:
+def views(layout: ShardLayout, moves: Sequence[tuple[int, int]], data: memoryview) -> list[torch.Tensor]:
     """The places in a slot's memory that the moves write to."""
     return [view_of(data, layout.entries[at]) for _, at in moves]
 
@@ -103,7 +103,7 @@ def copy(tensors: Tensors, moves: Sequence[tuple[int, int]], targets: list[torch
 
 def copy_hashed(
     tensors: Tensors,
-    layout: Layout,
+    layout: ShardLayout,
     moves: Sequence[tuple[int, int]],
     targets: list[torch.Tensor],
     data: memoryview,
@@ -147,7 +147,7 @@ def put_objects(packed: bytes, tail: int, data: memoryview) -> None:
     data[plain.LENGTH + len(packed) : tail] = bytes(tail - plain.LENGTH - len(packed))
 
 
-def get_objects(layout: Layout, data: memoryview) -> dict[str, object]:
+def get_objects(layout: ShardLayout, data: memoryview) -> dict[str, object]:
     """The inverse of `put_objects`.
 
     Raises:

@@ -29,7 +29,7 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.policy import Looked, NetworkProfile, Profiles, Spread, Window, decide
 from windtunnel.training.checkpoint.policy.pacing import OPEN
-from windtunnel.training.checkpoint.settings import Settings
+from windtunnel.training.checkpoint.settings import CheckpointSettings
 from windtunnel.training.elastic import group_sockets
 
 PERIOD = 0.0015  # seconds between two looks at the sockets
@@ -50,7 +50,7 @@ class Span:
     seconds: float
 
 
-class Profile:
+class SpanProfile:
     """Idle spans, step by step, from looks at the network. Pure: times are given.
 
     ``expected``: the spans that most steps have, in order, once ``steps`` steps were seen; each as short as a
@@ -159,7 +159,7 @@ class IdleSender:
         self,
         job: Any,
         memory: Any,
-        settings: Settings,
+        settings: CheckpointSettings,
         nbytes: int,
         *,
         count: Callable[[], int] = group_traffic,
@@ -168,7 +168,7 @@ class IdleSender:
         self.every = 1
         self._job, self._memory, self._settings, self._nbytes = job, memory, settings, nbytes
         self._count, self._clock = count, clock
-        self._profile = Profile(settings.profile, 2 * PERIOD)
+        self._profile = SpanProfile(settings.profile, 2 * PERIOD)
         self._lock = threading.RLock()
         self._quiet = 0
         self._opened = self._endless = True  # until the profile is known

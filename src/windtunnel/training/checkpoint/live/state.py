@@ -24,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import objects as plain
-from windtunnel.training.checkpoint.live.layout import Entry, Want
+from windtunnel.training.checkpoint.live.layout import TensorEntry, Want
 
 RNG = "_rng"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -74,7 +74,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def entry(name: str, tensor: torch.Tensor, offset: int) -> Entry:
+def entry(name: str, tensor: torch.Tensor, offset: int) -> TensorEntry:
     """What the layout says of ``tensor`` at ``offset``."""
     here = local(tensor)
     nbytes = here.numel() * here.element_size()
@@ -85,10 +85,10 @@ def entry(name: str, tensor: torch.Tensor, offset: int) -> Entry:
     if isinstance(tensor, DTensor):
         cut = tuple(str(p) for p in tensor.placements)
         mesh = tuple(tensor.device_mesh.shape)
-    return Entry(name, dtype, tuple(here.shape), offset, nbytes, whole, start, cut, mesh)
+    return TensorEntry(name, dtype, tuple(here.shape), offset, nbytes, whole, start, cut, mesh)
 
 
-def wants(state: State, saved: dict[str, Entry], names: set[str], rng: bool = True) -> list[Want]:
+def wants(state: State, saved: dict[str, TensorEntry], names: set[str], rng: bool = True) -> list[Want]:
     """What ``state`` needs of the saved tensors. ``saved``: one entry of each name, ``names``: of the saved
     objects.
 
@@ -326,7 +326,7 @@ def _box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(tensor.shape), tuple(int(s) for s in start) or (0,) * tensor.dim()
 
 
-def _want(name: str, tensor: torch.Tensor, saved: dict[str, Entry], dtype: bool = True) -> Want:
+def _want(name: str, tensor: torch.Tensor, saved: dict[str, TensorEntry], dtype: bool = True) -> Want:
     if name not in saved:
         raise UserError(f"checkpoint: {name} is not in it, but the state has it")
     whole, start = _box(tensor)
@@ -338,7 +338,7 @@ def _want(name: str, tensor: torch.Tensor, saved: dict[str, Entry], dtype: bool 
     return Want(name, kind, whole, start, tuple(local(tensor).shape))
 
 
-def _under(saved: dict[str, Entry], path: str) -> list[str]:
+def _under(saved: dict[str, TensorEntry], path: str) -> list[str]:
     return [name for name in saved if name == path or name.startswith(path + "/")]
 
 

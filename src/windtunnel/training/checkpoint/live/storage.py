@@ -58,7 +58,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StepManifest:
     """A complete step."""
 
     shards: tuple[Written, ...]
@@ -98,7 +98,7 @@ def write_shard(url: str | Files, shard: Shard, data: memoryview, *, transfers: 
     return written
 
 
-def complete_step(url: str | Files, shards: Iterable[Written], layouts: Mapping[str, bytes]) -> Manifest:
+def complete_step(url: str | Files, shards: Iterable[Written], layouts: Mapping[str, bytes]) -> StepManifest:
     """Make the step a checkpoint: all its ``shards`` are written. ``layouts``: by digest, what lies where.
 
     Raises:
@@ -123,13 +123,13 @@ def complete_step(url: str | Files, shards: Iterable[Written], layouts: Mapping[
         for digest, blob in layouts.items():
             files.write(f"{folder}/{checked(digest)}{LAYOUT}", blob)
         files.settle()
-        manifest = Manifest(tuple(by_name[name] for name in first.needed))
+        manifest = StepManifest(tuple(by_name[name] for name in first.needed))
         files.write(f"{folder}/{COMPLETE}", seal(KIND, VERSION, manifest))
         files.settle()
     return manifest
 
 
-def check_of(manifest: Manifest) -> str:
+def check_of(manifest: StepManifest) -> str:
     """The checksum of a step's manifest: it covers all of the shards' data."""
     return check(seal(KIND, VERSION, manifest))
 
@@ -227,12 +227,12 @@ def _listed(files: Files, name: str) -> StoredStep:
     return StoredStep(step, generation, shards, bad, check_of(manifest))
 
 
-def _complete(files: Files, folder: str) -> Manifest:
+def _complete(files: Files, folder: str) -> StepManifest:
     name = f"{folder}/{COMPLETE}"
     text = read_if_there(files, name)
     if text is None:
         raise ObjectError(f"{name} is missing")
-    manifest = unseal(Manifest, KIND, VERSION, text, name)
+    manifest = unseal(StepManifest, KIND, VERSION, text, name)
     shards = [shard.shard for shard in manifest.shards]
     names = tuple(shard.name for shard in shards)
     if not shards or any(

@@ -18,7 +18,7 @@ import xxhash
 
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.checkpoint.live import objects, snapshot, state, storage
-from windtunnel.training.checkpoint.live.layout import Layout, digest, view_of
+from windtunnel.training.checkpoint.live.layout import ShardLayout, digest, view_of
 from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.model import Shard
 
@@ -67,7 +67,7 @@ class Whole:
 
     def content(self) -> str:
         """xxh3_128 of the state, the same for equal states; bytes of equal objects may differ."""
-        layout = Layout.of(self.layout)
+        layout = ShardLayout.of(self.layout)
         named = [(entry.name, entry.dtype, entry.shape) for entry in layout.entries]
         text = json.dumps([named, self.objects()], sort_keys=True, default=repr)
         hasher = xxhash.xxh3_128(text.encode())
@@ -81,7 +81,7 @@ class Whole:
 
     def objects(self) -> dict[str, Any]:
         """What is not a tensor, by name."""
-        return snapshot.get_objects(Layout.of(self.layout), self.data)
+        return snapshot.get_objects(ShardLayout.of(self.layout), self.data)
 
     def put(self, program: state.State) -> None:
         """Into ``program``.
@@ -89,7 +89,7 @@ class Whole:
         Raises:
             UserError: it is of another state; nothing was changed.
         """
-        saved = {entry.name: entry for entry in Layout.of(self.layout).entries}
+        saved = {entry.name: entry for entry in ShardLayout.of(self.layout).entries}
         others = self.objects()
         state.wants(program, saved, set(others), rng=False)
         state.put(

@@ -42,9 +42,9 @@ from windtunnel.training.elastic.policy.state import (
     Effects,
     Hosts,
     LiveHost,
+    LoggedState,
     Outcome,
-    Past,
-    Settings,
+    SupervisorSettings,
 )
 
 Message = dict[str, Any]
@@ -55,7 +55,13 @@ class Core:
     """The state of a run."""
 
     def __init__(
-        self, settings: Settings, rules: Rules, effects: Effects, epoch: int, before: Past, now: float
+        self,
+        settings: SupervisorSettings,
+        rules: Rules,
+        effects: Effects,
+        epoch: int,
+        before: LoggedState,
+        now: float,
     ) -> None:
         deadlines = settings.deadlines
         self.outcome: Outcome | None = None

@@ -43,7 +43,7 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SupervisorSettings:
     """``places`` of ``per_host`` ranks each. Agents send a beat every ``beat`` seconds and are given up after
     ``lease`` seconds of silence; losses within ``settle`` seconds are one change.
 
@@ -282,7 +282,7 @@ class Agreements:
 
 
 @dataclass
-class Past:
+class LoggedState:
     """The state after the last event. ``epoch``, ``address``: of the last supervisor. ``hosts``: those that
     were not lost, with their agents' process ids. ``lost``: ranks of the present generation whose process is
     gone; ``suspects``: those that suspect their peers, with their errors. ``store``: the last store's event.
@@ -306,15 +306,15 @@ class Past:
     store: dict[str, Any] | None = None
 
 
-def past(events: list[dict[str, Any]]) -> Past:
+def past(events: list[dict[str, Any]]) -> LoggedState:
     """The state after ``events``."""
-    state = Past()
+    state = LoggedState()
     for event in events:
         _apply(state, event)
     return state
 
 
-def _apply(state: Past, event: dict[str, Any]) -> None:
+def _apply(state: LoggedState, event: dict[str, Any]) -> None:
     kind = event["kind"]
     if kind == "started":
         state.epoch, state.address = event["epoch"], event["address"]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.handlers import closed, hello, message
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
-from windtunnel.training.elastic.policy.state import Deadlines, Past, Settings
+from windtunnel.training.elastic.policy.state import Deadlines, LoggedState, SupervisorSettings
 
 Recorder = Callable[[Observation, Decision], None]
 What = Literal["lose", "break", "come"]
@@ -24,7 +24,9 @@ FIRST = 4
 """Places of a job that its supervisor is given at first."""
 BETWEEN = 3600.0
 """Seconds between two changes, of the supervisor's clock."""
-SETTINGS = Settings(0, 1, lease=math.inf, settle=0.0, deadlines=Deadlines(grace=0.0, hosts=math.inf))
+SETTINGS = SupervisorSettings(
+    0, 1, lease=math.inf, settle=0.0, deadlines=Deadlines(grace=0.0, hosts=math.inf)
+)
 INSTANT = 1e-3
 
 
@@ -61,7 +63,7 @@ class TwinSupervisor:
         """A job of so many places, with its first hosts."""
         self._now, self._next = 0.0, 0
         rules = replace(self._rules, minimum=self._rules.minimum - (self._hosts - places))
-        self._core = Core(replace(SETTINGS, places=places), rules, self._effects, 1, Past(), self._now)
+        self._core = Core(replace(SETTINGS, places=places), rules, self._effects, 1, LoggedState(), self._now)
         self._core.store_up("", self._now)
         for _ in range(places + self._spares):
             self._join()

@@ -8,6 +8,6 @@ arrived, what is committed). `client` is the rank's side. Nothing here imports t
 from windtunnel.training.checkpoint.live.memory.client import LocalMemory
 from windtunnel.training.checkpoint.live.memory.messages import StaleGeneration
 from windtunnel.training.checkpoint.live.memory.service import MemoryService
-from windtunnel.training.checkpoint.settings import Limits
+from windtunnel.training.checkpoint.settings import MemoryLimits
 
-__all__ = ["Limits", "LocalMemory", "MemoryService", "StaleGeneration"]
+__all__ = ["LocalMemory", "MemoryLimits", "MemoryService", "StaleGeneration"]

@@ -21,7 +21,7 @@ from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.messages import ERRORS, Caller, Pace, Ranks, Reservation
 from windtunnel.training.checkpoint.live.memory.state import Board
-from windtunnel.training.checkpoint.live.slot import CopyError, Slot
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy
 from windtunnel.training.checkpoint.policy.placement import Kind
 
@@ -62,7 +62,7 @@ class LocalMemory:
         kind: Kind = "mixed",
         domains: Sequence[str] | None = None,
         pace: Pace = _AT_ONCE,
-    ) -> dict[str, list[Slot]]:
+    ) -> dict[str, list[SlotFile]]:
         """Slots for shards of ``nbytes`` bytes, here and with those who hold their copies.
 
         May be called again, for more shards or larger ones. ``copies``: with the one here; 1 for shards that
@@ -77,7 +77,7 @@ class LocalMemory:
         reserved = self._patient.reserve(self._caller, wanted, layout)
         self.needs = reserved.needs
         return {
-            shard: [Slot.open(Path(path)) for path in paths[:slots]]
+            shard: [SlotFile.open(Path(path)) for path in paths[:slots]]
             for shard, paths in reserved.paths.items()
         }
 

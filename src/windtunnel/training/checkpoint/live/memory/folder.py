@@ -28,7 +28,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.checkpoint.live.slot import SlotFile
 from windtunnel.training.checkpoint.model import Copy, Shard
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
@@ -44,7 +44,7 @@ class Shelf:
     shard: str
     world: int
     capacity: int
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, SlotFile] = field(default_factory=dict)
     generation: int = -1
     writing: dict[int, int] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class Shelf:
         later = (h.shard for h in headers if h.shard.generation == generation)
         return bool(self.writing) or any(shard.step >= step for shard in later)
 
-    def find(self, step: int) -> tuple[Slot, Shard] | None:
+    def find(self, step: int) -> tuple[SlotFile, Shard] | None:
         """The complete copy of ``step``."""
         for slot in self.slots.values():
             header = slot.header
@@ -121,7 +121,7 @@ class Folder:
         fitting = [s for s in self.shelves if (s.shard, s.world) == (shard, world) and s.capacity >= nbytes]
         return max(fitting, key=lambda s: (s.generation, -s.capacity), default=None)
 
-    def find(self, shard: str, step: int, world: int | None = None) -> tuple[Slot, Shard] | None:
+    def find(self, shard: str, step: int, world: int | None = None) -> tuple[SlotFile, Shard] | None:
         """The complete copy of a shard at ``step``; of several, that of the newest generation."""
         self.look()
         copies = [
@@ -174,7 +174,7 @@ class Folder:
                 path = self.path / slots.file_name(shard, world, shelf.capacity, index)
                 path.unlink(missing_ok=True)
                 try:
-                    slot = Slot.create(path, shard, world, shelf.capacity)
+                    slot = SlotFile.create(path, shard, world, shelf.capacity)
                 except OSError as error:
                     with self._lock:
                         if shelf not in self.shelves:
@@ -193,7 +193,7 @@ class Folder:
                     self.shelves.append(shelf)
             return shelf
 
-    def retire(self, step: int, generation: int) -> list[Slot]:
+    def retire(self, step: int, generation: int) -> list[SlotFile]:
         """``step`` is committed in ``generation``: shelves that nobody asked for in it go, and layouts of
         none.
 

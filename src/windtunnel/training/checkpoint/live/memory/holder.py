@@ -18,7 +18,7 @@ from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
-from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.checkpoint.live.slot import SlotFile
 from windtunnel.training.checkpoint.model import Shard
 
 
@@ -112,7 +112,7 @@ class Holder:
 
     def _take(
         self, shelf: Shelf, message: Message, step: int, sock: socket.socket
-    ) -> tuple[int, Slot] | None:
+    ) -> tuple[int, SlotFile] | None:
         """The slot for ``step``, marked as being written; None if it did not become free in time."""
         state, generation = self._state, message["generation"]
         end = time.monotonic() + state.limits.slot

@@ -16,10 +16,10 @@ from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.messages import Caller, Reservation, Reserved, Welcome
 from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pacer, Sender
-from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, Spec, State
+from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, RankReservation, State
 from windtunnel.training.checkpoint.live.memory.storing import Persister
 from windtunnel.training.checkpoint.live.memory.transfer import Refused
-from windtunnel.training.checkpoint.live.slot import CopyError, Slot
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy, Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
@@ -82,9 +82,9 @@ class Owner:
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
-            spec = state.specs.get(rank) or Spec({}, frozenset(), 0, 0, ())
+            spec = state.specs.get(rank) or RankReservation({}, frozenset(), 0, 0, ())
             shards = frozenset(nbytes)
-            spec = Spec(
+            spec = RankReservation(
                 {**spec.nbytes, **nbytes},
                 spec.alone - shards if holders else spec.alone | shards,
                 reservation.slots,
@@ -120,7 +120,7 @@ class Owner:
             record = eventlog.decided("training.checkpoint", "newest", observation, decision)
             self._state.context.event("decision", **record)
 
-    def _require(self, rank: int, spec: Spec) -> str:
+    def _require(self, rank: int, spec: RankReservation) -> str:
         """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones; the
         sum in words.
 
@@ -213,7 +213,7 @@ class Owner:
         self._post_if_done(rank, step)
         return state.committed
 
-    def _delivery(self, slot: Slot, shard: Shard, count: int, rank: int, shelf: Shelf) -> Delivery:
+    def _delivery(self, slot: SlotFile, shard: Shard, count: int, rank: int, shelf: Shelf) -> Delivery:
         def keeps() -> list[int]:
             return [step for step in shelf.slot_steps() if step not in (EMPTY, shard.step)]
 

@@ -31,11 +31,11 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.messages import Pace
-from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.checkpoint.live.slot import SlotFile
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy import Allowance, Sending, decide
 from windtunnel.training.checkpoint.policy.pacing import ENDLESS, SMALLEST
-from windtunnel.training.checkpoint.settings import Limits
+from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import MemberHost
 
 TOLD = 32
@@ -149,7 +149,7 @@ class Delivery:
     ``done(delivery, host, verdict)`` is called once, with "complete", "have", or why it was given up; not if
     it is cancelled."""
 
-    slot: Slot
+    slot: SlotFile
     shard: Shard
     slots: int
     rank: int
@@ -170,7 +170,7 @@ class Sender:
         host: MemberHost,
         pacer: Pacer,
         keys: Keys,
-        limits: Limits,
+        limits: MemoryLimits,
         committed_and_base: Callable[[], tuple[int, int]],
         layout: Callable[[str], bytes | None],
     ) -> None:

@@ -28,8 +28,8 @@ from windtunnel.training.checkpoint.live.memory.messages import ERRORS, FROM_PEE
 from windtunnel.training.checkpoint.live.memory.owner import Owner
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.live.memory.storing import Persister
-from windtunnel.training.checkpoint.live.memory.transfer import Refused, Requests
-from windtunnel.training.checkpoint.settings import Limits
+from windtunnel.training.checkpoint.live.memory.transfer import PeerRequests, Refused
+from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import Membership
 
 _LONGEST_SOCKET_NAME = 100
@@ -49,9 +49,9 @@ class MemoryService:
         *,
         keys: Keys,
         context: Context,
-        limits: Limits | None = None,
+        limits: MemoryLimits | None = None,
     ) -> None:
-        limits = limits or Limits()
+        limits = limits or MemoryLimits()
         self._folder = folder
         self._state = State(folder, keys, context, limits)
         self._holder = Holder(self._state)
@@ -59,7 +59,7 @@ class MemoryService:
         self._owner = Owner(self._state, self._persister)
         outer = socket.create_server((host, 0), family=_family(host), backlog=256)
         self.address = f"{host}:{outer.getsockname()[1]}"
-        requests = Requests(self._holder.handlers, FROM_PEER, limits.silence)
+        requests = PeerRequests(self._holder.handlers, FROM_PEER, limits.silence)
         self._peers = Listener(
             outer, requests.serve, keys=keys, services=self._services, name="memory-listener"
         )

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
 from windtunnel.training.checkpoint.live.memory.transfer import Refused
-from windtunnel.training.checkpoint.settings import Limits
+from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 
@@ -76,7 +76,7 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True)
-class Spec:
+class RankReservation:
     """What a rank reserved. ``nbytes``: of its shards. ``alone``: those of them that this rank does not
     replicate. ``holders``: ids of the hosts that hold copies of its shards, without the own host."""
 
@@ -123,7 +123,7 @@ class Board:
 class State:
     """Hold ``changed`` (a condition that is notified after every change) around what is not a method."""
 
-    def __init__(self, path: Path, keys: Keys, context: Context, limits: Limits) -> None:
+    def __init__(self, path: Path, keys: Keys, context: Context, limits: MemoryLimits) -> None:
         self.keys = keys
         self.changed = threading.Condition()
         self.folder = Folder(path, self.changed)
@@ -135,7 +135,7 @@ class State:
         self.committed = -1
         self.base = -1  # the step that all went back to last
         self.course = 0  # how often they did in this generation
-        self.specs: dict[int, Spec] = {}
+        self.specs: dict[int, RankReservation] = {}
         self.ledger = Ledger()
         self.closed = False
 

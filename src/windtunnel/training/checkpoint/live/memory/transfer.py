@@ -4,7 +4,7 @@ A copy that is pushed (PUT) comes in chunks, each behind its length: a length of
 for its window and lives. A copy that is read (GET) comes as it lies in the slot. Bulk bytes never become
 Python objects: they go from the mapped slot on one side (``sendfile`` takes tmpfs apart into pages of 4 KiB,
 which costs both sides more than twice the time) into that on the other, hashed as they arrive.
-`Requests` answers those of a connection one after the other.
+`PeerRequests` answers those of a connection one after the other.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def layout(sock: socket.socket, digest: str) -> bytes:
     return blob
 
 
-class Requests:
+class PeerRequests:
     """Answers the requests of connections, one after the other on each (`listener.Listener` calls `serve`).
     ``handlers``: by op, ``table``: what these must look like.
     ``silence``: seconds without a byte within a request end a connection."""

@@ -39,7 +39,12 @@ from windtunnel.training.elastic.live.agent import reach
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
 from windtunnel.training.elastic.live.agent.link import SupervisorLink
 from windtunnel.training.elastic.live.agent.trainers import Answer, Trainers, nobody
-from windtunnel.training.elastic.live.agent.workers import Stream, TrainerOutputs, TrainerProcess, Workers
+from windtunnel.training.elastic.live.agent.workers import (
+    TrainerOutputs,
+    TrainerProcess,
+    TrainerStream,
+    Workers,
+)
 from windtunnel.training.elastic.live.calls import Hello, HostAgent, Message, News, Post, TrainerWelcome
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.leases import Leases
@@ -277,7 +282,7 @@ class Agent:
         assert self.member is not None
         logs = Path(self.config.run) / "logs"
         logs.mkdir(exist_ok=True)
-        stream = Stream(logs / f"rank-{rank}.gen-{self.generation}.log", rank)
+        stream = TrainerStream(logs / f"rank-{rank}.gen-{self.generation}.log", rank)
         worker = TrainerProcess(local, rank, self.generation, stream)
         wanted = {
             "script": str(self.config.job.script),

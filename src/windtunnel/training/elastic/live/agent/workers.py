@@ -30,7 +30,7 @@ TAIL = 400  # lines of stderr that are kept to say why a worker failed
 LONGEST = 1 << 16
 
 
-class Stream:
+class TrainerStream:
     """One worker's stdout and stderr: the write ends for the worker, the lines so far for the agent."""
 
     def __init__(self, log: Path, rank: int) -> None:
@@ -62,12 +62,12 @@ class TrainerOutputs:
         self._selector = selectors.DefaultSelector()
         self._wake, self._wakened = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
-        self._new: deque[Stream] = deque()
+        self._new: deque[TrainerStream] = deque()
         self._ended = False
         self._thread = threading.Thread(target=self._read_for_ever, name="output", daemon=True)
         self._thread.start()
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: TrainerStream) -> None:
         """Read ``stream`` from now on."""
         self._new.append(stream)
         os.write(self._wakened, b".")
@@ -93,7 +93,7 @@ class TrainerOutputs:
                 else:
                     self._read(key.data, key.fd)
 
-    def _read(self, stream: Stream, fd: int) -> None:
+    def _read(self, stream: TrainerStream, fd: int) -> None:
         data = os.read(fd, LONGEST)
         target = stream.reads[fd]
         if data:
@@ -115,7 +115,7 @@ class TrainerOutputs:
             stream.ended.set()
 
 
-def _pass_on(stream: Stream, target: int, lines: list[bytes]) -> None:
+def _pass_on(stream: TrainerStream, target: int, lines: list[bytes]) -> None:
     if not lines:
         return
     if target == 2:
@@ -140,7 +140,7 @@ class TrainerProcess:
     local: int
     rank: int
     generation: int
-    stream: Stream
+    stream: TrainerStream
     pid: int | None = None
     pidfd: int | None = None
     spoke: bool = False

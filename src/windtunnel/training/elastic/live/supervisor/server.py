@@ -42,7 +42,7 @@ from windtunnel.training.elastic.live.supervisor.stores import StartStore, Store
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
-from windtunnel.training.elastic.policy.state import Outcome, Settings, past
+from windtunnel.training.elastic.policy.state import Outcome, SupervisorSettings, past
 
 T = TypeVar("T")
 CAPABILITY = "training.elastic"
@@ -66,7 +66,7 @@ class Supervisor:
         self,
         folder: Path,
         rules: Rules,
-        settings: Settings,
+        settings: SupervisorSettings,
         *,
         start_store: StartStore,
         order_hosts: Callable[[int], None],
