@@ -178,7 +178,7 @@ def _told(core: Core, event: Event, now: float) -> None:
             core.store_up(event["address"], now)
         case "lost" if event["what"] == "host" and event["evidence"] != "cut":
             core.tick(now - 1e-3)
-            core.hosts.leases.heard[event["host"]] = -math.inf
+            core.hosts.leases.last_signs[event["host"]] = -math.inf
             core.tick(now)
         case "lost" if event["evidence"] == "frozen" and rank not in core.lost:
             handlers.message(core, event["host"], {"op": "worker", "what": "frozen", **about}, now)
@@ -196,7 +196,7 @@ def _told(core: Core, event: Event, now: float) -> None:
                 return
             if seen["is"] == "Reached" and core.round is not None:
                 answers = {one: [b for a, b in seen["silent"] if a == one] for one in seen["told"]}
-                core.round.told.update({one: tuple(silent) for one, silent in answers.items()})
+                core.round.answers.update({one: tuple(silent) for one, silent in answers.items()})
             core.tick(now + core.settings.settle)
 
 

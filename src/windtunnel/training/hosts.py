@@ -101,9 +101,9 @@ class LentHost:
 
     def lend(self, launcher: str, secret: bytes, tls: tuple[str, ...]) -> int:
         """Be a host of the job; what is on the same host of Ray fails together with it."""
-        known = Keys(secret, Certificates.load(tls) if tls else None)
+        keys_of_job = Keys(secret, Certificates.load(tls) if tls else None)
         address, domain = hosts.host_of_actor()
-        status = lend(launcher, known, address, domain)
+        status = lend(launcher, keys_of_job, address, domain)
         if status != 0:  # as an orphan, whom nobody would end
             hosts.exit_actor()
         return status

@@ -100,8 +100,8 @@ def resume_and_store(
 
 def _queue(job: JobSpec, folder: Path, name: str, as_json: bool) -> dict[str, Any]:
     queued = hosts.queue(job, folder, name)
-    told = f"Slurm     job {queued['slurm_job']}\nRun       {name}\nOutput    {folder / 'slurm.log'}"
-    print(json.dumps(queued) if as_json else told)
+    text = f"Slurm     job {queued['slurm_job']}\nRun       {name}\nOutput    {folder / 'slurm.log'}"
+    print(json.dumps(queued) if as_json else text)
     return queued
 
 
@@ -120,7 +120,7 @@ def _stored(run: Run, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, A
     """`_launch`; what comes of it is in the store. ``mine``: the run is this process's, also if it cannot be
     begun; else it is so once it has been taken over."""
 
-    def taken(*arguments: Any) -> Launched:
+    def begin_and_take(*arguments: Any) -> Launched:
         nonlocal mine
         launched = begin(*arguments)
         run.take()
@@ -128,11 +128,11 @@ def _stored(run: Run, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, A
         return launched
 
     try:
-        summary = _launch(taken, run.directory, run.id, as_json)
+        summary = _launch(begin_and_take, run.directory, run.id, as_json)
     except BaseException as error:
         if mine and not isinstance(error, Preempted):
-            told = isinstance(error, UserError | ScriptError | LessError)
-            run.fail(str(error) if told else f"{type(error).__name__}: {error}")
+            expected = isinstance(error, UserError | ScriptError | LessError)
+            run.fail(str(error) if expected else f"{type(error).__name__}: {error}")
         raise
     run.finish(summary)
     return summary

@@ -66,7 +66,7 @@ class SiteHost:
 
 
 class Site:
-    """Begun, or taken up where the run in ``folder`` left one (``taken_up``). ``output``: fd for what the
+    """Begun, or taken up where the run in ``folder`` left one (``resumed``). ``output``: fd for what the
     trainers print, of which a copy is kept.
 
     Raises:
@@ -84,7 +84,7 @@ class Site:
         self._agents.mkdir(parents=True, exist_ok=True)
         cleanup.sweep()
         before = self._before()
-        self.taken_up = before is not None
+        self.resumed = before is not None
         self.token = before["token"] if before else f"windtunnel-{folder.name[-20:]}-{secrets.token_hex(3)}"
         self.memory = cleanup.MEMORY / self.token if before else cleanup.claim(self.token)
         try:
@@ -182,7 +182,7 @@ class Site:
 
     def leave(self) -> None:
         """Leave what is there to the next launcher."""
-        if self.taken_up:
+        if self.resumed:
             self.forkserver.leave()
             self._close_output()
         else:

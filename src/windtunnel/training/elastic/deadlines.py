@@ -75,6 +75,6 @@ def read(path: Path) -> dict[str, float]:
     return {name: float(value) for name, value in content.items()}
 
 
-def seconds(who: Who, given: dict[str, float]) -> dict[str, float]:
+def seconds(who: Who, chosen: dict[str, float]) -> dict[str, float]:
     """All deadlines of one part, by name: what is ``given``, and the defaults."""
-    return {wait.name: given.get(wait.name, wait.default) for wait in WAITS if wait.who == who}
+    return {wait.name: chosen.get(wait.name, wait.default) for wait in WAITS if wait.who == who}

@@ -215,12 +215,12 @@ def _restored(events: list[Event]) -> list[dict[str, Any]]:
 
 def stored(events: list[Event]) -> dict[str, list[int]]:
     """The steps that were ``wanted`` in storage, and those of them that are ``durable``."""
-    wanted: list[int] = []
+    due: list[int] = []
     for event in events:
         if event["kind"] == WANTED:  # what was wanted later on was of a course that is over
-            wanted = [*(step for step in wanted if step < event["step"]), event["step"]]
+            due = [*(step for step in due if step < event["step"]), event["step"]]
     there = {event["step"] for event in events if event["kind"] == "persisted"}
-    return {"wanted": wanted, "durable": [step for step in wanted if step in there]}
+    return {"wanted": due, "durable": [step for step in due if step in there]}
 
 
 def guarantee(events: list[Event]) -> str:

@@ -129,19 +129,19 @@ class JobSpec:
     cwd: Path = field(default_factory=Path.cwd)
 
     def __post_init__(self) -> None:
-        held: dict[str, Any] = {"script": Path(self.script).absolute(), "arguments": tuple(self.arguments)}
-        held["secret_file"] = self.secret_file and Path(self.secret_file).absolute()
-        held |= {"faults": tuple(self.faults or ()), "frozen_after": self.frozen_after or self.lease}
-        held["external_hosts"] = self.external_hosts or bool(self.listen or self.on)
+        fields: dict[str, Any] = {"script": Path(self.script).absolute(), "arguments": tuple(self.arguments)}
+        fields["secret_file"] = self.secret_file and Path(self.secret_file).absolute()
+        fields |= {"faults": tuple(self.faults or ()), "frozen_after": self.frozen_after or self.lease}
+        fields["external_hosts"] = self.external_hosts or bool(self.listen or self.on)
         if isinstance(self.domains, str):
-            held["domains"] = read_domains(self.domains)
+            fields["domains"] = read_domains(self.domains)
         if isinstance(self.rate, str):
-            held["rate"] = parse_rate(self.rate) if self.rate else None
+            fields["rate"] = parse_rate(self.rate) if self.rate else None
         if not isinstance(self.deadlines, dict):
-            held["deadlines"] = read(self.deadlines) if self.deadlines else {}
+            fields["deadlines"] = read(self.deadlines) if self.deadlines else {}
         if isinstance(self.preload, str):
-            held["preload"] = (*PRELOAD, *filter(None, self.preload.split(",")))
-        for name, value in held.items():
+            fields["preload"] = (*PRELOAD, *filter(None, self.preload.split(",")))
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     # -- for its parts ------------------------------------------------------------------------------------

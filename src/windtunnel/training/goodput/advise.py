@@ -71,8 +71,8 @@ def advise(
     chosen = next(choice for choice in fitting if choice.waste <= NEAR * least)
     all_fall = failures(question, question.horizon / question.mtbf, 0.0)
     to_storage = storage_every(job, costs, all_fall, question.longest)
-    held = failures(question, template_falls(question), 0.0)
-    for_layers = storage_every(job, costs, held, question.longest)
+    layer_falls = failures(question, template_falls(question), 0.0)
+    for_layers = storage_every(job, costs, layer_falls, question.longest)
     templates = Templates(job, costs, for_layers)
     spares = question.spares or 0
     memory = job, costs, chosen.placement, chosen.storage_every
@@ -101,9 +101,9 @@ def _choice(question: Question, copies: int) -> Choice:
     job, costs = question.job, question.costs
     placement = placed(job.hosts, copies, question.domains)
     share = math.ceil(job.state_bytes / job.hosts)
-    held = (copies - 1) * share
-    memory = needed(share, held, 2)
-    replicate = held / costs.peer_bandwidth
+    replica_bytes = (copies - 1) * share
+    memory = needed(share, replica_bytes, 2)
+    replicate = replica_bytes / costs.peer_bandwidth
     copy = copy_time(job, costs)
     every = best_every(copy, Failures(question.mtbf), job.step_time, replicate, question.longest)
     falls = memory_falls(question, placement, every)
@@ -115,7 +115,7 @@ def _choice(question: Question, copies: int) -> Choice:
     waste += copy * question.horizon / (every * job.step_time)
     waste += save_stall(job, costs) * question.horizon / (to_storage * job.step_time)
     pair = float(recovery(placement, 2)) if job.hosts > 1 else 0.0
-    words = explain(share, held, 2, free=int(question.host_memory))
+    words = explain(share, replica_bytes, 2, free=int(question.host_memory))
     return Choice(
         copies,
         placement,

@@ -136,28 +136,28 @@ def _failures(
     return trace, trace.mtbf
 
 
-def _bound(failures: float, given: str, days: float) -> None:
+def _bound(failures: float, option: str, days: float) -> None:
     if failures > MOST_FAILURES:
         raise UserError(
-            f"plan: {given} over `days` {days:g} gives {failures:.0f} failures;"
+            f"plan: {option} over `days` {days:g} gives {failures:.0f} failures;"
             f" at most {MOST_FAILURES} are taken"
         )
 
 
-def measured_costs(path: Path, given: PhaseCosts) -> PhaseCosts:
+def measured_costs(path: Path, costs: PhaseCosts) -> PhaseCosts:
     """``given``, with what was measured in ``path`` instead. Raises `UserError`."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"plan: `costs` {path} is no JSON file: {error}") from None
-    known = asdict(given)
-    if not isinstance(content, dict) or not set(content) <= set(known):
-        raise UserError(f"plan: `costs` {path} must be an object with fields among {', '.join(known)}")
+    fields = asdict(costs)
+    if not isinstance(content, dict) or not set(content) <= set(fields):
+        raise UserError(f"plan: `costs` {path} must be an object with fields among {', '.join(fields)}")
     for name, value in content.items():
-        if isinstance(value, bool) != isinstance(known[name], bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) != isinstance(fields[name], bool) or not isinstance(value, int | float):
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number is accepted")
         positive = name.endswith(("bandwidth", "share"))
         if not value >= 0 or (positive and not 0 < value < math.inf):
             least = "above 0" if positive else "from 0 up"
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number {least} is accepted")
-    return replace(given, **content)
+    return replace(costs, **content)

@@ -87,14 +87,14 @@ def _to_storage(question: Question, chosen: Choice, intervals: Mapping[str, int]
         bound = ""
     return (
         f"Checkpoint to storage every {chosen.storage_every} steps ({seconds / 3600:.3g} h{bound}):"
-        f" one failure in {_one_in(question, chosen)} needs it. A save stops training for"
+        f" one failure in {_failures_per_fall(question, chosen)} needs it. A save stops training for"
         f" {save_stall(job, costs):.3g} s, and is complete after {least:.3g} s. Without copies in memory"
         f" the interval would be {intervals[STORAGE]} steps"
         f" ({intervals[STORAGE] * job.step_time / 60:.3g} min)."
     )
 
 
-def _one_in(question: Question, chosen: Choice) -> str:
+def _failures_per_fall(question: Question, chosen: Choice) -> str:
     falls = chosen.fallbacks
     return f"{question.horizon / question.mtbf / falls:.3g}" if falls > 0 else "more than can be counted"
 

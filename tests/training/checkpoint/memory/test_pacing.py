@@ -36,7 +36,7 @@ def pacer(**pace: object) -> tuple[Pacer, Clock]:
 
 def allowed(p: Pacer, left: int, now: float) -> tuple[int, float]:
     """How many bytes, and if none, after how many seconds to ask again."""
-    found = allowance(p.asked(left, now))
+    found = allowance(p.question(left, now))
     return found.nbytes, math.inf if found.pause is None else found.pause
 
 

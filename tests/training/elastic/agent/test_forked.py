@@ -84,6 +84,6 @@ def test_a_port_that_is_taken_behind_is_given_up_for_another(monkeypatch: pytest
         number = taken.getsockname()[1]
         ports = iter([number, 0])
         monkeypatch.setattr(socket, "create_server", lambda address: real((address[0], next(ports))))
-        own, gate = forked._at_one_port()
+        own, gate = forked._store_listeners()
         with own, gate.listener:
             assert own.getsockname()[1] == gate.address[1] != number

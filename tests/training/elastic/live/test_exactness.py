@@ -42,7 +42,7 @@ def test_each_reason_is_said_once_in_the_life_of_a_process(one_thread: None) -> 
     link = Events()
     kept: dict[str, Any] = {}
     for _generation in range(2):  # the function that trains is called again, with a new job
-        job = Job(0, 2, 0, timeout=1.0, kept=kept, link=cast(Any, link))
+        job = Job(0, 2, 0, timeout=1.0, process_state=kept, link=cast(Any, link))
         job.guarantee()
         job.guarantee(["the moon is not saved"], any_world=True)
         torch.set_num_threads(2)
@@ -51,7 +51,7 @@ def test_each_reason_is_said_once_in_the_life_of_a_process(one_thread: None) -> 
     said = [event["doubts"] for event in link.sent]
     assert said[:2] == [[], ["the moon is not saved"]]
     assert len(said) == 3 and "2 threads" in said[2][0]
-    Job(1, 2, 0, timeout=1.0, kept={}, link=cast(Any, link)).guarantee(["of another rank"])
+    Job(1, 2, 0, timeout=1.0, process_state={}, link=cast(Any, link)).guarantee(["of another rank"])
     assert len(link.sent) == 3
 
 

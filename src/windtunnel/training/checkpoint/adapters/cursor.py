@@ -47,13 +47,13 @@ class Cursor(BatchSampler):
         self._inside = inside
         self._due: Place | None = None
         self._start: Drawn | None = None
-        self._asked = 0  # batches of this epoch, and the end of it if that was asked for
+        self._drawn_batches = 0  # batches of this epoch, and the end of it if that was asked for
         most = 2 + loader.num_workers * (loader.prefetch_factor or 0)
         self._before: deque[Drawn] = deque(maxlen=most)  # each of the newest times that one was asked for
 
     def place(self, consumed: int) -> Place:
         """Where the loop stands that has had ``consumed`` batches of this epoch."""
-        ahead = max(0, self._asked - consumed)
+        ahead = max(0, self._drawn_batches - consumed)
         return {
             "seen": consumed,
             "start": self._start,
@@ -64,7 +64,7 @@ class Cursor(BatchSampler):
     def go_to(self, place: Place) -> None:
         """Have the next epoch that begins go on at ``place``."""
         self._due = place
-        self._start, self._asked = place["start"], place["seen"]
+        self._start, self._drawn_batches = place["start"], place["seen"]
 
     def settle(self) -> None:
         """The loop is there: the generators are put, in case nothing has come by here (the loader was not
@@ -78,7 +78,7 @@ class Cursor(BatchSampler):
         self._before.clear()
         place = self._due
         if place is None or place["start"] is None:
-            self._start, self._asked = drawn(self.loader), 0
+            self._start, self._drawn_batches = drawn(self.loader), 0
         else:
             draw_again(self.loader, place["start"])
         return self._pass(iter(self._inside), place)
@@ -96,7 +96,7 @@ class Cursor(BatchSampler):
             self._pay(owed, number)
             self._before.append(drawn(self.loader))
             number += 1
-            self._asked = max(self._asked, number)
+            self._drawn_batches = max(self._drawn_batches, number)
             try:
                 batch = next(inside)
             except StopIteration:

@@ -316,20 +316,20 @@ class PeerCheckpointer:
         ]
         return self._may(step)
 
-    def _wanted(self, step: int) -> tuple[SlotWanted, Slot]:
-        wanted = SlotWanted(self.settings.slots, step, tuple(self._slot_steps), self.committed(), self._base)
-        slot = decide(wanted)
+    def _slot_decision(self, step: int) -> tuple[SlotWanted, Slot]:
+        observation = SlotWanted(self.settings.slots, step, tuple(self._slot_steps), self.committed(), self._base)
+        slot = decide(observation)
         assert isinstance(slot, Slot)
-        return wanted, slot
+        return observation, slot
 
     def _may(self, step: int) -> bool:
-        return self._wanted(step)[1].free
+        return self._slot_decision(step)[1].free
 
     def _tell_slot(self, step: int) -> int:
         """The slot that ``step`` goes to; one rank says so for all in the run's events."""
-        wanted, slot = self._wanted(step)
+        observation, slot = self._slot_decision(step)
         if self.job.rank == 0:
-            self.job.event("decision", **eventlog.decided("training.checkpoint", "newest", wanted, slot))
+            self.job.event("decision", **eventlog.decided("training.checkpoint", "newest", observation, slot))
         return slot.index
 
     def _skipped(self, step: int) -> None:

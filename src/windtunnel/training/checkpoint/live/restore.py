@@ -101,9 +101,9 @@ def _inventory(job: Any, reader: Stored, key: str, restart: bool) -> tuple[Inven
     if job.rank == 0:
         stored, log = to_plain(reader.stored()), job.checkpoints()
         report |= {"stored": stored, "log": log, "seed": torch.initial_seed()}
-    all_said = job.agree(f"inventory/{key}", report)
-    first = all_said[0]
-    copies = [copy for rank in sorted(all_said) for copy in all_said[rank]["copies"]]
+    reports = job.agree(f"inventory/{key}", report)
+    first = reports[0]
+    copies = [copy for rank in sorted(reports) for copy in reports[rank]["copies"]]
     there = {"copies": copies, "stored": first["stored"], "log": first["log"], "restart": restart}
     return from_plain(Inventory, there), int(first["seed"])
 

@@ -171,7 +171,7 @@ class IdleSender:
         self._profile = SpanProfile(settings.profile, 2 * PERIOD)
         self._lock = threading.RLock()
         self._quiet = 0
-        self._opened = self._endless = True  # until the profile is known
+        self._window_open = self._endless = True  # until the profile is known
         self._always = False
         self._rates: list[float] = []
         self._sent: tuple[int, float] | None = None
@@ -281,19 +281,19 @@ class IdleSender:
         since, here = self._profile.idle_since, self._profile.here()
         self._quiet = 0 if busy or since is None else self._quiet + 1
         chosen, expected = self._settings, self._profile.expected or ()
-        looked = Looked(
+        sample = Looked(
             busy, self._quiet, 0.0 if since is None else self._clock() - since,
             here.seconds if here is not None else None, max((span.seconds for span in expected), default=0.0),
-            self._always, self._opened, self._endless, chosen.safety, chosen.startup,
+            self._always, self._window_open, self._endless, chosen.safety, chosen.startup,
         )  # fmt: skip
-        decision = decide(looked)
+        decision = decide(sample)
         assert isinstance(decision, Window)
         if decision.act == "keep":
             return
-        self._opened, self._endless = decision.act == "open", decision.endless
+        self._window_open, self._endless = decision.act == "open", decision.endless
         if self._recorded < MOST_RECORDED and self._job.rank == 0:
             self._recorded += 1
-            self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", looked, decision))
+            self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", sample, decision))
         if decision.act == "open":
             self._memory.open_window(decision.seconds)
         else:

@@ -119,8 +119,8 @@ def wants(state: State, saved: dict[str, TensorEntry], names: set[str], rng: boo
             if item not in names:
                 raise UserError(f"checkpoint: {item} is not in it, but the state has it")
             out += [Want(name) for name in _under(saved, item)]
-        wanted_names = {want.name for want in out[before:]}
-        surplus = [name for name in _under(saved, item) if name not in wanted_names]
+        want_names = {want.name for want in out[before:]}
+        surplus = [name for name in _under(saved, item) if name not in want_names]
         if surplus and not isinstance(value, torch.optim.Optimizer):
             raise UserError(f"checkpoint: {surplus[0]} is in it, but {item} has no such tensor")
     if rng:

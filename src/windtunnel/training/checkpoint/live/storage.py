@@ -155,8 +155,8 @@ def read_shard(
     files, what = open_files(url), f"shard {shard.name} of step {shard.step}"
     with object_errors(what):
         folder = step_folder(shard.step, shard.generation)
-        wanted = next((record for record in _complete(files, folder).shards if record.shard == shard), None)
-        if wanted is None:
+        match = next((record for record in _complete(files, folder).shards if record.shard == shard), None)
+        if match is None:
             raise ObjectError(f"{what} is not the one that {folder}/{COMPLETE} was made of")
         if into is not None and len(into) != shard.nbytes:
             raise ObjectError(f"{what} has {shard.nbytes} bytes; there is room for {len(into)}")
@@ -167,7 +167,7 @@ def read_shard(
             at += len(piece)
             whole.update(piece)
             strong.update(piece)
-        if (at, whole.hexdigest(), strong.hexdigest()) != (shard.nbytes, shard.checksum, wanted.sha256):
+        if (at, whole.hexdigest(), strong.hexdigest()) != (shard.nbytes, shard.checksum, match.sha256):
             raise ObjectError(f"{what} is damaged: its checksum does not match")
     return shard.checksum
 

@@ -81,7 +81,7 @@ def plan_restore(
             chosen = {name: _agreed(name, [c for c in family if c.shard.name == name]) for name in shards}
             missing = [name for name in shards if not chosen[name]]
             if not missing:
-                reasons, ignored = _told_unknown(unknown, step)
+                reasons, ignored = _unknown_in_words(unknown, step)
                 reason = _reason(step, chosen, [*reasons, *passed], bad)
                 return RestorePlan(step, world, _sources(chosen), reason, ignored, store=_owed(log, step))
             lacking = lacking or _lacking(step, len(shards), missing, family)
@@ -91,7 +91,7 @@ def plan_restore(
         for stored_step in stored
         if stored_step.bad
     ]
-    reasons, ignored = _told_unknown(unknown, -1)
+    reasons, ignored = _unknown_in_words(unknown, -1)
     words = "; ".join(_short([*reasons, *passed, *torn]))
     reason = f"nothing can be restored: {words}" if words else "nothing was saved yet"
     failed = ""
@@ -150,7 +150,7 @@ def _owed(log: Log | None, step: int) -> bool:
     return all(persisted.step != log.wanted for persisted in log.persisted)
 
 
-def _told_unknown(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:
+def _unknown_in_words(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:
     """Of what no log knows, what is newer than ``step``: all of it in words, and the whole steps."""
     newer = [(whole, text) for at, whole, text in unknown if at > step]
     return [text for _, text in newer], tuple(text for whole, text in newer if whole)

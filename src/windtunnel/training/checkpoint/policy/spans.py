@@ -65,5 +65,5 @@ def _steps(now: Profiles, rank: NetworkProfile) -> int:
         # what rounding took from a whole byte is given back
         last = int((left - now.startup) * rank.bandwidth * (1 + 1e-9) + 1e-9)
         room += int(chunks) * part + max(0, last)
-    wanted = (now.copies - 1) * rank.nbytes
-    return max(1, -(-wanted // room)) if room else int(not wanted)
+    nbytes = (now.copies - 1) * rank.nbytes
+    return max(1, -(-nbytes // room)) if room else int(not nbytes)

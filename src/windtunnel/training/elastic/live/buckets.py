@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-_made: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _plain = DistributedDataParallel._ddp_init_helper
 
 
@@ -34,7 +34,7 @@ def settle() -> None:
 
 def replicas() -> list[DistributedDataParallel]:
     """The modules wrapped in DDP since `settle` that are still there."""
-    return list(_made)
+    return list(_replicas)
 
 
 def _begin(
@@ -44,7 +44,7 @@ def _begin(
     names: dict[int, str],
     static_graph: bool,
 ) -> None:
-    _made.add(self)
+    _replicas.add(self)
     sorts = static_graph or not self.find_unused_parameters
     if not sorts or self._use_python_reducer:
         _plain(self, parameters, sparse, names, static_graph)

@@ -63,8 +63,8 @@ def start_store(client: ForkServerClient, host: str, secret: str, tls: Sequence[
     with socket.create_server((host, 0), backlog=512) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         arguments = {"address": address, "secret": secret, "tls": list(tls)}
-        wanted = {"call": SERVE, "arguments": arguments}
-        pid = client.started(wanted, (listener.fileno(),), stays=True)
+        request = {"call": SERVE, "arguments": arguments}
+        pid = client.started(request, (listener.fileno(),), stays=True)
     return address, pid
 
 
@@ -74,7 +74,7 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    own, gate = _at_one_port()  # by itself it listens everywhere, for everybody
+    own, gate = _store_listeners()  # by itself it listens everywhere, for everybody
     port = own.getsockname()[1]
     own_client = tunnel.serve_own(own, gate)
     store = TCPStore(
@@ -91,7 +91,7 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
         signal.pause()
 
 
-def _at_one_port() -> tuple[socket.socket, ListeningGate]:
+def _store_listeners() -> tuple[socket.socket, ListeningGate]:
     """A listener on the loopback, and a gate behind it at the same port: one that nothing else has there, and
     connections that have ended there keep theirs for a minute."""
     while True:

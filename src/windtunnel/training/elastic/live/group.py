@@ -74,7 +74,7 @@ def connect_store(address: str, timeout: float) -> tuple[TCPStore, SocketRecorde
 def prepare_store(address: str, timeout: float) -> Future[tuple[TCPStore, SocketRecorder]]:
     """Connect in the background, or wait on with what is on the way. Clients of other stores are dropped."""
     with _lock:
-        for other in [known for known in _clients if known != address]:
+        for other in [client for client in _clients if client != address]:
             del _clients[other]
         if (future := _clients.get(address)) is None:
             future = _clients[address] = Future()
@@ -94,7 +94,7 @@ _generation = 0
 _init, _eq = DeviceMesh.__init__, DeviceMesh.__eq__
 
 
-def _made(self: Any, *arguments: Any, **named: Any) -> None:
+def _mesh_init(self: Any, *arguments: Any, **named: Any) -> None:
     self._windtunnel = _generation
     _init(self, *arguments, **named)
 
@@ -109,7 +109,7 @@ def part_meshes() -> None:
     """Meshes made from now on differ from those before."""
     global _generation
     if not _generation:
-        DeviceMesh.__init__ = _made  # type: ignore[method-assign]
+        DeviceMesh.__init__ = _mesh_init  # type: ignore[method-assign]
         DeviceMesh.__eq__ = _equal  # type: ignore[method-assign]
     _generation += 1
     if "torch.distributed.tensor" in sys.modules:
@@ -294,9 +294,9 @@ class CuttableGroup:
             if dist.is_initialized():
                 # gloo's destructor joins its threads, and one that was cut in the middle of a ring may wait
                 # in vain until the group's timeout: that must not keep the next generation waiting.
-                held = list(c10d._world.pg_map)
+                groups = list(c10d._world.pg_map)
                 dist.destroy_process_group()
-                threading.Thread(target=held.clear, daemon=True, name="windtunnel-leave").start()
+                threading.Thread(target=groups.clear, daemon=True, name="windtunnel-leave").start()
             # torch numbers groups, and the number is in the keys that the ranks meet under: one that was cut
             # while it formed must not leave this process a number ahead of those that are new.
             c10d._world.group_count = 0

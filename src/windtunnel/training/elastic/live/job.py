@@ -43,7 +43,7 @@ class Job:
         local_rank: int,
         *,
         timeout: float,
-        kept: dict[str, Any],
+        process_state: dict[str, Any],
         place: int = 0,
         membership: Membership | None = None,
         link: AgentLink | None = None,
@@ -60,7 +60,7 @@ class Job:
         self.memory = _unix(link.memory) if link and link.memory else None
         self.folder = Path(os.environ.get("WINDTUNNEL_RUN", "."))
         self.timeout = timeout
-        self._kept = kept
+        self._process_state = process_state
         self._link = link
         self._injector = injector
         self._endings: list[Callable[[], object]] = []
@@ -80,7 +80,7 @@ class Job:
         if self._link is None:
             values = _gathered(value, self.world)
             if key.startswith(DURABLE):
-                self._kept.setdefault(DURABLE, {})[key] = values
+                self._process_state.setdefault(DURABLE, {})[key] = values
             return values
         limit = self.timeout if timeout is None else timeout
         decided = self._link.agree(self.generation, key, value, limit)
@@ -95,7 +95,7 @@ class Job:
             TimeoutError: the supervisor does not answer.
         """
         if self._link is None:
-            return self._kept.get(DURABLE, {}).get(key)
+            return self._process_state.get(DURABLE, {}).get(key)
         values: dict[int, Any] | None = self._link.call("ask", key, self.timeout)
         return values
 
@@ -135,9 +135,9 @@ class Job:
         For what is costly and does not depend on the process group: a tokenizer, mapped data. Never a module
         wrapped in DDP or FSDP: it holds the dead group.
         """
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+        if name not in self._process_state:
+            self._process_state[name] = make()
+        return self._process_state[name]
 
     def at_end(self, call: Callable[[], object]) -> None:
         """Have ``call`` called when the training function has returned, before the job may end."""

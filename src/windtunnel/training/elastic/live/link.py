@@ -27,11 +27,11 @@ class Stillness:
 
     def __init__(self, tid: int) -> None:
         self._status = Path(f"/proc/self/task/{tid}/status")
-        self._seen: tuple[str, ...] = ()
+        self._last_switches: tuple[str, ...] = ()
         self._since = 0.0
 
     def begin(self) -> None:
-        self._seen = self._switches()
+        self._last_switches = self._switches()
         self._since = time.monotonic()
 
     def seconds(self) -> float:
@@ -41,7 +41,7 @@ class Stillness:
         still: what counts is the kernel's count of its switches.
         """
         switches = self._switches()
-        if not switches or switches != self._seen:
+        if not switches or switches != self._last_switches:
             self.begin()
         return time.monotonic() - self._since
 

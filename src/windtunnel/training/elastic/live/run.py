@@ -86,7 +86,7 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
     else:  # so that DDP and its like work in a process alone, too
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     place = int(os.environ.get("GROUP_RANK", "0"))
-    job = Job(rank, world, local_rank, timeout=timeout, kept={}, place=place)
+    job = Job(rank, world, local_rank, timeout=timeout, process_state={}, place=place)
     result = train(job)
     job.ending()
     if dist.is_initialized():  # a script may have ended it itself, as it had to before
@@ -101,7 +101,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
     timeout = timeout or link.config["operation"]
     injector = Injector(link.faults, Path(os.environ["WINDTUNNEL_RUN"]), link)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    kept: dict[str, Any] = {}
+    process_state: dict[str, Any] = {}
     first = link.membership.generation
     # What is there now stays for the life of the process. Collecting garbage after a failure then looks only
     # at what training made: some ms in place of some 100.
@@ -118,7 +118,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             membership.world,
             local_rank,
             timeout=timeout,
-            kept=kept,
+            process_state=process_state,
             place=place,
             membership=membership,
             link=link,
@@ -152,7 +152,7 @@ def _all_ended(job: Job) -> None:
 def _after(error: BaseException, link: AgentLink, group: CuttableGroup, generation: int) -> None:
     """Come out of the failed generation; returns once a newer one is known, or ends the process."""
     group.cut()
-    text = _told(error)
+    text = _traceback_of(error)
     if not isinstance(error, MembershipChanged) and not link.newer(generation):
         if isinstance(error, UserError):
             _failed(link, f"{error}\n", status=2)
@@ -170,7 +170,7 @@ def of_peers(error: BaseException) -> bool:
     """Whether ``error``, or one that it came from, says that a peer or the store is gone or silent."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, RuntimeError) and blames_peers(f"{_family(cause)}: {_one_line(cause)}"):
+        if isinstance(cause, RuntimeError) and blames_peers(f"{_family(cause)}: {_flattened(cause)}"):
             return True
         if isinstance(cause, (ConnectionError, TimeoutError)) and _raised_in(cause).startswith(_LIBRARIES):
             return True
@@ -184,7 +184,7 @@ def _family(error: RuntimeError) -> str:
     return kinds[0].__name__ if kinds else "RuntimeError"
 
 
-def _one_line(error: BaseException) -> str:
+def _flattened(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
@@ -196,7 +196,7 @@ def _raised_in(error: BaseException) -> str:
     return str(at.tb_frame.f_globals.get("__name__", "")) if at is not None else ""
 
 
-def _told(error: BaseException) -> str:
+def _traceback_of(error: BaseException) -> str:
     """The traceback, from the program's own first frame on."""
     at = error.__traceback__
     if at is not None and at.tb_next is not None and at.tb_frame.f_code.co_filename == __file__:

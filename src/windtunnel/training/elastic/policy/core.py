@@ -93,7 +93,7 @@ class Core:
         self.suspected: float | None = now if before.suspects else None
         self.round: Round | None = None  # the hosts are being asked whom they reach
         self._rounds = 0
-        self._reach_known = False  # they were, since this generation was formed
+        self._reach_checked = False  # they were, since this generation was formed
         self._hit = False  # something outside the program broke this generation
         self._own = False  # the program ended by itself in this generation
         # the next one
@@ -127,8 +127,8 @@ class Core:
         gone = self.store
         if gone is not None:
             self.store, self._store_since = None, now
-            met_there = self.membership is not None and self.membership.store == gone
-            if met_there and self.cooperative and self._unmet():
+            meets_there = self.membership is not None and self.membership.store == gone
+            if meets_there and self.cooperative and self._unmet():
                 self.force("its store was gone before all had met", now)
         if error != self._store_error:
             self.record("note", text=f"the store: {error}")
@@ -206,7 +206,7 @@ class Core:
                 allowed=self.settings.deadlines.suspect,
                 times=self.suspicions + 1,
                 most=self.settings.most_suspicions,
-                looked=self._reach_known,
+                looked=self._reach_checked,
             )
         )
         if isinstance(decision, Keep):
@@ -247,9 +247,9 @@ class Core:
         round_ = self.round
         if round_ is None or not round_.over(now, self.hosts.live):
             return
-        self.round, self._reach_known = None, True
+        self.round, self._reach_checked = None, True
         silent = round_.silent()
-        decision = self.ask(Reached(self.places(), tuple(sorted(round_.told)), silent))
+        decision = self.ask(Reached(self.places(), tuple(sorted(round_.answers)), silent))
         if isinstance(decision, Fence):
             for id in decision.hosts:
                 peers = sorted({host_id for pair in silent if id in pair for host_id in pair} - {id})
@@ -412,7 +412,7 @@ class Core:
         self.membership, self.plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
         self._formed, self.waiting_since, self.suspected = now, None, None
-        self._forced = self._hit = self._own = self.progress = self._reach_known = False
+        self._forced = self._hit = self._own = self.progress = self._reach_checked = False
         self.reached = None
         for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
             forgotten.clear()

@@ -54,16 +54,16 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
         if core.place_of(host) is not None:
             core.tell(host)
         return
-    known = core.hosts.live.get(int(id))
-    if known is None or known.pid != pid:
+    attending = core.hosts.live.get(int(id))
+    if attending is None or attending.pid != pid:
         core.end(link, 1, f"host {id} was given up; it may come again as a new one")
         return
-    if known.link is not None:
-        core.effects.drop(known.link)
-    core.hosts.attach(known, link, now)
-    _back(core, known, generation, workers, now)
+    if attending.link is not None:
+        core.effects.drop(attending.link)
+    core.hosts.attach(attending, link, now)
+    _back(core, attending, generation, workers, now)
     for post in message.get("posts", []):
-        _post(core, known, post, now)
+        _post(core, attending, post, now)
 
 
 def message(core: Core, link: int, message: Message, now: float) -> Any:
@@ -85,7 +85,7 @@ def message(core: Core, link: int, message: Message, now: float) -> Any:
             _suspect(core, host, message, now)
         case "reached":
             if core.round is not None and message["round"] == core.round.number:
-                core.round.told[host.member.id] = tuple(message["silent"])
+                core.round.answers[host.member.id] = tuple(message["silent"])
         case "kill-launcher":
             if int(message["epoch"]) == core.epoch:
                 core.effects.kill_launcher()
@@ -231,9 +231,9 @@ def _persisted(core: Core, host: LiveHost, fields: Message) -> None:
     at, check = (int(fields["step"]), int(fields["course"])), str(fields["check"])
     if core.checkpoints.persisted.get(at) == check:
         return  # said again to a supervisor that the one before had told by the log
-    known = {"step": at[0], "course": at[1], "check": check}
-    core.record("persisted", **known, url=str(fields.get("url", "")))
-    core.checkpoints.apply({"kind": "persisted", **known})
+    record = {"step": at[0], "course": at[1], "check": check}
+    core.record("persisted", **record, url=str(fields.get("url", "")))
+    core.checkpoints.apply({"kind": "persisted", **record})
 
 
 def _welcome(core: Core, host: LiveHost) -> None:

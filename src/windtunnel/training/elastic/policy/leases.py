@@ -20,25 +20,25 @@ class Leases(Generic[K]):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.heard: dict[K, float] = {}
-        self._looked: float | None = None
+        self.last_signs: dict[K, float] = {}
+        self._last_look: float | None = None
 
     def renew(self, key: K, now: float) -> None:
         """A sign of life."""
-        self.heard[key] = max(now, self.heard.get(key, now))
+        self.last_signs[key] = max(now, self.last_signs.get(key, now))
 
     def end(self, key: K) -> None:
         """Nobody waits for its signs any more."""
-        self.heard.pop(key, None)
+        self.last_signs.pop(key, None)
 
     def forgive(self, now: float) -> bool:
         """To be called before each look. Whether the looker was stopped: then everybody begins anew."""
-        before, self._looked = self._looked, now
+        before, self._last_look = self._last_look, now
         if before is None or now - before <= self.seconds / 2:
             return False
-        self.heard = {key: max(now, heard) for key, heard in self.heard.items()}
+        self.last_signs = {key: max(now, sign) for key, sign in self.last_signs.items()}
         return True
 
     def silent(self, now: float) -> dict[K, float]:
         """Who is, and for how many seconds."""
-        return {key: now - heard for key, heard in self.heard.items() if now - heard > self.seconds}
+        return {key: now - sign for key, sign in self.last_signs.items() if now - sign > self.seconds}

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Round:
-    """One question to all hosts of a generation, answered by all or over at ``until``. ``told``: whom each
+    """One question to all hosts of a generation, answered by all or over at ``until``. ``answers``: whom each
     host that has answered does not reach."""
 
     number: int
-    asked: frozenset[int]
+    hosts: frozenset[int]
     until: float
-    told: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def over(self, now: float, live: Container[int]) -> bool:
         """Nobody who could still answer has not."""
-        return now > self.until or not any(host in live for host in self.asked - set(self.told))
+        return now > self.until or not any(host in live for host in self.hosts - set(self.answers))
 
     def silent(self) -> tuple[tuple[int, int], ...]:
         """Pairs of whom the first does not reach the second."""
-        return tuple((host, other) for host in sorted(self.told) for other in sorted(set(self.told[host])))
+        return tuple((host, other) for host in sorted(self.answers) for other in sorted(set(self.answers[host])))
 
 
 def to_fence(

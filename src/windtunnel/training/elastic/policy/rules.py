@@ -285,7 +285,7 @@ def after_change(now: Change) -> Form | Wait | Fail | Keep:
     if not now.places:
         if len(now.spares) < now.wanted:
             return Wait(reason=f"{len(now.spares)} of {now.wanted} hosts are there")
-        return _met(now, Form(now.spares[: now.wanted], fruitless=now.fruitless))
+        return _with_store(now, Form(now.spares[: now.wanted], fruitless=now.fruitless))
     # a host that is gone is why the program ended
     own = now.own and not now.hit and None not in now.places
     failures = now.own_failures + own
@@ -304,10 +304,10 @@ def after_change(now: Change) -> Form | Wait | Fail | Keep:
     answer = replace(
         answer, restart_all=now.rules.restart_all, own_failures=failures, fruitless=now.fruitless
     )
-    return _met(now, answer)
+    return _with_store(now, answer)
 
 
-def _met(now: Change, form: Form) -> Form | Wait | Fail:
+def _with_store(now: Change, form: Form) -> Form | Wait | Fail:
     """What the generation still needs: a place to meet, and hope that it does better than those before."""
     if not now.store:
         if now.storeless > now.store_within:
@@ -323,12 +323,12 @@ def _met(now: Change, form: Form) -> Form | Wait | Fail:
 
 def _replace(now: Change) -> Form | Wait:
     """The job keeps its size."""
-    taken = now.places.count(None)
-    missing = taken - len(now.spares)
+    vacant = now.places.count(None)
+    missing = vacant - len(now.spares)
     if missing <= 0:
         spares = iter(now.spares)
         filled = tuple(next(spares) if host is None else host for host in now.places)
-        return Form(filled, reason=f"{taken} of the places by spares" if taken else "the same hosts")
+        return Form(filled, reason=f"{vacant} of the places by spares" if vacant else "the same hosts")
     order = max(0, missing - now.coming)
     return Wait(order=order, reason=f"{missing} of {len(now.places)} hosts missing")
 

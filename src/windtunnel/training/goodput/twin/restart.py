@@ -62,7 +62,7 @@ class StorageRestart:
         saving = self.stall / self.every
         return self.job.step_time + saving, saving
 
-    def kept(self, steps: float) -> float:
+    def newest_stored(self, steps: float) -> float:
         """The newest step that was written whole; one that was, still is after the job fell back to it."""
         behind = 0.0 if self.costs.blocking_save else self.write / self.pace()[0]
         due = math.floor((steps - behind) / self.every)
@@ -76,7 +76,7 @@ class StorageRestart:
 
     def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
         waits = not (self.supervisor.break_off if software else self.supervisor.lose)(hosts)
-        return Setback(self._phases(waits), self.kept(steps), waits, from_storage=True)
+        return Setback(self._phases(waits), self.newest_stored(steps), waits, from_storage=True)
 
     def came(self, host: int, running: bool) -> Setback | None:
         if not self.supervisor.come(host) or running:
@@ -126,10 +126,10 @@ class PeerMemory:
         self.storage = StorageRestart(job, costs, storage_every, saves=self.every)
         self.stall = copy_time(job, costs)
         self.whole = 0.0  # the newest step that is known to be in memory with all its copies
-        self._held_by: list[list[int]] = [[] for _ in range(job.hosts)]
+        self._shards_of: list[list[int]] = [[] for _ in range(job.hosts)]
         for shard, holders in enumerate(placement.holders):
             for holder in holders:
-                self._held_by[holder].append(shard)
+                self._shards_of[holder].append(shard)
         self.gone: set[int] = set()  # places whose memory is empty since the last recovery
         self.fallen = False
 
@@ -144,7 +144,7 @@ class PeerMemory:
         # a checkpoint that is still being replicated is not whole, the one before it is
         behind = 0.0 if software else self.replicate / self.pace()[0]
         whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
-        stored = self.storage.kept(steps)
+        stored = self.storage.newest_stored(steps)
         if not self.fallen:
             plan = plan_restore(self._copies(whole), [_stored(stored, self._shards())])
             self.fallen = any(copies[0].place is None for copies in plan.sources)
@@ -153,7 +153,7 @@ class PeerMemory:
 
     def _shards(self) -> list[int]:
         """Places whose shards lost a copy; of all others there are all."""
-        return sorted({place for gone in self.gone for place in self._held_by[gone]}) or [0]
+        return sorted({place for gone in self.gone for place in self._shards_of[gone]}) or [0]
 
     def _copies(self, step: float) -> list[Copy]:
         """What the memory that is left would list of those shards."""

@@ -67,7 +67,7 @@ class Templates:
         if not (self.supervisor.break_off if software else self.supervisor.lose)(hosts):
             # what is left holds no whole pipeline; whatever comes begins from storage
             self.layout = Layout((), ())
-            return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
+            return Setback((), self.storage.newest_stored(steps), waits=True, from_storage=True)
         change = self._change(hosts, ())
         detect = ("detect", self.costs.detect)
         start = ("start", self.costs.start if software or change.lost else 0.0)
@@ -80,7 +80,7 @@ class Templates:
             load = copy_seconds(change.transfers, self.costs.peer_bandwidth)
         if change.lost:
             phases = (detect, start, regroup, ("load", self.storage.load))
-            return Setback(phases, self.storage.kept(steps), from_storage=True)
+            return Setback(phases, self.storage.newest_stored(steps), from_storage=True)
         return Setback((detect, start, regroup, ("load", load)))
 
     def came(self, host: int, running: bool) -> Setback | None:

@@ -154,9 +154,9 @@ def _layout(
     trainer: PipelineTrainer, job: Job, standings: Mapping[int, Standing], nbytes: Mapping[int, int]
 ) -> tuple[Layout, str]:
     """The layout for the hosts that are here, by the pure policy; and how it came about."""
-    known = [standing for standing in standings.values() if standing.layout is not None]
+    with_layout = [standing for standing in standings.values() if standing.layout is not None]
     # A recovery may have been broken off: not everybody knows the newest.
-    newest = max(known, key=lambda standing: standing.since, default=None)
+    newest = max(with_layout, key=lambda standing: standing.since, default=None)
     changed = HostsChanged(
         templates=trainer.templates,
         before=newest.layout if newest else None,

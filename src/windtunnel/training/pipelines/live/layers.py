@@ -90,8 +90,8 @@ class HostLayer:
 
     def nbytes(self) -> int:
         """Bytes of all tensors of the state."""
-        kept = self.optimizer.state.values() if self.optimizer else ()
-        tensors = [*self.module.state_dict().values(), *(value for entry in kept for value in entry.values())]
+        states = self.optimizer.state.values() if self.optimizer else ()
+        tensors = [*self.module.state_dict().values(), *(value for entry in states for value in entry.values())]
         return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
     def digest(self) -> str:

@@ -52,15 +52,15 @@ class LiveStage:
 
     def forward(self, step: int, microbatch: int, inputs: tuple[Tensor, ...]) -> InFlight:
         """Run all layers; the outputs are those of the last in ``layers``."""
-        kept: list[LayerActivations] = []
+        activations: list[LayerActivations] = []
         for layer in self.layers:
             seed_generators(seed_for(self.seed, step, microbatch, layer.index))
             fed = _cut(inputs)
             with self._precision(layer.device):
                 output = layer.module(*fed)
             inputs = as_tuple(output, layer.name)
-            kept.append(LayerActivations(layer, fed, inputs))
-        return InFlight(kept)
+            activations.append(LayerActivations(layer, fed, inputs))
+        return InFlight(activations)
 
     def loss(self, flight: InFlight, target: Any, loss: Loss) -> float:
         """The loss of the last layer's outputs; its backward begins there."""
@@ -80,18 +80,18 @@ class LiveStage:
         own.
         """
         if flight.loss is not None:
-            wanted = [t for t in flight.head if t.requires_grad]
+            inputs = [t for t in flight.head if t.requires_grad]
             start = torch.full_like(flight.loss, weight)
-            gradients = _gradients([flight.loss], wanted, [start])
+            gradients = _gradients([flight.loss], inputs, [start])
         while flight.layers:
-            kept = flight.layers.pop()
-            outputs = [t for t in kept.outputs if t.requires_grad]
-            inputs = [t for t in kept.inputs if t.requires_grad]
-            tensors = _gradients(outputs, [*kept.layer.parameters, *inputs], gradients)
-            count = len(kept.layer.parameters)
+            activations = flight.layers.pop()
+            outputs = [t for t in activations.outputs if t.requires_grad]
+            inputs = [t for t in activations.inputs if t.requires_grad]
+            tensors = _gradients(outputs, [*activations.layer.parameters, *inputs], gradients)
+            count = len(activations.layer.parameters)
             gradients = tensors[count:]
             if count:
-                sink(kept.layer, tensors[:count])
+                sink(activations.layer, tensors[:count])
         return gradients
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -114,11 +114,11 @@ def _cut(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
 
 
-def _gradients(outputs: list[Tensor], wanted: list[Any], starts: list[Tensor]) -> list[Tensor]:
+def _gradients(outputs: list[Tensor], inputs: list[Any], starts: list[Tensor]) -> list[Tensor]:
     """Gradients of ``wanted``, zeros where nothing depends on one."""
-    if not wanted:
+    if not inputs:
         return []
     if not outputs:
-        return [torch.zeros_like(t) for t in wanted]
-    tensors = torch.autograd.grad(outputs, wanted, starts, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, tensors, strict=True)]
+        return [torch.zeros_like(t) for t in inputs]
+    tensors = torch.autograd.grad(outputs, inputs, starts, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, tensors, strict=True)]

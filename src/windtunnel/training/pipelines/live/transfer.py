@@ -46,13 +46,13 @@ def plan_transfers(
     ``assigned``: layers of each rank; ``holders``: ranks that hold each layer now; both by rank numbers, as
     the result. Layers without a holder are left out.
     """
-    wanted = [
+    missing = [
         (layer, rank)
         for rank, layers in assigned.items()
         for layer in layers
         if holders[layer] and rank not in holders[layer]
     ]
-    return tuple(spread(wanted, holders.__getitem__, lambda layer: float(nbytes.get(layer, 0))))
+    return tuple(spread(missing, holders.__getitem__, lambda layer: float(nbytes.get(layer, 0))))
 
 
 def copy_layers(

@@ -115,8 +115,8 @@ class _CutProblem:
 
     def took(self, stage: int, first: Where, last: Where) -> Table:
         """What layers ``first`` .. ``last - 1`` take as that stage, `INFINITE` where they cannot be it."""
-        held = self.state + min(self.stages - stage, self.microbatches) * self.activation
-        fit = held[last] - held[first] <= self.memory
+        memory = self.state + min(self.stages - stage, self.microbatches) * self.activation
+        fit = memory[last] - memory[first] <= self.memory
         return np.where(fit, self.time[last] - self.time[first], INFINITE)
 
     def ranges(self, stage: int, most: int = INFINITE - 1) -> Iterator[tuple[slice, slice, Table]]:

@@ -131,19 +131,19 @@ def _anew(
     left = [[host for host in pipeline if host not in dead] for pipeline in layout.pipelines]
     total = sum(map(len, left)) + len(new)
     sizes = choose_sizes(set, usable(set, total, microbatches), microbatches)
-    wanted = Counter(sizes)
+    open_sizes = Counter(sizes)
     whole = [now for now, old in zip(left, layout.pipelines, strict=True) if len(now) == len(old)]
     damaged = [now for now, old in zip(left, layout.pipelines, strict=True) if 0 < len(now) < len(old)]
     kept: list[list[int]] = []
     cut: list[list[int]] = []
     for pipeline in whole + damaged:
-        if wanted[len(pipeline)]:
-            wanted[len(pipeline)] -= 1
+        if open_sizes[len(pipeline)]:
+            open_sizes[len(pipeline)] -= 1
             kept.append(pipeline)
         else:
             cut.append(pipeline)
     cut.sort(key=lambda pipeline: (-len(pipeline), min(pipeline)))
-    targets = sorted(wanted.elements(), reverse=True)
+    targets = sorted(open_sizes.elements(), reverse=True)
     changed = [pipeline[:size] for pipeline, size in zip(cut, targets, strict=False)]
     changed += [[] for _ in targets[len(changed) :]]
     pool = [host for pipeline, size in zip(cut, targets, strict=False) for host in pipeline[size:]]

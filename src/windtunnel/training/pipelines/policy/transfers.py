@@ -78,7 +78,7 @@ def transfers(
     old, new = Holders(set, before), Holders(set, after)
     lost = frozenset(layer for layer in range(len(layer_bytes)) if not old.any(layer, living))
     unchanged = frozenset(before.pipelines)
-    wanted = [
+    missing = [
         (layer, host)
         for pipeline in after.pipelines
         if pipeline not in unchanged
@@ -86,19 +86,19 @@ def transfers(
         for layer in new.layers_of(host) - old.layers_of(host) - lost
     ]
     holders = cache(lambda layer: old.of(layer, living))
-    moves = spread(wanted, holders, layer_bytes.__getitem__)
+    moves = spread(missing, holders, layer_bytes.__getitem__)
     return tuple(sorted(moves, key=lambda each: (each.target, each.layer))), tuple(sorted(lost))
 
 
 def spread(
-    wanted: Iterable[tuple[int, int]],
+    missing: Iterable[tuple[int, int]],
     holders: Callable[[int], Sequence[int]],
     nbytes: Callable[[int], float],
 ) -> list[Transfer]:
     """A source for each (layer, target), largest layers first. ``holders``, ``nbytes``: of a layer."""
     load: dict[int, float] = {}
     moves = []
-    for layer, target in sorted(wanted, key=lambda each: (-nbytes(each[0]), each)):
+    for layer, target in sorted(missing, key=lambda each: (-nbytes(each[0]), each)):
         source = min(holders(layer), key=lambda host: (load.get(host, 0.0), host))
         load[source] = load.get(source, 0.0) + nbytes(layer)
         moves.append(Transfer(layer, source, target, nbytes(layer)))

@@ -73,8 +73,8 @@ class LocalMemory:
             UserError: it does not fit into this host's memory or a holder's; with the sum.
         """
         digest = xxhash.xxh3_128_hexdigest(layout)
-        wanted = Reservation(digest, dict(nbytes), slots, copies, kind, tuple(domains or ()), pace)
-        reserved = self._patient.reserve(self._caller, wanted, layout)
+        reservation = Reservation(digest, dict(nbytes), slots, copies, kind, tuple(domains or ()), pace)
+        reserved = self._patient.reserve(self._caller, reservation, layout)
         self.needs = reserved.needs
         return {
             shard: [SlotFile.open(Path(path)) for path in paths[:slots]]

@@ -73,8 +73,8 @@ class Shelf:
         if not slot_steps or self.writing:
             return None
         index = slot_for(len(slot_steps), step, slot_steps)
-        given_up = slot_steps[index] not in keeps and slot_steps[index] != base
-        return index if given_up or may_overwrite(len(slot_steps), step, slot_steps, committed) else None
+        abandoned = slot_steps[index] not in keeps and slot_steps[index] != base
+        return index if abandoned or may_overwrite(len(slot_steps), step, slot_steps, committed) else None
 
     def newer(self, step: int, generation: int) -> bool:
         """Whether something is here that may still be wanted after ``step`` is committed in

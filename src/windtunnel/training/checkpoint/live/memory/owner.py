@@ -77,7 +77,7 @@ class Owner:
         nbytes = reservation.nbytes
         require(reservation.slots)
         with state.changed:
-            copies_wanted = self._wanted(reservation)
+            copies_wanted = self._placement_question(reservation)
             placement = decide(copies_wanted)
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
@@ -108,7 +108,7 @@ class Owner:
             state.specs[rank] = spec
         return Reserved(paths, needs)
 
-    def _wanted(self, reservation: Reservation) -> CopiesWanted:
+    def _placement_question(self, reservation: Reservation) -> CopiesWanted:
         membership = self._state.membership
         assert membership is not None
         own = tuple(host.domain for host in membership.hosts)

@@ -89,7 +89,7 @@ class Pacer:
             self._reported, self._waits = 0, False
             self._changed.notify_all()
 
-    def asked(self, left: int, now: float) -> Sending:
+    def question(self, left: int, now: float) -> Sending:
         """What is to be decided at ``now``, of ``left`` bytes."""
         pace, until = self._pace, min(self._until.values(), default=0.0)
         room = None if math.isinf(until) else max(0.0, until - now)
@@ -107,7 +107,7 @@ class Pacer:
             end = self._clock() + patience
             while True:
                 now = self._clock()
-                sending = self.asked(left, now)
+                sending = self.question(left, now)
                 answer = decide(sending)
                 assert isinstance(answer, Allowance)
                 size = answer.nbytes

@@ -74,8 +74,8 @@ class Persister:
         with state.changed:
             spec, world = state.specs.get(rank), state.world
             shards = sorted(spec.nbytes) if spec else []
-        wanted = [shard for shard in shards if shard != SHARED or state.place == 0]
-        return [self._shard(shard, step, world) for shard in wanted]
+        owned = [shard for shard in shards if shard != SHARED or state.place == 0]
+        return [self._shard(shard, step, world) for shard in owned]
 
     def _write(
         self, key: str, rank: int, step: int, url: str, copied: list[tuple[Shard, memoryview]]

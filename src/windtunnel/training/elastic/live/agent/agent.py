@@ -164,7 +164,7 @@ class Agent:
         self._hear_early()
         self._reconcile()
         self._look_at_trainers(now)
-        self._supervision.renew("", self.link.last_heard)
+        self._supervision.renew("", self.link.last_message)
         self._supervision.forgive(now)
         if self._supervision.silent(now):
             self._end(1)
@@ -284,7 +284,7 @@ class Agent:
         logs.mkdir(exist_ok=True)
         stream = TrainerStream(logs / f"rank-{rank}.gen-{self.generation}.log", rank)
         worker = TrainerProcess(local, rank, self.generation, stream)
-        wanted = {
+        request = {
             "script": str(self.config.job.script),
             "arguments": self.config.job.arguments,
             "cwd": str(self.config.job.cwd),
@@ -293,7 +293,7 @@ class Agent:
             "before": [forked.PREPARE],
         }
         try:
-            self.workers.start(worker, wanted)
+            self.workers.start(worker, request)
         except OSError:
             stream.discard()  # the fork server is being replaced: the next tick tries again
 

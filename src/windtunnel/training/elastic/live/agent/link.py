@@ -41,7 +41,7 @@ class SupervisorLink:
     def __init__(
         self, address: str, keys: Keys, hello: Callable[[], Hello], deliver: Callable[[Message], object]
     ) -> None:
-        self.last_heard = time.monotonic()
+        self.last_message = time.monotonic()
         self._remote = remote.RemoteLink(f"tcp:{address}", keys=keys, timeout=SILENCE)
         self._hello, self._deliver = hello, deliver
         self._beat = 0.2
@@ -83,7 +83,7 @@ class SupervisorLink:
             self._ended.wait(PAUSE)
 
     def _take(self, message: Message, _: bytes) -> None:
-        self.last_heard = time.monotonic()
+        self.last_message = time.monotonic()
         if message["op"] == "welcome":
             with self._changed:
                 self._number, self._beat = message["link"], message["beat"]
@@ -103,7 +103,7 @@ class SupervisorLink:
             except _FAILURES:
                 self._ended.wait(PAUSE)
                 continue
-            self.last_heard = time.monotonic()
+            self.last_message = time.monotonic()
             with self._changed:
                 if self._waiting and self._waiting[0] is call:
                     self._waiting.popleft()

@@ -43,7 +43,7 @@ class Trainers:
 
     def beat(self, pid: int, generation: int) -> News | None:
         agent = self._agent
-        if pid not in agent.leases.heard:
+        if pid not in agent.leases.last_signs:
             raise nobody(pid)
         agent.leases.renew(pid, time.monotonic())
         return agent.news(generation, agent.config.worker["beat"])

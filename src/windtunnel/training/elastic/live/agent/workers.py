@@ -43,14 +43,14 @@ class TrainerStream:
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.ended = threading.Event()
 
-    def given(self) -> None:
+    def close_writers(self) -> None:
         """The worker has its ends: close ours, so that the stream ends with the worker."""
         os.close(self.out)
         os.close(self.err)
 
     def discard(self) -> None:
         """No worker came of it."""
-        self.given()
+        self.close_writers()
         for fd in (*self.reads, self.log):
             os.close(fd)
 
@@ -172,7 +172,7 @@ class Workers:
         self._forks, self._outputs = forks, outputs
         self._enqueue, self._begun, self._gone = enqueue, started, gone
 
-    def start(self, worker: TrainerProcess, wanted: dict[str, Any]) -> None:
+    def start(self, worker: TrainerProcess, request: dict[str, Any]) -> None:
         """Start a process for ``worker``.
 
         Raises:
@@ -182,8 +182,8 @@ class Workers:
         def answered(message: dict[str, Any]) -> None:
             self._enqueue(lambda: self._started(worker, message))
 
-        self._forks.start(wanted, answered, (worker.stream.out, worker.stream.err))
-        worker.stream.given()
+        self._forks.start(request, answered, (worker.stream.out, worker.stream.err))
+        worker.stream.close_writers()
         self._outputs.add(worker.stream)
         self.by_local[worker.local] = worker
 

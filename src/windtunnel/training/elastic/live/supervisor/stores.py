@@ -44,7 +44,7 @@ class Stores:
         self._process: StoreProcess | None = None
         self._starting: threading.Thread | None = None
         self._started: queue.SimpleQueue[tuple[str, StoreProcess | None]] = queue.SimpleQueue()
-        self._retry_at = self._asked_at = 0.0
+        self._retry_at = self._requested_at = 0.0
         self._closed = False
 
     def adopt(self, before: dict[str, Any] | None) -> str | None:
@@ -74,7 +74,7 @@ class Stores:
             self._process = process
             return "up", text, {"pid": process.pid, "started": start_time(process.pid)}
         if self._starting is None and now >= self._retry_at:
-            self._asked_at = now
+            self._requested_at = now
             self._starting = threading.Thread(target=self._run, name="store-start", daemon=True)
             self._starting.start()
         return None
@@ -85,7 +85,7 @@ class Stores:
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count()
         return (
-            f"the fork server was asked for one {now - self._asked_at:.0f} s ago and has not answered; it "
+            f"the fork server was asked for one {now - self._requested_at:.0f} s ago and has not answered; it "
             f"imports what the script will need first (load {load:.1f} on {cores} cores)"
         )
 
