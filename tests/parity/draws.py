@@ -56,24 +56,24 @@ def _elastic_drawn() -> Iterator[rules.Observation]:
     places = [(), (0, 1, 2), (0, None, 2), (None, None, 2), (3, 1, 0), (None,) * 3]
     yes, seldom = [True, False], [False, False, True]
     yield from any_of(
-        rules.Change, 1, 300, rules=chosen, wanted=[3], places=places, broken=[(), (), (1,)],
+        rules.Change, 1, 300, rules=chosen, target=[3], places=places, broken=[(), (), (1,)],
         spares=[(), (7,), (6, 4), (5, 8, 9)], coming=[0, 1, 3], forced=yes, own=yes, hit=yes,
         own_failures=[0, 0, 3], fruitless=[0, 30], progress=yes, lived=[1.0, 90.0], store=[True, True, False],
         storeless=[1.0, 61.0], store_error=["", "refused"], cause=["host 1 is lost"],
     )  # fmt: skip
     waits: dict[str, Sequence[float]] = {"waited": [0.1, 5.0, 9.0], "allowed": [5.0]}
     counts: dict[str, Sequence[int]] = {"times": [1, 3, 4], "most": [3]}
-    yield from any_of(rules.Doubt, 2, 60, ranks=[(1,), (0, 2)], looked=yes, **waits, **counts)
+    yield from any_of(rules.Doubt, 2, 60, ranks=[(1,), (0, 2)], probed=yes, **waits, **counts)
     pairs = [(), ((0, 2),), ((0, 2), (1, 2)), ((2, 0), (2, 1)), ((0, 2), (2, 0)), ((0, 1), (1, 2), (2, 0))]
     yield from any_of(
         rules.Reached, 3, 40, places=[(0, 1, 2), (2, 1, 0), (0, None, 2), (0, 1, 2, 3, 4)],
-        told=[(), (0, 1), (0, 1, 2), (0, 2)], silent=pairs,
+        answered=[(), (0, 1), (0, 1, 2), (0, 2)], silent=pairs,
     )  # fmt: skip
     yield from any_of(
         rules.Late, 4, 80, ranks=[(), (1, 2)], speaks=[True, True, False], unstarted=[(), (2,)],
         lived=[1.0, 130.0], **waits, **counts,
     )  # fmt: skip
-    yield from any_of(rules.Overdue, 5, 60, first=yes, there=[2, 3], wanted=[3], coming=[0, 1], **waits)
+    yield from any_of(rules.Overdue, 5, 60, first=yes, there=[2, 3], target=[3], coming=[0, 1], **waits)
     errors = [
         "", "Traceback\nValueError: once", "torch.distributed.DistNetworkError: gone",
         "RuntimeError: [gloo] Connection closed by peer", "RuntimeError: shapes differ",
@@ -104,8 +104,8 @@ def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
         bandwidth=[None, 1e6, 1e9], startup=[0.0, 0.001], room=rooms, busy=[0.0, 0.0, 0.01],
     )  # fmt: skip
     yield from any_of(
-        checkpoint.Looked, 4, 60, busy=[False, False, True], looks=[1, 2, 3], idle=[0.003, 0.02, 0.2],
-        here=[None, 0.01, 0.1], longest=[0.0, 0.1], always=[False, False, True], opened=[True, False],
+        checkpoint.NetworkSample, 4, 60, busy=[False, False, True], looks=[1, 2, 3], idle=[0.003, 0.02, 0.2],
+        here=[None, 0.01, 0.1], longest=[0.0, 0.1], always=[False, False, True], window_open=[True, False],
         endless=[True, False], safety=[0.8], startup=[0.001],
     )  # fmt: skip
     ranks = [

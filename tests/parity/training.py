@@ -195,7 +195,7 @@ def _told(core: Core, event: Event, now: float) -> None:
                 handlers.message(core, _host_of(core, seen["rank"]), told, now)
                 return
             if seen["is"] == "Reached" and core.round is not None:
-                answers = {one: [b for a, b in seen["silent"] if a == one] for one in seen["told"]}
+                answers = {one: [b for a, b in seen["silent"] if a == one] for one in seen["answered"]}
                 core.round.answers.update({one: tuple(silent) for one, silent in answers.items()})
             core.tick(now + core.settings.settle)
 
@@ -275,7 +275,7 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                 case "step" | "finished", _ if owed >= 0:
                     faults.append(f"step {owed} was to go to storage when the job went on from it")
                     owed = -1
-                case "decision", "Looked":
+                case "decision", "NetworkSample":
                     longest = max(longest, answer["seconds"])
                 case "decision", "Sending":
                     if sent is not None and seen["left"] < sent["observation"]["left"]:
@@ -517,7 +517,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/restore.py",
-        "0 <= log.wanted <= step", "0 <= log.wanted < step",
+        "0 <= log.due <= step", "0 <= log.due < step",
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/pacing.py",

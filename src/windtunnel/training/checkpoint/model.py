@@ -105,12 +105,12 @@ class Persisted:
 @dataclass(frozen=True)
 class Log:
     """What the supervisor's log says of checkpoints. ``newest``: the newest step that was ever committed,
-    ``wanted``: the last one that is to be in storage; -1 for none."""
+    ``due``: the last one that is to be in storage; -1 for none."""
 
     committed: tuple[Commit, ...] = ()
     persisted: tuple[Persisted, ...] = ()
     newest: int = -1
-    wanted: int = -1
+    due: int = -1
 
 
 @dataclass(frozen=True)

@@ -252,7 +252,7 @@ def test_a_write_to_storage_that_ended_with_its_generation_is_made_up_for(folder
 
     assert together(2, one) == [0, 0]
     commits = [{"step": 2, "course": cluster.generation}]
-    cluster.log = {"committed": commits, "persisted": [], "newest": 2, "wanted": 1}
+    cluster.log = {"committed": commits, "persisted": [], "newest": 2, "due": 1}
     for persisted, due in (([], [2, 2]), ([{"step": 1, "course": 1, "check": "known"}], [])):
         cluster.log["persisted"] = persisted
         cluster.persisted.clear()

@@ -138,9 +138,7 @@ def test_what_goes_to_storage_in_place_of_a_write_that_ended() -> None:
     """The last step that was wanted there lies at or before the one that the job goes on from."""
     log = Log((Commit(7, 1),), (Persisted(3, 1, "check"),), newest=7)
     owed = {
-        wanted
-        for wanted in range(-1, 10)
-        if plan_restore(whole(7), [], log=replace(log, wanted=wanted)).store
+        wanted for wanted in range(-1, 10) if plan_restore(whole(7), [], log=replace(log, due=wanted)).store
     }
     assert owed == {0, 1, 2, 4, 5, 6, 7}
     assert not plan_restore(whole(7), []).store

@@ -20,7 +20,7 @@ from windtunnel.training.elastic.policy.rules import (
 
 REPLACE = Rules()
 SHRINK, RESTART = Rules("shrink", minimum=2), Rules("restart")
-LOST = Change(REPLACE, wanted=3, places=(0, None, 2), hit=True, cause="host 1 is lost")
+LOST = Change(REPLACE, target=3, places=(0, None, 2), hit=True, cause="host 1 is lost")
 WHOLE = replace(LOST, places=(0, 1, 2), hit=False)
 ENDED = replace(WHOLE, broken=(1,), own=True)
 

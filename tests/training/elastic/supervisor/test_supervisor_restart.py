@@ -134,7 +134,7 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
         for _ in range(2):
             known = [{"step": step, "course": 1} for step in (7, 8)]
             stored = [{"step": 7, "course": 1, "check": "c"}]
-            said = {"committed": known, "persisted": stored, "newest": 8, "wanted": 8}
+            said = {"committed": known, "persisted": stored, "newest": 8, "due": 8}
             assert agents[1].ask("record/checkpoints") == {0: said}
             restart(run)
             back(run, agents)

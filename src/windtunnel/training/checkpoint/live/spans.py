@@ -27,7 +27,14 @@ from typing import Any
 
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.policy import Looked, NetworkProfile, Profiles, Spread, Window, decide
+from windtunnel.training.checkpoint.policy import (
+    NetworkProfile,
+    NetworkSample,
+    Profiles,
+    Spread,
+    Window,
+    decide,
+)
 from windtunnel.training.checkpoint.policy.pacing import OPEN
 from windtunnel.training.checkpoint.settings import CheckpointSettings
 from windtunnel.training.elastic import group_sockets
@@ -281,7 +288,7 @@ class IdleSender:
         since, here = self._profile.idle_since, self._profile.here()
         self._quiet = 0 if busy or since is None else self._quiet + 1
         chosen, expected = self._settings, self._profile.expected or ()
-        sample = Looked(
+        sample = NetworkSample(
             busy, self._quiet, 0.0 if since is None else self._clock() - since,
             here.seconds if here is not None else None, max((span.seconds for span in expected), default=0.0),
             self._always, self._window_open, self._endless, chosen.safety, chosen.startup,

@@ -14,7 +14,7 @@ from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePl
 from windtunnel.training.checkpoint.policy.pacing import (
     Allowance,
     CopiesWanted,
-    Looked,
+    NetworkSample,
     Sending,
     Window,
     allowance,
@@ -31,8 +31,8 @@ __all__ = [
     "CopiesWanted",
     "Decision",
     "Inventory",
-    "Looked",
     "NetworkProfile",
+    "NetworkSample",
     "Observation",
     "Profiles",
     "Sending",
@@ -77,7 +77,7 @@ class Slot:
     free: bool
 
 
-Observation = Inventory | SlotWanted | CopiesWanted | Sending | Looked | Profiles
+Observation = Inventory | SlotWanted | CopiesWanted | Sending | NetworkSample | Profiles
 Decision = RestorePlan | Slot | Placement | Allowance | Window | Spread
 
 
@@ -94,7 +94,7 @@ def decide(observation: Observation) -> Decision:
             return holders(observation)
         case Sending():
             return allowance(observation)
-        case Looked():
+        case NetworkSample():
             return window(observation)
         case Profiles():
             return spread(observation)

@@ -57,10 +57,10 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class Looked:
+class NetworkSample:
     """A look at the network: there was traffic (``busy``), or none for ``idle`` seconds, and in the last
     ``looks`` looks. ``here``: seconds of the span that is usual at this place of the step, None for none;
-    ``longest``: of all; ``always``: none has room for a chunk. ``opened``: a window is open, ``endless``: for
+    ``longest``: of all; ``always``: none has room for a chunk. ``window_open``: a window is, ``endless``: for
     as long as it takes. ``safety``: the share of a span that is used."""
 
     busy: bool
@@ -69,7 +69,7 @@ class Looked:
     here: float | None
     longest: float
     always: bool
-    opened: bool
+    window_open: bool
     endless: bool
     safety: float
     startup: float
@@ -111,18 +111,18 @@ def allowance(now: Sending) -> Allowance:
     return Allowance(size) if size >= min(now.left, SMALLEST) else Allowance(0, None)
 
 
-def window(now: Looked) -> Window:
+def window(now: NetworkSample) -> Window:
     """Whether a window opens or closes. Where no span has room, copies are sent beside training's traffic."""
     if now.always:
         return Window("keep") if now.endless else Window("open", OPEN, endless=True)
     if now.busy:
-        return Window("close" if now.opened else "keep")
+        return Window("close" if now.window_open else "keep")
     if now.looks < _QUIET:
         return Window("keep")
     if not now.endless and now.idle > _STALLED * now.longest:
         return Window("open", OPEN, endless=True)
     left = now.safety * (now.here or 0.0) - now.idle
-    if not now.opened and left > now.startup:
+    if not now.window_open and left > now.startup:
         return Window("open", left)
     return Window("keep")
 

@@ -145,12 +145,14 @@ def _believed(
 def _owed(log: Log | None, step: int) -> bool:
     """Whether the last step that was wanted in storage is not there, and lies behind a job that goes on from
     ``step``: what was under way to storage ends with its generation."""
-    if log is None or not 0 <= log.wanted <= step:
+    if log is None or not 0 <= log.due <= step:
         return False
-    return all(persisted.step != log.wanted for persisted in log.persisted)
+    return all(persisted.step != log.due for persisted in log.persisted)
 
 
-def _unknown_in_words(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:
+def _unknown_in_words(
+    unknown: Sequence[tuple[int, bool, str]], step: int
+) -> tuple[list[str], tuple[str, ...]]:
     """Of what no log knows, what is newer than ``step``: all of it in words, and the whole steps."""
     newer = [(whole, text) for at, whole, text in unknown if at > step]
     return [text for _, text in newer], tuple(text for whole, text in newer if whole)

@@ -38,14 +38,14 @@ class Checkpoints:
     """``committed``: steps with their courses (the generation that copies carry), the newest last;
     ``persisted``: by the same, the checksum of the manifest in storage. ``newest``: that
     was ever committed. ``storing``: steps whose shards are all in storage, and whose manifest may be written.
-    ``wanted``: the last step that is to be in storage; ``failed``: why a step is not.
+    ``due``: the last step that is to be in storage; ``failed``: why a step is not.
     """
 
     committed: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
     persisted: OrderedDict[tuple[int, int], str] = field(default_factory=OrderedDict)
     newest: int = -1
     storing: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    wanted: int = -1
+    due: int = -1
     failed: OrderedDict[int, str] = field(default_factory=OrderedDict)
 
     def sealed(self, key: str, values: Mapping[int, Any]) -> dict[str, Any] | None:
@@ -71,7 +71,7 @@ class Checkpoints:
         """An event of the log: ``committed``, ``persisted``, `WANTED` or `FAILED`."""
         kind, step = event["kind"], int(event["step"])
         if kind == WANTED:
-            self.wanted = step
+            self.due = step
             self.failed.pop(step, None)
             return
         if kind == FAILED:
@@ -92,10 +92,10 @@ class Checkpoints:
 
     def missing(self) -> str:
         """What of storage was wanted and is not reached, in a sentence; "" where all is well."""
-        if self.wanted < 0 or self.stored(self.wanted) == DURABLE:
+        if self.due < 0 or self.stored(self.due) == DURABLE:
             return ""
-        why = self.failed.get(self.wanted, "it was not complete when the job ended")
-        return f"step {self.wanted}, the last checkpoint that was due to storage, is not there: {why}"
+        why = self.failed.get(self.due, "it was not complete when the job ended")
+        return f"step {self.due}, the last checkpoint that was due to storage, is not there: {why}"
 
     def plain(self) -> dict[str, Any]:
         """As values of JSON; fields as in `training.checkpoint.model.Log`."""
@@ -106,7 +106,7 @@ class Checkpoints:
                 for (step, course), check in self.persisted.items()
             ],
             "newest": self.newest,
-            "wanted": self.wanted,
+            "due": self.due,
         }
 
 

@@ -206,7 +206,7 @@ class Core:
                 allowed=self.settings.deadlines.suspect,
                 times=self.suspicions + 1,
                 most=self.settings.most_suspicions,
-                looked=self._reach_checked,
+                probed=self._reach_checked,
             )
         )
         if isinstance(decision, Keep):
@@ -301,7 +301,7 @@ class Core:
             Overdue(
                 first=first,
                 there=len(self.hosts.live),
-                wanted=self.settings.places,
+                target=self.settings.places,
                 coming=self.coming,
                 waited=now - since,
                 allowed=deadlines.hello if first else deadlines.hosts,
@@ -337,7 +337,7 @@ class Core:
         decision = self.ask(
             Change(
                 rules=self._rules,
-                wanted=settings.places,
+                target=settings.places,
                 places=places,
                 broken=tuple(sorted({rank // settings.per_host for rank in self.lost})),
                 spares=tuple(host for host in self.hosts.live if host not in places),

@@ -28,7 +28,9 @@ class Round:
 
     def silent(self) -> tuple[tuple[int, int], ...]:
         """Pairs of whom the first does not reach the second."""
-        return tuple((host, other) for host in sorted(self.answers) for other in sorted(set(self.answers[host])))
+        return tuple(
+            (host, other) for host in sorted(self.answers) for other in sorted(set(self.answers[host]))
+        )
 
 
 def to_fence(

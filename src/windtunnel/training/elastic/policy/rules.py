@@ -64,7 +64,7 @@ class Rules:
 class Change:
     """Something was lost or came, and nothing more for a moment.
 
-    ``wanted``: how many places the job is started with. ``places``: the host at each place, None where it is
+    ``target``: how many places the job is started with. ``places``: the host at each place, None where it is
     gone; () before the first generation. ``broken``: places whose host lives but whose processes ended or
     were fenced. ``spares``: live hosts without a place, oldest first. ``coming``: hosts that were ordered and
     have not come. ``forced``: a new generation is needed though all are there.
@@ -81,7 +81,7 @@ class Change:
     """
 
     rules: Rules
-    wanted: int
+    target: int
     places: tuple[int | None, ...]
     broken: tuple[int, ...] = ()
     spares: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ class Change:
 @dataclass(frozen=True)
 class Doubt:
     """``ranks`` suspect their peers since ``waited`` seconds, of ``allowed`` for evidence, and nothing else
-    changed. ``times``: how often in succession without a new step, this time included. ``looked``: the hosts
+    changed. ``times``: how often in succession without a new step, this time included. ``probed``: the hosts
     were asked whom they reach."""
 
     ranks: tuple[int, ...]
@@ -118,16 +118,16 @@ class Doubt:
     allowed: float
     times: int
     most: int
-    looked: bool = True
+    probed: bool = True
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The hosts at ``places`` (None: gone) were asked whom they reach. ``told``: who answered. ``silent``:
+    """The hosts at ``places`` (None: gone) were asked whom they reach. ``answered``: who did. ``silent``:
     pairs of hosts of whom the first gets no answer from the second."""
 
     places: tuple[int | None, ...]
-    told: tuple[int, ...]
+    answered: tuple[int, ...]
     silent: tuple[tuple[int, int], ...]
 
 
@@ -151,11 +151,11 @@ class Late:
 
 @dataclass(frozen=True)
 class Overdue:
-    """Hosts are waited for: the first ones (``there`` of ``wanted``), or ``coming`` ones, ordered."""
+    """Hosts are waited for: the first ones (``there`` of ``target``), or ``coming`` ones, ordered."""
 
     first: bool
     there: int
-    wanted: int
+    target: int
     coming: int
     waited: float
     allowed: float
@@ -283,9 +283,9 @@ def _blame(now: Ended) -> Blame:
 def after_change(now: Change) -> Form | Wait | Fail | Keep:
     """Who goes on after a change; see `decide`."""
     if not now.places:
-        if len(now.spares) < now.wanted:
-            return Wait(reason=f"{len(now.spares)} of {now.wanted} hosts are there")
-        return _with_store(now, Form(now.spares[: now.wanted], fruitless=now.fruitless))
+        if len(now.spares) < now.target:
+            return Wait(reason=f"{len(now.spares)} of {now.target} hosts are there")
+        return _with_store(now, Form(now.spares[: now.target], fruitless=now.fruitless))
     # a host that is gone is why the program ended
     own = now.own and not now.hit and None not in now.places
     failures = now.own_failures + own
@@ -336,7 +336,7 @@ def _replace(now: Change) -> Form | Wait:
 def _shrink(now: Change) -> Form | Wait | Fail:
     """Those that are left go on at once; hosts that come are taken in, up to the first size."""
     left = [host for host in now.places if host is not None]
-    left += now.spares[: max(0, now.wanted - len(left))]
+    left += now.spares[: max(0, now.target - len(left))]
     least = now.rules.minimum
     if len(left) >= least:
         return Form(tuple(left), reason=f"{len(left)} go on")
@@ -348,7 +348,7 @@ def _shrink(now: Change) -> Form | Wait | Fail:
 def _doubt(now: Doubt) -> Keep | Look | Regroup | Fail:
     if now.waited < now.allowed:
         return Keep()
-    if not now.looked:
+    if not now.probed:
         return Look()
     if now.times > now.most:
         return Fail(_IN_VAIN.format(now.times))
@@ -356,7 +356,7 @@ def _doubt(now: Doubt) -> Keep | Look | Regroup | Fail:
 
 
 def _reached(now: Reached) -> Keep | Fence:
-    gone = to_fence(now.places, now.silent, now.told)
+    gone = to_fence(now.places, now.silent, now.answered)
     return Fence(hosts=gone) if gone else Keep()
 
 
@@ -376,9 +376,9 @@ def _overdue(now: Overdue) -> Keep | Fail:
         return Keep()
     if not now.first:
         return Fail(f"{now.coming} hosts were ordered and did not come within {now.allowed:g} s")
-    if now.there >= now.wanted:
+    if now.there >= now.target:
         return Keep()
-    return Fail(f"{now.there} of {now.wanted} hosts came within {now.allowed:g} s")
+    return Fail(f"{now.there} of {now.target} hosts came within {now.allowed:g} s")
 
 
 def _instead(on_loss: OnLoss) -> Callable[[Observation], Decision]:

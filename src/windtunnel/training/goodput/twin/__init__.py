@@ -40,7 +40,7 @@ def cost(observation: Observation, decision: Decision, costs: PhaseCosts = USUAL
             return {
                 "seconds": start + regroup_time(costs, len(decision.places)),
                 "idle_hosts": float(len(there) - len(decision.places)),
-                "missing_hosts": float(observation.wanted - len(decision.places)),
+                "missing_hosts": float(observation.target - len(decision.places)),
             }
         case elastic.Change(), elastic.Wait(what="hosts"):
             there = [host for host in observation.places if host is not None]

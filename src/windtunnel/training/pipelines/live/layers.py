@@ -91,7 +91,10 @@ class HostLayer:
     def nbytes(self) -> int:
         """Bytes of all tensors of the state."""
         states = self.optimizer.state.values() if self.optimizer else ()
-        tensors = [*self.module.state_dict().values(), *(value for entry in states for value in entry.values())]
+        tensors = [
+            *self.module.state_dict().values(),
+            *(value for entry in states for value in entry.values()),
+        ]
         return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
     def digest(self) -> str:

@@ -70,7 +70,8 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
     count = max(layers[lines[0][-1]]) + 1
     # Holders of each layer, one of each pipeline.
     sets = [
-        tuple(sorted(holder for holder, indices in layers.items() if index in indices)) for index in range(count)
+        tuple(sorted(holder for holder, indices in layers.items() if index in indices))
+        for index in range(count)
     ]
     groups_of = make_groups(sets, len(ranks))
     groups = {index: groups_of[holders] for index, holders in enumerate(sets)}

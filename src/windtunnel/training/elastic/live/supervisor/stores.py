@@ -85,8 +85,8 @@ class Stores:
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count()
         return (
-            f"the fork server was asked for one {now - self._requested_at:.0f} s ago and has not answered; it "
-            f"imports what the script will need first (load {load:.1f} on {cores} cores)"
+            f"the fork server was asked for one {now - self._requested_at:.0f} s ago and has not answered; "
+            f"it imports what the script will need first (load {load:.1f} on {cores} cores)"
         )
 
     def _run(self) -> None:
