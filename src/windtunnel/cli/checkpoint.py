@@ -119,23 +119,6 @@ def export(
     typer.echo(f"step {step}: {len(names)} tensors in {folder}")
 
 
-@group.command("import")
-def import_step(
-    folder: Annotated[Path, typer.Argument(help="A checkpoint of torch.distributed.checkpoint.")],
-    url: Url,
-    step: Annotated[int, typer.Option(min=0, help="Number of the step in storage.")],
-) -> None:
-    """Put a checkpoint of torch.distributed.checkpoint into storage, where a job of any size restores it.
-
-    Example: windtunnel checkpoint import checkpoint/ s3://bucket/run
-    """
-    from windtunnel.training.checkpoint.live.dcp import import_stored
-
-    with _object_errors():
-        names = import_stored(folder, url, step)
-    typer.echo(f"step {step}: {len(names)} tensors in {url}")
-
-
 def _steps(url: str) -> list[StoredStep]:
     from windtunnel.training.checkpoint.live.storage import steps
 

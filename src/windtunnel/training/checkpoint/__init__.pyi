@@ -1,6 +1,5 @@
 from .live.checkpointer import PeerCheckpointer as PeerCheckpointer
 from .live.dcp import export_stored as export_stored
-from .live.dcp import import_stored as import_stored
 from .live.storage import prune as prune
 from .live.storage import steps as steps
 from .live.whole import Whole as Whole

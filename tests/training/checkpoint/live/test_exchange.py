@@ -1,4 +1,4 @@
-"""Checkpoints to DCP and from it."""
+"""Checkpoints to DCP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch.distributed.checkpoint as torch_dcp
 from checkpoint_world import Cluster, FakeJob
 from torch import nn
 
-from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import dcp
 from windtunnel.training.checkpoint.live.state import walk
 from windtunnel.training.checkpoint.live.whole import Whole, store
@@ -37,7 +36,7 @@ def stored(url: str, state: dict[str, Any], step: int) -> None:
     )
 
 
-def test_round_trip_through_dcp(tmp_path: Path, folder: Path) -> None:
+def test_torch_reads_what_is_exported(tmp_path: Path) -> None:
     state = program(1)
     state["model"](torch.ones(2, 5)).sum().backward()
     state["optimizer"].step()
@@ -45,15 +44,8 @@ def test_round_trip_through_dcp(tmp_path: Path, folder: Path) -> None:
     names = dcp.export_stored(str(tmp_path / "a"), 6, tmp_path / "dcp")
     assert "model/weight" in names and "optimizer/state/model/weight/exp_avg" in names
 
-    theirs = {"model/weight": torch.zeros(3, 5)}
+    moment = state["optimizer"].state_dict()["state"][0]["exp_avg"]
+    theirs = {"model/weight": torch.zeros(3, 5), "optimizer/state/model/weight/exp_avg": torch.zeros(3, 5)}
     torch_dcp.load(theirs, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
     assert torch.equal(theirs["model/weight"], state["model"].weight)
-
-    dcp.import_stored(tmp_path / "dcp", str(tmp_path / "b"), 9)
-    fresh = program(2)
-    ck = PeerCheckpointer(FakeJob(Cluster(folder, 1), 0), persist=str(tmp_path / "b"), rng=False)
-    assert ck.restore(fresh) == 10
-    assert torch.equal(fresh["model"].weight, state["model"].weight)
-    assert fresh["cursor"] == {"at": 1} and fresh["optimizer"].param_groups[0]["lr"] == 0.1
-    old, new = state["optimizer"].state_dict()["state"], fresh["optimizer"].state_dict()["state"]
-    assert all(torch.equal(old[p][k], new[p][k]) for p in old for k in old[p])
+    assert torch.equal(theirs["optimizer/state/model/weight/exp_avg"], moment)
