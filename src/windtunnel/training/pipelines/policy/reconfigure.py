@@ -134,12 +134,12 @@ def _anew(
     open_sizes = Counter(sizes)
     whole = [now for now, old in zip(left, layout.pipelines, strict=True) if len(now) == len(old)]
     damaged = [now for now, old in zip(left, layout.pipelines, strict=True) if 0 < len(now) < len(old)]
-    kept: list[list[int]] = []
+    fitting: list[list[int]] = []
     cut: list[list[int]] = []
     for pipeline in whole + damaged:
         if open_sizes[len(pipeline)]:
             open_sizes[len(pipeline)] -= 1
-            kept.append(pipeline)
+            fitting.append(pipeline)
         else:
             cut.append(pipeline)
     cut.sort(key=lambda pipeline: (-len(pipeline), min(pipeline)))
@@ -152,7 +152,7 @@ def _anew(
         more = size - len(pipeline)
         pipeline += pool[:more]
         del pool[:more]
-    return kept + changed
+    return fitting + changed
 
 
 def _placed(
@@ -169,11 +169,11 @@ def _placed(
         hosts = sorted(pipeline)
         positions = old.layers_at(len(hosts))
         home = {layer: position for position, layers in enumerate(positions) for layer in layers}
-        kept = np.zeros((len(hosts), len(hosts)))  # [host, position]: bytes that it would not have to fetch
+        savings = np.zeros((len(hosts), len(hosts)))  # [host, position]: bytes that it need not fetch
         for row, host in enumerate(hosts):
             for layer in sorted(old.layers_of(host)):
-                kept[row, home[layer]] += layer_bytes[layer]
-        _, order = linear_sum_assignment(kept, maximize=True)
+                savings[row, home[layer]] += layer_bytes[layer]
+        _, order = linear_sum_assignment(savings, maximize=True)
         at = {position: host for host, position in zip(hosts, order.tolist(), strict=True)}
         placed.append(tuple(at[position] for position in range(len(hosts))))
     return tuple(sorted(placed, key=lambda pipeline: (len(pipeline), min(pipeline))))

@@ -77,8 +77,8 @@ class Owner:
         nbytes = reservation.nbytes
         require(reservation.slots)
         with state.changed:
-            copies_wanted = self._placement_question(reservation)
-            placement = decide(copies_wanted)
+            question = self._placement_question(reservation)
+            placement = decide(question)
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
@@ -94,7 +94,7 @@ class Owner:
             if holders:
                 self._pacer.configure(reservation.pace)
         if rank == 0:
-            self._tell(copies_wanted, placement)
+            self._tell(question, placement)
         needs = self._require(rank, spec)
         state.folder.keep_layout(reservation.digest, layout, generation)
         paths, slot_count = {}, reservation.slots
