@@ -256,7 +256,7 @@ class Taking:
                 self.alone = processes_alone(machine)
                 only = (*self.alone.values(), *alone_beside(machine, self.shells))
                 # both only read what stands still, so the snapshot is made while CRIU works
-                looked = beside.submit(self._beside_dump, snapshot)
+                snapshot_job = beside.submit(self._beside_dump, snapshot)
                 try:
                     try:
                         criu.dump(machine.pid, folder, machine.externals)
@@ -265,8 +265,8 @@ class Taking:
                         raise
                 finally:
                     # before the thaw, whatever happened: what it reads must stand still
-                    wait((looked,))
-                references, channel = looked.result()
+                    wait((snapshot_job,))
+                references, channel = snapshot_job.result()
                 stood = replace(stood, alarms=inventory.find_alarms(before))
                 if inspector is not None:
                     inspector.rebase(name, snapshot)
@@ -290,7 +290,7 @@ class Taking:
         name, inspector = self.spec.name, self.context.inspector
         references = inspector.references(name, snapshot) if inspector is not None else References()
         self.context.pool.snapshot(name, self.id)
-        return references, self.machine.kept_channel()
+        return references, self.machine.channel_archive()
 
     def _without_image(self, error: CriuError) -> None:
         """After a dump that failed: what it broke is told, and it is tried again, or the files are kept."""

@@ -41,8 +41,8 @@ def checked_spec(spec: SandboxSpec) -> None:
 
     def refuse(field: str, value: object, accepted: str) -> None:
         text = repr(value)
-        shown = text if len(text) <= 80 else f"{text[:77]}..."
-        raise UserError(f"sandbox {spec.name}: {field} {shown} is not accepted; {accepted}")
+        excerpt = text if len(text) <= 80 else f"{text[:77]}..."
+        raise UserError(f"sandbox {spec.name}: {field} {excerpt} is not accepted; {accepted}")
 
     if not spec.image.strip() or "\0" in spec.image:
         refuse(

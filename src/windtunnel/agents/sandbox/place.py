@@ -28,9 +28,9 @@ Unclaimed = list[tuple[str, Callable[[], object]]]
 
 def default_home() -> Path:
     """``$WINDTUNNEL_SANDBOX_HOME``, else /var/lib/windtunnel/sandbox for root, else a folder of the user."""
-    given = os.environ.get("WINDTUNNEL_SANDBOX_HOME")
-    if given:
-        return Path(given).absolute()
+    path = os.environ.get("WINDTUNNEL_SANDBOX_HOME")
+    if path:
+        return Path(path).absolute()
     return paths.of_host() / "sandbox"
 
 
@@ -130,4 +130,4 @@ class Externals:
 
     def of(self, key: str) -> Path:
         """The host's folder behind the mount ``key``."""
-        return next(path for _, known, path in self.mounts if known == key)
+        return next(path for _, name, path in self.mounts if name == key)

@@ -236,7 +236,7 @@ class _Restoring:
             group = launch.group(context.home, spec.name)
             with group.first(), group.roomy():
                 verified = partial(self._verify, image, externals.freezer, confirm, note)
-                pid = context.criu.restore(folder, externals, meanwhile=verified, wanted=note)
+                pid = context.criu.restore(folder, externals, meanwhile=verified, permit=note)
             return Machine.adopt(context.home, spec, root, pid)
         except BaseException:
             with contextlib.suppress(*FAULTS):

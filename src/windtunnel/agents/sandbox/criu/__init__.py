@@ -114,7 +114,7 @@ class Criu:
                     failed.interrupted = leave_repair(pids_of(externals.freezer)) > 0
                 raise
 
-        with _freezer_kept(externals.freezer):
+        with _freezer_unchanged(externals.freezer):
             _with_connections(attempt)
 
     def restore(
@@ -123,13 +123,13 @@ class Criu:
         externals: Externals,
         *,
         meanwhile: Callable[[int], None] = _nothing,
-        wanted: Path | None = None,
+        permit: Path | None = None,
         timeout: float = 60,
     ) -> int:
         """Bring the tree of ``images`` back under ``externals.root``; the host's pid of its first process.
 
         The tree stands in its freezer until ``meanwhile`` (given that pid) has returned; when that fails,
-        nothing is left of the tree. ``wanted``: a file; where it is gone before the tree stands, as when this
+        nothing is left of the tree. ``permit``: a file; where it is gone before the tree stands, as when this
         process has ended, the tree is killed.
         """
         # newer files under an older image may have other permissions: an open descriptor does not care
@@ -140,10 +140,12 @@ class Criu:
 
         def attempt(option: str) -> int:
             with _work(images) as work, _nothing_left(externals.freezer, before):
-                action, given = script(externals.procs, externals.freezer, wanted)
+                action, variables = script(externals.procs, externals.freezer, permit)
                 command = ["restore", "-d", "-D", str(images), *COMMON, *arguments, option]
                 command += ["--pidfile", str(work / "pid"), "--action-script", action]
-                code = run(self.path, command, work, netns=externals.netns, given=given, timeout=timeout)
+                code = run(
+                    self.path, command, work, netns=externals.netns, variables=variables, timeout=timeout
+                )
                 if code is None:
                     words = f"process restore: not complete after {timeout:g} s; CRIU was stopped"
                     raise CriuError(words, read_log(work))
@@ -166,13 +168,13 @@ def run(
     work: Path,
     *,
     netns: Path | None = None,
-    given: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
     timeout: float,
 ) -> int | None:
     """Run ``program`` to its end in the network of ``netns``, with messages in the folder ``work``: its exit
-    status, or None when it was killed for taking too long. ``given``: what it finds in its environment."""
+    status, or None when it was killed for taking too long. ``variables``: of its environment."""
     command = starting(
-        [str(program), *arguments, "-W", str(work)], netns=netns, cache=kernel_cache(), moves=bool(given)
+        [str(program), *arguments, "-W", str(work)], netns=netns, cache=kernel_cache(), moves=bool(variables)
     )
     with open(work / "stderr", "wb") as errors:
         child = subprocess.Popen(
@@ -181,7 +183,7 @@ def run(
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=work,
-            env={**environment_in(work), **(given or {})},
+            env={**environment_in(work), **(variables or {})},
             start_new_session=True,
             # this leaves SIGXFSZ ignored, as Python has it: see _let_fail
             restore_signals=False,
@@ -283,7 +285,7 @@ def refuse_traced(pids: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def _freezer_kept(cgroup: Path) -> Iterator[None]:
+def _freezer_unchanged(cgroup: Path) -> Iterator[None]:
     """A CRIU that was killed leaves the freezer as it happened to be: put it back."""
     file = cgroup / "cgroup.freeze"
     state = file.read_text()
@@ -346,13 +348,13 @@ def environment_in(work: Path) -> dict[str, str]:
     return variables
 
 
-def script(groups: Sequence[Path], hold: Path, wanted: Path | None) -> tuple[str, dict[str, str]]:
+def script(groups: Sequence[Path], hold: Path, permit: Path | None) -> tuple[str, dict[str, str]]:
     """The action script of a restore, and what it has to find in the environment: the lists of processes that
     the first process is to enter, the v2 group to freeze when all is made, and a file without which all of it
     is ended then."""
     variables = {"WINDTUNNEL_GROUPS": "".join(f"{group}\n" for group in groups), "WINDTUNNEL_HOLD": str(hold)}
-    if wanted is not None:
-        variables["WINDTUNNEL_WANTED"] = str(wanted)
+    if permit is not None:
+        variables["WINDTUNNEL_WANTED"] = str(permit)
     return str(STEPS.locate()), variables
 
 

@@ -74,8 +74,8 @@ def rung(facilities: Iterable[Facility]) -> Rung:
 
 def ladder(facilities: Iterable[Facility]) -> str:
     """All rungs in words, the host's marked, with what is missing for the higher ones."""
-    known, lines = list(facilities), []
-    present, (mine, _) = {facility.name for facility in known if facility.present}, rung(known)
+    rows, lines = list(facilities), []
+    present, (mine, _) = {facility.name for facility in rows if facility.present}, rung(rows)
     for name, needs in LADDER:
         missing = ", ".join(need for need in needs if need not in present)
         lines.append(f"{'->' if name == mine else '  '} {name}{f' (missing: {missing})' if missing else ''}")

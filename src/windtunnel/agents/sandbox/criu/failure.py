@@ -106,10 +106,10 @@ def real_errors(log: str) -> list[str]:
     return sorted(texts, key=lambda text: AFTERMATH.search(text) is not None)
 
 
-def _sentence(known: tuple[tuple[str, str], ...], lines: list[str]) -> str:
+def _sentence(sentences: tuple[tuple[str, str], ...], lines: list[str]) -> str:
     """That of the first line which is known; empty where none is."""
     for line in lines:
-        for pattern, sentence in known:
+        for pattern, sentence in sentences:
             if match := re.search(pattern, line):
                 return sentence.format(next(filter(None, match.groups()), ""))
     return ""

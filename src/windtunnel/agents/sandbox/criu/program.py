@@ -55,9 +55,9 @@ def default_prefix() -> Path:
 
 def find_criu() -> Criu | None:
     """The CRIU to use: ``$WINDTUNNEL_CRIU``, the own folder, PATH; None when there is none."""
-    given = os.environ.get("WINDTUNNEL_CRIU")
-    system = in_sbin("criu") if not given and os.geteuid() == 0 else shutil.which("criu")
-    for candidate in (given, str(default_prefix() / "bin" / "criu"), system):
+    path = os.environ.get("WINDTUNNEL_CRIU")
+    system = in_sbin("criu") if not path and os.geteuid() == 0 else shutil.which("criu")
+    for candidate in (path, str(default_prefix() / "bin" / "criu"), system):
         if candidate and os.access(candidate, os.X_OK) and (criu := read_program(Path(candidate))):
             return criu
     return None

@@ -56,7 +56,7 @@ _TAR = (
 
 
 @contextlib.contextmanager
-def opened(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterator[tarfile.TarFile]:
+def open_archive(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterator[tarfile.TarFile]:
     """The archive in ``source``, read as a stream; what is wrong with it becomes a UserError.
 
     ``to_end``: read what follows the last member too, where compressed data has its checksum."""
@@ -109,7 +109,7 @@ def _zstd(source: IO[bytes]) -> Iterator[IO[bytes]]:
 
 def unpack(path: Path, target: Path, what: str, *, layered: bool = False) -> None:
     """All of the tarball ``path`` into the folder ``target``; ``what`` it is, for what is wrong with it."""
-    with open(path, "rb", buffering=0) as file, opened(cast(IO[bytes], file), what) as tar:
+    with open(path, "rb", buffering=0) as file, open_archive(cast(IO[bytes], file), what) as tar:
         Unpacker(target, what, layered=layered).all(tar)
 
 
@@ -264,7 +264,7 @@ def transport(path: Path) -> str:
     with (
         open(path, "rb", buffering=0) as file,
         contextlib.suppress(UserError),
-        opened(cast(IO[bytes], file), str(path), to_end=False) as tar,
+        open_archive(cast(IO[bytes], file), str(path), to_end=False) as tar,
     ):
         for member in tar:
             name = member.name.removeprefix("./").strip("/")
@@ -293,7 +293,7 @@ def send(tree: Path, out: IO[bytes]) -> None:
 def receive(target: Path, source: IO[bytes]) -> None:
     """Read a stream of ``send`` into the empty folder ``target``. Raises PoolError."""
     try:
-        with opened(source, "the stream of files") as tar:
+        with open_archive(source, "the stream of files") as tar:
             Unpacker(target, "the stream of files").all(tar)
     except UserError as error:
         raise PoolError(str(error)) from error

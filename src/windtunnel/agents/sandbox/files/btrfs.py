@@ -181,9 +181,9 @@ def create(path: Path) -> None:
 
 def snapshot(source: Path, path: Path, *, read_only: bool) -> None:
     """All of ``source`` as it is now, at ``path``; it is there whole or not at all."""
-    with opened(path.parent) as folder, opened(source) as given:
+    with opened(path.parent) as folder, opened(source) as descriptor:
         flags = _READ_ONLY if read_only else 0
-        raw = struct.pack("=qQQ32s4040s", given, 0, flags, b"", os.fsencode(path.name))
+        raw = struct.pack("=qQQ32s4040s", descriptor, 0, flags, b"", os.fsencode(path.name))
         try:
             ioctl(folder, _SNAP_CREATE_V2, _block(raw))
         except OSError as error:
@@ -213,18 +213,18 @@ def waited_for_room(path: Path, deadline: float = 3.0) -> bool:
 
 def _being_freed(path: Path) -> bool:
     """Whether the tree of roots has one to which nothing refers any more (``refs`` is at byte 216)."""
-    with opened(path) as given:
+    with opened(path) as descriptor:
         low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
         return any(
             item == ROOT_ITEM and struct.unpack_from("=I", body, 216)[0] == 0
-            for _, item, _, body in search(given, _ROOT_TREE, low, high, 0)
+            for _, item, _, body in search(descriptor, _ROOT_TREE, low, high, 0)
         )
 
 
 def subvolume(path: Path) -> Subvolume:
     block = ctypes.create_string_buffer(504)
-    with opened(path) as given:
-        ioctl(given, _SUBVOL_INFO, block)
+    with opened(path) as descriptor:
+        ioctl(descriptor, _SUBVOL_INFO, block)
     number = struct.unpack_from("=Q", block)[0]
     generation, _flags = struct.unpack_from("=QQ", block, 8 + 256 + 16)
     uuid, parent = struct.unpack_from("=16s16s", block, 8 + 256 + 32)
@@ -234,12 +234,12 @@ def subvolume(path: Path) -> Subvolume:
 
 def sync(path: Path) -> None:
     """All written data of the file system, and the trees that name it, are on the disk."""
-    with opened(path) as given:
-        ioctl(given, _SYNC, 0)
+    with opened(path) as descriptor:
+        ioctl(descriptor, _SYNC, 0)
 
 
 def search(
-    given: int,
+    descriptor: int,
     tree: int,
     low: tuple[int, int],
     high: tuple[int, int],
@@ -259,7 +259,7 @@ def search(
             tree, object_id, high[0], offset, offsets[1], newer, LAST, item, high[1], 2**32 - 1, *(0,) * 5,
         )  # fmt: skip
         struct.pack_into("=Q", block, 104, _BUFFER)
-        ioctl(given, _TREE_SEARCH_V2, block)
+        ioctl(descriptor, _TREE_SEARCH_V2, block)
         count = struct.unpack_from("=I", block, 64)[0]
         if not count:
             return
@@ -278,22 +278,22 @@ def search(
 
 def written_in(path: Path, newer: int) -> set[int]:
     """Inodes of the subvolume that were written in generation ``newer`` or later."""
-    with opened(path) as given:
+    with opened(path) as descriptor:
         return {
             inode
             for inode, item, _, body in search(
-                given, 0, (ROOT_INODE, INODE_ITEM), (LAST - 256, INODE_ITEM), newer
+                descriptor, 0, (ROOT_INODE, INODE_ITEM), (LAST - 256, INODE_ITEM), newer
             )
             if item == INODE_ITEM and struct.unpack_from("=Q", body, 8)[0] >= newer
         }
 
 
-def newer(given: int, since: int) -> int:
+def newer(descriptor: int, since: int) -> int:
     """Bytes on disk of the extents of the subvolume that is open, in its tree or not, that came in generation
     ``since`` or later."""
     extents: dict[int, int] = {}
     inline = 0
-    for _, item, _, body in search(given, 0, (0, 0), (LAST, 255), since):
+    for _, item, _, body in search(descriptor, 0, (0, 0), (LAST, 255), since):
         if item != EXTENT_DATA or struct.unpack_from("=Q", body)[0] < since:
             continue
         if body[20] == 0:
@@ -309,16 +309,16 @@ def counts(path: Path, first: int = ROOT_INODE, last: int = (1 << 48) - 1) -> di
     """Bytes that are counted for the quota groups of these numbers, or else of all subvolumes that are there
     or were; none where quotas are off."""
     key = (0, _QGROUP_INFO)
-    with opened(path) as given, suppress(FileNotFoundError):
+    with opened(path) as descriptor, suppress(FileNotFoundError):
         return {
             number: int(struct.unpack_from("=Q", body, 8)[0])
-            for _, item, number, body in search(given, _QUOTA_TREE, key, key, 0, (first, last))
+            for _, item, number, body in search(descriptor, _QUOTA_TREE, key, key, 0, (first, last))
             if item == _QGROUP_INFO and first <= number <= last
         }
     return {}
 
 
-def paths(given: int, inode: int) -> list[str]:
+def paths(descriptor: int, inode: int) -> list[str]:
     """All paths, below the root of the subvolume, of an inode; none when it has no name any more."""
     if inode == ROOT_INODE:
         return [""]
@@ -327,7 +327,7 @@ def paths(given: int, inode: int) -> list[str]:
         result = ctypes.create_string_buffer(size)
         address = ctypes.addressof(result)
         try:
-            ioctl(given, _INO_PATHS, _block(struct.pack("=7Q", inode, size, 0, 0, 0, 0, address)))
+            ioctl(descriptor, _INO_PATHS, _block(struct.pack("=7Q", inode, size, 0, 0, 0, 0, address)))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return []
@@ -343,30 +343,30 @@ def paths(given: int, inode: int) -> list[str]:
 
 
 def enable_simple_quotas(path: Path) -> None:
-    with opened(path) as given:
-        ioctl(given, _QUOTA_CTL, _block(struct.pack("=QQ", 4, 0)))
+    with opened(path) as descriptor:
+        ioctl(descriptor, _QUOTA_CTL, _block(struct.pack("=QQ", 4, 0)))
 
 
 def limit(path: Path, most: int | None) -> None:
     """Bound what the subvolume may own; None: no bound. Quotas must be on."""
     number, most = subvolume(path).id, LAST if most is None else most
     # not through the subvolume itself: one that is full has no room for the change
-    with opened(path.parent) as given:
-        ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
+    with opened(path.parent) as descriptor:
+        ioctl(descriptor, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
 
 
 def forget_groups(path: Path) -> int:
     """Remove the quota groups of subvolumes that are gone with all that they wrote, as the kernel does not;
     how many there were."""
-    with opened(path) as given:
+    with opened(path) as descriptor:
         low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
         roots = {
-            number for number, item, _, _ in search(given, _ROOT_TREE, low, high, 0) if item == ROOT_ITEM
+            number for number, item, _, _ in search(descriptor, _ROOT_TREE, low, high, 0) if item == ROOT_ITEM
         }
         removed = 0
         for number, used in counts(path).items():
             if number not in roots and not used:
                 with suppress(OSError):  # something is still written off it
-                    ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 0, number)))
+                    ioctl(descriptor, _QGROUP_CREATE, _block(struct.pack("=2Q", 0, number)))
                     removed += 1
     return removed

@@ -100,8 +100,8 @@ class BtrfsPool(Pool):
 
     def _used(self, snapshot: Path) -> int:
         """Bytes that a snapshot has and its image had not."""
-        with faults(f"what snapshot {snapshot.name!r} uses cannot be read"), opened(snapshot) as given:
-            return btrfs.newer(given, self._chain(snapshot)[-1][1] + 1)
+        with faults(f"what snapshot {snapshot.name!r} uses cannot be read"), opened(snapshot) as descriptor:
+            return btrfs.newer(descriptor, self._chain(snapshot)[-1][1] + 1)
 
     def _root(self, box: str, origin: Path, limit: int | None) -> None:
         """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
@@ -149,8 +149,8 @@ class BtrfsPool(Pool):
             if since is None:
                 # the first origin of a snapshot is the live root, which has all that the snapshot has
                 since = chain[2][1] if len(chain) > 2 else 0
-            with opened(path) as given:
-                return btrfs.newer(given, since + 1)
+            with opened(path) as descriptor:
+                return btrfs.newer(descriptor, since + 1)
 
     def drop_box(self, box: str) -> None:
         super().drop_box(box)
@@ -265,5 +265,5 @@ def _changed_since(first: Path, second: Path, newer: int) -> list[FileChange]:
 
 def _paths(subvolume: Path, inodes: set[int]) -> set[str]:
     """All paths of ``inodes`` in ``subvolume``; an inode that is not in it has none."""
-    with opened(subvolume) as given:
-        return {path for inode in inodes for path in btrfs.paths(given, inode)}
+    with opened(subvolume) as descriptor:
+        return {path for inode in inodes for path in btrfs.paths(descriptor, inode)}

@@ -80,14 +80,14 @@ def _alternatives(dependency: str) -> tuple[str, ...]:
     return tuple(match[1] for each in dependency.split("|") if (match := _NAMED.match(each)))
 
 
-def closure(packages: dict[str, Package], wanted: list[str]) -> list[Package]:
-    """``wanted``, as far as installed, and all that they need, by name."""
+def closure(packages: dict[str, Package], requested: list[str]) -> list[Package]:
+    """``requested``, as far as installed, and all that they need, by name."""
     providers: dict[str, list[str]] = {}
     for package in packages.values():
         for name in package.provides:
             providers.setdefault(name, []).append(package.name)
     chosen: dict[str, Package] = {}
-    todo = [name for name in wanted if name in packages]
+    todo = [name for name in requested if name in packages]
     while todo:
         name = todo.pop()
         if name in chosen:
@@ -200,9 +200,9 @@ def _listed(root: Path, package: Package) -> list[str]:
 
 def _copy(root: Path, target: Path, path: str, copier: Copier) -> None:
     """One listed path; parents are resolved on this machine, so that none is a link in the image."""
-    given = root / path.lstrip("/")
+    original = root / path.lstrip("/")
     try:
-        about = os.lstat(given)
+        about = os.lstat(original)
     except OSError:
         return  # left out by a dpkg filter, or removed by the machine's owner
     base = os.path.realpath(root)
@@ -216,12 +216,12 @@ def _copy(root: Path, target: Path, path: str, copier: Copier) -> None:
     elif not os.path.lexists(place):
         _folder(base, target, parent)
         try:
-            copier.entry(str(given), str(place))
+            copier.entry(str(original), str(place))
         except PermissionError:
             # only who reads all of this machine's files has all of its packages'
             if os.geteuid() == 0:
                 raise
-            copier.skipped.append(str(given))
+            copier.skipped.append(str(original))
 
 
 def _compiled(root: Path, target: Path, path: str, copier: Copier) -> None:

@@ -286,15 +286,15 @@ class Pool:
         return path / "tree"
 
     def _image(self, image: str) -> Path:
-        return self._found(self._images, image, "image")
+        return self._entry(self._images, image, "image")
 
     def _live(self, box: str) -> Path:
-        return self._found(self._lives, box, "root of sandbox")
+        return self._entry(self._lives, box, "root of sandbox")
 
     def _snap(self, snapshot: str) -> Path:
-        return self._found(self._snaps, snapshot, "snapshot")
+        return self._entry(self._snaps, snapshot, "snapshot")
 
-    def _found(self, folder: Path, name: str, what: str) -> Path:
+    def _entry(self, folder: Path, name: str, what: str) -> Path:
         path = folder / checked(name)
         if not path.is_dir():
             raise PoolError(f"there is no {what} {name!r} in the pool {self._folder}")

@@ -91,19 +91,19 @@ class Copier:
             self.links[key] = target
 
     def _file(self, source: str, target: str, size: int) -> None:
-        with _reading(source) as given:
+        with _reading(source) as original:
             copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 if self.share and size:
                     try:
-                        fcntl.ioctl(copy, _FICLONE, given)
+                        fcntl.ioctl(copy, _FICLONE, original)
                         return
                     except OSError as error:
                         if error.errno not in _NO_SHARING:
                             raise
                         self.share = False
-                for start, end in extents(given, size):
-                    _copy_range(given, copy, start, end)
+                for start, end in extents(original, size):
+                    _copy_range(original, copy, start, end)
                 os.ftruncate(copy, size)
             finally:
                 os.close(copy)
@@ -115,14 +115,14 @@ def _reading(path: str) -> Iterator[int]:
     moment of opening: who is 0 in a sandbox of this user may well have made such files."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        held = os.open(path, flags)
+        descriptor = os.open(path, flags)
     except PermissionError:
         with _readable(path):
-            held = os.open(path, flags)
+            descriptor = os.open(path, flags)
     try:
-        yield held
+        yield descriptor
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -137,19 +137,19 @@ def _entered(path: str) -> Iterator[None]:
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        about = os.fstat(held)
+        about = os.fstat(descriptor)
         if os.geteuid() == 0 or about.st_uid != os.geteuid():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        itself = f"/proc/self/fd/{held}"
+        itself = f"/proc/self/fd/{descriptor}"
         os.chmod(itself, stat.S_IMODE(about.st_mode) | 0o500)
         try:
             yield
         finally:
             os.chmod(itself, stat.S_IMODE(about.st_mode))
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
@@ -167,15 +167,15 @@ def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, place
 
 
-def _copy_range(given: int, copy: int, start: int, end: int) -> None:
+def _copy_range(original: int, copy: int, start: int, end: int) -> None:
     place = start
     while place < end:
         try:
-            done = os.copy_file_range(given, copy, min(end - place, 1 << 30), place, place)
+            done = os.copy_file_range(original, copy, min(end - place, 1 << 30), place, place)
         except OSError as error:
             if error.errno not in _NO_SHARING:
                 raise
-            done = os.pwrite(copy, os.pread(given, min(end - place, 1 << 20), place), place)
+            done = os.pwrite(copy, os.pread(original, min(end - place, 1 << 20), place), place)
         if done == 0:
             break
         place += done
@@ -286,7 +286,7 @@ class Comparison:
         if before is None and after is None:
             return
         if before is None or after is None:
-            self._one_sided(path, before, after)
+            self._added_or_deleted(path, before, after)
             return
         if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
             self._replaced(path, before, after)
@@ -298,7 +298,9 @@ class Comparison:
         elif not self._same(path, before, after):
             self._files(path, before, after)
 
-    def _one_sided(self, path: str, before: os.stat_result | None, after: os.stat_result | None) -> None:
+    def _added_or_deleted(
+        self, path: str, before: os.stat_result | None, after: os.stat_result | None
+    ) -> None:
         about = after or before
         assert about is not None
         self.changes[path] = FileChange(

@@ -86,7 +86,7 @@ class Inspector:
             slot, members = self._free_slot(), self._members(box, cgroup)
             count = partial(self._kernel.count, slot) if slot >= 0 else None
             tree = Root(root, init)
-            tasks = Tasks(members, init, lambda: shells().values(), tree.seen, count, self._track)
+            tasks = Tasks(members, init, lambda: shells().values(), tree.path_inside, count, self._track)
             watched = self._boxes[box] = _Watched(tree, tasks, ChangeWindow(tree), slot)
             try:
                 self._begin(watched, cgroup)
@@ -182,7 +182,7 @@ class Inspector:
 
     def references(self, box: str, snapshot: Sequence[SnapshotProcess]) -> References:
         """The paths inside to which the processes of the frozen sandbox refer, by a look at them."""
-        return references(snapshot, self._watched(box).root.seen)
+        return references(snapshot, self._watched(box).root.path_inside)
 
     def _watched(self, box: str) -> _Watched:
         try:

@@ -179,7 +179,7 @@ class Root:
         points = {mount.point for mount in self._points if mount.kind == "tmpfs"}
         return {point for point in points if self.place(point) == "elsewhere"}
 
-    def seen(self, path: str) -> str:
+    def path_inside(self, path: str) -> str:
         """A path that /proc tells of a process of the sandbox, as a path inside."""
         rest = below(os.fsencode(path), self.folder)
         return path if rest is None else os.fsdecode(rest) or "/"
@@ -287,7 +287,7 @@ class ChangeWindow:
     def clear(self) -> None:
         """A new window begins."""
         with self._lock:
-            self._kept, self._elsewhere = ChangedPaths(), ChangedPaths()
+            self._in_root, self._elsewhere = ChangedPaths(), ChangedPaths()
             self._links: set[bytes] = set()
             self._nameless: set[int] = set()
             self._doubts: dict[EffectDoubt, None] = {}
@@ -358,7 +358,7 @@ class ChangeWindow:
 
     def _changes(self, path: bytes) -> ChangedPaths | None:
         place = self._root.place(path)
-        return self._kept if place == "root" else self._elsewhere if place == "elsewhere" else None
+        return self._in_root if place == "root" else self._elsewhere if place == "elsewhere" else None
 
     def _note(self, op: int, path: bytes) -> None:
         changes = self._changes(path)
@@ -370,7 +370,7 @@ class ChangeWindow:
         for path in paths:
             at = path.rfind(b"/") if self._links else 0
             while at > 0:
-                if path[:at] in self._links and not self._known(path[:at]):
+                if path[:at] in self._links and not self._is_folder(path[:at]):
                     self._unsure("a change through a link that was just made")
                 at = path.rfind(b"/", 0, at)
 
@@ -383,7 +383,7 @@ class ChangeWindow:
         now = self._root.lstat(path)
         return now is None or stat.S_ISLNK(now.st_mode)
 
-    def _known(self, path: bytes) -> bool:
+    def _is_folder(self, path: bytes) -> bool:
         """Is it a plain directory after all?"""
         now = self._root.lstat(path)
         return now is not None and stat.S_ISDIR(now.st_mode)
@@ -392,7 +392,7 @@ class ChangeWindow:
         """Net changes, how many there are in all, and doubts."""
         with self._lock:
             doubts = list(self._doubts)
-            file_changes, total = self._kept.net(self._root.lstat, LISTED)
+            file_changes, total = self._in_root.net(self._root.lstat, LISTED)
             gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
         if count:
             path = gone[0].path if gone else "a file"

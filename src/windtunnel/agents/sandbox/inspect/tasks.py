@@ -79,7 +79,7 @@ def _ran(pid: int, thread: str) -> list[int]:
     return [int(value) for name, value in status.items() if "ctxt_switches" in name]
 
 
-def seen_descriptors(
+def list_descriptors(
     pid: int, have: Mapping[int, Descriptor], inner_path: Callable[[str], str], *, positions: bool = False
 ) -> Descriptors:
     """What a process has open: number and target of each descriptor, with the bytes that wait in a pipe or
@@ -170,7 +170,7 @@ class Tasks:
         track: bool,
     ) -> None:
         self._pids, self._init, self._shells = pids, init, shells
-        self._seen, self._count, self._track = inner_path, count, track
+        self._inner_path, self._count, self._track = inner_path, count, track
         self._base: dict[Key, _Base] = {}
         self._trackers: dict[Key, memory.Tracker | None] = {}
         self._shared: dict[Key, tuple[Alive, list[str]]] = {}
@@ -192,16 +192,16 @@ class Tasks:
         for key in self._trackers.keys() - now.keys():
             self._drop(key)
         exempt = {self._init, *self._shells()}
-        wanted = [key for key in now if key[0] not in exempt and self._trackers.get(key) is None]
-        if wanted:
+        untracked = [key for key in now if key[0] not in exempt and self._trackers.get(key) is None]
+        if untracked:
             # the thread that traces must end: its end frees whatever did not stop in time
-            thread = threading.Thread(target=self._arm, args=(wanted,), name="windtunnel-arm")
+            thread = threading.Thread(target=self._arm, args=(untracked,), name="windtunnel-arm")
             thread.start()
             thread.join()
 
-    def _arm(self, wanted: list[Key]) -> None:
+    def _arm(self, untracked: list[Key]) -> None:
         deadline = time.monotonic() + ARM_SECONDS
-        for key in wanted:
+        for key in untracked:
             if time.monotonic() > deadline:
                 return
             try:
@@ -221,9 +221,9 @@ class Tasks:
         stores = {}
         for key, task in now.items():
             # who can write to mapped files; that one did not run has what it had
-            known = self._shared.get(key)
-            ran = known is None or known[0].ran != task.ran
-            stores[key] = (task, shared(key[0], self._seen) if ran or known is None else known[1])
+            previous = self._shared.get(key)
+            ran = previous is None or previous[0].ran != task.ran
+            stores[key] = (task, shared(key[0], self._inner_path) if ran or previous is None else previous[1])
         self._shared = stores
         if snapshot is None:
             return
@@ -248,7 +248,11 @@ class Tasks:
 
     def _descriptors(self, pid: int, have: Mapping[int, Descriptor], shell: bool) -> Descriptors:
         # a shell's memory is not looked at, so where it stands in its files has to be
-        return seen_descriptors(pid, have, self._seen, positions=shell) if pid != self._init else frozenset()
+        return (
+            list_descriptors(pid, have, self._inner_path, positions=shell)
+            if pid != self._init
+            else frozenset()
+        )
 
     def stored(self, now: dict[Key, Alive]) -> set[str]:
         """Files to which a process may have stored through a mapping since: it had one, and it ran."""

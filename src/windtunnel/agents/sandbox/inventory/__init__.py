@@ -145,13 +145,13 @@ class _Tree:
     def __init__(self, init: int) -> None:
         self._init = init
         self._folders: dict[str, tuple[int, int]] = {}
-        self._opened = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> _Tree:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._stack.close()
 
     def marked(self, path: str, link: str) -> str:
         """``link``, where ``path`` of /proc leads; with words for a deleted folder that lost its name."""
@@ -165,8 +165,8 @@ class _Tree:
         if not stat.S_ISDIR(state.st_mode):
             return link
         name, this = link.removesuffix(DELETED), (state.st_dev, state.st_ino)
-        taken = self._folders.setdefault(name, this) != this
-        return f"{name} {TAKEN}" if taken or os.path.lexists(f"/proc/{self._init}/root{name}") else link
+        occupied = self._folders.setdefault(name, this) != this
+        return f"{name} {TAKEN}" if occupied or os.path.lexists(f"/proc/{self._init}/root{name}") else link
 
     def is_nameless(self, watch: str) -> bool:
         """Whether a watch, as fdinfo tells it, is of a file that has no name any more. The kernel tells its
@@ -192,7 +192,7 @@ class _Tree:
             if each.device not in mounts:
                 with contextlib.suppress(OSError):
                     mounts[each.device] = os.open(f"/proc/{self._init}/root{each.point}", _FOLDER)
-                    self._opened.callback(os.close, mounts[each.device])
+                    self._stack.callback(os.close, mounts[each.device])
         return mounts
 
 

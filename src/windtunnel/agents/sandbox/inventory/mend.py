@@ -104,11 +104,11 @@ def mend(before: ProcessInventory, freezer: Path) -> None:
 def _schedule(pid: int, stood: ProcessStood) -> None:
     """Let threads have their CPUs, disk priority and timer slack again; a host without those CPUs lets all be
     used."""
-    wanted = {name: value for name, value in stood.facts.get("threads", {}).items() if "scheduling" in name}
-    if not wanted:
+    settings = {name: value for name, value in stood.facts.get("threads", {}).items() if "scheduling" in name}
+    if not settings:
         return
     inside = {processes.inner_pid(thread): thread for thread in map(int, os.listdir(f"/proc/{pid}/task"))}
-    for name, value in wanted.items():
+    for name, value in settings.items():
         if (host := inside.get(int(name.split()[-1]))) is None:
             continue
         of = values(value)
@@ -132,7 +132,7 @@ def _mark(numbers: list[int]) -> None:
         libc.shmctl(number, _IPC_RMID, None)
 
 
-def _arm(handle: int, descriptor: int, timer: Mapping[str, str], taken: float) -> None:
+def _arm(handle: int, descriptor: int, timer: Mapping[str, str], moment: float) -> None:
     """Let a timer go on as if no time had passed.
 
     One for a moment of the wall clock keeps its moment; however often a periodic one would have expired
@@ -144,7 +144,7 @@ def _arm(handle: int, descriptor: int, timer: Mapping[str, str], taken: float) -
     if value and flags & _ABSOLUTE:
         now = time.clock_gettime_ns(clock)
         if clock in _WALL_CLOCKS:
-            value += round(taken * SECOND)
+            value += round(moment * SECOND)
             if interval and value <= now:
                 value, ticks = now + interval - (now - value) % interval, ticks + 1
         else:
@@ -158,10 +158,10 @@ def _arm(handle: int, descriptor: int, timer: Mapping[str, str], taken: float) -
 
 def _locked(pid: int, handle: int, stood: ProcessStood) -> list[Lock]:
     """Take the locks that belong to open files, through copies; those that the process itself has to take."""
-    wanted = stood.facts.get("locks", {})
-    held = set(list_locks(read_descriptors(pid))) if wanted else set()
+    locks = stood.facts.get("locks", {})
+    present = set(list_locks(read_descriptors(pid))) if locks else set()
     left = []
-    for lock in (_lock(words) for words in wanted if words not in held):
+    for lock in (_lock(words) for words in locks if words not in present):
         with contextlib.suppress(OSError):
             if lock.kind == "POSIX lock":
                 left.append(lock)

@@ -72,7 +72,7 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
     Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
     """
     # one whose other end has ended already waits for nothing
-    orphaned = [orphan for orphan in orphans(held(pids)) if orphan.established]
+    orphaned = [orphan for orphan in orphans(list_connections(pids)) if orphan.established]
     if not orphaned:
         return 0
 
@@ -86,7 +86,7 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
         return 0
 
 
-def held(pids: Iterable[int]) -> list[Connection]:
+def list_connections(pids: Iterable[int]) -> list[Connection]:
     """The connections of processes, each once.
 
     They are asked one by one: the kernel's table of a network is read by going through that of all networks,

@@ -51,7 +51,7 @@ Kind = Literal["file", "folder", "link", "other"]
 def put_file(root: int, path: str, data: bytes | IO[bytes], mode: int) -> None:
     """Write a file in one step; missing folders above it are made. UserError names what is in the way."""
     folder_path, name = _split(path)
-    with _told(path):
+    with _naming_path(path):
         folder = make_folders(root, folder_path)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -80,7 +80,7 @@ def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) ->
     """Copy a file's bytes to ``out``; returns how many. Links are followed inside the sandbox."""
     _split(path)
     with (
-        _told(path),
+        _naming_path(path),
         open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV) as file,
     ):
         status = os.fstat(file)
@@ -105,7 +105,7 @@ def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) ->
 def list_folder(root: int, path: str) -> list[FolderEntry]:
     """What a folder holds, by name."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
-    with _told(path), open_beneath(root, path, flags, resolve=IN_ROOT | NO_XDEV) as folder:
+    with _naming_path(path), open_beneath(root, path, flags, resolve=IN_ROOT | NO_XDEV) as folder:
         entries = []
         for name in sorted(os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):
@@ -129,7 +129,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _naming_path(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -180,11 +180,11 @@ class Machine:
         return launch.prepare(home, spec, root)[0]
 
     @staticmethod
-    def lay_channel(externals: Externals, kept: Path) -> None:
-        """The channel is what `kept_channel` gave, in a file, before a restore makes the processes. Raises
+    def lay_channel(externals: Externals, file: Path) -> None:
+        """The channel is what `channel_archive` gave, in a file, before a restore makes the processes. Raises
         MachineError."""
         try:
-            lay_channel(kept, externals.of("channel"))
+            lay_channel(file, externals.of("channel"))
         except (OSError, PoolError) as error:
             raise MachineError(f"the sandbox's channel cannot be put back: {error}") from error
 
@@ -239,7 +239,7 @@ class Machine:
             walls.remove_network(home, box)
             walls.release(home, box)
 
-    def kept_channel(self) -> bytes:
+    def channel_archive(self) -> bytes:
         """What a restore of the processes needs beside their image, since they hold files of the channel
         open; they stand still. Raises MachineError."""
         return pack_channel(self.externals.of("channel"))
@@ -333,10 +333,10 @@ class Machine:
 
         Raises MachineError when something stayed different; the rest has been replayed.
         """
-        wanted = ShellSections.of(state)
+        target = ShellSections.of(state)
         shell = self._shell(state.name)
         with shell.lock:
-            shell.replay(wanted)
+            shell.replay(target)
 
     def commands(self) -> tuple[str, ...]:
         """Command lines of all processes, in the order of their pids inside."""

@@ -142,11 +142,11 @@ class ChannelFolder:
     def ballast(self) -> None:
         """Room that is taken, so that it can be given back where there is none: to remove a file always
         works. Raises OSError."""
-        held = self.fresh(BALLAST)
+        descriptor = self.fresh(BALLAST)
         try:
-            os.posix_fallocate(held, 0, BALLAST_BYTES)
+            os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
         finally:
-            os.close(held)
+            os.close(descriptor)
 
     def dry(self, name: str) -> None:
         """Give back the room of the regular file ``name``, which keeps its size. Raises OSError."""
@@ -277,7 +277,7 @@ class ShellFifos:
         """New FIFOs, or those that are there. Raises OSError."""
         hold = folder.fifo if anew else folder.existing_fifo
         self._init = init
-        self._heard = b""
+        self._received = b""
         self._script = hold("in")
         try:
             self._answers = hold("ack")
@@ -303,9 +303,9 @@ class ShellFifos:
     def line(self, wake: float) -> bytes | None:
         """The next answer, or None at ``wake`` or when the sandbox died."""
         while True:
-            line, newline, rest = self._heard.partition(b"\n")
+            line, newline, rest = self._received.partition(b"\n")
             if newline:
-                self._heard = rest
+                self._received = rest
                 return line
             left = wake - time.monotonic()
             poll = select.poll()
@@ -315,7 +315,7 @@ class ShellFifos:
             if self._answers not in ready:
                 return None
             with contextlib.suppress(BlockingIOError):
-                self._heard = (self._heard + os.read(self._answers, 4096))[-8192:]
+                self._received = (self._received + os.read(self._answers, 4096))[-8192:]
 
 
 class Feed:
@@ -341,7 +341,7 @@ class Feed:
     def _fill(self) -> None:
         read = getattr(self._source, "read1", self._source.read)
         with contextlib.suppress(OSError):  # the command or the caller has gone
-            descriptor = self._opened()
+            descriptor = self._open_fifo()
             try:
                 while descriptor >= 0 and not self._over.is_set() and (piece := read(1 << 16)):
                     self._write(descriptor, memoryview(piece))
@@ -349,7 +349,7 @@ class Feed:
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    def _opened(self) -> int:
+    def _open_fifo(self) -> int:
         """-1: the command has ended before."""
         while not self._over.wait(FEED_TICK):
             try:

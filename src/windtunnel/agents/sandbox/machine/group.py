@@ -41,25 +41,25 @@ class Cgroup(cgroup.HostCgroup):
     """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
 
     def __init__(self, tag: str, box: str) -> None:
-        with _told("the sandbox has no control group"):
+        with _machine_errors("the sandbox has no control group"):
             super().__init__(Path(f"windtunnel-{tag}") / box)
 
     def create(self, limits: SandboxLimits) -> list[str]:
         """Make the groups and set the limits; returns, in words, those that could not be set. Raises
         MachineError, as all methods do for what cannot be done."""
-        with _told("the sandbox has no control group"):
+        with _machine_errors("the sandbox has no control group"):
             return self.make(limits.memory, limits.cpus, limits.pids)
 
     def freeze(self, timeout: float = 10.0) -> None:
-        with _told("the sandbox could not be frozen"):
+        with _machine_errors("the sandbox could not be frozen"):
             super().freeze(timeout)
 
     def kill(self, timeout: float = 30.0) -> None:
-        with _told("the sandbox could not be ended"):
+        with _machine_errors("the sandbox could not be ended"):
             super().kill(timeout)
 
     def remove(self) -> None:
-        with _told("the sandbox's control group is not removed"):
+        with _machine_errors("the sandbox's control group is not removed"):
             super().remove()
 
 
@@ -71,7 +71,7 @@ class UserProcesses:
 
     def __init__(self, home: Home, box: str) -> None:
         self.path = home.box(box)
-        self._known = 0
+        self._namespace_init = 0
         self._namespace = 0
 
     def create(self, limits: SandboxLimits) -> list[str]:
@@ -111,8 +111,8 @@ class UserProcesses:
         if not init:
             return set()
         try:
-            if init != self._known:
-                self._namespace, self._known = os.stat(f"/proc/{init}/ns/pid").st_ino, init
+            if init != self._namespace_init:
+                self._namespace, self._namespace_init = os.stat(f"/proc/{init}/ns/pid").st_ino, init
             own = os.geteuid()
             pids = set()
             with os.scandir("/proc") as entries:
@@ -217,7 +217,7 @@ class UserProcesses:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _machine_errors(what: str) -> Iterator[None]:
     try:
         yield
     except LinuxError as error:

@@ -123,14 +123,16 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
 
     What exists stays, so it can be called before every start and every restore. Raises MachineError.
     """
-    held = group(home, spec.name)
-    missed = held.create(spec.limits)
+    processes = group(home, spec.name)
+    missed = processes.create(spec.limits)
     channel = ((f"/{CHANNEL}", "channel", home.channel(spec.name)),)
-    if isinstance(held, UserProcesses):
+    if isinstance(processes, UserProcesses):
         if spec.limits.pids is not None and not _counted_inside():
             missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
         home.box(spec.name).mkdir(parents=True, exist_ok=True)
-        return Externals(root, channel, walls.netns_file(home, spec.name), held.path, held.procs), missed
+        return Externals(
+            root, channel, walls.netns_file(home, spec.name), processes.path, processes.procs
+        ), missed
     folder = walls.devices(home, spec.name)
     netns = walls.make_network(home, spec.name, spec.network)
     mounts = [*channel, ("/dev", "dev", folder)]
@@ -139,7 +141,7 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
         for name in walls.MASKED
         if Path("/proc", name).exists()
     ]
-    return Externals(root, tuple(mounts), netns, held.path, held.procs), missed
+    return Externals(root, tuple(mounts), netns, processes.path, processes.procs), missed
 
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
@@ -231,7 +233,7 @@ def unclaimed(home: Home, owned: set[str]) -> Unclaimed:
         parts.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))
     for name in named("netns", holds_namespace):
         parts.append((f"network namespace of sandbox {name}", partial(walls.remove_network, home, name)))
-    for name in named("dev", lambda path: walls.held(home, path.parent.name)):
+    for name in named("dev", lambda path: walls.has_devices(home, path.parent.name)):
         parts.append((f"/dev of sandbox {name}", partial(walls.release, home, name)))
     devices = {name for name in psutil.net_if_addrs() if name.startswith(f"wt{home.tag[:5]}")}
     for name in sorted(devices - {walls.device_name(home, box) for box in owned}):

@@ -38,8 +38,8 @@ def open_socket(use: str, port: int) -> socket.socket:
 
 def main(pid: int, use: str, port: int, line: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    held = [(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY), flag) for kind, flag in NAMESPACES]
-    for namespace, flag in held:
+    namespaces = [(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY), flag) for kind, flag in NAMESPACES]
+    for namespace, flag in namespaces:
         if libc.setns(namespace, flag) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

@@ -143,8 +143,8 @@ class Shell:
         state = ShellSections.parse(self._text("state"), self._mark)
         state.sections["traps"] = self._text("traps")
         state.sections["arguments"] = self._text("arguments")
-        held = processes.inherited_descriptors(self.pid) if self.pid else {}
-        extra = [f"{number}>{target}" for number, target in sorted(held.items()) if number > 2]
+        inherited = processes.inherited_descriptors(self.pid) if self.pid else {}
+        extra = [f"{number}>{target}" for number, target in sorted(inherited.items()) if number > 2]
         children = b""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/task/{self.pid}/children", "rb") as file:
             children = file.read()
@@ -155,17 +155,17 @@ class Shell:
     def _text(self, file: str) -> str:
         return self._folder.read(file, STATE_LIMIT).decode(errors="surrogateescape")
 
-    def replay(self, wanted: ShellSections) -> None:
-        """Make this shell's state equal to ``wanted``; MachineError says, at the end, what stayed
+    def replay(self, target: ShellSections) -> None:
+        """Make this shell's state equal to ``target``; MachineError says, at the end, what stayed
         different."""
         if self.plain:
             raise MachineError(f"shell {self.name} is a plain sh, which keeps no state")
         # after a restore the files may be newer than the shell: what they say of it is not what it is
         self._quiet(b":")
         now = self.state()
-        script, problems = replay_script(now, wanted)
+        script, problems = replay_script(now, target)
         output = self._quiet(script.encode(errors="surrogateescape"))
-        left = [part for part in differences(self.state(), wanted) if not any(part in p for p in problems)]
+        left = [part for part in differences(self.state(), target) if not any(part in p for p in problems)]
         if problems or left:
             words = [*problems, *([f"different: {', '.join(left[:8])}"] if left else [])]
             detail = output.decode(errors="replace").strip()[-300:] if left else ""
@@ -217,7 +217,7 @@ class Shell:
             go = go_script(self.name, command, token, fed=feed is not None, plain=self.plain)
             direct = len(go) < DIRECT and b" DEBUG\n" in self._folder.read("traps", STATE_LIMIT)
             self._folder.write("go", go)
-            kept = self.state() if timeout is not None or cancel is not None else None
+            saved = self.state() if timeout is not None or cancel is not None else None
             lines = stream(self.name, token, go if direct else None, quiet=False)
             self._answers.send(plain_stream(self.name, token) if self.plain else lines)
             deadline = None if timeout is None else begin + timeout
@@ -226,9 +226,9 @@ class Shell:
                 self._kill()
             lives = self.pid != 0
             if ended in ("timeout", "cancelled"):
-                notes += self._cut(before, since_boot, kept)
+                notes += self._cut(before, since_boot, saved)
             elif ended in ("exit", "shell-died") and self.pid == 0:
-                notes += self._again(kept or self.state())
+                notes += self._again(saved or self.state())
             out, err, more, tails = outputs.result()
             if outputs.cut:
                 self.dry()
@@ -299,7 +299,7 @@ class Shell:
         """For ``$?`` in the next command."""
         self._folder.write("rc", f"return {status}\n".encode())
 
-    def _cut(self, before: set[int], since: float, kept: ShellSections | None) -> list[str]:
+    def _cut(self, before: set[int], since: float, saved: ShellSections | None) -> list[str]:
         """End what the command started, and first the shell, which would go on with the rest of it."""
         shell, cgroup = self.pid, self._init.cgroup
         started = processes.started_by(shell, cgroup.pids(), before, since)
@@ -307,7 +307,7 @@ class Shell:
         processes.end(started)
         # what was started while the first were being ended
         processes.end(processes.started_by(shell, cgroup.pids(), before, since), (0.0, 0.0))
-        return self._again(kept or self.state())
+        return self._again(saved or self.state())
 
     def _kill(self) -> None:
         """End the shell itself and wait until init has reaped it."""
@@ -317,7 +317,7 @@ class Shell:
             self._wait(b"dead ", time.monotonic() + BIRTH)
             self.pid = 0
 
-    def _again(self, kept: ShellSections) -> list[str]:
+    def _again(self, saved: ShellSections) -> list[str]:
         """Start it anew with the state that it had before the command."""
         if self.plain or not self._init.alive():
             return []
@@ -325,10 +325,10 @@ class Shell:
             self.start()
         except MachineError as error:
             return [str(error)]
-        if not kept.complete:
+        if not saved.complete:
             return ["the shell was started anew, without its earlier state"]
         try:
-            self.replay(kept)
+            self.replay(saved)
         except MachineError as error:
             return [f"the shell was started anew with its state from before the command, except: {error}"]
         return ["the shell was started anew with its state from before the command"]
@@ -376,9 +376,9 @@ class Shell:
             if not names:
                 return
             own = {self._init.pid, self.pid}
-            held = set()
+            in_use = set()
             for pid in self._init.cgroup.pids() - own:
                 for target in processes.descriptors(pid).values():
-                    held.add(os.path.basename(target))
-            for name in names - held:
+                    in_use.add(os.path.basename(target))
+            for name in names - in_use:
                 self._folder.remove(name)

@@ -137,7 +137,7 @@ def devices(home: Home, box: str) -> Path:
     return point
 
 
-def held(home: Home, box: str) -> bool:
+def has_devices(home: Home, box: str) -> bool:
     """Whether the host still holds a /dev of that sandbox."""
     return mounts.is_point(folder(home, box))
 
@@ -164,7 +164,7 @@ def weak(pid: int) -> dict[str, set[str]]:
     where nothing is mounted there). Raises OSError when the process is gone."""
     # of mounts one above the other the last is what is seen
     there = {each.point: each.flags for each in mounts.table(Path(f"/proc/{pid}/mountinfo"))}
-    lacking = {point: wanted - there.get(point, frozenset()) for point, wanted in walls().items()}
+    lacking = {point: flags - there.get(point, frozenset()) for point, flags in walls().items()}
     return {point: flags for point, flags in lacking.items() if flags or point not in there}
 
 
@@ -185,8 +185,8 @@ def seal(pid: int) -> None:
                 if present is None:
                     covered = point.removeprefix("/proc/") in MASKED
                     mounts.mount("/dev/masked" if covered else point, Path(point), flags=mounts.MS_BIND)
-                wanted = walls()[point] | (present.flags if present else frozenset())
-                flags = sum(FLAGS[flag] for flag in wanted & FLAGS.keys())
+                required = walls()[point] | (present.flags if present else frozenset())
+                flags = sum(FLAGS[flag] for flag in required & FLAGS.keys())
                 mounts.mount("none", Path(point), flags=mounts.MS_REMOUNT | mounts.MS_BIND | flags)
 
         namespaces.within(f"/proc/{pid}/ns/mnt", make, "mnt")
@@ -253,7 +253,7 @@ def _connect(file: Path, device: str, who: str) -> None:
     names = psutil.net_if_addrs()
     if device in names:
         return
-    taken = {
+    used = {
         int.from_bytes(socket.inet_aton(entry.address)) & ~3
         for entries in names.values()
         for entry in entries
@@ -262,7 +262,7 @@ def _connect(file: Path, device: str, who: str) -> None:
     start = int.from_bytes(hashlib.blake2s(who.encode(), digest_size=2).digest())
     for step in range(NETWORKS):
         base = FIRST + ((start + step) % NETWORKS) * 4
-        if base not in taken:
+        if base not in used:
             break
     else:
         raise OSError(errno.EADDRNOTAVAIL, "all addresses of 198.18.0.0/15 are taken")

@@ -189,8 +189,8 @@ class Store(Database):
         ids = self.ids()
         matching = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
         if not matching:
-            known = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
-            raise UserError(f"checkpoint {prefix!r} is not known; {known}")
+            newest = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
+            raise UserError(f"checkpoint {prefix!r} is not known; {newest}")
         if len(matching) > 1:
             more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
             raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(matching[:5])}{more}")
@@ -289,8 +289,8 @@ class Store(Database):
                 right = np.zeros((len(recipe.places), DIGEST), np.uint8)  # those of pages of zeros, too
                 with self.reading() as db:
                     for number, which in by_frame(recipe.places):
-                        (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
-                        rows = np.frombuffer(held, np.uint8).reshape(-1, DIGEST)
+                        (data,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+                        rows = np.frombuffer(data, np.uint8).reshape(-1, DIGEST)
                         right[which] = rows[recipe.places[which] % FRAME]
                 for name, size, begin in recipe.begins():
                     for first, pages in windows(images / name, size):
@@ -305,10 +305,10 @@ class Store(Database):
     def _write_out(self, recipe: Recipe, into: Path) -> None:
         """Write every file of an image; pages of zeros are holes."""
         files: list[tuple[int, int, int]] = []
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             for name, size, first in recipe.begins():
                 file = os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                held.callback(os.close, file)
+                stack.callback(os.close, file)
                 os.ftruncate(file, size)
                 files.append((first, size, file))
             jobs = [
@@ -334,21 +334,21 @@ class Store(Database):
     ) -> None:
         """Write the ``rows`` of a frame, each checked, to the pages ``which`` of an image. ``files``: number
         of the first page, size and descriptor of each."""
-        held, digests = self.frame(number)
-        if rows.max() >= len(held) or (digests_of(held[rows]) != digests[rows]).any():
+        pages, digests = self.frame(number)
+        if rows.max() >= len(pages) or (digests_of(pages[rows]) != digests[rows]).any():
             raise DamagedFrame(number, f"frame {number} of {self.path} is damaged")
         begins = [first for first, _, _ in files]
         for page, row in zip(which.tolist(), rows.tolist(), strict=True):
             first, size, file = files[bisect.bisect_right(begins, page) - 1]
             offset = (page - first) * PAGE
-            piece = held[row].data[: size - offset]
+            piece = pages[row].data[: size - offset]
             if os.pwrite(file, piece, offset) != len(piece):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _thin(self, db: sqlite3.Connection, number: int, needed: Places) -> None:
         """Remove a frame of which nothing is needed; make one smaller of which less than half is."""
-        (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
-        digests = np.frombuffer(held[: len(held) // DIGEST * DIGEST], np.uint8).reshape(-1, DIGEST)
+        (data,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+        digests = np.frombuffer(data[: len(data) // DIGEST * DIGEST], np.uint8).reshape(-1, DIGEST)
         there = np.flatnonzero(digests.any(axis=1))
         if 2 * len(needed) > len(there):
             return

@@ -99,13 +99,13 @@ def import_checkpoint(
 
     ``url`` may end in ``#`` and an id, or the beginning of one; without it the newest one there is meant.
     """
-    url, _, wanted = url.partition("#")
+    url, _, prefix = url.partition("#")
     place, id = open_files(url), new_id()
-    with object_errors(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), store.scratch() as work:
-        exported = _exported(place, _chosen(place, wanted))
-        for stream, held in (("files", exported.files), ("image", exported.image)):
+    with object_errors(f"the checkpoint {prefix or 'at'} {url} cannot be imported"), store.scratch() as work:
+        exported = _exported(place, _chosen(place, prefix))
+        for stream, pieces in (("files", exported.files), ("image", exported.image)):
             with (work / stream).open("wb") as out:
-                for piece in chunks.get_all(place, (chunk.name for chunk in held), TRANSFERS):
+                for piece in chunks.get_all(place, (chunk.name for chunk in pieces), TRANSFERS):
                     out.write(piece)
         old = exported.manifest
         # parts that were older than the checkpoint stay apart from it: a restore replays shells over them
@@ -155,13 +155,13 @@ def _exported(place: Files, id: str) -> Exported:
     return exported
 
 
-def _chosen(place: Files, wanted: str) -> str:
-    ids = [id for id in _complete(place) if id.startswith(wanted)]
+def _chosen(place: Files, prefix: str) -> str:
+    ids = [id for id in _complete(place) if id.startswith(prefix)]
     if not ids:
-        raise UserError(f"import: {place.url} holds no complete checkpoint{f' {wanted}' if wanted else ''}")
-    if wanted and wanted not in ids and len(ids) > 1:
-        raise UserError(f"import: checkpoint {wanted!r} is ambiguous: {', '.join(ids[:5])}")
-    return wanted if wanted in ids else ids[-1]
+        raise UserError(f"import: {place.url} holds no complete checkpoint{f' {prefix}' if prefix else ''}")
+    if prefix and prefix not in ids and len(ids) > 1:
+        raise UserError(f"import: checkpoint {prefix!r} is ambiguous: {', '.join(ids[:5])}")
+    return prefix if prefix in ids else ids[-1]
 
 
 def _drop_wrong(place: Files) -> None:

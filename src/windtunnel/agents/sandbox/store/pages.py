@@ -126,11 +126,11 @@ def windows(path: Path, size: int) -> Iterator[tuple[int, Pages]]:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for first in range(0, page_count(size), WINDOW):
-            wanted = min(WINDOW * PAGE, size - first * PAGE)
-            if os.preadv(file, [flat[:wanted]], first * PAGE) != wanted:
+            length = min(WINDOW * PAGE, size - first * PAGE)
+            if os.preadv(file, [flat[:length]], first * PAGE) != length:
                 raise ObjectError(f"{path} is cut short: {size} bytes were expected")
-            count = page_count(wanted)
-            flat[wanted : count * PAGE] = bytes(count * PAGE - wanted)
+            count = page_count(length)
+            flat[length : count * PAGE] = bytes(count * PAGE - length)
             yield first, buffer[:count]
     finally:
         os.close(file)
@@ -191,10 +191,10 @@ class Copies:
         with self._lock:
             self._sizes[id] = size
             over, old = sum(self._sizes.values()) - COPIES_BYTES, []
-            for name, held in self._sizes.items():
+            for name, bytes_used in self._sizes.items():
                 if over > 0:
                     old.append(name)
-                    over -= held
+                    over -= bytes_used
         for name in old:
             self.forget(name)
 
@@ -281,9 +281,9 @@ class Writer:
             rest, left = rest[~empty], left[~empty]
         fresh = []
         digests = [digest.tobytes() for digest in digests_of(left)]
-        known = self._stored(digests)
+        stored = self._stored(digests)
         for row, digest in enumerate(digests):
-            if (place := known.get(digest) or self._mine.get(digest)) is None:
+            if (place := stored.get(digest) or self._mine.get(digest)) is None:
                 place = self._mine[digest] = self._first * FRAME + len(self._sums)
                 self._sums.append(digest)
                 fresh.append(row)
