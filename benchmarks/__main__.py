@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.harness import run, show
-from benchmarks.harness.measure import host_facts
+from benchmarks.harness.measure import ended_by_sigterm, host_facts
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.cli import progress_bar
 
@@ -48,12 +48,12 @@ def bench(
     console, host = _output(), host_facts()
     piped = as_json or as_markdown
 
-    def shown(rows: list[Row]) -> None:
+    def show_rows(rows: list[Row]) -> None:
         if not piped:
             _print(console, name, rows)
 
-    with progress_bar(f"benchmarks {name}") as progress:
-        rows = run.run(name, only or (), quick=quick, trace=trace, progress=progress, shown=shown)
+    with ended_by_sigterm(), progress_bar(f"benchmarks {name}") as progress:
+        rows = run.run(name, only or (), quick=quick, trace=trace, progress=progress, section_done=show_rows)
     if as_json:
         typer.echo(json.dumps(show.document(name, rows, host, quick=quick)))
     elif as_markdown:

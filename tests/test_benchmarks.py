@@ -2,6 +2,8 @@
 
 import json
 import math
+import signal
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -18,17 +20,18 @@ from typer.testing import CliRunner
 import benchmarks.__main__ as verb
 from benchmarks import ROOT
 from benchmarks.harness import jobs, measure, run, show
-from benchmarks.harness.rows import Row, figure, guarded, need, published, reached, shown
+from benchmarks.harness.rows import Row, figure, format_value, guarded, need, published, reached
 from benchmarks.harness.run import BENCHES
+from support.waiting import PATIENCE
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.elastic.events import Event
 
 ROWS = {
     "time": [
-        Row("a job", "s", measured=0.2, emulated=0.19, target="<= 4%", met=False, source="three runs"),
+        Row("a job", "s", measured=0.2, emulated=0.19, target="<= 4%", passed=False, source="three runs"),
         Row("a | pipe", "times", published=3.0),
     ],
-    "memory": [Row("bytes", "bytes", measured=22936308, emulated=22936308, target="equal", met=True)],
+    "memory": [Row("bytes", "bytes", measured=22936308, emulated=22936308, target="equal", passed=True)],
     "gpu": [Row("a GPU", "", note="no CUDA device: left out")],
 }
 HOST = {
@@ -76,7 +79,7 @@ def test_json_has_every_figure_by_its_kind_and_what_it_was_measured_on(invoke: C
     assert (told["capability"], told["quick"], told["host"]) == ("agents.sandbox", False, HOST)
     first, second = told["rows"]
     assert (first["measured"], first["emulated"], first["published"]) == (0.2, 0.19, None)
-    assert first["error"] == pytest.approx(0.05) and first["met"] is False
+    assert first["error"] == pytest.approx(0.05) and first["passed"] is False
     assert (second["measured"], second["published"], second["unit"]) == (None, 3.0, "times")
 
 
@@ -110,7 +113,7 @@ def test_sections_come_in_the_order_of_the_table(fake: Any) -> None:
     told: list[tuple[str, float]] = []
     shown: list[list[Row]] = []
     rows = run.run(
-        "agents.sandbox", ["memory", "time"], progress=lambda *at: told.append(at), shown=shown.append
+        "agents.sandbox", ["memory", "time"], progress=lambda *at: told.append(at), section_done=shown.append
     )
     assert [row.section for row in rows] == ["time", "time", "memory"]
     assert [replace(row, section="", load=None) for row in rows] == ROWS["time"] + ROWS["memory"]
@@ -183,7 +186,7 @@ def test_the_error_is_against_what_was_measured_and_else_against_what_was_publis
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "goal", "met"),
+    ("value", "unit", "goal", "passed"),
     [
         (0.059, "s", "<= 60 ms", True), (0.061, "s", "at most 60 ms", False), (0.95, "", ">= 95%", True),
         (3.0, "%", "≤ 3 %", True), (3.0, "x", "> 3 of it", False), (0.0, "found", "0", True),
@@ -191,15 +194,15 @@ def test_the_error_is_against_what_was_measured_and_else_against_what_was_publis
         (3.5, "x", "at least 4 x", False), (11e6, "events/s", ">= 20 M/s", False),
     ],
 )  # fmt: skip
-def test_units_of_the_goal_are_the_rows(value: float, unit: str, goal: str, met: bool) -> None:
-    assert reached(value, goal, unit) is met
+def test_units_of_the_goal_are_the_rows(value: float, unit: str, goal: str, passed: bool) -> None:
+    assert reached(value, goal, unit) is passed
 
 
 def test_what_is_emulated_is_held_to_what_was_measured() -> None:
-    assert figure("n", "B", 3.0, "equal", emulated=3.0).met is True
-    assert figure("n", "B", 3.0, "equal", emulated=3.1).met is False
-    assert figure("n", "s", 2.0, "within 15 %", emulated=2.2).met is True
-    assert figure("n", "s", 2.0, "within 5 % of it", emulated=2.2).met is False
+    assert figure("n", "B", 3.0, "equal", emulated=3.0).passed is True
+    assert figure("n", "B", 3.0, "equal", emulated=3.1).passed is False
+    assert figure("n", "s", 2.0, "within 15 %", emulated=2.2).passed is True
+    assert figure("n", "s", 2.0, "within 5 % of it", emulated=2.2).passed is False
 
 
 def test_of_several_figures_the_median_stands_with_its_span() -> None:
@@ -212,9 +215,9 @@ def test_of_several_figures_the_median_stands_with_its_span() -> None:
 
 def test_what_is_not_judged_shows_its_goal_and_a_source_needs_a_figure() -> None:
     row = figure("n", "x", 3.0, ">= 2 x", judged=False, source="a paper")
-    assert (row.target, row.met, row.source) == (">= 2 x", None, "")
-    assert figure("n", "x", 3.0, "about even", met=True, published=2.0, source="a paper").met is True
-    assert figure("n", "x", 3.0, met=True).met is None
+    assert (row.target, row.passed, row.source) == (">= 2 x", None, "")
+    assert figure("n", "x", 3.0, "about even", passed=True, published=2.0, source="a paper").passed is True
+    assert figure("n", "x", 3.0, passed=True).passed is None
     with pytest.raises(ValueError, match="'soon' names no number"):
         figure("n", "s", 3.0, "soon")
 
@@ -228,7 +231,7 @@ def test_what_is_not_judged_shows_its_goal_and_a_source_needs_a_figure() -> None
     ],
 )  # fmt: skip
 def test_figures(value: float | None, unit: str, words: str) -> None:
-    assert shown(value, unit) == words
+    assert format_value(value, unit) == words
 
 
 # --- measuring ----------------------------------------------------------------------------------------------
@@ -271,6 +274,38 @@ def test_a_scratch_folder_goes_with_all_in_it(tmp_path: Any) -> None:
         assert folder.parent == tmp_path
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+SECTION = """
+import signal, sys
+import benchmarks.__main__ as command
+from benchmarks.harness import measure, run, rows
+
+def job_rows(quick):
+    with measure.scratch() as folder, measure.process_pool(1) as pool:
+        pool.submit(signal.pause)
+        print(folder, *pool._processes, flush=True)
+        signal.pause()
+
+run.sections_of = lambda name: {"job": lambda: job_rows}
+sys.argv[1:] = ["agents.sandbox"]
+command.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_unwinds_the_section_that_runs(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SECTION]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder, worker = process.stdout.readline().split()
+        assert Path(folder).is_dir()
+        process.send_signal(number)
+        assert process.communicate(timeout=PATIENCE)[1] == ""
+    assert process.returncode == 128 + number
+    assert not Path(folder).exists() and not Path(f"/proc/{worker}").exists()
 
 
 def test_what_a_host_is() -> None:

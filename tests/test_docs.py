@@ -19,8 +19,7 @@ from typer.main import get_command
 from benchmarks.harness.run import sections_of
 from support.pages import (
     GUIDE_LINES,
-    LONGEST,
-    OF_FIGURES,
+    OF_CELLS,
     anchors,
     broken_links,
     commands,
@@ -73,15 +72,14 @@ def test_every_page_is_in_the_navigation_once(pages: Mapping[Path, str]) -> None
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(DOCS)))
 def test_a_page_is_short_and_plain(path: Path) -> None:
     guide = path.parent == DOCS and path.name not in LONG
-    longest = OF_FIGURES if path.parent.name == "benchmarks" else LONGEST
-    assert problems(path.read_text(), GUIDE_LINES if guide else None, longest) == []
+    assert problems(path.read_text(), GUIDE_LINES if guide else None) == []
 
 
 def test_generated_pages_are_plain(hooks: Any) -> None:
     """Cells of tables are prose there. The Python API is left out: it has the docstrings of the package."""
     for name, text in hooks.generated().items():
         if not name.startswith("reference/api-"):
-            assert problems(text.replace("|", "\n\n"), longest=OF_FIGURES) == [], name
+            assert problems(text.replace("|", "\n\n"), longest=OF_CELLS) == [], name
 
 
 def test_the_readme_is_short_and_plain() -> None:

@@ -1,5 +1,4 @@
-"""CPU time of a decision, alone and in groups; a task against dbos, a message against gRPC; 10,000 workers of
-rows.
+"""CPU time of a decision, alone and in groups; a task against dbos; 10,000 workers of rows.
 
 It is of this process (of Postgres the client's share), since wall time on a shared host says little.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
 from typing import Any
@@ -16,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.control.databases import databases
-from benchmarks.harness.measure import in_turn, ratios, scratch
+from benchmarks.harness.measure import in_turn, ratios
 from benchmarks.harness.rows import Row, figure
 from windtunnel.control.database import Control, emulate, open_control
 
-WORKERS, BODY = [f"w{number:02}" for number in range(20)], "x" * 256
+WORKERS = [f"w{number:02}" for number in range(20)]
 
 
 def _cpu(work: Callable[[], Any], count: int) -> tuple[float, float]:
@@ -43,12 +41,12 @@ def _placed(control: Control, size: int, count: int) -> tuple[float, float]:
     for _ in range(count // 100):
         control.run("submit", tasks=[{"command": ["true"]}] * 100)
     control.run("join", workers=[[name, count, ""] for name in WORKERS], lease=1e6)
-    found = _cpu(lambda: [control.runner.run("schedule", most=size) for _ in range(count // size)], count)
+    costs = _cpu(lambda: [control.runner.run("schedule", most=size) for _ in range(count // size)], count)
     assert control.query("SELECT count(*) FROM task WHERE state = 'pending'")[1] == [(0,)]
     control.run("join", workers=[[name, 0, ""] for name in WORKERS], lease=1e6)
     with control.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM task")
-    return found
+    return costs
 
 
 def decisions_rows(quick: bool) -> Iterator[Row]:
@@ -94,7 +92,7 @@ def tasks_rows(quick: bool) -> Iterator[Row]:
                     control.run("submit", tasks=[{"command": ["true"]}])
                 while control.run("schedule"):
                     begun = control.run("claim", workers=epochs)
-                    results = [[one["task"], "w", one["epoch"], 0, "", ""] for one in begun]
+                    results = [[task["task"], "w", task["epoch"], 0, "", ""] for task in begun]
                     assert len(control.run("finish", results=results)) == len(begun)
 
             def workflows(queue: Any = queue, nothing: Any = nothing) -> None:
@@ -106,44 +104,16 @@ def tasks_rows(quick: bool) -> Iterator[Row]:
                     "a task": partial(_cpu, tasks, count),
                     "a dbos workflow": partial(_cpu, workflows, count),
                 }
-                found = in_turn(arms, 2)
+                samples = in_turn(arms, 2)
             finally:
                 DBOS.destroy(destroy_registry=True)
-            cpu = {name: [cost for cost, _ in each] for name, each in found.items()}
+            cpu = {name: [cost for cost, _ in each] for name, each in samples.items()}
             for name, costs in cpu.items():
-                wall = median(took for _, took in found[name])
+                wall = median(took for _, took in samples[name])
                 yield figure(f"{engine}: {name}", "s", costs, note=f"{wall * 1e6:,.0f} us of wall time")
             over = ratios(cpu["a dbos workflow"], cpu["a task"])
             yield figure(f"{engine}: dbos / tables", "times", over, ">= 1 times")
             control.engine.dispose()
-
-
-def messages_rows(quick: bool) -> Iterator[Row]:
-    """Messages of 256 bytes, sent and received by one process, against calls of gRPC."""
-    import grpc
-
-    count = 400 if quick else 2000
-    echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"echo": echo}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with scratch() as folder, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary("/bench/echo")
-        calls, _ = _cpu(lambda: [call(BODY.encode()) for _ in range(count)], count)
-        yield figure("gRPC, unary, client and server", "s", calls)
-        control = open_control(f"sqlite:///{folder}/control.db", create=True, durable=False)
-        for size in (1, 100):
-
-            def exchange(size: int = size) -> None:
-                for _ in range(count // size):
-                    control.run("send", messages=[["r", BODY]] * size)
-                    assert len(control.run("receive", receiver="r", most=size)) == size
-
-            cost, _ = _cpu(exchange, count)
-            yield figure(f"SQLite, in groups of {size}", "s", cost, f"<= {calls * 1e6:.0f} us, as gRPC")
-        control.engine.dispose()
-    server.stop(None)
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
@@ -152,8 +122,8 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     rng = np.random.default_rng(1)
     durations, began = rng.uniform(50, 150, tasks), time.process_time()
     arrivals = np.sort(rng.uniform(0, durations.sum() / (0.9 * workers), tasks))
-    found = emulate([(f"w{number:05}", 1, "") for number in range(workers)], arrivals, durations, 0)
+    outcome = emulate([(f"w{number:05}", 1, "") for number in range(workers)], arrivals, durations, 0)
     cpu, goal = time.process_time() - began, "" if quick else "<= 120 s"
     yield figure(f"{workers:,} workers, {tasks:,} tasks: CPU time", "s", cpu, goal)
-    yield figure("tasks done", "", emulated=found.done / tasks, goal="100 %")
-    yield figure("slots held", "", emulated=found.used)
+    yield figure("tasks done", "", emulated=outcome.done / tasks, goal="100 %")
+    yield figure("slots held", "", emulated=outcome.used)

@@ -1,11 +1,10 @@
-"""Point and TPC-C-like transactions, plain, recorded, and under OpenTelemetry; and random seeds, replayed."""
+"""Point and TPC-C-like transactions, plain, recorded, and under OpenTelemetry."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
@@ -16,11 +15,11 @@ from sqlalchemy import text
 from benchmarks.control.databases import databases
 from benchmarks.harness.measure import in_turn, ratios, scratch
 from benchmarks.harness.rows import Row, figure
-from windtunnel.control.debug import Recorder, read, replay
+from windtunnel.control.debug import Recorder
 from windtunnel.store.transactions import Call, Runner, Transactions, open_database, readonly
 
 PAPER = "R3, PVLDB 16(11), 2023, abstract: point queries under 25 %, TPC-C-like under 0.1 %"
-ITEMS, SEEDS = 1000, 50
+ITEMS = 1000
 GET, PUT = (
     text("SELECT amount FROM stock WHERE id = :k"),
     text("UPDATE stock SET amount = amount - 1 WHERE id = :k"),
@@ -99,8 +98,8 @@ def overhead_rows(quick: bool) -> Iterator[Row]:
             arms: dict[str, Runner] = {"plain": plain, "recorded": recorder, "OpenTelemetry": telemetry}
             for kind, (goal, count) in COUNTS.items():
                 calls = {arm: partial(measured, arms[arm], kind, count) for arm in arms}
-                found = in_turn(calls, 3 if quick else 21)
-                rounds = {arm: [*zip(*each, strict=True)] for arm, each in found.items()}
+                times = in_turn(calls, 3 if quick else 21)
+                rounds = {arm: [*zip(*each, strict=True)] for arm, each in times.items()}
                 for arm, (wall, cpu) in rounds.items():
                     yield figure(f"{name}, {kind}, {arm}", "s", wall, note=f"CPU {median(cpu) * 1e6:.0f} us")
                     claim = (0.25 if goal == 25 else 0.001) if arm == "recorded" else None
@@ -119,31 +118,3 @@ def measured(runner: Runner, kind: str, count: int) -> tuple[float, float]:
     for _ in range(count):
         ask(runner, kind, draw)
     return (time.perf_counter() - wall) / count, (time.thread_time() - cpu) / count
-
-
-def replay_rows(quick: bool) -> Iterator[Row]:
-    """Random requests of four threads at once, recorded and replayed: transactions that do otherwise."""
-    with databases() as urls, scratch() as folder:
-        for name, url in urls.items():
-            wrong = reads = count = 0
-            seeds, seconds = 5 if quick else SEEDS, 0.0
-            for seed in range(seeds):
-                draws = [random.Random(f"{seed} {thread}") for thread in range(4)]
-                place = url.replace("control", f"seed{seed}")
-                with Recorder(service(place), folder / f"{name}{seed}", handlers=PLACE) as recorder:
-
-                    def work(draw: random.Random, recorder: Recorder = recorder) -> None:
-                        for kind in draw.choices(list(HANDLERS), k=10):
-                            ask(recorder, kind, draw)
-
-                    with ThreadPoolExecutor(4) as pool:
-                        list(pool.map(work, draws))
-                recorder.service.engine.dispose()
-                began = time.perf_counter()
-                said = replay(read(folder / f"{name}{seed}"), database=url)
-                seconds += time.perf_counter() - began
-                wrong, reads = wrong + len(said["divergences"]), reads + said["reads"]
-                count += said["transactions"]
-            note = f"{seeds} seeds, {count} transactions, {reads} reads compared"
-            yield figure(f"{name}: transactions that did otherwise", "times", wrong, "0", note=note)
-            yield figure(f"{name}: replayed", "transactions/s", count / seconds)

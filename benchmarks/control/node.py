@@ -20,12 +20,12 @@ def faults_rows(quick: bool) -> Iterator[Row]:
     agents = {"harvest": (60.0, "starved", "<= 1.6 %", "lends {:.2f} of 8 cores"),
               "overclock": (360.0, "wasted energy", "<= 0.6 %", "{:+.1%} work")}  # fmt: skip
     for agent, fault in product(agents, FAULTS):
-        least, what, bound, words = agents[agent]
+        least, harm_name, bound, words = agents[agent]
         seconds, seeds = (least, range(1)) if quick else (5 * least, range(3))
         for name, guards in (("off", Guards(False, False, False, False)), ("on", Guards())):
             runs = [emulate(agent, fault, guards, seconds=seconds, seed=seed) for seed in seeds]
             harm, gain = (sum(getattr(run, each) for run in runs) / len(runs) for each in ("harm", "gain"))
-            title, goal = f"{agent}, {fault}, guards {name}: {what}", bound if name == "on" else ""
+            title, goal = f"{agent}, {fault}, guards {name}: {harm_name}", bound if name == "on" else ""
             yield figure(title, "", goal=goal, emulated=harm, note=words.format(gain))
 
 
@@ -38,13 +38,13 @@ def harvest_rows(quick: bool) -> Iterator[Row]:
         limit = max(0.1, 2 * measured("alone", 4.0, next(logs)).waited)
         arms = {arm: partial(lambda arm: measured(arm, 4.0, next(logs), limit), arm) for arm in ARMS}
         rounds = in_turn(arms, 2 if quick else 7)
-    for arm, found in rounds.items():
-        p99, goal = [one.p99 for one in found], "<= 1.1 times" * (arm == "harvest")
+    for arm, runs in rounds.items():
+        p99, goal = [run.p99 for run in runs], "<= 1.1 times" * (arm == "harvest")
         yield figure(f"{arm}: p99", "s", p99)
         if arm != "alone":
-            times = ratios(p99, (one.p99 for one in rounds["alone"]))
+            times = ratios(p99, (run.p99 for run in rounds["alone"]))
             yield figure(f"{arm}: p99 against alone, of a round", "times", times, goal)
-            yield figure(f"{arm}: lent", "cores", (one.lent for one in found))
+            yield figure(f"{arm}: lent", "cores", (run.lent for run in runs))
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:

@@ -7,28 +7,21 @@ of the applications (in ``host`` all of them), for each byte written. *Frozen*: 
 host's processes (but not those that stand for its SmartNIC) stand still.
 
 The cores that stand for the SmartNIC are the last one of this computer, so the others are the applications'.
-
-The same writes on GlusterFS with three bricks (Debian's package), each through its mount.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
 import psutil
 
-from benchmarks.harness.measure import in_turn, quantile, ratios, scratch
-from benchmarks.harness.rows import Row, figure, need
+from benchmarks.harness.measure import quantile, ratios, scratch
+from benchmarks.harness.rows import Row, figure
 from windtunnel.data.files.live import host as live
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.live.demo import demo
@@ -49,15 +42,15 @@ def write_rows(quick: bool) -> Iterator[Row]:
         rates: dict[Mode, list[float]] = {"linefs": [], "serial": []}
         profile: dict[Mode, PipelineProfile] = {}
         for number in range(repeats):
-            for mode, found in rates.items():
+            for mode, mode_rates in rates.items():
                 with running(mode) as (hosts, files):
                     seconds = written(files, total, half, number)
-                    found.append(total / seconds)
+                    mode_rates.append(total / seconds)
                     profile[mode] = measured_profile(files, hosts, total, half)
-        for mode, found in rates.items():
-            foretold = emulate(profile[mode], mode, total)
+        for mode, mode_rates in rates.items():
+            forecast = emulate(profile[mode], mode, total)
             note = f"{total >> 20} MiB in blocks of 16 KiB and an fsync, 3 hosts"
-            yield figure(f"{words}: {mode}", "bytes/s", found, emulated=foretold.rate, note=note)
+            yield figure(f"{words}: {mode}", "bytes/s", mode_rates, emulated=forecast.rate, note=note)
         target, over = f"≥ {1.7 if half else 1.4}", ratios(*rates.values())
         yield figure(f"{words}: linefs over serial", "x", over, target, judged=not quick)
     with running("linefs") as (_, files):
@@ -71,13 +64,13 @@ def cpu_rows(quick: bool) -> Iterator[Row]:
     total = QUICK_TOTAL if quick else TOTAL
     costs: dict[Mode, list[float]] = {"linefs": [], "host": []}
     for number in range(QUICK_REPEATS if quick else REPEATS):
-        for mode, found in costs.items():
+        for mode, mode_costs in costs.items():
             with running(mode) as (hosts, files):
                 before = host_cpu(hosts, mode)
                 written(files, total, True, number)
-                found.append((host_cpu(hosts, mode) - before) / total * 1e9)
-    for mode, found in costs.items():
-        yield figure(f"{mode}: CPU of the applications' cores", "s/GB", found)
+                mode_costs.append((host_cpu(hosts, mode) - before) / total * 1e9)
+    for mode, mode_costs in costs.items():
+        yield figure(f"{mode}: CPU of the applications' cores", "s/GB", mode_costs)
     over, note = ratios(*costs.values()), "the client's own is in neither"
     yield figure("linefs over host", "x", over, "≤ 0.5", judged=not quick, note=note)
 
@@ -151,86 +144,3 @@ def host_cpu(hosts: Sequence[HostProcesses], mode: Mode) -> float:
             times = psutil.Process(pid).cpu_times()
             total += times.user + times.system
     return total
-
-
-VOLUME = "windtunnel-bench"
-MOUNT = """
-import sys
-from pathlib import Path
-from windtunnel.base.keys import Keys
-from windtunnel.data.files.live import client, mount
-store, secret, folder = sys.argv[1:]
-mount.mount(client.FileClient(store, Keys.read(Path(secret)).secret), Path(folder))
-"""
-
-
-def peer_rows(quick: bool) -> Iterator[Row]:
-    lacks = os.geteuid() != 0 or not shutil.which("glusterd") or not shutil.which("fusermount3")
-    need("GlusterFS needs root, glusterfs-server and fuse3" * lacks)
-    runs = subprocess.run(["pgrep", "-x", "glusterd"], stdout=subprocess.DEVNULL).returncode == 0
-    need("a glusterd of this computer runs already" * runs)
-    blocks = 50 if quick else 500
-    with ours() as first, gluster() as second:
-        arms: dict[str, Callable[[], list[float]]] = {
-            "windtunnel, mounted": partial(through_mount, first, blocks),
-            "GlusterFS, replica 3, mounted": partial(through_mount, second, blocks),
-        }
-        found = in_turn(arms, 2 if quick else 5)
-    for name, rounds in found.items():
-        seconds = [second for each in rounds for second in each]
-        yield figure(f"{name}: 16 KiB and its fsync, median", "s", seconds)
-        yield figure(f"{name}: 99th percentile", "s", quantile(seconds, 0.99))
-    mine, theirs = (map(sum, rounds) for rounds in found.values())
-    yield figure("GlusterFS over windtunnel, mean", "x", ratios(theirs, mine))
-
-
-def through_mount(folder: Path, blocks: int) -> list[float]:
-    """Seconds of each block and its fsync, in a new file."""
-    block, seconds = Random(1).randbytes(BLOCK), []
-    file = os.open(folder / f"file-{time.monotonic_ns()}", os.O_CREAT | os.O_WRONLY)
-    for _ in range(blocks):
-        begun = time.perf_counter()
-        os.write(file, block)
-        os.fsync(file)
-        seconds.append(time.perf_counter() - begun)
-    os.close(file)
-    return seconds
-
-
-@contextlib.contextmanager
-def ours() -> Iterator[Path]:
-    """Three hosts, mounted."""
-    with running("linefs") as (hosts, _), scratch() as folder:
-        spec, mounted = hosts[0].spec, folder / "mounted"
-        process = subprocess.Popen([sys.executable, "-c", MOUNT, spec.store, spec.secret, str(mounted)])
-        try:
-            while not os.path.ismount(mounted):
-                time.sleep(0.1)
-            yield mounted
-        finally:
-            subprocess.run(["fusermount3", "-u", "-z", str(mounted)], check=False)
-            process.wait()
-
-
-@contextlib.contextmanager
-def gluster() -> Iterator[Path]:
-    """A volume of three bricks, mounted; its daemons end with it."""
-    with scratch() as folder, contextlib.ExitStack() as stack:
-        mounted, host = folder / "mounted", socket.gethostname()
-        mounted.mkdir()
-        bricks = [f"{host}:{folder}/brick{number}" for number in range(3)]
-        _run("glusterd", "--pid-file", str(folder / "pid"))
-        stack.callback(lambda: subprocess.run(["pkill", "-f", "gluster(d|fsd|fs) "], check=False))
-        time.sleep(3.0)
-        script = ("gluster", "--mode=script", "volume")
-        _run(*script, "create", VOLUME, "replica", "3", *bricks, "force")
-        stack.callback(lambda: _run(*script, "delete", VOLUME))
-        _run(*script, "start", VOLUME)
-        stack.callback(lambda: _run(*script, "stop", VOLUME, "force"))
-        _run("mount", "-t", "glusterfs", f"{host}:/{VOLUME}", str(mounted))
-        stack.callback(lambda: _run("umount", "-l", str(mounted)))
-        yield mounted
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)

@@ -46,13 +46,13 @@ def burning(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in burners:
-            one.kill()
-            one.wait()
+        for burner in burners:
+            burner.kill()
+            burner.wait()
 
 
 def cpu_of(engines: Sequence[EngineProcess]) -> float:
-    stats = (Path(f"/proc/{one.pid}/schedstat").read_text() for one in engines)
+    stats = (Path(f"/proc/{engine.pid}/schedstat").read_text() for engine in engines)
     return sum(int(each.split()[0]) for each in stats) / 1e9 / len(engines)
 
 
@@ -61,7 +61,7 @@ def measured(engines: Sequence[EngineProcess], operations: int) -> Round:
 
     def work() -> Round:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(40))
-        members = [Member(f"m{number}", one.address) for number, one in enumerate(engines)]
+        members = [Member(f"m{number}", engine.address) for number, engine in enumerate(engines)]
         took, data = list[float](), os.urandom(PAYLOAD)
         with ReplicationGroup(members, epoch=time.monotonic_ns(), secret=SECRET, patience=30.0) as group:
             for _ in range(50):
@@ -84,19 +84,22 @@ def tail_rows(quick: bool) -> Iterator[Row]:
     with scratch(Path("/dev/shm")) as folder, ExitStack() as stack:
         for arm in ("engine", "ordinary"):
             for count in (1, 3):
-                chains[f"{arm} {count}"] = found = []
+                chains[f"{arm} {count}"] = engines = []
                 for number in range(count):
                     path, listen = folder / f"{arm}{count}-{number}", f"unix:{folder}/{arm}{count}-{number}.s"
                     real = arm == "engine"
-                    found.append(start_engine(path, SIZE, listen=listen, secret=SECRET, realtime=real))
-                    stack.callback(found[-1].stop)
-        need(next((one.refused for each in chains.values() for one in each if one.refused), ""))
+                    engines.append(start_engine(path, SIZE, listen=listen, secret=SECRET, realtime=real))
+                    stack.callback(engines[-1].stop)
+        need(next((engine.refused for each in chains.values() for engine in each if engine.refused), ""))
         quiet: dict[str, list[float]] = {}
         for burners in BURNERS:
             with burning(burners):
                 arms = {name: partial(measured, each, operations) for name, each in chains.items()}
                 rounds = in_turn(arms, repeats)
-            took = {name: [one for each, _ in found for one in each] for name, found in rounds.items()}
+            took = {
+                name: [seconds for each, _ in each_round for seconds in each]
+                for name, each_round in rounds.items()
+            }
             quiet = quiet or took
             yield from _rows(burners, quiet, took, rounds)
 
@@ -108,19 +111,19 @@ def _rows(
     ends: dict[str, tuple[float, float]] = {}
     for arm in ("ordinary", "engine"):
         # the slope from one member to three is an engine's service, what is left is the coordinator's
-        one, three = (median(quiet[f"{arm} {count}"]) for count in (1, 3))
-        waits = tuple(max(0.0, each - one) for each in took[f"{arm} 1"])
-        service = max(0.0, (three - one) / 2)  # on a busy host three are now and then as quick
-        profile = EngineProfile(service, max(0.0, one - service), waits)
+        single, three = (median(quiet[f"{arm} {count}"]) for count in (1, 3))
+        waits = tuple(max(0.0, each - single) for each in took[f"{arm} 1"])
+        service = max(0.0, (three - single) / 2)  # on a busy host three are now and then as quick
+        profile = EngineProfile(service, max(0.0, single - service), waits)
         emulated = latencies(3, 20_000, profile, 1, payload=PAYLOAD).tolist()
-        found = rounds[f"{arm} 3"]
+        runs = rounds[f"{arm} 3"]
         for name, share in QUANTILES.items():
-            each, twin = [quantile(some, share) for some, _ in found], quantile(emulated, share)
+            each, twin = [quantile(some, share) for some, _ in runs], quantile(emulated, share)
             yield figure(f"{burners} burners, {arm}: {name}", "s", each, emulated=twin)
-        cpu = [each for _, each in found]
+        cpu = [each for _, each in runs]
         yield figure(f"{burners} burners, {arm}: CPU of an engine, an operation", "s", cpu)
         ends[arm] = quantile(took[f"{arm} 3"], 0.99), quantile(emulated, 0.99)
     measured, twin = ratios(ends["ordinary"], ends["engine"])
-    goal, known = (">= 20 times", 800.0) if burners == BURNERS[-1] else ("", None)
+    goal, published = (">= 20 times", 800.0) if burners == BURNERS[-1] else ("", None)
     name = f"{burners} burners: ordinary / engine, p99"
-    yield figure(name, "times", measured, goal, emulated=twin, published=known, source=PAPER)
+    yield figure(name, "times", measured, goal, emulated=twin, published=published, source=PAPER)

@@ -36,12 +36,12 @@ def route_of(source: int, target: int, hosts: int, leaves: int, spines: int) -> 
 def transfers(count: int, seed: int = 1) -> list[Transfer]:
     """Sizes and routes between random pairs of hosts."""
     rng = np.random.default_rng(seed)
-    found = []
+    flows = []
     for _ in range(count):
         source, target = (int(host) for host in rng.choice(HOSTS, 2, replace=False))
         route = route_of(source, target, HOSTS, LEAVES, SPINES)
-        found.append((float(rng.integers(1_000_000, 50_000_000)), route))
-    return found
+        flows.append((float(rng.integers(1_000_000, 50_000_000)), route))
+    return flows
 
 
 def ours(flows: list[Transfer]) -> tuple[float, float, World]:
@@ -88,7 +88,7 @@ def packets_rows(quick: bool) -> Iterator[Row]:
                 alone.append(delay * len(way) + 1500 / rate * (len(way) - 1))
                 world.start(size, way, after=float(start))
                 sent.append(Flow(way, back, sender, size, start, ecn=sender == "dctcp"))
-            packets = Simulation([PacketLink(one, delay, queue) for one in rates], sent)
+            packets = Simulation([PacketLink(capacity, delay, queue) for capacity in rates], sent)
             packets.run(float(starts[-1]) + 10.0)  # a first packet that is lost waits for a second, then two
             ended, ends = world.run()
             fluid = np.empty(len(sizes))
@@ -100,9 +100,9 @@ def packets_rows(quick: bool) -> Iterator[Row]:
             errors += error.tolist()
             large += error[sizes >= 1e6].tolist()
         note = f"{len(errors):,} flows of {hosts} hosts at {load:.0%} load, lognormal sizes of 10 kB to 10 MB"
-        for which, found in (("", errors), (" from 1 MB", large)):
-            parts = {"mean": float(np.mean(found))} | {
-                f"p{share}": quantile(found, share / 100) for share in (90, 99)
+        for which, off_by in (("", errors), (" from 1 MB", large)):
+            parts = {"mean": float(np.mean(off_by))} | {
+                f"p{share}": quantile(off_by, share / 100) for share in (90, 99)
             }
             for name, off in parts.items():
                 row = f"completion times{which} off {sender} packets', {name}"

@@ -103,11 +103,13 @@ def paces(events: Sequence[Event]) -> list[tuple[Event, float]]:
     return [(b, b["t"] - a["t"]) for a, b in pairwise(steps) if a["generation"] == b["generation"]]
 
 
-def recovery_rows(total: str, phase: str, found: Sequence[Recovery], note: str = "") -> Iterator[Row]:
+def recovery_rows(total: str, phase: str, recovered: Sequence[Recovery], note: str = "") -> Iterator[Row]:
     """From the loss to the first step after it (the row ``total``), and each part of it (``phase``)."""
-    yield figure(total, "s", (one.seconds for one in found), note=note)
+    yield figure(total, "s", (recovery.seconds for recovery in recovered), note=note)
     for part in PHASES:
-        yield figure(f"{phase}{part.replace('_', ' ')}", "s", (one.phases[part] for one in found))
+        yield figure(
+            f"{phase}{part.replace('_', ' ')}", "s", (recovery.phases[part] for recovery in recovered)
+        )
 
 
 def complete(events: Sequence[Event]) -> list[Recovery]:

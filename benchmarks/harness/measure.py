@@ -1,19 +1,20 @@
-"""What measuring takes: arms in turn, quantiles, folders that go, and what the figures were measured on."""
+"""What measuring takes: arms in turn, quantiles, folders and processes that go, and the facts of a host."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,20 +33,20 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def median(values: Iterable[float | None]) -> float | None:
     """Of those that are known; None for none."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    present = [value for value in values if value is not None]
+    return statistics.median(present) if present else None
 
 
 def in_turn(arms: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
     """What each arm gave in each repeat. In every repeat the arms come in another order, so that what the
     host does meanwhile (heat, other work, a disk that fills) meets all of them alike."""
-    found: dict[str, list[T]] = {name: [] for name in arms}
+    results: dict[str, list[T]] = {name: [] for name in arms}
     order = list(arms)
     for _ in range(repeats):
         for name in order:
-            found[name].append(arms[name]())
+            results[name].append(arms[name]())
         order.append(order.pop(0))
-    return found
+    return results
 
 
 def side_by_side(
@@ -65,17 +66,57 @@ def side_by_side(
         return [future.result() for future in futures]
 
 
+@contextlib.contextmanager
+def process_pool(workers: int | None = None, **options: Any) -> Iterator[ProcessPoolExecutor]:
+    """A pool of ``workers`` processes (None: one a processor) that end with the block, however it ends."""
+    pool = ProcessPoolExecutor(workers, **options)
+    try:
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.kill()  # SIGTERM is lost on one that is just being forked
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def on_all_processors(work: Callable[[A], T], jobs: Mapping[str, Sequence[A]]) -> dict[str, list[T]]:
     """What ``work`` gives of each job, name by name, in as many processes as there are processors."""
-    with ProcessPoolExecutor() as pool:
+    with process_pool() as pool:
         futures = {name: [pool.submit(work, job) for job in each] for name, each in jobs.items()}
         return {name: [future.result() for future in each] for name, each in futures.items()}
 
 
 def in_new_process(work: Callable[..., T], *arguments: object) -> T:
     """What ``work`` returns in a process that has imported nothing else."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with process_pool(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does: the contexts of a section unwind,
+    and no process, mount or control group of it stays. A second one does so again.
+
+    Raises:
+        SystemExit: a signal ended the block; its status is 128 and the signal's number.
+    """
+    number, inside = signal.SIGINT, True
+
+    def interrupt(*_: object) -> None:
+        nonlocal number
+        number = signal.SIGTERM
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    os.register_at_fork(after_in_child=lambda: inside and signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(128 + number) from None
+    finally:
+        inside = False
+        signal.signal(signal.SIGTERM, before)
 
 
 def most_resident() -> int:
@@ -96,7 +137,8 @@ def scratch(beneath: Path | None = None) -> Iterator[Path]:
 
 def ratios(over: Iterable[float | None], under: Iterable[float | None]) -> list[float]:
     """The one over the other, repeat by repeat, where both are known."""
-    return [one / other for one, other in zip(over, under, strict=True) if one is not None and other]
+    pairs = zip(over, under, strict=True)
+    return [upper / lower for upper, lower in pairs if upper is not None and lower]
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -121,7 +163,7 @@ def host_facts() -> dict[str, Any]:
 def _gpus() -> list[str]:
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return []
-    return told.stdout.split("\n")[:-1]
+    return listing.stdout.split("\n")[:-1]

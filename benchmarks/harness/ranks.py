@@ -54,21 +54,21 @@ def _run(
     client = ForkServerClient(keeper.path, ended.put)
     joined = network.Network(f"bench-{os.urandom(3).hex()}", rate)
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as given:
+        with tempfile.TemporaryDirectory(dir=folder) as exchange:
             for rank in range(world):
                 namespace, _ = joined.add(f"rank{rank}")
                 if rank in wide:
                     joined.set_rate(f"rank{rank}", wide[rank])
-                wanted = {
+                request = {
                     "call": f"{__name__}:main", "namespace": namespace,
-                    "arguments": [function, arguments, rank, world, given, limit],
+                    "arguments": [function, arguments, rank, world, exchange, limit],
                 }  # fmt: skip
-                client.started(wanted, stays=False)
+                client.started(request, stays=False)
             for _ in range(world):
-                told = ended.get(timeout=limit + 60)
-                if told["status"] != 0:
+                status = ended.get(timeout=limit + 60)
+                if status["status"] != 0:
                     raise HostError(f"bench: a rank of {world} failed; its traceback is above")
-            return [json.loads((Path(given) / str(rank)).read_text()) for rank in range(world)]
+            return [json.loads((Path(exchange) / str(rank)).read_text()) for rank in range(world)]
     except queue.Empty as error:
         raise HostError(f"bench: {world} ranks did not end within {limit:.0f} s") from error
     finally:
@@ -76,13 +76,13 @@ def _run(
         joined.close()
 
 
-def main(told: list[Any], _: list[int]) -> None:
+def main(request: list[Any], _: list[int]) -> None:
     """A rank's process."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    function, arguments, rank, world, folder, limit = told
+    function, arguments, rank, world, folder, limit = request
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = network.INTERFACE
     store = FileStore(f"{folder}/store", world)
@@ -90,9 +90,9 @@ def main(told: list[Any], _: list[int]) -> None:
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
     )
     module, _, name = function.partition(":")
-    found = getattr(import_module(module), name)(arguments)
+    result = getattr(import_module(module), name)(arguments)
     dist.barrier()
-    (Path(folder) / str(rank)).write_text(json.dumps(found))
+    (Path(folder) / str(rank)).write_text(json.dumps(result))
 
 
 def interface_bytes() -> int:

@@ -35,7 +35,7 @@ class Row:
     """One figure.
 
     ``error``: abs(emulated - measured) / measured, or against ``published`` where nothing was measured.
-    ``target``: in words, and ``met``: whether this run met it; None where there is none. ``note``: why a
+    ``target``: in words, and ``passed``: whether this run met it; None where there is none. ``note``: why a
     figure is missing, or what to know of it. ``section`` and ``load``, the load average at that time:
     whoever runs it says.
     """
@@ -47,7 +47,7 @@ class Row:
     published: float | None = None
     source: str = ""
     target: str = ""
-    met: bool | None = None
+    passed: bool | None = None
     note: str = ""
     section: str = ""
     load: float | None = None
@@ -69,25 +69,25 @@ class Row:
 def figure(
     name: str, unit: str, measured: Figures = None, goal: str = "", *,
     emulated: Figures = None, published: float | None = None, source: str = "", note: str = "",
-    met: bool | None = None, judged: bool = True,
+    passed: bool | None = None, judged: bool = True,
 ) -> Row:  # fmt: skip
     """A row. ``goal``: what is to be reached, as "<= 60 ms", "at least 2 x of it", "0"; a unit that is not
     the row's is scaled to it. Of what is emulated against measured it may be "equal" or "within 15 %".
-    ``met``: of a goal in other words, or with more to it. With ``judged`` False the goal is shown and not
+    ``passed``: of a goal in other words, or with more to it. With ``judged`` False the goal is shown and not
     judged; a source is shown where there is a published figure."""
     (measured, span), (emulated, twins) = (_middle(each, unit) for each in (measured, emulated))
     note = "; ".join(filter(None, (span, twins and f"emulated: {twins}" if span else twins, note)))
     value = measured if measured is not None else emulated
-    if met is None and goal and judged and value is not None:
+    if passed is None and goal and judged and value is not None:
         if goal == "equal" or goal.startswith("within "):
             off = abs((emulated or 0.0) - value)
             most = goal.removeprefix("within ")
-            met = off == 0 if goal == "equal" else reached(off / value, f"<= {most}", "")
+            passed = off == 0 if goal == "equal" else reached(off / value, f"<= {most}", "")
         else:
-            met = reached(value, goal, unit)
+            passed = reached(value, goal, unit)
     return Row(
         name, unit, measured, emulated, published, source if published is not None else "", goal,
-        met if judged and goal else None, note,
+        passed if judged and goal else None, note,
     )  # fmt: skip
 
 
@@ -95,14 +95,14 @@ def _middle(figures: Figures, unit: str) -> tuple[float | None, str]:
     """The median, and in words of how many that is and between which."""
     if not isinstance(figures, Iterable):
         return figures, ""
-    known = sorted(one for one in figures if one is not None)
-    if len(known) < 2:
-        return (known[0] if known else None), ""
-    least, most = (shown(one, unit) for one in (known[0], known[-1]))
-    return statistics.median(known), f"median of {len(known)}, {least} to {most}"
+    present = sorted(value for value in figures if value is not None)
+    if len(present) < 2:
+        return (present[0] if present else None), ""
+    least, most = (format_value(value, unit) for value in (present[0], present[-1]))
+    return statistics.median(present), f"median of {len(present)}, {least} to {most}"
 
 
-def shown(value: float | None, unit: str) -> str:
+def format_value(value: float | None, unit: str) -> str:
     """A figure with its unit; small numbers of bytes whole, so that only equal ones look equal."""
     if value is None:
         return ""

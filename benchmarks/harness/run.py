@@ -14,45 +14,45 @@ from windtunnel.base.errors import UserError
 
 BENCHES: Mapping[str, Mapping[str, str]] = {
     "agents.sandbox": {
-        "latency": "freeze fork peer calls loaded", "recovery": "recovery bytes",
-        "overhead": "overhead thinking twin",
+        "latency": "freeze fork calls loaded", "recovery": "recovery bytes",
+        "overhead": "overhead twin",
     },
-    "control.database": {"": "decisions tasks messages twin"},
-    "control.debug": {"": "overhead replay"},
+    "control.database": {"": "decisions tasks twin"},
+    "control.debug": {"": "overhead"},
     "control.node": {"": "faults harvest memory"},
     "data.embeddings": {
         "profile": "profile", "exchange": "flexshard exchange", "tiers": "tiers",
-        "plans": "planners milp scale forecast",
+        "plans": "planners milp forecast",
     },
-    "data.files": {"": "write cpu frozen peer"},
+    "data.files": {"": "write cpu frozen"},
     "data.group": {"": "tail"},
-    "data.ingest": {"rivals": "rows plain", "service": "stalls ladder"},
+    "data.ingest": {"rivals": "rows plain", "service": "stalls"},
     "edge.federated": {"": "bytes accuracy live"},
     "engines.flows": {"": "speed packets"},
     "engines.packets": {"": "speed"},
     "network.aggregation": {"": "twin live"},
-    "network.dag": {"": "example jct sizes live"},
+    "network.dag": {"": "jct live"},
     "network.hostrate": {"": "twin kernel"},
     "network.mobilerate": {"": "near-stationary driving lossy live"},
     "network.multicast": {"": "twin live"},
     "network.sharing": {"shares": "twin kernel", "packet": "packet"},
     "network.torus": {"": "wavelengths planning failures alltoall"},
-    "serving.branching": {"goodput": "goodput load map", "live": "live"},
+    "serving.branching": {"goodput": "goodput map", "live": "live"},
     "serving.engine": {"": "speed live"},
-    "serving.prefixcache": {"rows": "agents chats mooncake ties"},
+    "serving.prefixcache": {"rows": "agents chats mooncake"},
     "serving.variants": {"live": "live", "twin": "cost fixed"},
-    "serving.vllm": {"rows": "speed objectives branches hybrid engine"},
-    "silicon.mapper": {"": "counts optimum allocation search"},
-    "training.bottleneck": {"": "netai20 measured live"},
-    "training.checkpoint": {"recovery": "recovery", "wasted": "wasted", "cost": "cost idle"},
+    "serving.vllm": {"rows": "speed objectives branches engine"},
+    "silicon.mapper": {"": "allocation search"},
+    "training.bottleneck": {"": "live"},
+    "training.checkpoint": {"wasted": "wasted", "cost": "cost idle"},
     "training.elastic": {"": "loops"},
     "training.emulate": {"truth": "time memory gpu", "speed": "speed engine published"},
-    "training.goodput": {"published": "published twin"},
+    "training.goodput": {"scale": "twin"},
     "training.gradsync": {
-        "strategy": "strategy fusion", "live": "live sparse sparse-16",
-        "codecs": "encode accuracy steps",
+        "strategy": "strategy", "live": "live sparse",
+        "codecs": "encode steps",
     },
-    "training.hybrid": {"truth": "parameters memory time scale"},
+    "training.hybrid": {"truth": "memory time scale"},
     "training.pipelines": {"planner": "planner", "recovery": "recovery rates"},
     "trust.gpu": {"slowdown": "paths training"},
     "trust.shield": {"": "memory handshake accelerators"},
@@ -83,27 +83,27 @@ def sections_of(name: str) -> dict[str, Callable[[], Callable[..., Iterable[Row]
 
 def run(
     name: str,
-    wanted: Sequence[str] = (),
+    only: Sequence[str] = (),
     *,
     quick: bool = False,
     trace: Path | None = None,
     progress: Callable[[str, float], None] | None = None,
-    shown: Callable[[list[Row]], None] | None = None,
+    section_done: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:
-    """The rows of the ``wanted`` sections (default: all), in the order of the table.
+    """The rows of the sections ``only`` (default: all), in the order of the table.
 
     ``quick``: fewer repeats, and nothing that is large. ``trace``: a file for the sections that hold a
     published trace against policies. ``progress`` is called with the section that begins, and the part of
-    them that is done; ``shown`` with the rows of each section once it is done.
+    them that is done; ``section_done`` with the rows of each section once it is done.
 
     Raises:
         UserError: a benchmark or section that there is not, or a ``trace`` where none takes it.
     """
     sections = sections_of(name)
-    for section in wanted:
+    for section in only:
         if section not in sections:
             raise UserError(f"bench: --only {section!r} is no section; accepted are {', '.join(sections)}")
-    chosen = [section for section in sections if not wanted or section in wanted]
+    chosen = [section for section in sections if not only or section in only]
     if trace is not None and not any(_takes_trace(sections[section]()) for section in chosen):
         able = [section for section, load in sections.items() if _takes_trace(load())]
         raise UserError(
@@ -120,8 +120,8 @@ def run(
         if progress is not None:
             progress(section, place / len(chosen))
         done = guarded(section, partial(produce, section))
-        if shown is not None:
-            shown(done)
+        if section_done is not None:
+            section_done(done)
         rows += done
     return rows
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.rows import Row, shown
+from benchmarks.harness.rows import Row, format_value
 from windtunnel.base import units
 
 if TYPE_CHECKING:
@@ -23,19 +23,24 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     targets = any(row.target for row in rows)
     cells = []
     for row in rows:
-        figures = [shown(getattr(row, kind), row.unit) for kind in kinds]
+        figures = [format_value(getattr(row, kind), row.unit) for kind in kinds]
         if any(figures):
             error = "" if row.error is None else f"{row.error:.2%}"
             cells.append(
-                [row.name, *figures, *([error] if errors else []), *([MARKS[row.met] + row.target] * targets)]
+                [
+                    row.name,
+                    *figures,
+                    *([error] if errors else []),
+                    *([MARKS[row.passed] + row.target] * targets),
+                ]
             )
     return ["name", *kinds, *(["error"] if errors else []), *(["target"] if targets else [])], cells
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """What is to be known of rows, or why they have no figure; and how busy the host was."""
-    told = [(row.name, "; ".join(part for part in (row.source, row.note) if part)) for row in rows]
-    words = [f"{name}: {words}" for name, words in told if words]
+    notes = [(row.name, "; ".join(part for part in (row.source, row.note) if part)) for row in rows]
+    words = [f"{name}: {words}" for name, words in notes if words]
     loads = [row.load for row in rows if row.load is not None]
     span = f"load average {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} CPUs" if loads else ""
     return [*words, *filter(None, [span])]
@@ -43,11 +48,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 def targets(rows: Sequence[Row]) -> str:
     """In one line which targets were met; "" where there are none."""
-    missed = [row.name for row in rows if row.met is False]
-    met = sum(row.met is True for row in rows)
-    if not met and not missed:
+    missed = [row.name for row in rows if row.passed is False]
+    reached = sum(row.passed is True for row in rows)
+    if not reached and not missed:
         return ""
-    return f"targets: {met} met, {len(missed)} missed" + (f" ({'; '.join(missed)})" if missed else "")
+    return f"targets: {reached} met, {len(missed)} missed" + (f" ({'; '.join(missed)})" if missed else "")
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
@@ -55,12 +60,12 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     from rich.table import Table
 
     headings, cells = columns(rows)
-    made = Table(title=title, title_justify="left")
+    shape = Table(title=title, title_justify="left")
     for place, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if place else "left", overflow="fold")
+        shape.add_column(heading, justify="right" if place else "left", overflow="fold")
     for line in cells:
-        made.add_row(*line)
-    return made
+        shape.add_row(*line)
+    return shape
 
 
 def markdown(capability: str, rows: Sequence[Row], host: Mapping[str, Any], *, quick: bool = False) -> str:

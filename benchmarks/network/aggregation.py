@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -30,12 +30,6 @@ HEAVY, LIGHT = AggregationJob(compute=20e-6), AggregationJob(compute=200e-6)
 """A worker sends for 45 us an iteration: the first communicates for longer than it computes."""
 MIXES = {"4 heavy, 4 light": [HEAVY] * 4 + [LIGHT] * 4, "8 heavy": [HEAVY] * 8, "8 light": [LIGHT] * 8}
 ARMS: dict[str, SwitchRules] = {"atp": ATP, "switchml": SWITCHML, "esa": ESA}
-PARTS = {
-    "esa without priority (a newcomer always wins)": replace(ESA, priority=False),
-    "esa without ageing": replace(ESA, ageing=False),
-    "atp without reminders": replace(ATP, remind=False),
-    "atp that holds slots until the result passes": replace(ATP, hold=True),
-}
 SLOTS = (64, 128, 256, 512, 1024)
 
 
@@ -50,7 +44,7 @@ class Point:
 
 def points(quick: bool) -> list[Point]:
     """The map."""
-    found = [
+    grid = [
         Point(
             f"{mix}, {slots} slots, jitter {jitter} us",
             jobs,
@@ -68,7 +62,10 @@ def points(quick: bool) -> list[Point]:
         "jitter 100 us, results direct": AggregationWorld(jitter=100e-6, direct=True),
         "jitter 100 us, 0.1 % lost": AggregationWorld(jitter=100e-6, loss=1e-3),
     }
-    return [*found, *(Point(f"{mix}, 256 slots, {words}", jobs, world) for words, world in others.items())]
+    return [
+        *grid,
+        *(Point(f"{mix}, 256 slots, {words}", jobs, world) for words, world in others.items()),
+    ]
 
 
 def means(point: Point, arms: Mapping[str, SwitchRules], seeds: Sequence[int]) -> dict[str, list[float]]:
@@ -77,41 +74,36 @@ def means(point: Point, arms: Mapping[str, SwitchRules], seeds: Sequence[int]) -
     Raises:
         RuntimeError: a sum was not the plain sum.
     """
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for name, rules in arms.items():
         for seed in seeds:
-            one = emulate(point.jobs, point.world, rules, seed)
-            if one.wrong:
-                raise RuntimeError(f"{point.name}, {name}: {one.wrong} sums are wrong")
-            found.setdefault(name, []).append(sum(one.jct) / len(one.jct))
-    return found
+            outcome = emulate(point.jobs, point.world, rules, seed)
+            if outcome.wrong:
+                raise RuntimeError(f"{point.name}, {name}: {outcome.wrong} sums are wrong")
+            times.setdefault(name, []).append(sum(outcome.jct) / len(outcome.jct))
+    return times
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
-    """The map, then what each part of the rules is worth where memory is scarce."""
+    """The map, and a job alone."""
     seeds = range(2 if quick else 5)
     best, worst = (0.0, ""), (99.0, "")
     for point in points(quick):
-        found = means(point, ARMS, seeds)
-        over = {name: ratios(found[name], found["esa"]) for name in ("atp", "switchml")}
-        told = ", ".join(f"{name} {median(own) * 1e6:.0f} us" for name, own in found.items())
+        times = means(point, ARMS, seeds)
+        over = {name: ratios(times[name], times["esa"]) for name in ("atp", "switchml")}
+        each_rule = ", ".join(f"{name} {median(own) * 1e6:.0f} us" for name, own in times.items())
         here = (median(over["atp"]), point.name)
         best, worst = max(best, here), min(worst, here)
-        note = f"mean JCT: {told}; over switchml {median(over['switchml']):.2f}x"
+        note = f"mean JCT: {each_rule}; over switchml {median(over['switchml']):.2f}x"
         yield figure(f"{point.name}: esa over atp", "x", emulated=over["atp"], note=note)
     yield figure(
         "esa over atp, at its best", "x", goal=">= 1.2x", emulated=best[0], published=1.35,
         source="arXiv 2201.06398, abstract: up to 1.35x in average JCT",
         note=f"{best[1]}; at its worst {worst[0]:.2f}x: {worst[1]}",
     )  # fmt: skip
-    mix, jobs = next(iter(MIXES.items()))
-    scarce = Point(f"{mix}, 128 slots, jitter 100 us", jobs, AggregationWorld(slots=128, jitter=100e-6))
-    found = means(scarce, ARMS | PARTS, seeds)
-    for name in PARTS:
-        yield figure(f"{scarce.name}: {name}, over atp", "x", emulated=ratios(found["atp"], found[name]))
     alone = means(Point("alone", [HEAVY], AggregationWorld()), {"atp": ATP, "esa": ESA}, seeds)
     gain, same = ratios(alone["atp"], alone["esa"]), alone["atp"] == alone["esa"]
-    yield figure("a job alone: esa over atp", "x", goal="equal", emulated=gain, met=same)
+    yield figure("a job alone: esa over atp", "x", goal="equal", emulated=gain, passed=same)
 
 
 CASES = {4: (6.25e6, 4 << 20, ">= 1.2x (ideal 1.5)"), 8: (2.5e6, 2 << 20, ">= 1.4x (ideal 1.75)")}
@@ -130,29 +122,29 @@ def live_rows(quick: bool) -> Iterator[Row]:
     with ranks("windtunnel.network.aggregation.live.worker") as run:
 
         def measured(workers: int, rate: float, size: int, loss: float, repeats: int) -> dict[str, Any]:
-            given, wide = [size, loss, repeats], {workers: rate * (workers + 2)}
-            return run(f"{__name__}:on_rank", given, workers + 2, rate, LIMIT, wide)[0]  # type: ignore[no-any-return]
+            arguments, wide = [size, loss, repeats], {workers: rate * (workers + 2)}
+            return run(f"{__name__}:on_rank", arguments, workers + 2, rate, LIMIT, wide)[0]  # type: ignore[no-any-return]
 
         for workers, (rate, size, target) in list(CASES.items())[: 1 if quick else None]:
-            found = measured(workers, rate, size, 0.0, 2 if quick else 5)
-            busy, times = found["busy"], found["seconds"]
+            result = measured(workers, rate, size, 0.0, 2 if quick else 5)
+            busy, times = result["busy"], result["seconds"]
             short = f"CPUs {busy:.0%} busy" + ("; SHORT OF CPU: not counted" if busy > SHORT else "")
             where = f"{workers} workers, {rate * 8e-6:.0f} Mb/s, {size >> 20} MiB"
-            told = ", ".join(f"{name} {median(own) * 1e3:.0f} ms" for name, own in times.items())
+            each_variant = ", ".join(f"{name} {median(own) * 1e3:.0f} ms" for name, own in times.items())
             for name, goal in (("gloo fp32", target), ("gloo fp16", "")):
                 gains, words = ratios(times[name], times["switch"]), f"{where}: switch over {name}"
-                yield figure(words, "x", gains, goal, judged=busy <= SHORT, note=f"{told}; {short}")
-            yield _sums(where, 0.0, found)
+                yield figure(words, "x", gains, goal, judged=busy <= SHORT, note=f"{each_variant}; {short}")
+            yield _sums(where, 0.0, result)
             for loss in LOSSES[-1:] if quick else LOSSES:
-                found = measured(workers, rate, size >> 3, loss, 2)
-                yield _sums(f"{workers} workers, {size >> 13} KiB", loss, found)
+                result = measured(workers, rate, size >> 3, loss, 2)
+                yield _sums(f"{workers} workers, {size >> 13} KiB", loss, result)
 
 
-def _sums(where: str, loss: float, found: dict[str, Any]) -> Row:
+def _sums(where: str, loss: float, result: dict[str, Any]) -> Row:
     name = f"{where}, {loss:.0%} lost at the switch, in and out: sums that are exact"
-    middle = median(found["seconds"]["switch"])
-    note = f"median {middle * 1e3:.0f} ms, {found['resent']:.0f} fragments sent again by all workers"
-    return figure(name, "", float(found["exact"]), "100%", note=note)
+    middle = median(result["seconds"]["switch"])
+    note = f"median {middle * 1e3:.0f} ms, {result['resent']:.0f} fragments sent again by all workers"
+    return figure(name, "", float(result["exact"]), "100%", note=note)
 
 
 def on_rank(arguments: Any) -> dict[str, Any] | None:
@@ -176,20 +168,20 @@ def on_rank(arguments: Any) -> dict[str, Any] | None:
         threading.Thread(target=part.serve, daemon=True).start()
         return None
     own = torch.randint(-1000, 1000, (size // 4,), generator=torch.Generator().manual_seed(rank)).float()
-    wanted, half = own.clone(), own.half()
-    dist.all_reduce(wanted, group=group)
+    total, half = own.clone(), own.half()
+    dist.all_reduce(total, group=group)
     joined = connect(switch, rank=rank, world=workers, token=TOKEN, window=64, deadline=60.0)
     exact = True
 
     def aggregated() -> None:
         nonlocal exact
-        exact &= torch.equal(joined.all_reduce(own.clone()), wanted)
+        exact &= torch.equal(joined.all_reduce(own.clone()), total)
 
     def slowest(arm: Callable[[], object]) -> float:
         dist.barrier(group)
-        taken = torch.tensor(seconds_of(arm, time.monotonic))
-        dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
-        return float(taken)
+        seconds = torch.tensor(seconds_of(arm, time.monotonic))
+        dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+        return float(seconds)
 
     arms: dict[str, Callable[[], object]] = {"switch": aggregated}
     if loss == 0:
@@ -198,9 +190,9 @@ def on_rank(arguments: Any) -> dict[str, Any] | None:
     for arm in arms.values():
         arm()  # connections are made, and functions compiled
     psutil.cpu_percent()
-    found = in_turn({name: partial(slowest, arm) for name, arm in arms.items()}, repeats)
-    busy, told = psutil.cpu_percent() / 100, torch.tensor([float(not exact), float(joined.resent)])
-    dist.all_reduce(told, group=group)
+    times = in_turn({name: partial(slowest, arm) for name, arm in arms.items()}, repeats)
+    busy, counts = psutil.cpu_percent() / 100, torch.tensor([float(not exact), float(joined.resent)])
+    dist.all_reduce(counts, group=group)
     dist.barrier(group)
     joined.close()
-    return {"seconds": found, "exact": told[0].item() == 0, "resent": told[1].item(), "busy": busy}
+    return {"seconds": times, "exact": counts[0].item() == 0, "resent": counts[1].item(), "busy": busy}

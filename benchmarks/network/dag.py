@@ -67,7 +67,7 @@ def three_trainings(rng: np.random.Generator) -> Case:
     ], hosts(6, 3)  # fmt: skip
 
 
-def one_training(rng: np.random.Generator) -> Case:
+def single_training(rng: np.random.Generator) -> Case:
     """On four hosts, three iterations of eight layers, of which the last is 0.2 to 5 times the first."""
     size, first = 30e6 * _factor(rng), float(rng.uniform(0.2, 5))
     return [training("j", (0, 1, 2, 3), 8, 3, forward=0.02, nbytes=size, first=first)], hosts(4)
@@ -80,7 +80,7 @@ def four_random(rng: np.random.Generator) -> Case:
     ], hosts(5)
 
 
-def one_random(rng: np.random.Generator) -> Case:
+def single_random(rng: np.random.Generator) -> Case:
     """Twenty tasks on four hosts of two processors."""
     return [random_graph("j", rng, hosts=4, tasks=20, degree=2.0)], hosts(4, 2)
 
@@ -97,19 +97,10 @@ def uneven(rng: np.random.Generator) -> Case:
 
 
 FAMILIES: dict[str, Callable[[np.random.Generator], Case]] = {
-    "4 MapReduces": four_mapreduces, "3 trainings": three_trainings, "1 training": one_training,
-    "4 random graphs": four_random, "1 random graph": one_random,
+    "4 MapReduces": four_mapreduces, "3 trainings": three_trainings, "1 training": single_training,
+    "4 random graphs": four_random, "1 random graph": single_random,
     "uneven graphs": uneven,
 }  # fmt: skip
-
-
-def example_rows(quick: bool) -> Iterator[Row]:
-    """The worked example under every schedule."""
-    for schedule in SCHEDULES:
-        seconds = emulate([EXAMPLE], EXAMPLE_RESOURCES, schedule).mean
-        goal = 7.0 if schedule == "mxdag" else 8.0
-        name, met = f"two flows behind one task, {schedule}", abs(seconds - goal) < 1e-9
-        yield figure(name, "s", goal=f"{goal:g} s", emulated=seconds, met=met)
 
 
 def jct_rows(quick: bool) -> Iterator[Row]:
@@ -117,40 +108,26 @@ def jct_rows(quick: bool) -> Iterator[Row]:
     for name, draw in FAMILIES.items():
         seeds = range(5 if quick else 300 if draw is uneven else 40)
         cases = [draw(np.random.default_rng(seed)) for seed in seeds]
-        found = {schedule: [emulate(*case, schedule) for case in cases] for schedule in SCHEDULES}
-        for schedule, done in found.items():
-            yield figure(f"{name}, {schedule}", "s", emulated=[one.mean for one in done])
+        results = {schedule: [emulate(*case, schedule) for case in cases] for schedule in SCHEDULES}
+        for schedule, done in results.items():
+            yield figure(f"{name}, {schedule}", "s", emulated=[result.mean for result in done])
         for schedule in BASELINES:
             most = 1.05 * (schedule == "fair")
-            yield _over(f"{name}, mxdag", found["mxdag"], schedule, found[schedule], most)
+            yield _over(f"{name}, mxdag", results["mxdag"], schedule, results[schedule], most)
 
 
 def _over(
-    what: str, done: Sequence[GraphResult], base: str, others: Sequence[GraphResult], most: float = 0
+    title: str, done: Sequence[GraphResult], base: str, others: Sequence[GraphResult], most: float = 0
 ) -> Row:
-    over = ratios((one.mean for one in done), (one.mean for one in others))
-    ties, longer = sum(abs(one - 1) <= TIE for one in over), sum(one > 1 + TIE for one in over)
+    over = ratios((result.mean for result in done), (result.mean for result in others))
+    ties, longer = sum(abs(ratio - 1) <= TIE for ratio in over), sum(ratio > 1 + TIE for ratio in over)
     pairs = zip(done, others, strict=True)
-    jobs = max(took / other.jobs[job] for one, other in pairs for job, took in one.jobs.items())
+    jobs = max(took / other.jobs[job] for own, other in pairs for job, took in own.jobs.items())
     goal = f"<= {most:g} in each case" if most else ""
     note = f"{ties} ties, {longer} longer; one job up to {jobs:.2f} times"
-    return figure(f"{what} over {base}", "times", goal=goal, emulated=over, met=max(over) <= most, note=note)
-
-
-def sizes_rows(quick: bool) -> Iterator[Row]:
-    """Sizes that are thought to be off by up to so much, each task's by its own."""
-    for name in ("4 MapReduces", "4 random graphs"):
-        seeds = range(5 if quick else 20)
-        cases = [FAMILIES[name](np.random.default_rng(seed)) for seed in seeds]
-        fair = [emulate(*case, "fair") for case in cases]
-        for off in (0.1, 0.2, 0.5):
-            done = []
-            for seed, (jobs, resources) in zip(seeds, cases, strict=True):
-                rng = np.random.default_rng((seed, 1))
-                keys = [(job.name, task.name) for job in jobs for task in job.tasks]
-                believed = {key: 1 + off * rng.uniform(-1, 1) for key in keys}
-                done.append(emulate(jobs, resources, "mxdag", believed=believed))
-            yield _over(f"{name}, sizes wrong by up to {off:.0%}, mxdag", done, "fair", fair)
+    return figure(
+        f"{title} over {base}", "times", goal=goal, emulated=over, passed=max(over) <= most, note=note
+    )
 
 
 LINE = 25e6
@@ -169,15 +146,15 @@ def _scaled(case: Case, seconds: float) -> Case:
     """At `LINE`, and so many times as long."""
     jobs, resources = case
     lines = max(resources.values())
-    made = []
+    scaled = []
     for job in jobs:
         tasks = []
         for task in job.tasks:
             size = task.size * seconds * (1.0 if task.kind == "compute" else LINE / lines)
             command = ("sleep", f"{size:.4f}") if task.kind == "compute" else ()
             tasks.append(replace(task, size=size, command=command))
-        made.append(replace(job, tasks=tuple(tasks), begins=job.begins * seconds))
-    return made, {name: LINE if one == lines else one for name, one in resources.items()}
+        scaled.append(replace(job, tasks=tuple(tasks), begins=job.begins * seconds))
+    return scaled, {name: LINE if capacity == lines else capacity for name, capacity in resources.items()}
 
 
 def live_rows(quick: bool) -> Iterator[Row]:
@@ -186,20 +163,20 @@ def live_rows(quick: bool) -> Iterator[Row]:
     rounds = 1 if quick else 5
     for name, case in CASES.items():
         cases = [case(seed) for seed in range(rounds)]
-        arms = {one: partial(_once, one, iter(cases)) for one in SCHEDULES}
-        found = in_turn(arms, rounds)
-        for schedule, runs in found.items():
-            good = [one for one in runs if _counts(one)]
+        arms = {schedule: partial(_once, schedule, iter(cases)) for schedule in SCHEDULES}
+        results = in_turn(arms, rounds)
+        for schedule, runs in results.items():
+            good = [run for run in runs if _counts(run)]
             if not good:
                 yield left_out(f"{name}, {schedule}", _counted(good, rounds))
                 continue
-            note = f"twin off by {max(one.off for one in good):.1%} at most; {_counted(good, rounds)}"
+            note = f"twin off by {max(run.off for run in good):.1%} at most; {_counted(good, rounds)}"
             yield figure(
-                f"{name}, {schedule}: mean completion", "s", (one.took for one in good), note=note,
-                emulated=(one.forecast for one in good),
+                f"{name}, {schedule}: mean completion", "s", (run.took for run in good), note=note,
+                emulated=(run.forecast for run in good),
             )  # fmt: skip
         for other in SCHEDULES[:-1]:
-            pairs = [pair for pair in zip(found["mxdag"], found[other], strict=True) if _counts(*pair)]
+            pairs = [pair for pair in zip(results["mxdag"], results[other], strict=True) if _counts(*pair)]
             part = [mine.took / theirs.took for mine, theirs in pairs]
             # of the worked example ideally 7/8
             goal = ("<= 90%" if name == EXAMPLE_CASE else "<= 105%") if other == "fair" and pairs else ""
@@ -208,7 +185,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
 
 
 def _counts(*runs: _Round) -> bool:
-    return all(one.short <= SHORT for one in runs)
+    return all(run.short <= SHORT for run in runs)
 
 
 def _counted(good: Sequence[object], rounds: int) -> str:

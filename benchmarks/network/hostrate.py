@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.harness.measure import in_turn
 from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
-from benchmarks.network.traffic import BULK, line, say, told
+from benchmarks.network.traffic import BULK, byte_counts, line, say
 from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, WindowSettings
@@ -43,20 +43,20 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     """Every arm at every count of flows."""
     seeds, seconds = (range(2), 0.5) if quick else (range(5), 2.0)
     for flows in FLOWS[:2] if quick else FLOWS:
-        found = {
+        results = {
             arm: [emulate([BulkTenant("bulk", flows)], arm, seconds, seed) for seed in seeds]
             for arm in TWIN_ARMS
             if arm != "free"
         }
-        latency = {arm: median(one.latency for one in some) for arm, some in found.items()}
-        goodput = {arm: median(sum(one.goodput) for one in some) for arm, some in found.items()}
-        for arm, some in found.items():
+        latency = {arm: median(result.latency for result in some) for arm, some in results.items()}
+        goodput = {arm: median(sum(result.goodput) for result in some) for arm, some in results.items()}
+        for arm, some in results.items():
             under, part = latency["cubic"] / latency[arm], goodput[arm] / goodput["cubic"]
             yield figure(
                 f"{flows} flows, {arm}: a request", "s", goal=GOAL if arm == "weights" else "",
-                emulated=[one.latency for one in some], met=under >= 15 and part >= 0.95,
+                emulated=[result.latency for result in some], passed=under >= 15 and part >= 0.95,
                 note=f"{under:.1f}x under CUBIC; bulk {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%});"
-                f" {median(one.wait for one in some):.1f} packets wait",
+                f" {median(result.wait for result in some):.1f} packets wait",
             )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def measured(arm: str, flows: int, span: float = 3.0, warm: float = 1.0) -> Roun
             spec = check({"line": LINE, "by": "source", "entities": entities}, "bench")
             stack.enter_context(_controlled(port, spec, arm))
         if arm == "aq":
-            stack.enter_context(traffic.shared(port, LINE, entities, lent=True))
+            stack.enter_context(traffic.shared(port, LINE, entities, work_conserving=True))
 
         def start(place: str, *words: object) -> subprocess.Popen[str]:
             process = stack.enter_context(traffic.started(place, *words))
@@ -106,10 +106,10 @@ def measured(arm: str, flows: int, span: float = 3.0, warm: float = 1.0) -> Roun
             start(bulk[0], "send", address, BULK[0], arm if arm in ("reno", "bbr") else "cubic", flows)
         say(asks, "go")
         time.sleep(warm)
-        began, (before,) = told(drain)
+        began, (before,) = byte_counts(drain)
         with _watched(port) as waiting:
             time.sleep(span)
-            ended, (after,) = told(drain)
+            ended, (after,) = byte_counts(drain)
         say(asks, "end")
         latency = [took for at, took in json.loads(line(asks)) if began <= at <= ended]
         return Round((after - before) / (ended - began), latency, waiting)
@@ -142,17 +142,17 @@ def _controlled(port: str, spec: Spec, policy: str) -> Iterator[None]:
 @contextmanager
 def _watched(port: str) -> Iterator[list[float]]:
     """Packets in the queue, looked at until the end."""
-    found: list[float] = []
+    packets: list[float] = []
     queue, done = queues.Backlog(port), threading.Event()
 
     def watch() -> None:
         while not done.wait(0.005):
-            found.append(queue.read()[1] / WIRE)
+            packets.append(queue.read()[1] / WIRE)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield found
+        yield packets
     finally:
         done.set()
         watcher.join()
@@ -166,18 +166,18 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
     idle = mean(took for _ in range(repeats) for took in measured("cubic", 0, span).latency)
     yield figure("idle: a request", "s", idle)
     for flows in FLOWS[1:2] if quick else FLOWS:
-        found = in_turn({arm: partial(measured, arm, flows, span) for arm in ARMS}, repeats)
-        latency = {arm: [mean(one.latency) for one in rounds] for arm, rounds in found.items()}
-        goodput = {arm: median(one.goodput for one in rounds) for arm, rounds in found.items()}
+        results = in_turn({arm: partial(measured, arm, flows, span) for arm in ARMS}, repeats)
+        latency = {arm: [mean(run.latency) for run in rounds] for arm, rounds in results.items()}
+        goodput = {arm: median(run.goodput for run in rounds) for arm, rounds in results.items()}
         cubic = median(latency["cubic"])
-        for arm, rounds in found.items():
+        for arm, rounds in results.items():
             took, part = median(latency[arm]), goodput[arm] / goodput["cubic"]
-            goal, met = (GOAL, cubic / took >= 15 and part >= 0.95) if arm == "weights" else ("", None)
+            goal, reached = (GOAL, cubic / took >= 15 and part >= 0.95) if arm == "weights" else ("", None)
             if goal and flows == 8:
-                goal, met = f"{goal}; <= 3x idle", met and took <= 3 * idle
+                goal, reached = f"{goal}; <= 3x idle", reached and took <= 3 * idle
             yield figure(
-                f"{flows} flows, {arm}: a request", "s", latency[arm], goal, met=met,
+                f"{flows} flows, {arm}: a request", "s", latency[arm], goal, passed=reached,
                 note=f"{cubic / took:.1f}x under CUBIC, {took / idle:.1f}x idle; bulk"
                 f" {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%});"
-                f" {median(mean(one.waiting) for one in rounds):.1f} packets wait",
+                f" {median(mean(run.waiting) for run in rounds):.1f} packets wait",
             )  # fmt: skip

@@ -33,8 +33,8 @@ def near_stationary_rows(quick: bool) -> Iterator[Row]:
     """The paper's premise, and its figures."""
     results = _drawn("near-stationary", quick)
     ours, cubic = _middle(results["sira-h"]), _middle(results["cubic"])
-    goal, met = ">= 88% of the link at <= 1/9 of CUBIC's p95", ours[0] >= 0.88 and ours[1] <= cubic[1] / 9
-    yield from _rows(results, goal, met, PUBLISHED)
+    goal, reached = ">= 88% of the link at <= 1/9 of CUBIC's p95", ours[0] >= 0.88 and ours[1] <= cubic[1] / 9
+    yield from _rows(results, goal, reached, PUBLISHED)
 
 
 def driving_rows(quick: bool) -> Iterator[Row]:
@@ -42,8 +42,8 @@ def driving_rows(quick: bool) -> Iterator[Row]:
     results = _drawn("driving", quick)
     use, p95 = _middle(results["sira-h"])
     others = [_middle(other) for arm, other in results.items() if arm not in ("sira-h", "oracle")]
-    met = not any(other[0] >= use and other[1] <= p95 for other in others)
-    yield from _rows(results, "nobody has both more rate and a shorter p95 (but the oracle)", met)
+    reached = not any(other[0] >= use and other[1] <= p95 for other in others)
+    yield from _rows(results, "nobody has both more rate and a shorter p95 (but the oracle)", reached)
 
 
 def lossy_rows(quick: bool) -> Iterator[Row]:
@@ -61,26 +61,26 @@ def _drawn(name: str, quick: bool) -> dict[str, list[MobileResult]]:
 
 
 def _rows(
-    results: dict[str, list[MobileResult]], goal: str = "", met: bool | None = None,
+    results: dict[str, list[MobileResult]], goal: str = "", reached: bool | None = None,
     published: Mapping[str, tuple[float | None, float]] = MappingProxyType({}),
 ) -> Iterator[Row]:  # fmt: skip
     for arm, outcomes in results.items():
         rate, p95 = published.get(arm, (None, None))
-        own, judged = (goal, met) if arm == "sira-h" else ("", None)
+        own, judged = (goal, reached) if arm == "sira-h" else ("", None)
         yield figure(
-            f"{arm}: rate", "Mb/s", goal=own, met=judged, published=rate, source=SOURCE,
-            emulated=[one.rate * 8e-6 for one in outcomes], note=f"{_middle(outcomes)[0]:.1%} of the link",
+            f"{arm}: rate", "Mb/s", goal=own, passed=judged, published=rate, source=SOURCE,
+            emulated=[each.rate * 8e-6 for each in outcomes], note=f"{_middle(outcomes)[0]:.1%} of the link",
         )  # fmt: skip
         yield figure(
-            f"{arm}: p95 in the queue", "ms", emulated=[one.p95 * 1e3 for one in outcomes], published=p95,
-            source=SOURCE, note=f"mean {median(one.mean for one in outcomes) * 1e3:.1f} ms;"
-            f" {median(one.dropped for one in outcomes):.0f} packets dropped",
+            f"{arm}: p95 in the queue", "ms", emulated=[each.p95 * 1e3 for each in outcomes], published=p95,
+            source=SOURCE, note=f"mean {median(outcome.mean for outcome in outcomes) * 1e3:.1f} ms;"
+            f" {median(outcome.dropped for outcome in outcomes):.0f} packets dropped",
         )  # fmt: skip
 
 
 def _middle(outcomes: Sequence[MobileResult]) -> tuple[float, float]:
     """The part of the link that was used, and seconds in the queue at the 95th percentile."""
-    return median(one.use for one in outcomes), median(one.p95 for one in outcomes)
+    return median(outcome.use for outcome in outcomes), median(outcome.p95 for outcome in outcomes)
 
 
 LIVE_ARMS = ("sira-h", "sira-h-literal", "cubic", "reno", "bbr")
@@ -98,16 +98,16 @@ def live_rows(quick: bool) -> Iterator[Row]:
         arms = [arm for arm in LIVE_ARMS if arm not in lacking]
         rounds = in_turn({arm: partial(live.measure, trace, arm, seconds) for arm in arms}, repeats)
         for arm, tries in rounds.items():
-            thrown, late = sum(one.thrown_away for one in tries), max(max(one.late) for one in tries)
-            known = [measured.result for measured in tries if measured.result is not None]
-            if not known:
+            thrown, late = sum(each.thrown_away for each in tries), max(max(each.late) for each in tries)
+            valid = [measured.result for measured in tries if measured.result is not None]
+            if not valid:
                 yield left_out(f"{name}, {arm}", f"all {thrown} tries came late")
                 continue
             twin = emulate(trace, arm, seconds)
             yield figure(
-                f"{name}, {arm}: of the link", "", [one.use for one in known], emulated=twin.use,
+                f"{name}, {arm}: of the link", "", [result.use for result in valid], emulated=twin.use,
                 goal="within 10 % of the twin's" if arm in POLICIES else "",
-                met=abs(median(one.use for one in known) / twin.use - 1) <= 0.1,
-                note=f"queue p95 {median(one.p95 for one in known) * 1e3:.0f} ms, twin's"
+                passed=abs(median(result.use for result in valid) / twin.use - 1) <= 0.1,
+                note=f"queue p95 {median(result.p95 for result in valid) * 1e3:.0f} ms, twin's"
                 f" {twin.p95 * 1e3:.0f} ms; {thrown} tries thrown away; at most {late * 1e3:.2f} ms late",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Broadcasts emulated: the formula, several sources, and losses packet by packet.
+"""Broadcasts emulated: the formula, and several sources.
 
 A file from one rack to seven on this machine: splitters and relays, and what does without them over TCP.
 
@@ -36,7 +36,6 @@ from windtunnel.network.multicast.twin import (
     BASELINES,
     MulticastWorld,
     electrical,
-    packets,
     pipelined,
     splitters,
 )
@@ -46,30 +45,24 @@ SIZES = ((2, 2), (2, 3), (4, 2), (3, 3), (8, 2))
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
-    """One source by size of the fabric, 1 to 2p sources, losses."""
+    """One source by size of the fabric, 1 to 2p sources."""
     for p, k in SIZES[: 2 if quick else None]:
-        seen = fabric_of(Shuffle(p, k), [0], SIZE)
-        found = splitters(seen, decide(seen), WORLD)
+        observation = fabric_of(Shuffle(p, k), [0], SIZE)
+        outcome = splitters(observation, decide(observation), WORLD)
         racks, ideal = Shuffle(p, k).racks, SIZE / WORLD.rate + pipelined(2 * k - 1, WORLD)
-        arms = {arm: electrical(seen.requests, racks, WORLD, arm) for arm in BASELINES}
-        told = ", ".join(
-            f"{arm} {one.seconds * 1e3:.2f} ms, {one.sent / SIZE:.0f}x" for arm, one in arms.items()
+        arms = {arm: electrical(observation.requests, racks, WORLD, arm) for arm in BASELINES}
+        each_arm = ", ".join(
+            f"{arm} {sent_by.seconds * 1e3:.2f} ms, {sent_by.sent / SIZE:.0f}x"
+            for arm, sent_by in arms.items()
         )
-        sent = found.sent / SIZE
+        sent = outcome.sent / SIZE
         yield figure(
             f"{racks} racks, p={p}, k={k}: 1 GB to all at 100 Gb/s", "ms",
-            goal=f"size/rate + {2 * k - 1} hops, {racks // p} transmissions", emulated=found.seconds * 1e3,
-            met=abs(found.seconds / ideal - 1) < 1e-9 and round(sent, 6) == racks // p,
-            note=f"{sent:.0f}x the bytes sent; {told}",
+            goal=f"size/rate + {2 * k - 1} hops, {racks // p} transmissions", emulated=outcome.seconds * 1e3,
+            passed=abs(outcome.seconds / ideal - 1) < 1e-9 and round(sent, 6) == racks // p,
+            note=f"{sent:.0f}x the bytes sent; {each_arm}",
         )  # fmt: skip
     yield from _sources(Shuffle(2, 3), 1 if quick else SEEDS)
-    for loss in (0.0, 0.01, 0.05, 0.2):
-        world, size = MulticastWorld(loss=loss), 20e6
-        seen = fabric_of(Shuffle(2, 2), [0], size)
-        (tree,) = decide(seen).rounds[0]
-        runs = [packets(seen, tree, world, seed) for seed in range(SEEDS)]
-        name = f"8 racks, 20 MB, {loss:.1%} lost at every receive port, packets"
-        yield figure(name, "s", emulated=[one.seconds for one in runs])
 
 
 def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
@@ -79,19 +72,20 @@ def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
         rounds = []
         for seed in range(seeds):
             sources = np.random.default_rng(seed).choice(shuffle.racks, count, replace=False).tolist()
-            seen = fabric_of(shuffle, sources, SIZE)
-            made = decide(seen)
-            alone = Rounds(tuple((tree,) for trees in made.rounds for tree in trees))
+            observation = fabric_of(shuffle, sources, SIZE)
+            plan = decide(observation)
+            alone = Rounds(tuple((tree,) for trees in plan.rounds for tree in trees))
             own = {
-                "packed": splitters(seen, made, WORLD), "one at a time": splitters(seen, alone, WORLD),
-                **{arm: electrical(seen.requests, shuffle.racks, WORLD, arm) for arm in BASELINES},
+                "packed": splitters(observation, plan, WORLD),
+                "one at a time": splitters(observation, alone, WORLD),
+                **{arm: electrical(observation.requests, shuffle.racks, WORLD, arm) for arm in BASELINES},
             }  # fmt: skip
-            rounds.append(len(made.rounds))
-            for name, one in own.items():
-                over.setdefault(name, []).append(one.seconds * WORLD.rate / SIZE)
-        told = ", ".join(f"{name} {median(of):.2f}" for name, of in over.items())
+            rounds.append(len(plan.rounds))
+            for name, outcome in own.items():
+                over.setdefault(name, []).append(outcome.seconds * WORLD.rate / SIZE)
+        each_way = ", ".join(f"{name} {median(of):.2f}" for name, of in over.items())
         name = f"{shuffle.racks} racks, {count} sources at once: until all have all"
-        note = f"{min(rounds)} to {max(rounds)} rounds of {seeds} seeds; {told}"
+        note = f"{min(rounds)} to {max(rounds)} rounds of {seeds} seeds; {each_way}"
         yield figure(name, "x size/rate", emulated=over["packed"], note=note)
 
 
@@ -117,13 +111,13 @@ def live_rows(quick: bool) -> Iterator[Row]:
                 yield from _compared(racks, Path(folder), name, size, 2 if quick else 5)
             for loss in LOSSES[-1:] if quick else LOSSES:
                 file = _file(Path(folder), 1 << 21)
-                found = [send(racks, file, loss=loss, seed=seed) for seed in range(2 if quick else 5)]
-                same = all(one["same"] for run in found for rack, one in run.racks.items() if rack)
-                name, taken = (
+                runs = [send(racks, file, loss=loss, seed=seed) for seed in range(2 if quick else 5)]
+                same = all(state["same"] for run in runs for rack, state in run.racks.items() if rack)
+                name, seconds = (
                     f"8 racks, 2 MiB, each loses {loss:.0%} of what comes",
-                    [run.seconds for run in found],
+                    [run.seconds for run in runs],
                 )
-                yield figure(name, "s", taken, "every rack has it, digest equal", met=same)
+                yield figure(name, "s", seconds, "every rack has it, digest equal", passed=same)
     finally:
         racks.close()
 
@@ -136,15 +130,15 @@ def _compared(racks: Racks, folder: Path, name: str, size: int, repeats: int) ->
     for arm_ in arms.values():
         arm_()
     psutil.cpu_percent()
-    found = in_turn(arms, repeats)
+    results = in_turn(arms, repeats)
     busy = psutil.cpu_percent() / 100
     short = f"; SHORT OF CPU ({busy:.0%} busy): not counted" if busy > SHORT else f"; CPUs {busy:.0%} busy"
-    seen = fabric_of(SHUFFLE, [0], size)
-    seconds = {arm: [taken for taken, _ in runs] for arm, runs in found.items()}
-    emulated = splitters(seen, decide(seen), MulticastWorld(RATE, 0.0, PAYLOAD)).seconds
+    observation = fabric_of(SHUFFLE, [0], size)
+    seconds = {arm: [duration for duration, _ in runs] for arm, runs in results.items()}
+    emulated = splitters(observation, decide(observation), MulticastWorld(RATE, 0.0, PAYLOAD)).seconds
     sent = {
         arm: f"{median(nbytes for _, nbytes in runs) / 1e6:.2f} MB sent by all racks"
-        for arm, runs in found.items()
+        for arm, runs in results.items()
     }
     words, note = f"8 racks, {name} at 100 Mb/s: splitters", sent["splitters"] + short
     yield figure(words, "s", seconds["splitters"], emulated=emulated, note=note)
@@ -191,14 +185,14 @@ def _all(racks: Racks, message: Message) -> float:
     ends = [racks.hear(rack) for rack in range(SHUFFLE.racks)]
     if None in ends:
         raise RuntimeError(f"{message['op']}: rack {ends.index(None)} has ended")
-    return max(float(one["at"]) for one in ends if one) - began
+    return max(float(end["at"]) for end in ends if end) - began
 
 
 def _part(rack: int, control: socket.socket) -> None:
     """A rack of the bench: besides multicasts it passes on what it has, by gloo over TCP."""
     tensors: dict[int, Any] = {}  # by size
 
-    def passed(told: Message) -> Message:
+    def passed(message: Message) -> Message:
         import torch
         import torch.distributed as dist
         from torch._C._distributed_c10d import TCPStore
@@ -208,12 +202,12 @@ def _part(rack: int, control: socket.socket) -> None:
             os.environ["GLOO_SOCKET_IFNAME"] = network.INTERFACE
             store = TCPStore(address(0), PORT, SHUFFLE.racks, rack == 0, timeout=timedelta(seconds=60))
             dist.init_process_group("gloo", store=store, rank=rack, world_size=SHUFFLE.racks)
-        size, senders = told["size"], SENDERS.get(told["arm"], {})
+        size, senders = message["size"], SENDERS.get(message["arm"], {})
         room = tensors.setdefault(size, torch.zeros(size, dtype=torch.uint8))
         if not senders:
             dist.broadcast(room, 0)
         up = next((sender for sender, to in senders.items() if rack in to), None)
-        parts = room.split(PART if told["arm"] == "chain" else size) if senders else ()
+        parts = room.split(PART if message["arm"] == "chain" else size) if senders else ()
         coming: list[Any] = [dist.irecv(part, up) for part in parts] if up is not None else []
         sent, end = list[Any](), 0.0
         for place, part in enumerate(parts):
@@ -222,10 +216,10 @@ def _part(rack: int, control: socket.socket) -> None:
             end = time.monotonic()
             for to in senders.get(rack, []):
                 sent.append(dist.isend(part, to))
-                if told["arm"] != "chain":
+                if message["arm"] != "chain":
                     sent.pop().wait()  # one after the other
-        for one in sent:
-            one.wait()
+        for transfer in sent:
+            transfer.wait()
         return {"at": end or time.monotonic()}
 
     serve(rack, control, {"pass": passed})

@@ -36,49 +36,51 @@ SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 QUICK = (27, 64, 81)
 
 
-def checked(seen: Observation) -> Decision:
+def checked(observation: Observation) -> Decision:
     """A plan that the checker passes.
 
     Raises:
         RuntimeError: it does not.
     """
-    made = decide(seen)
-    if wrong := faults(seen, made):
+    plan = decide(observation)
+    if wrong := faults(observation, plan):
         raise RuntimeError(wrong[0])
-    return made
+    return plan
 
 
 def wavelengths_rows(quick: bool) -> Iterator[Row]:
     """Every shape by its own method and by first-fit."""
     for nodes in QUICK if quick else SHAPES:
         for sides in SHAPES[nodes]:
-            made, shape = checked(Observation(sides)), "x".join(map(str, sides))
-            plain = made if made.method == "first-fit" else checked(Observation(sides, method="first-fit"))
+            plan, shape = checked(Observation(sides)), "x".join(map(str, sides))
+            plain = plan if plan.method == "first-fit" else checked(Observation(sides, method="first-fit"))
             exact = set(sides) in ({3}, {2}) or (len(sides) == 1 and nodes % 2 == 1)
             even = len(set(sides)) == 1 and sides[0] > 2
-            for one in dict.fromkeys((made, plain)):
-                goal = f"the bound, {one.bound}" if exact and one is made else ""
+            for candidate in dict.fromkeys((plan, plain)):
+                goal = f"the bound, {candidate.bound}" if exact and candidate is plan else ""
                 yield figure(
-                    f"{nodes} nodes, {shape}, {one.method}", "wavelengths", goal=goal,
-                    emulated=float(one.count), met=one.count == one.bound,
+                    f"{nodes} nodes, {shape}, {candidate.method}", "wavelengths", goal=goal,
+                    emulated=float(candidate.count), passed=candidate.count == candidate.bound,
                     published=paper_bound(sides) if even else None, source=f"bound of {SOURCE}",
-                    note=f"lower bound {one.bound}, {one.count / one.bound - 1:.0%} above it",
+                    note=f"lower bound {candidate.bound}, {candidate.count / candidate.bound:.2f} times that",
                 )  # fmt: skip
 
 
 def planning_rows(quick: bool) -> Iterator[Row]:
     """Seconds and peak memory of plans on 3^n, and of their check."""
     for n in range(3, 6 if quick else 7):
-        seen = Observation((3,) * n)
-        made, name = decide(seen), f"3^{n} ({9**n - 3**n:,} paths)"
-        faults(seen, made)  # what Numba compiles is not what is measured
+        observation = Observation((3,) * n)
+        plan, name = decide(observation), f"3^{n} ({9**n - 3**n:,} paths)"
+        faults(observation, plan)  # what Numba compiles is not what is measured
         work: dict[str, Callable[[], object]] = {
-            "planned": partial(decide, seen), "checked": partial(faults, seen, made),
+            "planned": partial(decide, observation), "checked": partial(faults, observation, plan),
         }  # fmt: skip
-        for what, taken in in_turn({what: partial(seconds_of, one) for what, one in work.items()}, 5).items():
-            yield figure(f"{name}, {what}", "s", taken, "<= 2 s" if what == "planned" else "")
+        for stage, seconds in in_turn(
+            {stage: partial(seconds_of, job) for stage, job in work.items()}, 5
+        ).items():
+            yield figure(f"{name}, {stage}", "s", seconds, "<= 2 s" if stage == "planned" else "")
         tracemalloc.start()
-        decide(seen)
+        decide(observation)
         peak = float(tracemalloc.get_traced_memory()[1])
         yield figure(f"{name}, planned: peak memory", "bytes", peak)
         tracemalloc.stop()
@@ -96,13 +98,14 @@ def failures_rows(quick: bool) -> Iterator[Row]:
         yield _failure(Observation(sides, (), (0,)), "a node")
 
 
-def _failure(seen: Observation, what: str) -> Row:
-    made = checked(seen)
-    bound = made.paper_backup_bound
+def _failure(observation: Observation, title: str) -> Row:
+    plan = checked(observation)
+    bound = plan.paper_backup_bound
     return figure(
-        f"{'x'.join(map(str, seen.sides))}: {what}", "backup wavelengths", emulated=float(made.backups),
+        f"{'x'.join(map(str, observation.sides))}: {title}", "backup wavelengths",
+        emulated=float(plan.backups),
         published=None if bound is None else float(bound), source=f"bound of {SOURCE}, its sign set right",
-        note=f"{len(made.rerouted)} paths rerouted; any rerouting needs at least {made.backup_bound}",
+        note=f"{len(plan.rerouted)} paths rerouted; any rerouting needs at least {plan.backup_bound}",
     )  # fmt: skip
 
 
@@ -126,19 +129,19 @@ def alltoall_rows(quick: bool) -> Iterator[Row]:
                 moe_traffic(nodes_of(sides), TOKENS, TOKEN_BYTES, skew, np.random.default_rng(seed), own=own)
                 for seed in range(SEEDS)
             ]
-            who = f"Zipf {skew:g}, {'each node its own' if own else 'the same for all'}"
-            yield from _arms(f"{_shape(sides)}, experts {who if skew else 'balanced'}", plan, drawn)
+            router = f"Zipf {skew:g}, {'each node its own' if own else 'the same for all'}"
+            yield from _arms(f"{_shape(sides)}, experts {router if skew else 'balanced'}", plan, drawn)
 
 
 def _arms(of: str, plan: Decision, traffic: list[Floats], tie: bool = False, note: str = "") -> Iterator[Row]:
     """Both on the same traffic, medians over seeds where there are several; ``tie``: they must be equal."""
-    lit = [optical(plan, one, LINK_RATE) for one in traffic]
-    fair = [electrical_fair(plan, one, LINK_RATE) for one in traffic]
+    lit = [optical(plan, matrix, LINK_RATE) for matrix in traffic]
+    fair = [electrical_fair(plan, matrix, LINK_RATE) for matrix in traffic]
     for name, ends in (("optical", lit), ("electrical, max-min fair flows", fair)):
         yield figure(f"{of}: {name}", "s", emulated=ends)
     over = ratios(lit, fair)
-    goal, met = ("a tie", abs(over[0] - 1) < 1e-6) if tie else ("never below 1", min(over) >= 1 - 1e-6)
-    yield figure(f"{of}: optical over electrical", "times", goal=goal, emulated=over, met=met, note=note)
+    goal, equal = ("a tie", abs(over[0] - 1) < 1e-6) if tie else ("never below 1", min(over) >= 1 - 1e-6)
+    yield figure(f"{of}: optical over electrical", "times", goal=goal, emulated=over, passed=equal, note=note)
 
 
 def _shape(sides: tuple[int, ...]) -> str:

@@ -55,30 +55,31 @@ class started:
 
 
 @contextlib.contextmanager
-def shared(port: str, line: float, entities: Mapping[str, Any], *, lent: bool) -> Iterator[None]:
-    """Bandwidth shares (`network.sharing`) before a port's queue; ``lent`` while others leave theirs."""
-    found = attachment.attach(port, check({"line": line, "by": "source", "entities": entities}, "bench"))
+def shared(port: str, line: float, entities: Mapping[str, Any], *, work_conserving: bool) -> Iterator[None]:
+    """Bandwidth shares (`network.sharing`) before a port's queue; ``work_conserving``: what others leave
+    is used."""
+    shares = attachment.attach(port, check({"line": line, "by": "source", "entities": entities}, "bench"))
     stop = threading.Event()
-    lender = threading.Thread(target=lend, args=(found,), kwargs={"stop": stop})
-    if lent:
+    lender = threading.Thread(target=lend, args=(shares,), kwargs={"stop": stop})
+    if work_conserving:
         lender.start()
     try:
         yield
     finally:
         stop.set()
-        if lent:
+        if work_conserving:
             lender.join()
-        found.close()
+        shares.close()
 
 
 def line(process: subprocess.Popen[str]) -> str:
     """The next that it prints. Raises HostError: it has ended instead."""
     assert process.stdout is not None
-    found = process.stdout.readline()
-    if not found.endswith("\n"):
+    shares = process.stdout.readline()
+    if not shares.endswith("\n"):
         words = " ".join(map(str, process.args[1:]))  # type: ignore[index]
         raise HostError(f"{words}: ended with status {process.wait()} and has not said what was waited for")
-    return found
+    return shares
 
 
 def say(process: subprocess.Popen[str], word: str) -> None:
@@ -87,7 +88,7 @@ def say(process: subprocess.Popen[str], word: str) -> None:
     process.stdin.flush()
 
 
-def told(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
+def byte_counts(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
     """When `receive` was asked, in seconds of its clock, and the bytes that it has read at each port."""
     say(receiver, "tell")
     at, counts = json.loads(line(receiver))
@@ -188,7 +189,7 @@ def ask(host: str) -> None:
     for plug in plugs:
         plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sent: list[list[float]] = [[] for _ in plugs]
-    half, found, turn, ends = [0] * _PLUGS, list[tuple[float, float]](), 0, False
+    half, shares, turn, ends = [0] * _PLUGS, list[tuple[float, float]](), 0, False
     print("connected", flush=True)
     os.read(0, len("go\n"))  # and no more: what comes then ends it
     due = time.monotonic()
@@ -209,8 +210,8 @@ def ask(host: str) -> None:
             while half[k] >= ANSWER:
                 half[k] -= ANSWER
                 began = sent[k].pop(0)
-                found.append((began, time.monotonic() - began))
-    print(json.dumps(found), flush=True)
+                shares.append((began, time.monotonic() - began))
+    print(json.dumps(shares), flush=True)
 
 
 def _stay() -> None:
@@ -220,5 +221,5 @@ def _stay() -> None:
 
 
 if __name__ == "__main__":
-    programs: dict[str, Callable[..., None]] = {one.__name__: one for one in (receive, send, answer, ask)}
+    programs: dict[str, Callable[..., None]] = {each.__name__: each for each in (receive, send, answer, ask)}
     partial(programs[sys.argv[1]], *sys.argv[2:])()

@@ -50,17 +50,19 @@ def like_azure(count: int, random: np.random.Generator) -> Requests:
 def speed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     """How long a million requests take in the twin, on one core."""
     count = QUICK if quick else MILLION
-    given = load(trace).repeated(count) if trace is not None else like_azure(count, np.random.default_rng(0))
+    workload = (
+        load(trace).repeated(count) if trace is not None else like_azure(count, np.random.default_rng(0))
+    )
     model, cluster = models.model_like("qwen3-32b"), load_cluster("h100-sxm:1x2")
     kv = models.kv_tokens(model, cluster)
     step, _ = models.step_time(model, cluster, 256, 512, kv)
-    requests = requests_of(given.faster(0.5), Objective(ttft=1.0, tpot=0.05))
+    requests = requests_of(workload.faster(0.5), Objective(ttft=1.0, tpot=0.05))
     began = time.process_time()
     done = serve(requests, StepLimits(256, kv), step)
     spent = time.process_time() - began
     yield figure(
         f"{count:,} requests, {RATE / 2:g} a second", "s of one core", spent, "a million in 5 min",
-        met=spent / count * MILLION <= 300, note=f"{given.source}; {done.steps:,} steps, of which"
+        passed=spent / count * MILLION <= 300, note=f"{workload.source}; {done.steps:,} steps, of which"
         f" {done.planned:,} were planned; {done.refused.mean():.1%} refused",
     )  # fmt: skip
 
@@ -109,9 +111,13 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
     begin = clock()
     coming = [
         EngineJob(
-            one.id, begin + one.arrival, tuple([7] * one.prompt), (int(output[one.id]),), objective=PROMISED
+            request.id,
+            begin + request.arrival,
+            tuple([7] * request.prompt),
+            (int(output[request.id]),),
+            objective=PROMISED,
         )
-        for one in requests_of(trace, PROMISED)
+        for request in requests_of(trace, PROMISED)
     ]
     first, end = np.full(count, np.nan), np.full(count, np.nan)
     turns: list[list[float]] = []
@@ -135,12 +141,12 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
     step, _ = profile.fit(points, np.mean(turns, 0).tolist())
     emulated = serve(requests_of(trace, PROMISED), engine.limits, step)
     measured = replace(emulated, first=first, end=end, tokens=output, refused=np.zeros(count, bool))
-    both = [figures.compute_times([one], PROMISED) for one in (measured, emulated)]
+    both = [figures.compute_times([served], PROMISED) for served in (measured, emulated)]
     where = f"{model} at {busy:.0%} load"
     for name in ("ttft", "tpot"):
-        live, twin = (quantile(getattr(one, name).tolist(), 0.5) for one in both)
+        live, twin = (quantile(getattr(times, name).tolist(), 0.5) for times in both)
         yield figure(f"{where}: {name} p50", "s", live, "within 15 %", emulated=twin)
-    spans = [float(np.nanmax(one.end)) for one in (measured, emulated)]
-    live, twin = (float(one.attained.sum()) / span for one, span in zip(both, spans, strict=True))
+    spans = [float(np.nanmax(served.end)) for served in (measured, emulated)]
+    live, twin = (float(times.attained.sum()) / span for times, span in zip(both, spans, strict=True))
     note = f"{count} requests, {figures.describe_objective(PROMISED)}; seconds of the engine's core"
     yield figure(f"{where}: goodput", "requests/s", live, "within 10 %", emulated=twin, note=note)

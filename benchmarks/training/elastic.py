@@ -53,9 +53,11 @@ def loops_rows(quick: bool) -> Iterator[Row]:
 
         with scratch() as folder:
             undisturbed, calm = ended(folder / "plain", ())
-            faults = strikes(example, len(told(calm)), 2 if quick else 6)
+            faults = strikes(example, len(step_figures(calm)), 2 if quick else 6)
             struck, events = ended(folder / "struck", faults)
-        yield from rows(name, faults, undisturbed == struck, told(calm) == told(events), events)
+        yield from rows(
+            name, faults, undisturbed == struck, step_figures(calm) == step_figures(events), events
+        )
 
 
 def strikes(loop: str, steps: int, kills: int) -> tuple[str, ...]:
@@ -65,29 +67,29 @@ def strikes(loop: str, steps: int, kills: int) -> tuple[str, ...]:
     return tuple(f"kill:{kinds[i % 2]}={draw.randrange(2)},step={step}" for i, step in enumerate(at))
 
 
-def told(events: list[Event]) -> dict[int, set[tuple[Any, Any]]]:
+def step_figures(events: list[Event]) -> dict[int, set[tuple[Any, Any]]]:
     """Loss and learning rate of each step, as its loop tells them."""
-    found: dict[int, set[tuple[Any, Any]]] = {}
+    figures: dict[int, set[tuple[Any, Any]]] = {}
     for event in events:
         if event["kind"] == "step":
-            found.setdefault(event["step"], set()).add((event.get("loss"), event.get("lr")))
-    return found
+            figures.setdefault(event["step"], set()).add((event.get("loss"), event.get("lr")))
+    return figures
 
 
 def rows(
     name: str, faults: tuple[str, ...], same: bool, same_steps: bool, events: list[Event]
 ) -> Iterator[Row]:
     """One loop's figures."""
-    found = jobs.complete(events)
+    recovered = jobs.complete(events)
     struck = len({event["fault"] for event in events if event["kind"] == "injected"})
     right = same and same_steps and struck == len(faults)
     yield figure(
         f"{name}: parameters, steps and learning rates as undisturbed", "yes/no", float(right), "yes",
-        met=right, note=f"{struck} kills in {len(told(events))} steps; results"
+        passed=right, note=f"{struck} kills in {len(step_figures(events))} steps; results"
         f" {'equal' if same else 'DIFFER'}, losses and rates {'equal' if same_steps else 'DIFFER'}",
     )  # fmt: skip
-    lost = max((one.steps_lost or 0 for one in found), default=0)
+    lost = max((recovery.steps_lost or 0 for recovery in recovered), default=0)
     yield figure(f"{name}: steps done again by a failure, most", "steps", lost, "at most 1")
-    known = [one for one in found if one.injected is not None]
+    injected = [recovery for recovery in recovered if recovery.injected is not None]
     total = f"{name}: from the kill to the first new step (median)"
-    yield from jobs.recovery_rows(total, f"{name}, phase ", known)
+    yield from jobs.recovery_rows(total, f"{name}, phase ", injected)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-LONGEST, OF_FIGURES = 25, 40
-"""Words of a sentence: of a page, and of one that lists what was measured."""
+LONGEST, OF_CELLS = 25, 40
+"""Words of a sentence: of a page, and of one that is made, whose cells are prose."""
 GUIDE_LINES = 120
 WORDS: Mapping[str, str] = {
     r"told|heard": "request, response, message, reported",

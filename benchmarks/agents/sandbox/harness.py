@@ -1,7 +1,6 @@
 """What every section stands on: hosts on a home folder of their own, and sessions played on them.
 
-The shipped sessions were written by hand; the generated ones are seeded, and the true class of each of their
-turns is known. Where a section does not measure time, the model thinks in no time.
+Where a section does not measure time, the model thinks in no time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents.sandbox.generate import generate
 from benchmarks.agents.sandbox.sessions import Observation, Output, observe, shipped
 from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import need
@@ -69,7 +67,7 @@ def _disk() -> Path:
 
 
 @contextlib.contextmanager
-def opened(home: Path, **options: Any) -> Iterator[Host]:
+def open_host(home: Path, **options: Any) -> Iterator[Host]:
     """A host on ``home`` whose sandboxes end with it, and whose retention forgets nothing unless told."""
     with Host(home, **{"retention": KEEP_ALL, **options}) as host:
         try:
@@ -92,13 +90,9 @@ WAIT = 120.0
 """Seconds that a checkpoint may take before the run is given up."""
 
 
-def sessions(quick: bool, generated: int = 4, turns: int = 16) -> list[Trace]:
-    """The shipped sessions, longest first, then generated ones. ``quick``: the longest shipped one
-    and one generated."""
-    own = sorted(shipped(), key=lambda trace: -len(trace.turns))
-    if quick:
-        return [own[0], generate(turns, seed=0)]
-    return [*own, *(generate(turns, seed=seed) for seed in range(generated))]
+def sessions(quick: bool) -> list[Trace]:
+    """The shipped sessions, longest first. ``quick``: two of them."""
+    return sorted(shipped(), key=lambda trace: -len(trace.turns))[: 2 if quick else None]
 
 
 @dataclass

@@ -12,9 +12,6 @@ the next turn begins when the reply has come *and* the checkpoint is safe; what 
 the gate. The figure is, for each sandbox, its time over that of the same session without checkpoints in the
 same repeat; the median over sandboxes and repeats. Crab (arXiv 2604.28138) publishes 1.9 %.
 
-``thinking``: the same for eight and for sixteen with half of the think time, as the policy decides alone: how
-many checkpoints are safe before the model has thought, and what they add.
-
 ``twin``: the same under two policies, beside the twin. The costs are measured in the same run, so that the
 machine's load is the same for both; the twin gets the commands, think times and what was seen of each turn,
 and has to find what checkpoints add.
@@ -28,11 +25,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.agents.sandbox.generate import generate
-from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home
+from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, open_host, own_home
 from benchmarks.agents.sandbox.sessions import begin, shipped
 from benchmarks.harness.measure import in_turn, ratios, side_by_side
 from benchmarks.harness.rows import Row, figure
@@ -99,14 +96,14 @@ def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]
     memory, processes = 0.0, 0
     loads = []
     for turn in box.turns:
-        manifest, made = manifests.get(turn.checkpoint), turn.keep.content
+        manifest, decided = manifests.get(turn.checkpoint), turn.keep.content
         dirty = files = 0.0
-        if manifest is not None and made is TurnClass.FULL and manifest.image is not None:
+        if manifest is not None and decided is TurnClass.FULL and manifest.image is not None:
             image = manifest.image
             processes = max(0, len(image.processes) - 2)
             memory = max(0.0, image.bytes_raw - costs.image_bytes(0, processes))
             dirty = max(0.0, image.bytes_new - costs.new_base) / max(costs.new_per_byte, 1e-6)
-        if manifest is not None and made >= TurnClass.FILES and manifest.files is not None:
+        if manifest is not None and decided >= TurnClass.FILES and manifest.files is not None:
             files = max(0.0, manifest.files.bytes_new - costs.files_new)
         loads.append(
             TurnLoad(
@@ -158,7 +155,7 @@ def compared(run: ObservedRun, costs: SandboxCosts) -> dict[str, tuple[float, fl
     }
 
 
-SANDBOXES, THINKING = 8, (8, 16)
+SANDBOXES = 8
 THINK, QUICK_THINK = 48.0, 12.0
 """Seconds of think time that are played of each session."""
 FREE = "no checkpoints"
@@ -175,12 +172,6 @@ def overhead_rows(quick: bool) -> Iterator[Row]:
     yield from rows(measured(loads(QUICK_THINK if quick else THINK), POLICIES, 1 if quick else 3))
 
 
-def thinking_rows(quick: bool) -> Iterator[Row]:
-    for sandboxes in THINKING:
-        traces = loads((QUICK_THINK if quick else THINK) / 2, sandboxes)
-        yield from rows(measured(traces, {FREE: POLICIES[FREE], "semantic": "semantic"}, 1 if quick else 2))
-
-
 def rows(runs: dict[str, list[ObservedRun]]) -> Iterator[Row]:
     """What of the checkpoints of each policy hid behind the think times, and what they add to the time of a
     session without, in the same repeat."""
@@ -189,13 +180,13 @@ def rows(runs: dict[str, list[ObservedRun]]) -> Iterator[Row]:
         boxes = [box for run in runs[policy] for box in run.boxes]
         turns = [turn for box in boxes for turn in box.turns]
         words = f"{len(runs[policy][0].boxes)} sandboxes, {policy}"
-        jobs = [one for one in turns if one.safe]
-        covered = sum(one.safe <= one.think for one in jobs) / len(jobs) if jobs else None
-        taken, waits = [one.safe for one in jobs], [max(0.0, one.safe - one.think) for one in turns]
-        late, gate = (1e3 * quantile(each, 0.95) for each in (taken, waits))
+        jobs = [turn for turn in turns if turn.safe]
+        covered = sum(turn.safe <= turn.think for turn in jobs) / len(jobs) if jobs else None
+        seconds, waits = [turn.safe for turn in jobs], [max(0.0, turn.safe - turn.think) for turn in turns]
+        late, gate = (1e3 * quantile(each, 0.95) for each in (seconds, waits))
         note = f"{len(jobs)} checkpoints; 95th percentile {late:.0f} ms, of waits at the gate {gate:.0f} ms"
         yield figure(f"checkpoints done inside the think time, {words}", "", covered)
-        yield figure(f"from request to safe, {words}", "s", taken, note=note)
+        yield figure(f"from request to safe, {words}", "s", seconds, note=note)
         more = [over - 1 for over in ratios((box.seconds for box in boxes), free)]
         goal = "<= 1.9 %" if policy == "semantic" else ""
         name = f"run time over fault-free, {words}"
@@ -212,10 +203,9 @@ def measured(
         return in_turn(arms, repeats)
 
 
-def loads(think: float = THINK, sandboxes: int = SANDBOXES) -> list[Trace]:
+def loads(think: float = THINK) -> list[Trace]:
     """Sessions of equal length: as many turns of each as ``think`` seconds of thinking hold."""
-    traces = [*shipped(), *(generate(32, seed=seed) for seed in range(sandboxes))]
-    return [part(trace, think) for trace in traces[:sandboxes]]
+    return [part(trace, think) for trace in islice(cycle(shipped()), SANDBOXES)]
 
 
 def part(trace: Trace, think: float) -> Trace:
@@ -256,15 +246,15 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         traces = loads((QUICK_THINK if quick else THINK) / 2)
         runs = [_observed(home, policy, traces) for policy in TWIN_POLICIES]
     for run in runs:
-        for what, (seconds, twin) in compared(run, costs).items():
-            words = f"{what}, {len(run.boxes)} sandboxes, {run.policy}"
-            met = abs(twin - seconds) <= BOUND * seconds or max(seconds, twin) <= FLOOR
-            yield figure(words, "s", seconds, f"<= {BOUND:.0%}", emulated=twin, met=met)
+        for quantity, (seconds, twin) in compared(run, costs).items():
+            words = f"{quantity}, {len(run.boxes)} sandboxes, {run.policy}"
+            close = abs(twin - seconds) <= BOUND * seconds or max(seconds, twin) <= FLOOR
+            yield figure(words, "s", seconds, f"<= {BOUND:.0%}", emulated=twin, passed=close)
 
 
 def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> ObservedRun:
     start = Start(len(traces))
-    with opened(home, retention=RETENTION, policy=policy) as host:
+    with open_host(home, retention=RETENTION, policy=policy) as host:
         jobs = [partial(_recorded, host, trace, start) for trace in traces]
         boxes = side_by_side(jobs, len(traces), start.give_up)
         workers = host.context.engine.workers
@@ -285,25 +275,25 @@ def record(
     """Play a trace that has begun (``replay.begin``) on a live sandbox, one turn a command, and note what it
     took. ``epoch``: ``time.monotonic()`` when the run of all sandboxes began."""
     before = {manifest.id for manifest in box.log().checkpoints}
-    known = len(box.decisions())
+    earlier = len(box.decisions())
     began = time.monotonic()
     ended: list[tuple[float, float, float, Pending]] = []
     gates: list[float | None] = []
     for turn in trace.turns:
-        asked, cpu = time.monotonic(), box.machine().cgroup.usage()[0]
+        began_at, cpu = time.monotonic(), box.machine().cgroup.usage()[0]
         result = box.run(turn.command, shell=turn.shell, timeout=turn.timeout)
-        took = time.monotonic() - asked
+        took = time.monotonic() - began_at
         if ended:
             # the gate is what the pending checkpoint still needed when the command was asked for
-            gates.append(max(0.0, min(took, ended[-1][3].finished - asked)))
+            gates.append(max(0.0, min(took, ended[-1][3].finished - began_at)))
         used = min(box.machine().cgroup.usage()[0] - cpu, result.seconds)
         ended.append((result.seconds, used, time.monotonic(), box.end_turn()))
         sleep(turn.think)
     seconds = time.monotonic() - began
     lines = [pending.wait() for *_, pending in ended]
-    kept = [
+    turn_ends = [
         (look, keep)
-        for look, keep in box.decisions()[known:]
+        for look, keep in box.decisions()[earlier:]
         if isinstance(look, CheckpointRequest)
         and isinstance(keep, CheckpointPlan)
         and look.occasion is Occasion.TURN
@@ -314,8 +304,8 @@ def record(
             pending.finished - done if pending.job else 0.0,
         )
         for turn, (run, used, done, pending), gate, line, (look, keep) in zip(
-            trace.turns, ended, [*gates, None], lines, kept, strict=True
+            trace.turns, ended, [*gates, None], lines, turn_ends, strict=True
         )
     )  # fmt: skip
-    made = tuple(manifest for manifest in box.log().checkpoints if manifest.id not in before)
-    return ObservedBox(began - epoch, seconds, turns, made)
+    manifests = tuple(manifest for manifest in box.log().checkpoints if manifest.id not in before)
+    return ObservedBox(began - epoch, seconds, turns, manifests)

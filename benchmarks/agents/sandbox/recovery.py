@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.agents.sandbox import harness
-from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home, sessions
+from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, open_host, own_home, sessions
 from benchmarks.agents.sandbox.sessions import Observation, TraceRejected, agreed, begin, recovery, replay
 from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, figure, left_out
@@ -53,7 +53,7 @@ class Reference:
     """A session, and what its fault-free run shows."""
 
     trace: Trace
-    seen: Observation
+    observation: Observation
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
         kills = plan(references, QUICK_KILLS if quick else KILLS)
         unreadable: list[str] = []
         for policy, (words, published) in POLICIES.items():
-            with opened(home, policy=policy) as host:
+            with open_host(home, policy=policy) as host:
                 jobs = [partial(killed, host, policy, kill) for kill in kills]
                 outcomes = side_by_side(jobs, os.cpu_count() or 1)
             yield correct_row(policy, words, published, outcomes)
@@ -94,15 +94,15 @@ def correct_row(
 ) -> Row:
     """The share of kills after which nothing was lost; what was lost is told in the note."""
     wrong = [outcome for outcome in outcomes if outcome.differences]
-    told = [
-        f"WRONG ({one.kill.reference.trace.name}, turn {one.kill.after}):"
-        f" {', '.join(each[:160] for each in one.differences[:3])}"
-        for one in (wrong if policy in ("semantic", "full") else wrong[:1])
+    losses = [
+        f"WRONG ({outcome.kill.reference.trace.name}, turn {outcome.kill.after}):"
+        f" {', '.join(each[:160] for each in outcome.differences[:3])}"
+        for outcome in (wrong if policy in ("semantic", "full") else wrong[:1])
     ]
     return figure(
         f"correct after {len(outcomes)} kills, {words}", "", 1 - len(wrong) / len(outcomes),
         "100 %" if policy == "semantic" else "", published=published,
-        source=f"{SOURCE}{': 28 to 42 %' if policy == 'files' else ''}", note="; ".join(told),
+        source=f"{SOURCE}{': 28 to 42 %' if policy == 'files' else ''}", note="; ".join(losses),
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def plan(references: Sequence[Reference], kills: int, seed: int = 1) -> list[Kil
     """So many kills, over the sessions in turn, at turns drawn by chance."""
     random = Random(seed)
     chosen = [references[number % len(references)] for number in range(kills)]
-    return [Kill(one, random.randint(1, len(one.trace.turns))) for one in chosen]
+    return [Kill(reference, random.randint(1, len(reference.trace.turns))) for reference in chosen]
 
 
 def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
@@ -134,8 +134,8 @@ def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
 
     try:
         differences = recovery(
-            trace, seat, after=kill.after, reference=kill.reference.seen, look=partial(seat.look, trace),
-            lose=lose, on_open=seat.save, end_turn=end_turn,
+            trace, seat, after=kill.after, reference=kill.reference.observation,
+            look=partial(seat.look, trace), lose=lose, on_open=seat.save, end_turn=end_turn,
         )  # fmt: skip
     except (*FAULTS, SandboxError, TraceRejected, TimeoutError) as error:
         differences = (f"{type(error).__name__}: {error}",)
@@ -152,13 +152,13 @@ def _damage(host: Host, name: str) -> list[str]:
         # a sandbox beside this one may just have been removed
         time.sleep(0.5)
         problems = [words for words in store.all()[1] if words in problems]
-    images = (one.image.id for one in manifests if one.box == name and one.image is not None)
-    for image in images:
-        try:
-            with store.scratch() as work:
-                store.materialise(image, work / "image")
-        except ObjectError as error:
-            problems.append(str(error))
+    for manifest in manifests:
+        if manifest.box == name and manifest.image is not None:
+            try:
+                with store.scratch() as work:
+                    store.materialise(manifest.image.id, work / "image")
+            except ObjectError as error:
+                problems.append(str(error))
     return problems
 
 
@@ -178,17 +178,17 @@ def fresh_shells(seat: Seat, trace: Trace) -> None:
 
 def _references(home: Path, quick: bool) -> tuple[list[Reference], list[str]]:
     """Each session with its fault-free run; and, in words, those that do not run twice the same."""
-    found, refused = [], []
-    with opened(home, policy="conversation") as host:
+    references, refused = [], []
+    with open_host(home, policy="conversation") as host:
         for trace in harness.sessions(quick):
             try:
                 first, second = (faultless(host, trace) for _ in range(2))
-                found.append(Reference(trace, agreed(trace, first, second)))
+                references.append(Reference(trace, agreed(trace, first, second)))
             except TraceRejected as error:
                 refused.append(str(error))
-    if not found:
+    if not references:
         raise SandboxError("no session ran twice the same: " + "; ".join(refused))
-    return found, refused
+    return references, refused
 
 
 def faultless(host: Host, trace: Trace) -> Observation:
@@ -256,7 +256,7 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
     """Each session on a host of its own, so that none finds another's pages in the store."""
     total = Bytes()
     for trace in traces:
-        with opened(home / policy / trace.name, policy=policy) as host:
+        with open_host(home / policy / trace.name, policy=policy) as host:
             seat = Seat.new(host, new_name("bytes"))
             replay(trace, seat, on_open=seat.save, on_turn=partial(_end, seat))
             for manifest in seat.box.log().checkpoints:

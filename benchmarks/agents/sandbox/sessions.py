@@ -125,15 +125,15 @@ def tree(root: Path, only: Iterable[str] = ()) -> dict[str, str]:
     read; empty for all. Times of files do not count.
     """
     entries: dict[str, str] = {}
-    wanted, device = set(only), root.stat().st_dev
+    folders, device = set(only), root.stat().st_dev
     for folder, names, files, fd in os.fwalk(root):
         inside = folder.removeprefix(str(root))
         if os.fstat(fd).st_dev != device:
             names.clear()
             continue
         if not inside:
-            names[:] = [name for name in names if name != CHANNEL and (not wanted or name in wanted)]
-            files = [name for name in files if not wanted or name in wanted]
+            names[:] = [name for name in names if name != CHANNEL and (not folders or name in folders)]
+            files = [name for name in files if not folders or name in folders]
         for name in [*names, *files]:
             if not f"{inside}/{name}".endswith("/.git/index"):
                 with contextlib.suppress(FileNotFoundError):
@@ -165,16 +165,16 @@ def compare(reference: Observation, observed: Observation, after: int = 0) -> tu
 
 
 def _numbered(outputs: Sequence[Output]) -> dict[str, str]:
-    return {str(one.turn): f"{one.stdout!r} ({one.ended} {one.exit_code})" for one in outputs}
+    return {str(output.turn): f"{output.stdout!r} ({output.ended} {output.exit_code})" for output in outputs}
 
 
 def _counted(commands: Sequence[str]) -> dict[str, str]:
     return {command: f"{commands.count(command)} times" for command in commands}
 
 
-def _differences(what: str, reference: Mapping[str, str], observed: Mapping[str, str]) -> list[str]:
+def _differences(part: str, reference: Mapping[str, str], observed: Mapping[str, str]) -> list[str]:
     return [
-        f"{what} {name}: {observed.get(name, 'absent')}, without a fault {reference.get(name, 'absent')}"
+        f"{part} {name}: {observed.get(name, 'absent')}, without a fault {reference.get(name, 'absent')}"
         for name in sorted(reference.keys() | observed.keys())
         if reference.get(name) != observed.get(name)
     ]

@@ -62,37 +62,39 @@ def flexshard_rows(quick: bool) -> Iterator[Row]:
 
 def _point(cluster: Cluster, label: str, table: EmbeddingTable) -> Iterator[Row]:
     for distinct in (False, True):
-        seen = traffic.exchange(cluster, (table,), 512.0, distinct=distinct)
+        request = traffic.exchange(cluster, (table,), 512.0, distinct=distinct)
         began = time.process_time()
-        ours = decide(seen)
+        ours = decide(request)
         took = time.process_time() - began
-        cuts, flat = ours.tables[0], rowwise(seen)
-        kept, moved = (_moved(seen, one) for one in (ours, flat))
-        faster = _seconds(cluster, seen, flat) / _seconds(cluster, seen, ours)
-        held = memory_of(seen, ours) / rowwise_memory(seen)
-        found = f"{cuts.hot:,} hot and {cuts.warm - cuts.hot:,} warm rows, decided in {took * 1e3:.0f} ms"
-        less = f"{1 - kept / moved:.1%} less all-to-all bytes; {held:.2f} of its memory; {found}"
+        cuts, flat = ours.tables[0], rowwise(request)
+        least, moved = (_moved(request, placed) for placed in (ours, flat))
+        faster = _seconds(cluster, request, flat) / _seconds(cluster, request, ours)
+        memory = memory_of(request, ours) / rowwise_memory(request)
+        decision = f"{cuts.hot:,} hot and {cuts.warm - cuts.hot:,} warm rows, decided in {took * 1e3:.0f} ms"
+        less = f"{1 - least / moved:.1%} less all-to-all bytes; {memory:.2f} of its memory; {decision}"
         if distinct:
             name = f"{label}, each row asked for once: time of row-wise"
             yield figure(name, "x", emulated=faster, note=less)
             continue
         # not beside it as published: of what skew that was is not said
-        said = {name: f"published {one:g}, skew not said ({SOURCE})" for name, one in PUBLISHED.items()}
+        published = {
+            name: f"published {value:g}, skew not said ({SOURCE})" for name, value in PUBLISHED.items()
+        }
         name = f"{label}: all-to-all bytes less than row-wise"
-        yield figure(name, "share", emulated=1 - kept / moved, note=f"{said['bytes']}; {found}")
-        yield figure(f"{label}: time of row-wise", "x", emulated=faster, note=said["latency"])
-        met = held <= 1 + 1e-9
-        yield figure(f"{label}: of row-wise's memory", "x", goal="<= 1", emulated=held, met=met)
+        yield figure(name, "share", emulated=1 - least / moved, note=f"{published['bytes']}; {decision}")
+        yield figure(f"{label}: time of row-wise", "x", emulated=faster, note=published["latency"])
+        smaller = memory <= 1 + 1e-9
+        yield figure(f"{label}: of row-wise's memory", "x", goal="<= 1", emulated=memory, passed=smaller)
 
 
-def _moved(seen: ReplicationRequest, decision: Replication) -> float:
-    sent = traffic.expected(seen, decision)
+def _moved(request: ReplicationRequest, decision: Replication) -> float:
+    sent = traffic.expected(request, decision)
     return float(sum(sent[phase].sum() for phase in traffic.ALL_TO_ALL))
 
 
-def _seconds(cluster: Cluster, seen: ReplicationRequest, decision: Replication) -> float:
+def _seconds(cluster: Cluster, request: ReplicationRequest, decision: Replication) -> float:
     latency = (cluster.host.intra.latency, cluster.placement(range(cluster.world_size)).latency)
-    return traffic.seconds(seen, traffic.expected(seen, decision), latency)
+    return traffic.seconds(request, traffic.expected(request, decision), latency)
 
 
 THEIRS, POOLING = "TorchRec's row-wise", "ours, each row asked for once"
@@ -119,64 +121,64 @@ def exchange_rows(quick: bool) -> Iterator[Row]:
     rows, steps = (50_000, 2) if quick else (400_000, 5)
     with ranks("windtunnel.data.embeddings.live.sharded") as run:
         for skew in (1.05,) if quick else (0.8, 1.05, 1.2):
-            found = run(f"{__name__}:on_rank", [rows, skew, steps], WORLD, MBITS * MBIT, 240.0)
+            results = run(f"{__name__}:on_rank", [rows, skew, steps], WORLD, MBITS * MBIT, 240.0)
             for arm, (name, distinct) in ARMS.items():
                 yield from _rows(
-                    f"Zipf {skew:g}, {arm}", [one[arm] for one in found], rows, skew, name, distinct
+                    f"Zipf {skew:g}, {arm}", [rank[arm] for rank in results], rows, skew, name, distinct
                 )
-            pair = [[one[arm] for one in found] for arm in (ROWWISE, OURS)]
-            base, ours = (median(one["seconds"] for one in arm) for arm in pair)
+            pair = [[rank[arm] for rank in results] for arm in (ROWWISE, OURS)]
+            base, ours = (median(rank["seconds"] for rank in arm) for arm in pair)
             moved = [
-                sum(sum(one["sent"][phase]) for one in arm for phase in traffic.ALL_TO_ALL) for arm in pair
+                sum(sum(rank["sent"][phase]) for rank in arm for phase in traffic.ALL_TO_ALL) for arm in pair
             ]
-            for what, unit, value in (
+            for measure, unit, value in (
                 ("bytes", "share", 1 - moved[1] / moved[0]), ("latency", "x", base / ours)
             ):  # fmt: skip
-                name = f"Zipf {skew:g}: {NAMES[what]}"
-                yield figure(name, unit, value, published=PUBLISHED[what], source=SOURCE)
+                name = f"Zipf {skew:g}: {NAMES[measure]}"
+                yield figure(name, unit, value, published=PUBLISHED[measure], source=SOURCE)
     yield from _pooled_rows(rows // TABLES, steps)
 
 
 def _pooled_rows(rows: int, steps: int) -> Iterator[Row]:
-    known = find_spec("torchrec") is not None and find_spec("fbgemm_gpu") is not None
-    if not known:
+    installed = find_spec("torchrec") is not None and find_spec("fbgemm_gpu") is not None
+    if not installed:
         yield left_out("pooled tables, TorchRec's row-wise", "TorchRec or FBGEMM is not installed")
-    with ranks("windtunnel.data.embeddings.live.sharded", *([TORCHREC] if known else [])) as run:
+    with ranks("windtunnel.data.embeddings.live.sharded", *([TORCHREC] if installed else [])) as run:
         for pooling in POOLED:
-            found = run(
-                f"{__name__}:on_rank_pooled", [rows, pooling, steps, known], WORLD, MBITS * MBIT, 240.0
+            results = run(
+                f"{__name__}:on_rank_pooled", [rows, pooling, steps, installed], WORLD, MBITS * MBIT, 240.0
             )
-            for arm in found[0]:
+            for arm in results[0]:
                 label, wire = (
                     f"{TABLES} tables pooled by {pooling}, {arm}",
-                    sum(one[arm]["wire"] for one in found),
+                    sum(rank[arm]["wire"] for rank in results),
                 )
                 yield figure(f"{label}: bytes of an iteration, all ranks", "B", wire)
-                yield figure(f"{label}: iteration", "s", (one[arm]["seconds"] for one in found))
+                yield figure(f"{label}: iteration", "s", (rank[arm]["seconds"] for rank in results))
 
 
 def _rows(
-    label: str, found: Sequence[dict[str, Any]], rows: int, skew: float, name: str, distinct: bool
+    label: str, results: Sequence[dict[str, Any]], rows: int, skew: float, name: str, distinct: bool
 ) -> Iterator[Row]:
-    seen = _seen(rows, skew, distinct)
-    decision = POLICIES[name](seen)
+    request = _request(rows, skew, distinct)
+    decision = POLICIES[name](request)
     assert isinstance(decision, Replication)
-    batches = [{"items": _ranks(seen, rank)} for rank in range(WORLD)]
-    predicted = traffic.exact(seen, decision, batches)
-    counted = sum(sum(map(sum, one["sent"].values())) for one in found)
-    total = int(sum(one.sum() for one in predicted.values()))
-    wire = sum(one["wire"] for one in found) / counted - 1
+    batches = [{"items": _ranks(request, rank)} for rank in range(WORLD)]
+    predicted = traffic.exact(request, decision, batches)
+    counted = sum(sum(map(sum, rank["sent"].values())) for rank in results)
+    total = int(sum(matrix.sum() for matrix in predicted.values()))
+    wire = sum(rank["wire"] for rank in results) / counted - 1
     cuts = decision.tables[0]
     yield figure(
         f"{label}: bytes of an iteration, all ranks", "B", counted, "equal", emulated=total,
         note=f"{cuts.hot:,} hot rows; headers and acknowledgements beside them {wire:.1%}",
     )  # fmt: skip
-    note, links = f"emulated: the links' time alone, {MBITS} Mb/s", traffic.seconds(seen, predicted)
-    taken = [one["seconds"] for one in found]
-    yield figure(f"{label}: iteration", "s", taken, emulated=links, note=note)
+    note, links = f"emulated: the links' time alone, {MBITS} Mb/s", traffic.seconds(request, predicted)
+    seconds = [rank["seconds"] for rank in results]
+    yield figure(f"{label}: iteration", "s", seconds, emulated=links, note=note)
 
 
-def _seen(rows: int, skew: float, distinct: bool) -> ReplicationRequest:
+def _request(rows: int, skew: float, distinct: bool) -> ReplicationRequest:
     points, shares = synthetic.zipf(rows, skew, points=128)
     table = EmbeddingTable(
         "items", rows, DIM, pooling=float(LOOKUPS), sequence=True, ranks=points, shares=shares
@@ -184,8 +186,8 @@ def _seen(rows: int, skew: float, distinct: bool) -> ReplicationRequest:
     return ReplicationRequest((table,), 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(SAMPLES), distinct)
 
 
-def _ranks(seen: ReplicationRequest, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return synthetic.draw(seen.tables[0], SAMPLES, np.random.default_rng([7, rank]))[1]
+def _ranks(request: ReplicationRequest, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return synthetic.draw(request.tables[0], SAMPLES, np.random.default_rng([7, rank]))[1]
 
 
 def on_rank(arguments: Any) -> dict[str, Any]:
@@ -196,19 +198,19 @@ def on_rank(arguments: Any) -> dict[str, Any]:
     from windtunnel.data.embeddings.live.sharded import ShardedEmbedding
 
     rows, skew, steps = arguments
-    found = {}
+    results = {}
     for arm, (name, distinct) in ARMS.items():
-        seen = _seen(rows, skew, distinct)
-        module = ShardedEmbedding(seen, decide=name, optimizer=partial(torch.optim.Adagrad, lr=0.1))
-        ids = torch.from_numpy(_ranks(seen, dist.get_rank()))
+        request = _request(rows, skew, distinct)
+        module = ShardedEmbedding(request, decide=name, optimizer=partial(torch.optim.Adagrad, lr=0.1))
+        ids = torch.from_numpy(_ranks(request, dist.get_rank()))
 
         def once(module: ShardedEmbedding = module, ids: torch.Tensor = ids) -> None:
             module.sent.clear()
             module({"items": ids})["items"].sum().backward()
             module.step()
 
-        found[arm] = {**_timed(once, steps), "sent": dict(module.sent)}
-    return found
+        results[arm] = {**_timed(once, steps), "sent": dict(module.sent)}
+    return results
 
 
 def on_rank_pooled(arguments: Any) -> dict[str, Any]:
@@ -219,45 +221,45 @@ def on_rank_pooled(arguments: Any) -> dict[str, Any]:
     from windtunnel.data.embeddings.live.optim import RowWiseAdagrad
     from windtunnel.data.embeddings.live.sharded import ShardedEmbedding
 
-    rows, pooling, steps, known = arguments
+    rows, pooling, steps, installed = arguments
     points, shares = synthetic.zipf(rows, 1.05, points=128)
     tables = tuple(
         EmbeddingTable(f"t{at}", rows, DIM, pooling=float(pooling), ranks=points, shares=shares)
         for at in range(TABLES)
     )
     rng = np.random.default_rng([7, dist.get_rank()])
-    drawn = {one.name: synthetic.draw(one, POOLED[pooling], rng) for one in tables}
+    drawn = {table.name: synthetic.draw(table, POOLED[pooling], rng) for table in tables}
     lengths = torch.from_numpy(np.stack([np.diff(offsets) for offsets, _ in drawn.values()]))
-    asked = {
+    lookups = {
         name: (torch.from_numpy(ids), torch.from_numpy(ends[:-1])) for name, (ends, ids) in drawn.items()
     }
-    seen = ReplicationRequest(tables, 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(POOLED[pooling]))
+    request = ReplicationRequest(tables, 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(POOLED[pooling]))
     arms: dict[str, Callable[[], torch.Tensor]] = {}
-    if known:
-        arms[THEIRS] = _torchrec(tables, asked, lengths)
+    if installed:
+        arms[THEIRS] = _torchrec(tables, lookups, lengths)
 
     def ours(module: ShardedEmbedding) -> torch.Tensor:
-        sums = torch.cat(list(module(asked).values()), 1)
+        sums = torch.cat(list(module(lookups).values()), 1)
         sums.sum().backward()
         module.step()
         return sums
 
     for arm in (POOLING, SUMS):
         module = ShardedEmbedding(
-            replace(seen, partial_sums=arm == SUMS), optimizer=partial(RowWiseAdagrad, lr=0.1),
-            init={one.name: lambda ids: torch.ones(len(ids), DIM) for one in tables},
+            replace(request, partial_sums=arm == SUMS), optimizer=partial(RowWiseAdagrad, lr=0.1),
+            init={table.name: lambda ids: torch.ones(len(ids), DIM) for table in tables},
         )  # fmt: skip
         arms[arm] = partial(ours, module)
-    found = {}
+    results = {}
     for arm, once in arms.items():
         # rows begin as ones, so the first sums are how many rows there are: all arms do the same work
         assert torch.equal(once().detach()[:, ::DIM], lengths.t().float()), arm
-        found[arm] = _timed(once, steps)
-    return found
+        results[arm] = _timed(once, steps)
+    return results
 
 
 def _torchrec(
-    tables: tuple[EmbeddingTable, ...], asked: dict[str, tuple[Any, Any]], lengths: Any
+    tables: tuple[EmbeddingTable, ...], lookups: dict[str, tuple[Any, Any]], lengths: Any
 ) -> Callable[[], Any]:
     """An iteration of TorchRec's ``EmbeddingBagCollection``, row-wise."""
     import torch
@@ -270,13 +272,13 @@ def _torchrec(
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    cpu, names = torch.device("cpu"), [one.name for one in tables]
+    cpu, names = torch.device("cpu"), [table.name for table in tables]
     configs = [
         EmbeddingBagConfig(
-            num_embeddings=one.rows, embedding_dim=DIM, name=one.name, feature_names=[one.name],
+            num_embeddings=table.rows, embedding_dim=DIM, name=table.name, feature_names=[table.name],
             init_fn=torch.nn.init.ones_,
         )
-        for one in tables
+        for table in tables
     ]  # fmt: skip
     bags = EmbeddingBagCollection(tables=configs, device=cpu)
     sharder = EmbeddingBagCollectionSharder(
@@ -287,7 +289,7 @@ def _torchrec(
     )
     sharded = DistributedModelParallel(bags, device=cpu, plan=ShardingPlan({"": plan}), sharders=[sharder])
     batch = KeyedJaggedTensor(
-        keys=names, values=torch.cat([ids for ids, _ in asked.values()]), lengths=lengths.flatten()
+        keys=names, values=torch.cat([ids for ids, _ in lookups.values()]), lengths=lengths.flatten()
     )
 
     def once() -> Any:
@@ -302,11 +304,11 @@ def _timed(once: Callable[[], object], steps: int) -> dict[str, Any]:
     """The median seconds of ``once`` on all ranks together, after a first time, and the bytes of the last."""
     import torch.distributed as dist
 
-    taken, before = [], 0
+    seconds, before = [], 0
     for _ in range(steps + 1):
         dist.barrier()
         began, before = time.perf_counter(), interface_bytes()
         once()
         dist.barrier()
-        taken.append(time.perf_counter() - began)
-    return {"seconds": median(taken[1:]), "wire": interface_bytes() - before}
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": median(seconds[1:]), "wire": interface_bytes() - before}

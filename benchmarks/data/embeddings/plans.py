@@ -1,4 +1,4 @@
-"""RecShard beside the paper's greedy plans, on the same tables; what is proven optimal; and scale.
+"""RecShard beside the paper's greedy plans, on the same tables; and what is proven optimal.
 
 All plans are read by one twin, which knows nothing of who made them.
 
@@ -36,30 +36,30 @@ GREEDY = ("size", "lookup", "size-lookup")
 
 def _tables(name: str, count: int | None = None) -> tuple[EmbeddingTable, ...]:
     """With the state of a row-wise optimiser."""
-    return tuple(replace(one, state_bytes=4) for one in synthetic.tables(name)[:count])
+    return tuple(replace(table, state_bytes=4) for table in synthetic.tables(name)[:count])
 
 
-def _decided(wanted: PlacementRequest) -> tuple[TablePlacement, float]:
+def _decided(request: PlacementRequest) -> tuple[TablePlacement, float]:
     begin = time.perf_counter()
-    return decide(wanted), time.perf_counter() - begin
+    return decide(request), time.perf_counter() - begin
 
 
 def _tight(tables: tuple[EmbeddingTable, ...], devices: int) -> PlacementRequest:
     """A tenth of the bytes is fast."""
-    total = float(sum(one.total_bytes for one in tables))
+    total = float(sum(table.total_bytes for table in tables))
     fast, slow = MemoryTier(0.1 * total / devices, 2e12), MemoryTier(total, 26e9)
     return PlacementRequest(tables, devices, fast, slow, BATCH)
 
 
-def _work(found: Iteration) -> float:
-    return found.lookups + found.updates
+def _work(priced: Iteration) -> float:
+    return priced.lookups + priced.updates
 
 
 def planners_rows(quick: bool) -> Iterator[Row]:
     cluster = load_cluster(CLUSTER)
     for name in ("rm3",) if quick else ("rm2", "rm3"):
         tables = _tables(name)
-        total = sum(one.total_bytes for one in tables)
+        total = sum(table.total_bytes for table in tables)
         # 24 GB, as in the paper, hold all rows of rm2 that are ever asked for: less shows what cuts gain
         for label, granted in (("24 GB", GRANTED), ("5% fast", 0.05 * total / cluster.world_size)):
             yield from _greedy(cluster, f"{name}, {label}", tables, granted)
@@ -68,27 +68,27 @@ def planners_rows(quick: bool) -> Iterator[Row]:
 def _greedy(
     cluster: Cluster, label: str, tables: tuple[EmbeddingTable, ...], granted: float
 ) -> Iterator[Row]:
-    wanted = PlacementRequest(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
-    ours, planning = _decided(wanted)
-    mine = iteration(cluster, wanted, ours)
+    request = PlacementRequest(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
+    ours, planning = _decided(request)
+    mine = iteration(cluster, request, ours)
     yield figure(f"{label}: planning", "s", planning, note=ours.reason)
     for policy in GREEDY:
-        plan = decide(replace(wanted, policy=policy))
-        theirs = iteration(cluster, wanted, plan)
+        plan = decide(replace(request, policy=policy))
+        theirs = iteration(cluster, request, plan)
         ratios = {
             "slow accesses": (theirs.raw[1], mine.raw[1]),
             "slow rows": (theirs.distinct[1], mine.distinct[1]),
             "balance": (_spread(plan), _spread(ours)), "reading and updating": (_work(theirs), _work(mine)),
             "iteration": (theirs.seconds, mine.seconds),
         }  # fmt: skip
-        for what, (other, own) in ratios.items():
-            published = PUBLISHED.get(what) if granted == GRANTED else None
-            shown = f"{label}: {what}, {policy} over recshard"
+        for quantity, (other, own) in ratios.items():
+            published = PUBLISHED.get(quantity) if granted == GRANTED else None
+            row = f"{label}: {quantity}, {policy} over recshard"
             if not own:
-                yield left_out(shown, "recshard has no slow access at all")
+                yield left_out(row, "recshard has no slow access at all")
                 continue
             goal = f"> {published:g}" if published else ""
-            yield figure(shown, "x", goal=goal, emulated=other / own, published=published, source=SOURCE)
+            yield figure(row, "x", goal=goal, emulated=other / own, published=published, source=SOURCE)
 
 
 def _spread(plan: TablePlacement) -> float:
@@ -99,9 +99,9 @@ def _spread(plan: TablePlacement) -> float:
 def milp_rows(quick: bool) -> Iterator[Row]:
     """What is proven, at growing sizes; and how near the search comes."""
     for count, devices in ((24, 4), (50, 2), *(() if quick else ((50, 4), (30, 8)))):
-        wanted = _tight(_tables("rm2", count), devices)
-        plan, seconds = _decided(wanted)
-        searched, quickly = _decided(replace(wanted, policy="search"))
+        request = _tight(_tables("rm2", count), devices)
+        plan, seconds = _decided(request)
+        searched, quickly = _decided(replace(request, policy="search"))
         label, solved = f"{count} tables on {devices} devices", count == 50
         note = f"{plan.reason}; solver: {plan.solver}, {len(plan.shards)} shards"
         goal = "<= 1 ppm" if solved else ""
@@ -111,28 +111,14 @@ def milp_rows(quick: bool) -> Iterator[Row]:
         yield figure(name, "", goal="<= 2%", emulated=over, note=f"{quickly:.2f} s")
 
 
-def scale_rows(quick: bool) -> Iterator[Row]:
-    """2,000 tables: those of dlrm2021 and rm1, again and again."""
-    tables = tuple(
-        replace(one, name=f"{one.name}-{place}")
-        for place, one in enumerate((*_tables("dlrm2021"), *_tables("rm1"), *_tables("dlrm2021")))
-    )[:2000]
-    for devices in (64,) if quick else (64, 256, 1024):
-        plan, seconds = _decided(_tight(tables, devices))
-        label = f"{len(tables)} tables on {devices} devices"
-        note = f"{len(plan.shards)} shards; {plan.reason}"
-        yield figure(f"{label}: time", "s", seconds, "<= 60 s")
-        yield figure(f"{label}: above the bounds", "", emulated=plan.gap, note=note)
-
-
 PAIR = "a100-80:1x2"
 
 
 def forecast_rows(quick: bool) -> Iterator[Row]:
     samples, sizes = (10_000, (20e6,)) if quick else (100_000, (20e6, 40e6, 60e6, 100e6))
     tables = synthetic.tables("small")
-    orders = {one.name: synthetic.order(one.rows, 3) for one in tables}
-    rows = {one.name: one.rows for one in tables}
+    orders = {table.name: synthetic.order(table.rows, 3) for table in tables}
+    rows = {table.name: table.rows for table in tables}
     with scratch() as folder:
         for seed in (1, 2):
             _write(folder / f"{seed}.npz", tables, orders, samples, seed)
@@ -142,22 +128,22 @@ def forecast_rows(quick: bool) -> Iterator[Row]:
             fast, slow = tiers(load_cluster(PAIR), size, 1e9)
             plan = decide(PlacementRequest(statistics.tables, 2, fast, slow, BATCH))
             truth = 0.0
-            for one in plan.shards:
-                kept = np.zeros(rows[one.table], bool)
-                kept[np.asarray(statistics.order(one.table))[: one.fast_rows]] = True
-                part = (one.last - one.first) / synthetic.DIM
-                truth += part * float((~kept[later[f"{one.table}.ids"]]).sum()) * BATCH / samples
-            bare = tuple(replace(one, held_out=None) for one in statistics.tables)
-            for name, known in (("forecast", statistics.tables), ("in the sample itself", bare)):
-                said = float(accesses(known, plan.shards, BATCH).raw[:, 1].sum())
+            for table in plan.shards:
+                in_fast = np.zeros(rows[table.table], bool)
+                in_fast[np.asarray(statistics.order(table.table))[: table.fast_rows]] = True
+                part = (table.last - table.first) / synthetic.DIM
+                truth += part * float((~in_fast[later[f"{table.table}.ids"]]).sum()) * BATCH / samples
+            bare = tuple(replace(table, held_out=None) for table in statistics.tables)
+            for name, profiled in (("forecast", statistics.tables), ("in the sample itself", bare)):
+                forecast = float(accesses(profiled, plan.shards, BATCH).raw[:, 1].sum())
                 words, note = f"slow accesses, {name}, {size / 1e6:.0f} MB a device", "measured: another log"
-                yield figure(words, "rows", truth, emulated=said, note=note)
+                yield figure(words, "rows", truth, emulated=forecast, note=note)
 
 
 def _write(path: Path, tables: Any, orders: dict[str, Any], samples: int, seed: int) -> None:
     columns: dict[str, Any] = {}
-    for number, one in enumerate(tables):
+    for number, table in enumerate(tables):
         rng = np.random.default_rng([seed, number])
-        offsets, columns[f"{one.name}.ids"] = synthetic.draw(one, samples, rng, orders[one.name])
-        columns[f"{one.name}.offsets"] = offsets
+        offsets, columns[f"{table.name}.ids"] = synthetic.draw(table, samples, rng, orders[table.name])
+        columns[f"{table.name}.offsets"] = offsets
     np.savez(path, **columns)

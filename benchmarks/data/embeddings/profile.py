@@ -42,16 +42,18 @@ def profile_rows(quick: bool) -> Iterator[Row]:
             except ImportError:
                 yield left_out(f"lookups/s, {name}", f"{name} is not installed")
         wide = folder / "wide.parquet"
-        small = {one.name: one for one in synthetic.tables("small")}
+        small = {table.name: table for table in synthetic.tables("small")}
         many = _write(wide, small, samples // 5, 0)
-        arms["profile, 16 features"] = lambda: sum(one.lookups for one in profile([str(wide)]).facts.values())
+        arms["profile, 16 features"] = lambda: sum(
+            facts.lookups for facts in profile([str(wide)]).facts.values()
+        )
         expected = {name: many if "features" in name else lookups for name in arms}
         for name, arm in arms.items():  # the pass that warms caches and compiles
             assert arm() == expected[name], name
         timed = {name: partial(seconds_of, arm, time.process_time) for name, arm in arms.items()}
-        taken = in_turn(timed, 3 if quick else 5)
-        ours = lookups / min(taken["profile"])
-        for name, seconds in taken.items():
+        times = in_turn(timed, 3 if quick else 5)
+        ours = lookups / min(times["profile"])
+        for name, seconds in times.items():
             rate = expected[name] / min(seconds)
             goal = ">= 20 M" if name.startswith("profile") else ""
             note = "" if goal else f"profile is {ours / rate:.1f}x as fast"
@@ -110,7 +112,7 @@ def _memory_rows(quick: bool) -> Iterator[Row]:
 def _hashed(folder: Path, rows: int) -> tuple[int, float, float]:
     """The most memory, and CPU seconds until all is read and until the order is written."""
     begun = time.process_time()
-    found = profile([f"{folder}/*.npz"], rows={"f": rows}, hashes={"f": "splitmix64"})
+    statistics = profile([f"{folder}/*.npz"], rows={"f": rows}, hashes={"f": "splitmix64"})
     read = time.process_time() - begun
-    found.save(folder / "out")
+    statistics.save(folder / "out")
     return most_resident(), read, time.process_time() - begun

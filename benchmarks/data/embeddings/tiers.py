@@ -41,26 +41,26 @@ Batch = dict[str, tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]
 
 def tiers_rows(quick: bool) -> Iterator[Row]:
     tables = tuple(
-        replace(one, state_bytes=4) for one in synthetic.tables("small", scale=0.2 if quick else 1.0)
+        replace(table, state_bytes=4) for table in synthetic.tables("small", scale=0.2 if quick else 1.0)
     )
-    bytes_each = sum(one.total_bytes for one in tables) / DEVICES
+    bytes_each = sum(table.total_bytes for table in tables) / DEVICES
     rng = np.random.default_rng(0)
     with scratch() as folder:
         speeds = [_bandwidth(share, folder) for share in (1.0, 0.0)]
         fast, slow = MemoryTier(FAST * bytes_each, speeds[0]), MemoryTier(4 * bytes_each, speeds[1])
-        orders = {one.name: synthetic.order(one.rows, at) for at, one in enumerate(tables)}
+        orders = {table.name: synthetic.order(table.rows, at) for at, table in enumerate(tables)}
         write_statistics(folder / "statistics", tables, orders=orders)
-        known = read_statistics(folder / "statistics")
+        profiled = read_statistics(folder / "statistics")
         batches = [_batch(tables, orders, rng) for _ in range(6 if quick else 14)]
-        asked = PlacementRequest(tables, DEVICES, fast, slow, BATCH, columns=0)
-        plans = {name: decide(replace(asked, policy=name)) for name in POLICIES}
+        request = PlacementRequest(tables, DEVICES, fast, slow, BATCH, columns=0)
+        plans = {name: decide(replace(request, policy=name)) for name in POLICIES}
         for share in (2 * FAST, 4 * FAST):
-            more = replace(asked, fast=replace(fast, capacity=share * bytes_each))
-            found = [_slow(decide(replace(more, policy=name)), batches[2:]) for name in POLICIES]
-            over = [min(one[at] for one in found[:-1]) / found[-1][at] for at in (0, 1)]
+            more = replace(request, fast=replace(fast, capacity=share * bytes_each))
+            counts_at = [_slow(decide(replace(more, policy=name)), batches[2:]) for name in POLICIES]
+            over = [min(count[at] for count in counts_at[:-1]) / counts_at[-1][at] for at in (0, 1)]
             name, note = f"{SLOW}, {share:.0%} fast", f"distinct rows {over[1]:.1f}x"
             yield figure(name, "x", over[0], note=note)
-        flights = {name: _Flight(known, plan, folder / name) for name, plan in plans.items()}
+        flights = {name: _Flight(profiled, plan, folder / name) for name, plan in plans.items()}
         try:
             # the rows of the last batch are kept: lookups come with another one than the step before them
             half = len(batches) // 2
@@ -94,13 +94,13 @@ def tiers_rows(quick: bool) -> Iterator[Row]:
 class _Flight:
     """One plan's modules, device by device, all rows written."""
 
-    def __init__(self, known: Statistics, plan: TablePlacement, folder: Path) -> None:
+    def __init__(self, statistics: Statistics, plan: TablePlacement, folder: Path) -> None:
         self.devices: list[dict[str, TieredEmbeddingBag]] = []
         for device in range(plan.devices):
             (folder / str(device)).mkdir(parents=True)
             make = partial(RowWiseAdagrad, lr=0.01)
             modules = build(
-                plan, known, device, slow=folder / str(device), optimizer=make, include_last_offset=True
+                plan, statistics, device, slow=folder / str(device), optimizer=make, include_last_offset=True
             )
             for bag in modules.values():
                 for ids in torch.arange(bag.rows).split(1 << 16):
@@ -109,7 +109,7 @@ class _Flight:
 
     def next(self, batches: Iterator[Batch], kind: str) -> float:
         """Seconds of the slowest device for a step, or for its lookups alone."""
-        batch, taken = next(batches), []
+        batch, seconds = next(batches), []
         for modules in self.devices:
             begin = time.perf_counter()
             with torch.set_grad_enabled(kind == TRAINED):
@@ -118,8 +118,8 @@ class _Flight:
                     torch.cat(out, 1).sum().backward()
                     for bag in modules.values():
                         bag.step()
-            taken.append(time.perf_counter() - begin)
-        return max(taken)
+            seconds.append(time.perf_counter() - begin)
+        return max(seconds)
 
     def close(self) -> None:
         for modules in self.devices:
@@ -153,8 +153,8 @@ def _bandwidth(share: float, folder: Path) -> float:
     with closing(bag):
         for some in torch.arange(rows).split(1 << 14):
             bag.write(some, bag.read(some))
-        taken = [seconds_of(partial(step, some)) for some in ids]
-    return batch * 64 * 4 / statistics.median(taken[1:])
+        seconds = [seconds_of(partial(step, some)) for some in ids]
+    return batch * 64 * 4 / statistics.median(seconds[1:])
 
 
 def _slow(plan: TablePlacement, batches: list[Batch]) -> tuple[float, float]:
@@ -203,7 +203,7 @@ def _overhead_rows(quick: bool) -> Iterator[Row]:
 
         arms = {"plain": partial(once, plain, optimizer.step, iter(batches))}
         arms |= {str(share): partial(once, bag, bag.step, iter(batches)) for share, bag in tiered.items()}
-        taken = in_turn(arms, len(batches))
+        seconds = in_turn(arms, len(batches))
         for share in tiered:
             words, goal = f"step over nn.EmbeddingBag's, {name}, {share:.0%} fast", "<= 1.5" * (share == 1)
-            yield figure(words, "x", ratios(taken[str(share)][2:], taken["plain"][2:]), goal)
+            yield figure(words, "x", ratios(seconds[str(share)][2:], seconds["plain"][2:]), goal)

@@ -44,8 +44,8 @@ def rows_rows(quick: bool) -> Iterator[Row]:
     rows, epochs, repeats = (32_768, 2, 1) if quick else (65_536, 6, 3)
     with scratch() as folder:
         synthetic.write(folder / "table", "rm1", rows, maps=False, files=4, group_rows=4096)
-        (one,) = synthetic.sessions(str(folder / "table"), "rm1", 1)
-        session = replace(one, epochs=epochs, split_rows=4096)
+        (sample,) = synthetic.sessions(str(folder / "table"), "rm1", 1)
+        session = replace(sample, epochs=epochs, split_rows=4096)
         arms = _arms(session, rows, folder)
         arms["DataLoader, batches of the same reader"] = partial(
             _paced, lambda: loaded(session, DataLoader, Ours(session)), rows, epochs
@@ -67,7 +67,7 @@ def plain_rows(quick: bool) -> Iterator[Row]:
     rows, epochs, repeats = (65_536, 2, 1) if quick else (524_288, 6, 3)
     with scratch() as folder:
         rng = np.random.default_rng(1)
-        columns = {f"f{one:02d}": rng.random(rows, np.float32) for one in range(12)}
+        columns = {f"f{number:02d}": rng.random(rows, np.float32) for number in range(12)}
         table = pa.table({"label": rng.integers(0, 2, rows), **columns})
         (folder / "table").mkdir()
         for number in range(4):
@@ -88,23 +88,23 @@ def _arms(session: IngestSession, rows: int, folder: Path) -> dict[str, Callable
         "DataLoader, batches": lambda: loaded(session, DataLoader, Batches(session)),
         "DataLoader, no processes": lambda: loaded(session, DataLoader, Batches(session), 0),
     }
-    return {name: partial(_paced, one, rows, session.epochs) for name, one in fed.items()}
+    return {name: partial(_paced, batches, rows, session.epochs) for name, batches in fed.items()}
 
 
 def _compared(arms: dict[str, Callable[[], Pace]], repeats: int, goal: str = "") -> Iterator[Row]:
-    found = in_turn(arms, repeats)
-    for name, paces in found.items():
+    paces_of = in_turn(arms, repeats)
+    for name, paces in paces_of.items():
         note = f"{0 if name in ALONE else PROCESSES} processes"
-        yield figure(name, "rows/s", (one.rate for one in paces), note=note)
-        yield figure(f"{name}: of a CPU-second", "rows", (one.thrift for one in paces))
-        yield figure(f"{name}: memory", "bytes", (one.memory for one in paces))
-    for what, words in (("rate", "time"), ("thrift", "CPU time")):
+        yield figure(name, "rows/s", (pace.rate for pace in paces), note=note)
+        yield figure(f"{name}: of a CPU-second", "rows", (pace.thrift for pace in paces))
+        yield figure(f"{name}: memory", "bytes", (pace.memory for pace in paces))
+    for measure, words in (("rate", "time"), ("thrift", "CPU time")):
         any_order, ordered = (
-            [getattr(one, what) for one in found[f"service{it}"]] for it in ("", ", ordered")
+            [getattr(pace, measure) for pace in paces_of[f"service{it}"]] for it in ("", ", ordered")
         )
         cost = ratios(any_order, ordered)
         yield figure(f"{words} of the service, ordered, over that in any order", "x", cost)
-    ours, other = ([one.rate for one in found[it]] for it in ("service", "DataLoader, batches"))
+    ours, other = ([pace.rate for pace in paces_of[it]] for it in ("service", "DataLoader, batches"))
     yield figure("service against DataLoader, batches", "x", ratios(ours, other), goal)
 
 
@@ -133,16 +133,18 @@ class Ours(Batches):
 
 def by_arrow(session: IngestSession, number: int, count: int) -> Iterator[pa.RecordBatch]:
     """Batches of every ``count``-th row group, without `reader`."""
-    steps = [(one, transforms.settings(one, "bench")) for one in session.transforms]
-    wanted = list(reader.needed(session))
+    steps = [(transform, transforms.settings(transform, "bench")) for transform in session.transforms]
+    columns_read = list(reader.needed(session))
     files = [pq.ParquetFile(path) for path in sorted(Path(session.table).iterdir())]
     groups = [(file, group) for file in files for group in range(file.num_row_groups)]
     for place, (file, group) in enumerate(groups[number::count]):
-        for batch in file.iter_batches(session.batch, row_groups=[group], columns=wanted, use_threads=False):
+        for batch in file.iter_batches(
+            session.batch, row_groups=[group], columns=columns_read, use_threads=False
+        ):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             rows = transforms.Rows(session.seed, place, np.arange(batch.num_rows))
-            made = transforms.apply(steps, columns, rows, session.table)
-            yield pa.record_batch({name: made[name] for name in session.columns})
+            outputs = transforms.apply(steps, columns, rows, session.table)
+            yield pa.record_batch({name: outputs[name] for name in session.columns})
 
 
 def _paced(arm: Callable[[], Iterator[dict[str, Any]]], rows: int, epochs: int) -> Pace:
@@ -188,11 +190,11 @@ def loaded(
         gc.collect()  # its processes end with it
 
 
-def _made(session: IngestSession, split: TableSplit) -> bytes:
+def _encoded(session: IngestSession, split: TableSplit) -> bytes:
     sink = pa.BufferOutputStream()
-    made = list(reader.batches(session, split, 0))
-    with pa.ipc.new_stream(sink, made[0].schema) as stream:
-        for batch in made:
+    batches = list(reader.batches(session, split, 0))
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
             stream.write_batch(batch)
     return sink.getvalue().to_pybytes()
 
@@ -203,12 +205,12 @@ def pooled(session: IngestSession, kind: Any = None) -> Iterator[dict[str, Any]]
         splits = iter(reader.splits(session) * session.epochs)
 
         def ask(count: int) -> list[Any]:
-            return [pool.apply_async(_made, (session, one)) for one in itertools.islice(splits, count)]
+            return [pool.apply_async(_encoded, (session, split)) for split in itertools.islice(splits, count)]
 
-        asked = deque(ask(2 * PROCESSES))
-        while asked:
-            data = asked.popleft().get()
-            asked += ask(1)
+        pending = deque(ask(2 * PROCESSES))
+        while pending:
+            data = pending.popleft().get()
+            pending += ask(1)
             yield from map(tensors, pa.ipc.open_stream(data))
 
 
@@ -228,19 +230,19 @@ def paced(batches: Iterator[int], rows: int, epochs: int) -> Pace:
     Raises:
         RuntimeError: other than these rows came.
     """
-    seen = 0
+    total = 0
     begin, cpu = time.perf_counter(), _cpu()
     for count in batches:
-        seen += count
-        if seen == rows:
+        total += count
+        if total == rows:
             begin, cpu = time.perf_counter(), _cpu()
-        if seen >= epochs * rows:
+        if total >= epochs * rows:
             break
     seconds, memory = time.perf_counter() - begin, _memory()
     # of those that are there now: what an earlier arm left may end meanwhile
     spent = sum(used - cpu.get(process, 0.0) for process, used in _cpu().items())
-    if next(batches, None) is not None or seen != epochs * rows:
-        raise RuntimeError(f"{seen} rows came, not {epochs * rows}")
+    if next(batches, None) is not None or total != epochs * rows:
+        raise RuntimeError(f"{total} rows came, not {epochs * rows}")
     counted = (epochs - 1) * rows
     return Pace(counted / seconds, counted / spent, memory)
 
@@ -251,8 +253,8 @@ def _tree() -> list[psutil.Process]:
 
 
 def _cpu() -> dict[int, float]:
-    return {one.pid: sum(one.cpu_times()[:2]) for one in _tree()}
+    return {process.pid: sum(process.cpu_times()[:2]) for process in _tree()}
 
 
 def _memory() -> float:
-    return float(sum(one.memory_full_info().uss for one in _tree()))
+    return float(sum(process.memory_full_info().uss for process in _tree()))

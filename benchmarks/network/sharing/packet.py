@@ -81,7 +81,7 @@ def _attach(count: int) -> int:
         queues.make_clsact(DEVICE)
         queues.attach(DEVICE, "egress", code, "bench")
         os.close(code)
-        return sum(one.memory for name, one in maps.items() if name != "names")
+        return sum(table.memory for name, table in maps.items() if name != "names")
     finally:
         native.close(maps)
 

@@ -20,7 +20,7 @@ from statistics import median
 from benchmarks.harness.measure import in_turn
 from benchmarks.harness.rows import Row, figure, need
 from benchmarks.network import traffic
-from benchmarks.network.traffic import BULK, DATAGRAM, line, told
+from benchmarks.network.traffic import BULK, DATAGRAM, byte_counts, line
 from windtunnel.linux import network, queues
 from windtunnel.network.sharing.policy import SHARE, decide, fixed
 from windtunnel.network.sharing.twin import SharedLink, SharingResult, TenantTraffic, emulate
@@ -37,22 +37,23 @@ TENANTS: dict[str, tuple[TenantTraffic, ...]] = {
     "weights 3 to 1": (TenantTraffic("three", 4, weight=3.0), TenantTraffic("one", 16)),
     "caps of 6, 2 and 1 Gb/s": tuple(TenantTraffic(f"{cap}", 4, rate=cap * 1.25e8) for cap in (6, 2, 1)),
 }  # fmt: skip
-MARKED_TENANTS = (TenantTraffic("marked reno", 2, feedback="ecn"), TenantTraffic("cubic", 8, "cubic"))
 IDLE_TENANTS = (TenantTraffic("busy", 4), TenantTraffic("idle", stops=True))
 WORLDS = {"20 us": SharedLink(), "100 us": SharedLink(rtt=100e-6)}
 
 
-def error(found: SharingResult) -> float:
+def error(result: SharingResult) -> float:
     """The largest part by which a tenant is off its own rate."""
-    return max(abs(got - own) / own for got, own in zip(found.goodput, found.promised, strict=True))
+    return max(abs(got - own) / own for got, own in zip(result.goodput, result.promised, strict=True))
 
 
-def said(found: Sequence[SharingResult]) -> str:
+def summary(results: Sequence[SharingResult]) -> str:
     """Median goodputs in Gb/s, and what the physical queue and drops were."""
     goods = " / ".join(
-        f"{median(each) * 8e-9:.2f}" for each in zip(*(one.goodput for one in found), strict=True)
+        f"{median(each) * 8e-9:.2f}" for each in zip(*(result.goodput for result in results), strict=True)
     )
-    wait, dropped = (median(getattr(one, what) for one in found) for what in ("wait", "dropped"))
+    wait, dropped = (
+        median(getattr(result, quantity) for result in results) for quantity in ("wait", "dropped")
+    )
     return f"{goods} Gb/s; {wait * 1e6:.0f} us in the queue, {dropped:.1%} dropped"
 
 
@@ -62,16 +63,15 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     for trip, world in list(WORLDS.items())[: 1 if quick else None]:
         for name, tenants in TENANTS.items():
             for arm in ARMS:
-                found = [emulate(tenants, arm, seconds, seed, world) for seed in seeds]
+                results = [emulate(tenants, arm, seconds, seed, world) for seed in seeds]
                 words, goal = f"{trip}: {name}, {arm}: share error", "<= 2%" if arm == "aq" else ""
-                yield figure(words, "", goal=goal, emulated=map(error, found), note=said(found))
+                yield figure(words, "", goal=goal, emulated=map(error, results), note=summary(results))
     for name, policy in (("not lent", fixed), ("lent", decide)):
-        found = [emulate(IDLE_TENANTS, "aq", seconds, seed, policy=policy) for seed in seeds]
-        used, goal = [one.goodput[0] / SharedLink().line for one in found], ">= 97%" * (name == "lent")
-        yield figure(f"idle neighbour, {name}: of the line", "", goal=goal, emulated=used, note=said(found))
-    found = [emulate(MARKED_TENANTS, "aq", seconds, seed) for seed in seeds]
-    used = [one.goodput[0] / one.promised[0] for one in found]
-    yield figure("reno that is marked: of its rate", "", emulated=used, note=said(found))
+        results = [emulate(IDLE_TENANTS, "aq", seconds, seed, policy=policy) for seed in seeds]
+        used, goal = [each.goodput[0] / SharedLink().line for each in results], ">= 97%" * (name == "lent")
+        yield figure(
+            f"idle neighbour, {name}: of the line", "", goal=goal, emulated=used, note=summary(results)
+        )
 
 
 LINE = 25e6
@@ -88,7 +88,6 @@ class Sends:
     kind: str
     count: int
     weight: float = 1.0
-    feedback: str = "drop"
 
 
 SCENARIOS: dict[str, tuple[Sends, Sends]] = {
@@ -98,7 +97,6 @@ SCENARIOS: dict[str, tuple[Sends, Sends]] = {
     "4 CUBIC against 4 BBR": (Sends("cubic", 4), Sends("bbr", 4)),
     "3 BBR to 1 CUBIC, 4 flows each": (Sends("bbr", 4, 3.0), Sends("cubic", 4)),
 }
-MARKED = (Sends("reno", 2, feedback="ecn"), Sends("cubic", 8))
 IDLE = (Sends("cubic", 4), Sends("cubic", 0))
 
 
@@ -108,29 +106,32 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
     repeats, span = (1, 1.5) if quick else (5, 3.0)
     for name, senders in list(SCENARIOS.items())[: 2 if quick else None]:
         arms = {arm: partial(_round, senders, arm, span) for arm in ("gap", "fifo", "htb")}
-        for arm, found in in_turn(arms, repeats).items():
+        for arm, rounds in in_turn(arms, repeats).items():
             own = _own(senders, SHARE if arm == "gap" else 1.0)
-            off = [max(abs(got - rate) / rate for got, rate in zip(one, own, strict=True)) for one in found]
+            off = [
+                max(abs(got - rate) / rate for got, rate in zip(goodputs, own, strict=True))
+                for goodputs in rounds
+            ]
             goal = "<= 5%" if arm == "gap" else ""
-            yield figure(f"{name}, {arm}: share error", "", off, goal, note=_told(found))
+            yield figure(f"{name}, {arm}: share error", "", off, goal, note=_rates(rounds))
     arms = {arm: partial(_round, IDLE, arm, span) for arm in ("gap", "lent", "fifo", "htb")}
-    for arm, found in in_turn(arms, repeats).items():
-        used, goal = [one[0] / (LINE * PAYLOAD) for one in found], ">= 97%" if arm == "lent" else ""
-        yield figure(f"idle neighbour, {arm}: of the line", "", used, goal, note=_told(found))
-    marked = [_round(MARKED, "gap", span) for _ in range(repeats)]
-    used = [one[0] / _own(MARKED, SHARE)[0] for one in marked]
-    yield figure("reno that is marked: of its rate", "", used, note=_told(marked))
+    for arm, rounds in in_turn(arms, repeats).items():
+        used, goal = (
+            [goodputs[0] / (LINE * PAYLOAD) for goodputs in rounds],
+            ">= 97%" if arm == "lent" else "",
+        )
+        yield figure(f"idle neighbour, {arm}: of the line", "", used, goal, note=_rates(rounds))
 
 
 def _own(senders: Sequence[Sends], share: float) -> list[float]:
     """Goodput that each would have at exactly its weight's part of so much of the line."""
-    weights = sum(one.weight for one in senders)
-    size = [DATAGRAM / (DATAGRAM + 42) if one.kind == "udp" else PAYLOAD for one in senders]
-    return [share * LINE * one.weight / weights * part for one, part in zip(senders, size, strict=True)]
+    weights = sum(sender.weight for sender in senders)
+    size = [DATAGRAM / (DATAGRAM + 42) if sender.kind == "udp" else PAYLOAD for sender in senders]
+    return [share * LINE * sender.weight / weights * part for sender, part in zip(senders, size, strict=True)]
 
 
-def _told(found: Sequence[Sequence[float]]) -> str:
-    return " / ".join(f"{median(each) * 8e-6:.1f}" for each in zip(*found, strict=True)) + " Mb/s"
+def _rates(rounds: Sequence[Sequence[float]]) -> str:
+    return " / ".join(f"{median(each) * 8e-6:.1f}" for each in zip(*rounds, strict=True)) + " Mb/s"
 
 
 def _round(senders: Sequence[Sends], arm: str, span: float) -> list[float]:
@@ -143,21 +144,21 @@ def _round(senders: Sequence[Sends], arm: str, span: float) -> list[float]:
         _put(arm, port, senders, [host[1] for host in hosts[:2]], stack)
         receiver = stack.enter_context(traffic.started(there, "receive", ",".join(map(str, BULK))))
         line(receiver)
-        for one, (place, _), number in zip(senders, hosts, BULK, strict=False):
-            if one.count:
-                words = ["send", address, number, one.kind, one.count, UDP]
+        for sender, (place, _), number in zip(senders, hosts, BULK, strict=False):
+            if sender.count:
+                words = ["send", address, number, sender.kind, sender.count, UDP]
                 line(stack.enter_context(traffic.started(place, *words)))
         time.sleep(1.0)
-        began, before = told(receiver)
+        began, before = byte_counts(receiver)
         time.sleep(span)
-        ended, after = told(receiver)
+        ended, after = byte_counts(receiver)
         return [(late - early) / (ended - began) for early, late in zip(before, after, strict=True)]
 
 
 def _put(arm: str, port: str, senders: Sequence[Sends], addresses: Sequence[str], stack: ExitStack) -> None:
     """What stands before the line, and the line."""
     if arm == "htb":
-        own = [LINE * one.weight / sum(other.weight for other in senders) for one in senders]
+        own = [LINE * sender.weight / sum(other.weight for other in senders) for sender in senders]
         queues.make_classes(port, LINE, own, LINE)
         for number, address in enumerate(addresses, 2):
             queues.classify(port, address, number)
@@ -165,7 +166,7 @@ def _put(arm: str, port: str, senders: Sequence[Sends], addresses: Sequence[str]
     network.set_rate(port, LINE)
     if arm != "fifo":
         entities = {
-            f"e{number}": {"match": address, "weight": one.weight, "feedback": one.feedback}
-            for number, (one, address) in enumerate(zip(senders, addresses, strict=True))
+            f"e{number}": {"match": address, "weight": sender.weight}
+            for number, (sender, address) in enumerate(zip(senders, addresses, strict=True))
         }
-        stack.enter_context(traffic.shared(port, LINE, entities, lent=arm == "lent"))
+        stack.enter_context(traffic.shared(port, LINE, entities, work_conserving=arm == "lent"))

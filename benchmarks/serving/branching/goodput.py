@@ -61,7 +61,7 @@ class Workload:
         def length(median: int, sigma: float) -> int:
             return max(1, round(median * float(np.exp(sigma * random.standard_normal()))))
 
-        at, made = 0.0, list[InferenceRequest]()
+        at, requests = 0.0, list[InferenceRequest]()
         half = self.wave / 2
         while (at := at + float(random.exponential()) / rate) < self.seconds:  # now stretched to waves
             whole, rest = divmod(at, self.wave)
@@ -75,13 +75,11 @@ class Workload:
             stages: tuple[Serial | Parallel, ...] = (Serial(serial),)
             if drawn < self.share:
                 stages = (Serial(before), Parallel((8,) * many, sizes, 8), Serial(after))
-            asked = Objective(self.ttft, self.tpot)
-            made.append(
-                InferenceRequest(
-                    len(made), whole * self.wave + late, self.cached + prompt, stages, asked, self.cached
-                )
+            objective, arrival = Objective(self.ttft, self.tpot), whole * self.wave + late
+            requests.append(
+                InferenceRequest(len(requests), arrival, self.cached + prompt, stages, objective, self.cached)
             )
-        return made
+        return requests
 
 
 def attainment(
@@ -91,14 +89,14 @@ def attainment(
     """The share of requests that got what they were promised, on the twin; 0 as soon as it is sure to be
     ``least`` at most."""
     requests = work.requests(seed, rate)
-    counted = sum(one.arrival >= work.warm for one in requests)
+    counted = sum(request.arrival >= work.warm for request in requests)
     good = missed = 0
 
     def hopeless(done: Finished) -> bool:
         nonlocal good, missed
-        one, paid = done.request, done.tokens - 1
-        if one.arrival >= work.warm:
-            ok = kept(one.objective, one.arrival, done.first, done.end, paid)
+        request, paid = done.request, done.tokens - 1
+        if request.arrival >= work.warm:
+            ok = in_time(request.objective, request.arrival, done.first, done.end, paid)
             good, missed = good + ok, missed + (not ok)
         return counted - missed <= least * counted
 
@@ -109,9 +107,9 @@ def attainment(
     return good / counted if good > least * counted else 0.0
 
 
-def kept(asked: Objective, arrival: float, first: float, end: float, paid: int) -> bool:
+def in_time(objective: Objective, arrival: float, first: float, end: float, paid: int) -> bool:
     """Whether a request got its first token in time, and the others in the time of the ``paid`` ones."""
-    return first - arrival <= asked.ttft and end - first <= paid * asked.tpot
+    return first - arrival <= objective.ttft and end - first <= paid * objective.tpot
 
 
 def goodput(
@@ -120,14 +118,14 @@ def goodput(
 ) -> float:  # fmt: skip
     """Requests a second that got what they were promised, at the highest rate found at which more than
     `ATTAINED` did; 0 for none."""
-    found = 0.0
+    best = 0.0
     for _ in range(halvings):
         rate = float(np.sqrt(low * high))
         if share := attainment(work, policy, rate, seed, limits, time, least=ATTAINED):
-            low, found = rate, rate * share
+            low, best = rate, rate * share
         else:
             high = rate
-    return found
+    return best
 
 
 SEEDS, FEW = (1, 2, 3), (1,)
@@ -136,7 +134,6 @@ PUBLISHED = {"off": (1.77, ">= 1.3 x"), "eager": (1.48, ">= 1.15 x")}
 SOURCE = "Gandhi et al., arXiv 2605.06914, abstract; Qwen3-32B, other workload"
 BASE = Workload()
 ARMS = ("off", "eager", "taper")
-LOADS = (0.7, 0.85, 1.0, 1.15)
 SHORT = replace(BASE, seconds=75.0, warm=30.0)
 MAP: Mapping[str, Workload] = {
     "steady": replace(SHORT, burst=0.0),
@@ -155,44 +152,30 @@ MAP: Mapping[str, Workload] = {
 def goodput_rows(quick: bool) -> Iterator[Row]:
     """Of `taper`, one branch of each request, and all."""
     work = SHORT if quick else BASE
-    found = _found(work, ARMS, FEW if quick else SEEDS)
-    for name, rates in found.items():
+    rates_of = _goodputs(work, ARMS, FEW if quick else SEEDS)
+    for name, rates in rates_of.items():
         yield figure(name, "requests/s", emulated=rates)
     for name, (published, goal) in PUBLISHED.items():
-        over = ratios(found["taper"], found[name])
+        over = ratios(rates_of["taper"], rates_of[name])
         yield figure(f"taper over {name}", "x", goal=goal, emulated=over, published=published, source=SOURCE)
-
-
-def load_rows(quick: bool) -> Iterator[Row]:
-    """The share of requests that got what they were promised, by load."""
-    work = SHORT if quick else BASE
-    full = median(_found(work, ("taper",), FEW)["taper"])
-    for load in LOADS[:: 3 if quick else 1]:
-        shares = on_all_processors(partial(_share, work, load * full), {name: [name] for name in ARMS})
-        for name, share in shares.items():
-            yield figure(f"{name} at {load:.0%} of taper's goodput", "", emulated=share)
 
 
 def map_rows(quick: bool) -> Iterator[Row]:
     """One thing of the workload changed at a time."""
     for words, work in list(MAP.items())[:: 9 if quick else 1]:
-        found = _found(work, ARMS, FEW)
+        rates_of = _goodputs(work, ARMS, FEW)
         for name in ("off", "eager"):
-            note = f"{median(found['taper']):.2f} and {median(found[name]):.2f} requests/s, one seed"
-            over = ratios(found["taper"], found[name])
+            note = f"{median(rates_of['taper']):.2f} and {median(rates_of[name]):.2f} requests/s, one seed"
+            over = ratios(rates_of["taper"], rates_of[name])
             yield figure(f"{words}: taper over {name}", "x", emulated=over, note=note)
 
 
-def _found(work: Workload, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
+def _goodputs(work: Workload, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, list[float]]:
     """Goodput by policy, seed by seed."""
     return on_all_processors(
-        partial(_one, work), {name: [(name, seed) for seed in seeds] for name in policies}
+        partial(_goodput_of, work), {name: [(name, seed) for seed in seeds] for name in policies}
     )
 
 
-def _one(work: Workload, job: tuple[str, int]) -> float:
+def _goodput_of(work: Workload, job: tuple[str, int]) -> float:
     return goodput(work, *job)
-
-
-def _share(work: Workload, rate: float, policy: str) -> float:
-    return attainment(work, policy, rate, FEW[0])

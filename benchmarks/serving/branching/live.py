@@ -19,7 +19,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -29,9 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.measure import ratios
+from benchmarks.harness.measure import process_pool, ratios
 from benchmarks.harness.rows import Row, figure
-from benchmarks.serving.branching.goodput import ATTAINED, LIMITS, Workload, goodput, kept
+from benchmarks.serving.branching.goodput import ATTAINED, LIMITS, Workload, goodput, in_time
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine, Token
@@ -66,8 +65,8 @@ ENOUGH = 140.0
 class Live:
     """The engine's model, how long its steps take, and the contexts that it has read. ``usual``: processor
     seconds of a reading aside when ``times`` was measured, and ``slow``: how often as long they take now.
-    ``steps``: what was measured of the last trials; ``told``: of each policy's trials, shares of steps that
-    deciding took, and the predictor's margins of one step and of the most in a row."""
+    ``steps``: what was measured of the last trials; ``summaries``: of each policy's trials, shares of steps
+    that deciding took, and the predictor's margins of one step and of the most in a row."""
 
     executor: Any
     times: StepTime
@@ -79,7 +78,7 @@ class Live:
     began: float = 0.0
     aside: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     steps: list[tuple[Point, float]] = field(default_factory=list)
-    told: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
+    summaries: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
 
     def now(self) -> float:
         """Seconds."""
@@ -101,8 +100,8 @@ class Live:
         self.steps.clear()
         for policy in ARMS:
             self.attained(work, policy, rate, 9)
-        self.times = fit([one for one, _ in self.steps], [seconds for _, seconds in self.steps])[0]
-        self.told.clear()
+        self.times = fit([point for point, _ in self.steps], [seconds for _, seconds in self.steps])[0]
+        self.summaries.clear()
 
     def attained(self, work: Workload, policy: str, rate: float, seed: int) -> float:
         """The share of the requests that got what they were promised, of those after the first seconds; 0
@@ -113,11 +112,11 @@ class Live:
             clock=self.now, branching=policy, admission="wait",
         )  # fmt: skip
         requests, random, jobs = work.requests(seed, rate), np.random.default_rng(5), []
-        for one in requests:
-            drawn = job(one, lambda: int(random.integers(3, 250)))
-            context = self.contexts[one.id % len(self.contexts)][: one.cached]
+        for request in requests:
+            drawn = job(request, lambda: int(random.integers(3, 250)))
+            context = self.contexts[request.id % len(self.contexts)][: request.cached]
             jobs.append(replace(drawn, prompt=context + drawn.prompt[len(context) :]))
-        count, counted = len(jobs), sum(one.arrival >= work.warm for one in requests)
+        count, counted = len(jobs), sum(request.arrival >= work.warm for request in requests)
         first, last, tokens = [inf] * count, [inf] * count, [0] * count
         begin, coming, missed = self.now(), 0, 0
         while (engine.busy or coming < count) and missed <= (1 - ATTAINED) * counted:
@@ -140,13 +139,13 @@ class Live:
                 if not isinstance(event, Over):
                     continue
                 assert not event.failed and not event.refused
-                one = requests[event.job]
-                paid = tokens[one.id] - 1
-                good = kept(one.objective, one.arrival, first[one.id], last[one.id], paid)
-                missed += one.arrival >= work.warm and not good
+                request = requests[event.job]
+                paid = tokens[request.id] - 1
+                good = in_time(request.objective, request.arrival, first[request.id], last[request.id], paid)
+                missed += request.arrival >= work.warm and not good
         margins = engine.scheduler.predictor.margins
-        told = engine.deciding / max(engine.seconds, 1e-9), margins[0], margins[-1]
-        self.told.setdefault(policy, []).append(told)
+        summary = engine.deciding / max(engine.seconds, 1e-9), margins[0], margins[-1]
+        self.summaries.setdefault(policy, []).append(summary)
         for number in range(coming):
             engine.cancel(number)
         share = 1 - missed / counted
@@ -197,33 +196,33 @@ def paced(times: StepTime, work: Workload = WORK) -> Workload:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of some seeds: the promised pace, and by policy goodput live and by the twin, and `Live.told`."""
+class SeedResults:
+    """Of some seeds: the promised pace, and by policy goodput live and by the twin, and `Live.summaries`."""
 
     tpot: float
     live: dict[str, list[float]]
     twin: dict[str, list[float]]
-    told: dict[str, list[tuple[float, float, float]]]
+    summaries: dict[str, list[tuple[float, float, float]]]
 
 
-def found(seeds: Sequence[int], quick: bool) -> Found:
+def measure_seeds(seeds: Sequence[int], quick: bool) -> SeedResults:
     """With a model of its own, whose steps are learned first."""
     live = ready()
     work = paced(live.times)
     live.learn(replace(work, seconds=2 * work.wave), LEARNED * _twin(work, live.times, "eager", 9))
     work = paced(live.times)
     work = replace(work, seconds=3 * work.wave) if quick else work
-    out = Found(work.tpot, {name: [] for name in ARMS}, {name: [] for name in ARMS}, live.told)
+    out = SeedResults(work.tpot, {name: [] for name in ARMS}, {name: [] for name in ARMS}, live.summaries)
     near, began = dict.fromkeys(ARMS, 0.8), time.monotonic()
     for at, seed in enumerate(seeds):
         if at and time.monotonic() - began > ENOUGH:
             break
         for name in ARMS[at % 3 :] + ARMS[: at % 3]:
-            said = _twin(work, live.times, name, seed)
-            rate = knee(partial(live.attained, work, name, seed=seed), near[name] * said)
+            forecast = _twin(work, live.times, name, seed)
+            rate = knee(partial(live.attained, work, name, seed=seed), near[name] * forecast)
             out.live[name].append(rate)
-            out.twin[name].append(said)
-            near[name] = rate / said  # there the next seed's begins
+            out.twin[name].append(forecast)
+            near[name] = rate / forecast  # there the next seed's begins
     return out
 
 
@@ -231,20 +230,22 @@ def live_rows(quick: bool) -> Iterator[Row]:
     """Goodput by policy, live and as the twin says it of such steps, and their ratios seed by seed."""
     seeds = SEEDS[: 1 if quick else None]
     workers = min(len(seeds), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers) as pool:  # each of its threads has a core
-        parts = list(pool.map(partial(found, quick=quick), [seeds[at::workers] for at in range(workers)]))
-    live, twin, told = (
-        {name: [one for part in parts for one in getattr(part, what)[name]] for name in ARMS}
-        for what in ("live", "twin", "told")
+    with process_pool(workers) as pool:  # each of its threads has a core
+        parts = list(
+            pool.map(partial(measure_seeds, quick=quick), [seeds[at::workers] for at in range(workers)])
+        )
+    live, twin, summaries = (
+        {name: [value for part in parts for value in getattr(part, quantity)[name]] for name in ARMS}
+        for quantity in ("live", "twin", "summaries")
     )
     about = f"{MODEL}, {1e3 * median(part.tpot for part in parts):.1f} ms a token promised"
     for name, some in live.items():
-        deciding, one, many = (median(each) for each in zip(*told[name], strict=True))
-        note = f"{about}; deciding {deciding:.1%} of a step, margin {one:.0%} of one, {many:.0%} of many"
+        deciding, single, many = (median(each) for each in zip(*summaries[name], strict=True))
+        note = f"{about}; deciding {deciding:.1%} of a step, margin {single:.0%} of one, {many:.0%} of many"
         yield figure(f"{name}: goodput", "requests/s", some, emulated=twin[name], note=note)
     for name in ("off", "eager"):
-        over, said = (ratios(some["taper"], some[name]) for some in (live, twin))
-        yield figure(f"taper over {name}", "x", over, "> 1 x", emulated=said)
+        over, forecast = (ratios(some["taper"], some[name]) for some in (live, twin))
+        yield figure(f"taper over {name}", "x", over, "> 1 x", emulated=forecast)
 
 
 def knee(share: Callable[[float], float], rate: float) -> float:

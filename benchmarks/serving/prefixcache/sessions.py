@@ -25,7 +25,7 @@ LONGEST = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CacheRequest:
     """A request: its ``prompt`` arrives, and all of it with what was decoded, ``whole``, is known at ``done``
     (seconds). ``tokens``: of the prompt."""
 
@@ -46,7 +46,7 @@ class Kind:
     systems: tuple[int, ...]
     task: int
     answer: int
-    heard: int
+    observation: int
     think: float
     typed: bool = False
     collapse: int = 0
@@ -60,40 +60,42 @@ KINDS = {
 }
 
 
-def sessions(kind: str, count: int, rate: float, seed: int, unit: int = 1) -> list[Asked]:
+def sessions(kind: str, count: int, rate: float, seed: int, unit: int = 1) -> list[CacheRequest]:
     """The requests of ``count`` sessions that begin at ``rate`` a second, by arrival; ``unit``: tokens of a
     symbol, to which all lengths are rounded."""
-    random, told, fresh = np.random.default_rng(seed), KINDS[kind], numbers()
-    found: list[Asked] = []
-    systems = [_take(fresh, -(-length // unit)) for length in told.systems]
+    random, settings, fresh = np.random.default_rng(seed), KINDS[kind], numbers()
+    requests: list[CacheRequest] = []
+    systems = [_take(fresh, -(-length // unit)) for length in settings.systems]
     popular = 1 / np.arange(1, len(systems) + 1)
     begins = np.cumsum(random.exponential(1 / rate, count))
     for begin in begins.tolist():
         system = systems[int(random.choice(len(systems), p=popular / popular.sum()))]
-        found += _session(told, system, begin, random, fresh, unit)
-    return sorted(found, key=lambda one: one.arrival)
+        requests += _session(settings, system, begin, random, fresh, unit)
+    return sorted(requests, key=lambda request: request.arrival)
 
 
 def _session(
     kind: Kind, system: Symbols, now: float, random: np.random.Generator, fresh: Iterator[int], unit: int
-) -> Iterator[Asked]:
-    def said(median: int) -> Symbols:
+) -> Iterator[CacheRequest]:
+    def draw(median: int) -> Symbols:
         return _take(fresh, max(1, round(median * float(random.lognormal(0.0, 0.7)) / unit)))
 
-    parts, heard = [system, said(kind.task)], []  # which parts are observations
+    parts, observations = [system, draw(kind.task)], []  # which parts are observations
     for _ in range(int(random.integers(*kind.turns, endpoint=True))):
         prompt = np.concatenate(parts)
         if len(prompt) * unit > LONGEST:
             return
-        answer = said(kind.answer)
+        answer = draw(kind.answer)
         done = now + 0.5 + DECODED * len(answer) * unit
-        yield Asked(now, done, prompt, np.concatenate([prompt, answer]), len(prompt) * unit)
-        told = said(kind.heard)
-        heard.append(len(parts) + 1)
-        parts += [answer, told]
-        now = done + float(random.exponential(kind.think)) + (TYPED * len(told) * unit if kind.typed else 0.0)
+        yield CacheRequest(now, done, prompt, np.concatenate([prompt, answer]), len(prompt) * unit)
+        reply = draw(kind.observation)
+        observations.append(len(parts) + 1)
+        parts += [answer, reply]
+        now = (
+            done + float(random.exponential(kind.think)) + (TYPED * len(reply) * unit if kind.typed else 0.0)
+        )
         if kind.collapse and sum(map(len, parts)) * unit > kind.collapse:
-            for place in heard[:-5]:
+            for place in observations[:-5]:
                 parts[place] = parts[place][: max(1, kind.stub // unit)]
 
 
@@ -101,15 +103,15 @@ def _take(fresh: Iterator[int], count: int) -> Symbols:
     return np.fromiter(fresh, np.int64, count)
 
 
-def traced(trace: Requests) -> list[Asked]:
+def traced(trace: Requests) -> list[CacheRequest]:
     """The requests of a trace that tells what prompts share. What was decoded has no ids in it: it is given
     some that do not recur, and the prompt's last block in part goes with it."""
-    found, unknown = [], -1
+    requests, unknown = [], -1
     columns = trace.arrival.tolist(), trace.prompt.tolist(), trace.output.tolist()
     for when, tokens, answer, prompt in zip(*columns, trace.ids, strict=True):
         full = prompt[: tokens // trace.unit]
         more = -(-(tokens + answer) // trace.unit) - len(full)
         whole = np.concatenate([full, np.arange(unknown, unknown - more, -1)])
         unknown -= more
-        found.append(Asked(when, when + 0.5 + DECODED * answer, prompt, whole, tokens))
-    return found
+        requests.append(CacheRequest(when, when + 0.5 + DECODED * answer, prompt, whole, tokens))
+    return requests

@@ -54,8 +54,8 @@ class Together(nn.Module):
         views = torch.cat(
             [wide[:, :, row : row + side, column : column + side] for row in places for column in places]
         )
-        made = torch.stack([net(views) for net in self.nets]).mean(0)
-        return made.reshape(len(places) ** 2, -1, 10).mean(0)
+        outputs = torch.stack([net(views) for net in self.nets]).mean(0)
+        return outputs.reshape(len(places) ** 2, -1, 10).mean(0)
 
 
 @cache
@@ -69,7 +69,7 @@ def trained(width: int, seed: int = 0) -> nn.Module:
         nn.Linear(8 * width, 10),
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    images, labels = (torch.from_numpy(one) for one in drawn(6400, 1))
+    images, labels = (torch.from_numpy(array) for array in drawn(6400, 1))
     for step in range(200):
         at = step * 32 % 6400
         optimizer.zero_grad()
@@ -104,22 +104,25 @@ def live_rows(quick: bool) -> Iterator[Row]:
     name the cheapest variant that does what they want."""
     with scratch() as folder:
         entries = submitted(folder, *NETWORKS)
-        variants = [one.variant for one in entries if one.variant.batch == 8]
-        for one in variants:
-            if one.threads == 1:
-                words = f"{one.accuracy:.2%} right, a batch takes {one.latency(8) * 1e3:.2f} ms"
-                yield figure(f"{one.name}: one", "s", one.latency(), note=words)
-        best = max(one.accuracy for one in variants)
+        variants = [entry.variant for entry in entries if entry.variant.batch == 8]
+        for entry in variants:
+            if entry.threads == 1:
+                words = f"{entry.accuracy:.2%} right, a batch takes {entry.latency(8) * 1e3:.2f} ms"
+                yield figure(f"{entry.name}: one", "s", entry.latency(), note=words)
+        best = max(variant.accuracy for variant in variants)
         accuracies = [min(accuracy, best - POINT) for accuracy, _ in CLASSES]
-        each = [[one for one in variants if one.accuracy >= accuracy] for accuracy in accuracies]
+        each = [[variant for variant in variants if variant.accuracy >= accuracy] for accuracy in accuracies]
         named = [min(some, key=attrgetter("cost")).name for some in each]
         single = {  # of each precision the one that does most with a core
-            one.precision: one for one in sorted(each[-1], key=attrgetter("cost"), reverse=True)
+            variant.precision: variant for variant in sorted(each[-1], key=attrgetter("cost"), reverse=True)
         }
         # a slow host's variants are in time, too
-        least = 2 * max(one.latency(ITEMS) for one in single.values())
-        wanted = [(one, max(least, latency)) for one, (_, latency) in zip(accuracies, CLASSES, strict=True)]
-        most = max(1 / one.cost for one in single.values()) * (os.cpu_count() or 1) / ITEMS
+        least = 2 * max(variant.latency(ITEMS) for variant in single.values())
+        objectives = [
+            (accuracy, max(least, latency))
+            for accuracy, (_, latency) in zip(accuracies, CLASSES, strict=True)
+        ]
+        most = max(1 / variant.cost for variant in single.values()) * (os.cpu_count() or 1) / ITEMS
         for load, parts in LOADS.items():
             counts = most * np.array([parts[0]] * WARM + [*parts] * 2)
 
@@ -128,37 +131,43 @@ def live_rows(quick: bool) -> Iterator[Row]:
             ) -> Callable[[], Sums]:
                 seeds, pinned = count(), dict.fromkeys(NETWORKS, pin)
                 return lambda: asyncio.run(
-                    _loaded(entries, policy, pinned, counts, next(seeds), wanted, names)
+                    _loaded(entries, policy, pinned, counts, next(seeds), objectives, names)
                 )
 
-            tasks = ["digits"] * len(wanted)
+            tasks = ["digits"] * len(objectives)
             arms = {name: arm(name, "", tasks) for name in ("cheapest", "infaas")}
             arms["by name"] = arm("no-upgrade", "", named)
-            arms |= {f"only {one.name}": arm("shared", one.name, tasks) for one in single.values()}
+            arms |= {
+                f"only {variant.name}": arm("shared", variant.name, tasks) for variant in single.values()
+            }
             yield from _compared(
                 f"{load}, {counts[WARM:].mean():.0f} requests/s", in_turn(arms, 1 if quick else 3)
             )
 
 
-def _compared(load: str, found: dict[str, list[Sums]]) -> Iterator[Row]:
+def _compared(load: str, sums: dict[str, list[Sums]]) -> Iterator[Row]:
     """What each arm did, and ``cheapest`` over each of the others, repeat by repeat: the same requests."""
-    for name, mine in found.items():
-        words = f"core-seconds an answer {median(one.cost for one in mine):.3g}"
-        parts = [one.missed / max(1, one.in_time + one.missed) for one in mine]
+    for name, mine in sums.items():
+        words = f"core-seconds an answer {median(run.cost for run in mine):.3g}"
+        parts = [run.missed / max(1, run.in_time + run.missed) for run in mine]
         yield figure(f"{load}: {name}: late or shed", "", parts, note=words)
-    ours = found.pop("cheapest")
-    for name, theirs in found.items():
+    ours = sums.pop("cheapest")
+    for name, theirs in sums.items():
         pairs = list(zip(ours, theirs, strict=True))
-        for what, over, published in (
-            ("answered in time", [one.in_time / max(1, two.in_time) for one, two in pairs], 1.3),
-            ("fewer late or shed", [max(1, two.missed) / max(1, one.missed) for one, two in pairs], 1.6),
-            ("core-seconds an answer, less", [two.cost / one.cost for one, two in pairs], 8.5),
+        for measure, over, published in (
+            ("answered in time", [own.in_time / max(1, two.in_time) for own, two in pairs], 1.3),
+            (
+                "fewer late or shed",
+                [max(1, two.missed) / max(1, own.missed) for own, two in pairs],
+                1.6,
+            ),
+            ("core-seconds an answer, less", [two.cost / own.cost for own, two in pairs], 8.5),
         ):
-            words, known = (
-                f"{load}: cheapest over {name}: {what}",
+            words, published_figure = (
+                f"{load}: cheapest over {name}: {measure}",
                 published if name.startswith("only") else None,
             )
-            yield figure(words, "x", over, published=known, source=SOURCE)
+            yield figure(words, "x", over, published=published_figure, source=SOURCE)
 
 
 class Sums(NamedTuple):
@@ -171,7 +180,7 @@ class Sums(NamedTuple):
 
 async def _loaded(
     entries: list[VariantFile], policy: str, pinned: dict[str, str], counts: NDArray[np.float64], seed: int,
-    wanted: list[tuple[float, float]], named: list[str],
+    objectives: list[tuple[float, float]], named: list[str],
 ) -> Sums:  # fmt: skip
     """``counts``: requests of each second, on average; ``named``: whom each class of them asks."""
     images, _ = drawn(64, 3)
@@ -180,13 +189,13 @@ async def _loaded(
     loop = asyncio.get_running_loop()
     async with VariantsService(entries, policy=policy, pinned=pinned) as service:
 
-        async def one(number: int, which: int, at: float) -> str:
+        async def respond(number: int, which: int, at: float) -> str:
             await asyncio.sleep(began + at - loop.time())
-            accuracy, latency = wanted[which]
+            accuracy, latency = objectives[which]
             place, since = number % 16 * ITEMS, loop.time()
-            asked = {"input": images[place : place + ITEMS]}
+            inputs = {"input": images[place : place + ITEMS]}
             try:
-                await service.infer(named[which], asked, accuracy=accuracy, latency=latency)
+                await service.infer(named[which], inputs, accuracy=accuracy, latency=latency)
             except Unanswered as fault:
                 if not fault.after:
                     raise
@@ -194,13 +203,13 @@ async def _loaded(
             return "in time" if loop.time() - since <= latency else "late"
 
         began = loop.time()
-        for which in range(len(wanted)):  # loaded once, as in a service that has been there for a while
-            while await one(0, which, 0.0) == "shed":
+        for which in range(len(objectives)):  # loaded once, as in a service that has been there for a while
+            while await respond(0, which, 0.0) == "shed":
                 await asyncio.sleep(0.1)
         busy, began = service.busy, loop.time()
-        asked = (one(number, number % len(wanted), at) for number, at in enumerate(times.tolist()))
-        made = await asyncio.gather(*asked)
-        done = [one for one, at in zip(made, times, strict=True) if at >= WARM]
-        answered = max(1, len(made) - made.count("shed"))
+        coming = (respond(number, number % len(objectives), at) for number, at in enumerate(times.tolist()))
+        results = await asyncio.gather(*coming)
+        done = [result for result, at in zip(results, times, strict=True) if at >= WARM]
+        answered = max(1, len(results) - results.count("shed"))
         in_time = done.count("in time")
         return Sums(in_time, len(done) - in_time, (service.busy - busy) / answered)

@@ -48,42 +48,42 @@ def cost_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     every: dict[str, list[float]] = {name: [] for name in OURS}
     for cloud in [*CLOUDS][:1] if quick else CLOUDS:
         for rate in (40.0,) if quick else RATES[cloud]:
-            found = _found((*OURS, *others), cloud, rate, seconds, False, trace, quick)
+            outcomes = _outcomes((*OURS, *others), cloud, rate, seconds, False, trace, quick)
             for name in OURS:
                 for other in others:
-                    pairs = zip(found[name], found[other], strict=True)
+                    pairs = zip(outcomes[name], outcomes[other], strict=True)
                     over, own = [theirs.price / mine.price for mine, theirs in pairs], other == "individual"
                     every[name] += over if own else []
                     yield figure(
                         f"{cloud}, {rate:g} queries/s: {other} over {name}", "x", emulated=over,
                         published=8.5 if own else None, source=PUBLISHED,
-                        note=_words(found[name], found[other]),
+                        note=_words(outcomes[name], outcomes[other]),
                     )  # fmt: skip
     for name, over in every.items():
-        for how, value, told in (("mean", mean(over), 8.5), ("at most", max(over), 21.6)):
+        for how, value, claim in (("mean", mean(over), 8.5), ("at most", max(over), 21.6)):
             words, note = f"all of these: individual over {name}, {how}", f"of {len(over)} trials"
-            yield figure(words, "x", emulated=value, published=told, source=PUBLISHED, note=note)
+            yield figure(words, "x", emulated=value, published=claim, source=PUBLISHED, note=note)
 
 
 def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     """The same hosts for all policies, and a load that is too much for some."""
     for rate in (600.0,) if quick else (400.0, 1200.0):
-        found = _found((*OURS, "shared"), "m5 and p3", rate, 60, True, trace, quick)
-        base = found.pop("shared")
-        for name, mine in found.items():
+        outcomes = _outcomes((*OURS, "shared"), "m5 and p3", rate, 60, True, trace, quick)
+        base = outcomes.pop("shared")
+        for name, mine in outcomes.items():
             pairs = list(zip(mine, base, strict=True))
             answered = [(a.came - a.late - a.shed) / (a.came - b.late - b.shed) for a, b in pairs]
             fewer = [(b.late + b.shed) / max(1, a.late + a.shed) for a, b in pairs]
             words, note = f"{rate:g} queries/s: {name} over one variant", _words(mine, base)
-            for what, over, known in (
+            for measure, over, claim in (
                 ("answered in time", answered, 1.3),
                 ("fewer late or shed", fewer, 1.6),
             ):
-                named = f"{words}: {what}"
-                yield figure(named, "x", emulated=over, published=known, source=PUBLISHED, note=note)
+                named = f"{words}: {measure}"
+                yield figure(named, "x", emulated=over, published=claim, source=PUBLISHED, note=note)
 
 
-def _found(
+def _outcomes(
     names: Sequence[str], cloud: str, rate: float, seconds: int, fixed: bool, trace: Path | None, quick: bool
 ) -> dict[str, list[VariantsOutcome]]:
     """Of each policy what became of each seed."""
@@ -95,20 +95,20 @@ def _found(
 
 
 def _outcome(trial: Trial) -> VariantsOutcome:
-    variants = tuple(one for one in catalogue() if one.hardware in CLOUDS[trial.cloud])
+    variants = tuple(variant for variant in catalogue() if variant.hardware in CLOUDS[trial.cloud])
     rng = np.random.default_rng(trial.seed)
     load = _load(trial, rng)
-    asked = list(queries(load, variants, rng, bounds=BOUNDS))
+    load_queries = list(queries(load, variants, rng, bounds=BOUNDS))
     peak: dict[str, float] = {}
     if trial.policy == "static":  # what its owner has to keep for the busiest seconds
-        for _, query in asked:
+        for _, query in load_queries:
             peak[query.name] = peak.get(query.name, 0.0) + load.max() / load.sum()
     first = {"cpu": 4, "v100": 1} if trial.fixed else {"cpu": 1}
     own = trial.policy in ("individual", "static")
     setting = VariantsSetting(
         variants, first, trial.fixed, pin(variants, BOUNDS[0]), own, peak, 25.0 if trial.fixed else 60.0
     )
-    return simulate(asked, float(trial.seconds), setting, POLICIES[trial.policy])
+    return simulate(load_queries, float(trial.seconds), setting, POLICIES[trial.policy])
 
 
 def _load(trial: Trial, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -116,18 +116,18 @@ def _load(trial: Trial, rng: np.random.Generator) -> NDArray[np.float64]:
     if trial.trace is not None:
         counts = read_counts(trial.trace).astype(float)
         begin = rng.integers(0, max(1, len(counts) - trial.seconds))
-        made = counts[begin : begin + trial.seconds]
+        rates = counts[begin : begin + trial.seconds]
     else:
         wave = 1 + 0.4 * np.sin(np.arange(trial.seconds) * (2 * np.pi / 300) + rng.uniform(0, 2 * np.pi))
-        made = wave * np.where(rng.random(trial.seconds) < 0.03, 2.0, 1.0)
-    return np.asarray(made * (trial.rate / made.mean()))
+        rates = wave * np.where(rng.random(trial.seconds) < 0.03, 2.0, 1.0)
+    return np.asarray(rates * (trial.rate / rates.mean()))
 
 
 def _words(ours: Sequence[VariantsOutcome], theirs: Sequence[VariantsOutcome]) -> str:
-    def one(found: Sequence[VariantsOutcome]) -> str:
-        price = median(each.price / each.seconds * 3600 for each in found)
-        late = median(each.late / max(1, each.came) for each in found)
-        shed = median(each.shed / max(1, each.came) for each in found)
+    def costs(outcomes: Sequence[VariantsOutcome]) -> str:
+        price = median(each.price / each.seconds * 3600 for each in outcomes)
+        late = median(each.late / max(1, each.came) for each in outcomes)
+        shed = median(each.shed / max(1, each.came) for each in outcomes)
         return f"${price:.2f} an hour, {late:.2%} late, {shed:.2%} shed"
 
-    return f"{one(ours)}; against {one(theirs)}"
+    return f"{costs(ours)}; against {costs(theirs)}"

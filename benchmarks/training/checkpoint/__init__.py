@@ -4,4 +4,3 @@ from pathlib import Path
 
 SOURCE = "GEMINI, Wang et al., SOSP 2023"
 PROGRAMS = Path(__file__).parent / "programs"
-TRAINER = PROGRAMS / "fsdp_trainer.py"

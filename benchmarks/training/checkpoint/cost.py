@@ -3,9 +3,7 @@
 *cost*: the host's cores are all that the job has: two ranks of FSDP2 (and of DDP) with AdamW on two emulated
 hosts, so whatever the checkpoint does in the background competes with the training itself. (On hosts with
 accelerators the host's cores are mostly idle; `wasted` shows that case.) The ways to save take turns within
-one job, some steps each, and so does the training alone: all meet what the host does meanwhile alike. Beside
-them stand the floors, taken in the same job by all ranks at once: reading the state, copying it to shared
-memory, sending it to the other host over a bare connection.
+one job, some steps each, and so does the training alone: all meet what the host does meanwhile alike.
 
 *idle*: do checkpoints that go to a peer over the training's own network make its steps longer? The two hosts
 have a network of their own with a token bucket on each link. A step is some all-reduces, with a pause after
@@ -40,11 +38,6 @@ ARMS: Mapping[str, Any] = {"none": None, "concurrent": {}, "blocking": {"mode": 
 ALLOWED = 0.10
 """Of "concurrent": share of the time of a step without checkpoints."""
 ROUNDS, STEPS, SETTLE = 4, 16, 4
-FLOORS = {
-    "read": "reading the state once (its checksum)", "copy": "copying the state to shared memory",
-    "send": "sending as much over a bare loopback connection",
-}  # fmt: skip
-"""What no checkpoint of all that changed can take less than, on these cores."""
 LAYERS, MESSAGE, COMPUTE = 4, 3_000_000, 0.08  # all-reduces a step, bytes, seconds of pause after each
 RATE = 50e6  # bytes/s: 400 Mbit/s
 IDLE = LAYERS * COMPUTE  # seconds of a step without traffic
@@ -77,22 +70,18 @@ def job_rows(folder: Path, quick: bool, *, replicas: bool) -> Iterator[Row]:
     counts = {"steps": STEPS // 2 if quick else STEPS, "settle": SETTLE}
     turns = [{"options": options, **counts} for options in ARMS.values()] * (1 if quick else ROUNDS)
     plan = {"width": width, "replicas": replicas, "turns": turns}
-    found = ran(folder, plan, frozen_after=5.0, lease=5.0)[0]
-    arms = {arm: found["turns"][at :: len(ARMS)] for at, arm in enumerate(ARMS)}
-    seconds = {arm: [one for turn in each for one in turn["seconds"]] for arm, each in arms.items()}
+    results = ran(folder, plan, frozen_after=5.0, lease=5.0)[0]
+    arms = {arm: results["turns"][at :: len(ARMS)] for at, arm in enumerate(ARMS)}
+    seconds = {arm: [step for turn in each for step in turn["seconds"]] for arm, each in arms.items()}
     plain = seconds.pop("none")
     note = f"p95 {units.seconds(quantile(plain, 0.95))}"
     yield figure(f"a step without checkpoints{kind}", "s", plain, note=note)
-    for arm, taken in seconds.items():
-        stalls = [one for turn in arms[arm] for one in turn["stalls"]]
-        yield from time_rows(arm, taken, stalls, plain, kind)
-    for name, what in FLOORS.items():
-        took = found["floors"][name]
-        note = f"{took / median(plain):.1%} of a step without checkpoints; all ranks at once"
-        yield figure(f"floor: {what}{kind}", "s", took, note=note)
+    for arm, times in seconds.items():
+        stalls = [stall for turn in arms[arm] for stall in turn["stalls"]]
+        yield from time_rows(arm, times, stalls, plain, kind)
     used = arms["concurrent"][-1]
-    note = f"{used['held'] / used['own']:.2f} x its rank's state: 2 slots of each copy that lies here"
-    yield figure(f"memory that checkpoints take on a host{kind}", "bytes", used["held"], note=note)
+    note = f"{used['slots'] / used['own']:.2f} x its rank's state: 2 slots of each copy that lies here"
+    yield figure(f"memory that checkpoints take on a host{kind}", "bytes", used["slots"], note=note)
     sent = max(used["sent"], default=0)
     note = f"{sent / used['own']:.2f} x its rank's state; what all ranks hold alike is not sent"
     yield figure(f"bytes that a host sends for one checkpoint{kind}", "bytes", sent, note=note)
@@ -110,18 +99,18 @@ def ran(folder: Path, plan: dict[str, Any], **options: Any) -> dict[int, dict[st
 
 
 def time_rows(
-    arm: str, taken: list[float], stalls: list[float], plain: list[float], kind: str
+    arm: str, seconds: list[float], stalls: list[float], plain: list[float], kind: str
 ) -> Iterator[Row]:
     """A step's time with a way to save, and how long the program waits for it."""
-    over, judged = median(taken) / median(plain) - 1, arm == "concurrent"
+    over, judged = median(seconds) / median(plain) - 1, arm == "concurrent"
     yield figure(
-        f"a step with its checkpoint, {arm}{kind}", "s", taken,
-        f"at most {ALLOWED:.0%} over none" if judged else "", met=over <= ALLOWED,
+        f"a step with its checkpoint, {arm}{kind}", "s", seconds,
+        f"at most {ALLOWED:.0%} over none" if judged else "", passed=over <= ALLOWED,
         note=f"{over:+.1%} over none",
     )  # fmt: skip
     source = f"{SOURCE}: no loss of throughput, with accelerators"
-    known = 0.0 if judged else None
-    yield figure(f"stall of a step, {arm}{kind}", "s", stalls, published=known, source=source)
+    published = 0.0 if judged else None
+    yield figure(f"stall of a step, {arm}{kind}", "s", stalls, published=published, source=source)
 
 
 @dataclass(frozen=True)
@@ -142,7 +131,7 @@ def idle_rows(quick: bool) -> Iterator[Row]:
     with scratch() as folder:
         for number, phases in enumerate(QUICK_PHASES if quick else PHASES):
             done = list(measure(folder / str(number), phases))
-            alone = [one for phase in done if phase.mode == "none" for one in phase.seconds]
+            alone = [step for phase in done if phase.mode == "none" for step in phase.seconds]
             if number == 0:
                 note = (
                     f"2 hosts in network namespaces, {RATE * 8 / 1e6:.0f} Mbit/s, {LAYERS} all-reduces of"
@@ -164,11 +153,11 @@ def measure(folder: Path, phases: tuple[tuple[str, float, int], ...]) -> Iterato
         turns.append({"options": options, "nbytes": nbytes, "steps": settle + steps, "settle": settle})
     plan = {"layers": LAYERS, "message": MESSAGE, "compute": COMPUTE, "turns": turns}
     # a host that is slow for a moment is no failure here
-    found = ran(folder, plan, network="netns", rate=RATE, lease=10.0, frozen_after=10.0)
+    results = ran(folder, plan, network="netns", rate=RATE, lease=10.0, frozen_after=10.0)
     for number, (mode, ratio, _) in enumerate(phases):
-        each = [rank["turns"][number] for rank in found.values()]
-        seconds = [max(one) for one in zip(*(turn["seconds"] for turn in each), strict=True)]
-        sent, inside = (sum(sum(turn.get(what, ())) for turn in each) for what in ("sent", "inside"))
+        each = [rank["turns"][number] for rank in results.values()]
+        seconds = [max(each_rank) for each_rank in zip(*(turn["seconds"] for turn in each), strict=True)]
+        sent, inside = (sum(sum(turn.get(field, ())) for turn in each) for field in ("sent", "inside"))
         share = inside / sent if mode == "idle" and sent else None
         yield Phase(mode, ratio, turns[number]["nbytes"], seconds, each[0].get("every", 1), share)
 

@@ -148,7 +148,7 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
 def killed(events: Sequence[Event]) -> list[Killed]:
     """The real kills: the work since the state that was gone on from was (first) reached, and the load."""
     reached = [(event["ended"], event["step"]) for event in events if event["kind"] == "step"]
-    found = []
+    kills = []
     for recovery in recoveries(events):
         loads = [
             event["seconds"]
@@ -162,8 +162,8 @@ def killed(events: Sequence[Event]) -> list[Killed]:
         newest = max((step for _, step in before), default=None)
         times = [at for at, step in before if step == newest]
         if times:
-            found.append(Killed(recovery.injected - max(times), max(loads), recovery))
-    return found
+            kills.append(Killed(recovery.injected - max(times), max(loads), recovery))
+    return kills
 
 
 def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
@@ -200,7 +200,7 @@ def headline_rows(store: Measured, peers: Measured, quick: bool) -> Iterator[Row
     )  # fmt: skip
     name, steps = "steps between checkpoints, shared store over peers' memory", interval(store.saves)
     yield figure(name, "x", steps / interval(peers.saves), published=8.0, source=SOURCE)
-    whole = [mean(kill.whole for kill in one.kills) for one in (store, peers)]
+    whole = [mean(kill.whole for kill in way.kills) for way in (store, peers)]
     yield figure(
         "whole failure, shared store over peers' memory", "x", whole[0] / whole[1],
         note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}: lost work, detection, decision,"
@@ -224,17 +224,17 @@ def saves_of(events: Sequence[Event], world: int, generation: int = 1) -> list[S
     mine = [event for event in events if event["generation"] == generation]
     reached = {event["step"]: event["ended"] for event in mine if event["kind"] == "step"}
     committed = {event["step"]: event["t"] for event in mine if event["kind"] == "committed"}
-    said: dict[int, list[float]] = {}
+    saved: dict[int, list[float]] = {}
     for event in mine:
         if event["kind"] == "saved":
-            said.setdefault(event["step"], []).append(event["t"])
-    whole = {step: max(times) for step, times in said.items() if len(times) == world}
-    found = [
+            saved.setdefault(event["step"], []).append(event["t"])
+    whole = {step: max(times) for step, times in saved.items() if len(times) == world}
+    saves = [
         Save(step, reached[step], at)
         for step, at in sorted({**whole, **committed}.items())
         if step in reached
     ]
-    return sorted(found, key=lambda save: save.whole)
+    return sorted(saves, key=lambda save: save.whole)
 
 
 def instants(saves: Sequence[Save], count: int, seed: int) -> list[float]:

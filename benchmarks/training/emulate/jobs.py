@@ -79,14 +79,14 @@ def example(name: str = "train_llama.py") -> Path:
     return ROOT / "examples" / name
 
 
-def launch(world: int, module: str, *arguments: str, package: str = PACKAGE) -> None:
-    """Run ``module`` of a ``package`` as ``world`` processes under torchrun, one thread each.
+def launch(world: int, module: str, *arguments: str) -> None:
+    """Run ``module`` of `PACKAGE` as ``world`` processes under torchrun, one thread each.
 
     Raises `ScriptError` with the output when it fails or takes longer than `TIMEOUT` seconds.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        "-m", f"{package}.{module}", *arguments,
+        "-m", f"{PACKAGE}.{module}", *arguments,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:
@@ -120,7 +120,7 @@ def read_figures(folder: Path, world: int) -> list[list[Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-def capture_one(job: BenchJob) -> Slice:
+def capture_first(job: BenchJob) -> Slice:
     """Rank 0 of the job, captured with pretended peers."""
     script = Script(example(), tuple(job.arguments(5)))
     with Session(script, load_cluster(f"cpu:1x{job.world}"), jobs=1) as session:

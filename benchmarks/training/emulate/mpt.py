@@ -54,9 +54,9 @@ def operator(name: str, schema: str, shapes: Callable[..., Any]) -> CustomOpDef:
     def absent(*args: Any) -> None:
         raise NotImplementedError("this program is only emulated")
 
-    made = torch.library.custom_op(f"flash_attn::{name}", absent, mutates_args=(), schema=schema)
-    made.register_fake(shapes)
-    return made
+    custom = torch.library.custom_op(f"flash_attn::{name}", absent, mutates_args=(), schema=schema)
+    custom.register_fake(shapes)
+    return custom
 
 
 # Attention of [batch, sequence, heads, dimension]; losses of logits [tokens, vocabulary].
@@ -163,14 +163,14 @@ class DecoupledAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step."""
-        held = [p for p in self.param_groups[0]["params"] if p.grad is not None]
-        for p in held:
+        parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
+        for p in parameters:
             state = self.state[p]
             if not state:
                 state["step"] = torch.zeros((), device=p.device)
                 state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
             state["step"] += 1
-        for p in held:
+        for p in parameters:
             state = self.state[p]
             step = state["step"].item()
             mean = state["mean"].mul_(0.9).add_(p.grad, alpha=0.1)

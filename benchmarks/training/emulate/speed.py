@@ -233,14 +233,14 @@ def job_rows(job: dict[str, Any]) -> Iterator[Row]:
     program = Path(__file__).with_name(job.get("program", "titan.py"))
     options = f"--ranks 0 --no-report --alloc-conf={job.get('allocator', '')}"
     large = LargeJob(job["name"], job["cluster"], job["arguments"], 0.0, 0.0, program, options)
-    _, _, found = emulate_in_process(large)
-    rate = found["tokens_per_second_per_device"]
+    _, _, summary = emulate_in_process(large)
+    rate = summary["tokens_per_second_per_device"]
     figures = [("tokens/s per device", "tokens/s", rate, job["tokens_per_s"])]
     if "reserved_gib" in job:
-        reserved = max(one["peak_reserved_bytes"] for one in found["ranks"])
+        reserved = max(rank["peak_reserved_bytes"] for rank in summary["ranks"])
         figures.append(("reserved memory", "bytes", reserved, job["reserved_gib"] * GIB))
-    for what, unit, emulated, truth in figures:
+    for quantity, unit, emulated, truth in figures:
         yield figure(
-            f"{job['name']}: {what}", unit, emulated=emulated, published=truth, source=job["source"],
+            f"{job['name']}: {quantity}", unit, emulated=emulated, published=truth, source=job["source"],
             note=job.get("note", ""),
         )  # fmt: skip

@@ -37,7 +37,7 @@ def main() -> None:
     mode, folder, script, *arguments = sys.argv[1:]
     figures: list[float | tuple[float, int, int]] = []
     first: list[Any] = []  # with several optimisers the first one that steps marks the step, as in a capture
-    held = HeldBytes()
+    storages = HeldBytes()
     begin = perf_counter()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -50,7 +50,7 @@ def main() -> None:
             torch.cuda.synchronize()
         now = perf_counter()
         if mode == "memory":
-            figures.append(float(held.take_peak()))
+            figures.append(float(storages.take_peak()))
         elif mode == "time":
             figures.append(now - begin)
         else:
@@ -60,7 +60,7 @@ def main() -> None:
 
     register_optimizer_step_post_hook(stepped)
     if mode == "memory":
-        held.follow()
+        storages.follow()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))

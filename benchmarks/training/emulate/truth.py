@@ -19,7 +19,7 @@ from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure, left_out, need
 from benchmarks.training.emulate.jobs import (
     BenchJob,
-    capture_one,
+    capture_first,
     example,
     launch,
     peak_bytes,
@@ -66,7 +66,7 @@ def pairs() -> list[BenchJob]:
 
 def compare(job: BenchJob, repeats: int, steps: int, seconds: float) -> tuple[list[float], float, str]:
     """Seconds of each iteration, emulated ones, and in words where the emulated time goes."""
-    slice_ = capture_one(job)
+    slice_ = capture_first(job)
     real: list[float] = []
     timings: list[Timing] = []
     for _ in range(repeats):
@@ -74,7 +74,9 @@ def compare(job: BenchJob, repeats: int, steps: int, seconds: float) -> tuple[li
         timings.append(calibrated(job, slice_, seconds))
     timings.sort(key=lambda timing: timing.iteration_time_s)
     timing = timings[len(timings) // 2]
-    parts = (f"{kind} {taken * 1e3:.1f} ms" for kind, taken in timing.critical_path.items())
+    parts = (
+        f"{kind} {seconds_of_kind * 1e3:.1f} ms" for kind, seconds_of_kind in timing.critical_path.items()
+    )
     return real, timing.iteration_time_s, ", ".join(parts)
 
 
@@ -97,7 +99,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
         for parallel in ("ddp", "fsdp"):
             # Memory needs no long steps.
             job = BenchJob(parallel, world, seq=64, batch=2)
-            emulated, (measured, note) = peak_bytes(capture_one(job)), real_peak(job)
+            emulated, (measured, note) = peak_bytes(capture_first(job)), real_peak(job)
             name = f"peak tensor bytes, {job.name}"
             yield figure(name, "bytes", measured, "equal", emulated=emulated, note=note)
 

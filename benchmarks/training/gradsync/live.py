@@ -68,29 +68,29 @@ def live_rows(quick: bool) -> Iterator[Row]:
     with ranks("windtunnel.training.gradsync.live.sparse") as run:
         for world, rate in FABRICS[1:2] if quick else FABRICS:
             codecs = ["fp16", "sign", FUSED] if quick else list(CODECS)
-            given = {"codecs": codecs, "repeats": 3 if quick else REPEATS}
-            told = run(f"{__name__}:choices_on_rank", given, world, rate * MBIT, LIMIT)
-            yield from rows_of(f"{world} ranks at {rate} Mbit/s", told)
+            arguments = {"codecs": codecs, "repeats": 3 if quick else REPEATS}
+            results = run(f"{__name__}:choices_on_rank", arguments, world, rate * MBIT, LIMIT)
+            yield from rows_of(f"{world} ranks at {rate} Mbit/s", results)
 
 
-def rows_of(fabric: str, told: list[dict[str, Any]]) -> Iterator[Row]:
+def rows_of(fabric: str, results: list[dict[str, Any]]) -> Iterator[Row]:
     """The rows of one fabric, from what its ranks found."""
     from scipy.stats import spearmanr  # which ranks need not load
 
     seconds, predicted = {}, {}
-    for name, arm in told[0]["arms"].items():
-        arms = [one["arms"][name] for one in told]
-        slowest = [max(each) for each in zip(*(one["seconds"] for one in arms), strict=True)]
+    for name, arm in results[0]["arms"].items():
+        arms = [rank["arms"][name] for rank in results]
+        slowest = [max(each) for each in zip(*(rank["seconds"] for rank in arms), strict=True)]
         seconds[name], predicted[name] = median(slowest), arm["predicted"]
-        note = f"{max(one['nbytes'] for one in arms) / 2**20:.2f} MiB, {arm['groups']} groups"
+        note = f"{max(rank['nbytes'] for rank in arms) / 2**20:.2f} MiB, {arm['groups']} groups"
         note += ": " * (name == "plan") + "; ".join(arm["used"] * (name == "plan"))
         yield figure(f"{fabric}: {name}", "s", slowest, emulated=predicted[name], note=note)
     best = min((name for name in seconds if name in (NONE, HOOK, *CODECS)), key=lambda name: seconds[name])
     errors = {name: 100 * abs(predicted[name] / seconds[name] - 1) for name in seconds}
     worst = max(errors, key=lambda name: errors[name])
     about = (
-        f"largest {errors[worst]:.1f} % ({worst}); lines of collectives fit to {told[0]['error']:.1%}, "
-        f"handing a group over takes {told[0]['handing'] * 1e3:.2f} ms"
+        f"largest {errors[worst]:.1f} % ({worst}); lines of collectives fit to {results[0]['error']:.1%}, "
+        f"handing a group over takes {results[0]['handing'] * 1e3:.2f} ms"
     )
     for words, unit, value, most, note in (
         (f"plan / best single choice ({best})", "x", seconds["plan"] / seconds[best], 1.02, ""),
@@ -107,9 +107,9 @@ def rows_of(fabric: str, told: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def job() -> DistributedDataParallel:
-    numels = [1 << one for one in SIZES]
-    whole = sum(one**0.5 for one in numels)
-    backward = [BACKWARD * one**0.5 / whole for one in numels]
+    numels = [1 << power for power in SIZES]
+    whole = sum(numel**0.5 for numel in numels)
+    backward = [BACKWARD * numel**0.5 / whole for numel in numels]
     return DistributedDataParallel(GradientReplay(numels, backward, FORWARD, torch.device("cpu")))
 
 
@@ -117,9 +117,9 @@ def choices_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
     """Of each choice the seconds of its iterations here, bytes sent in one, and the prediction."""
     ddp = job()
     measured = profile(ddp, partial(replay, ddp), codecs=arguments["codecs"])
-    made: list[Any] = [choices(measured, arguments["codecs"]) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(made)
-    plans: dict[str, SyncPlan] = made[0]
+    shared: list[Any] = [choices(measured, arguments["codecs"]) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    plans: dict[str, SyncPlan] = shared[0]
     handles: list[Handle] = []
     arms: dict[str, Callable[[], tuple[float, int]]] = {}
     for name, plan in plans.items():
@@ -130,15 +130,15 @@ def choices_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
         arms[name] = partial(_timed, model)
         for _ in range(WARM):
             arms[name]()
-    found = in_turn(arms, arguments["repeats"])
+    samples = in_turn(arms, arguments["repeats"])
     for handle in handles:
         handle.close()
     return {
-        "error": max(one.error for one in measured.network.collectives), "handing": measured.handing,
+        "error": max(fit.error for fit in measured.network.collectives), "handing": measured.handing,
         "arms": {
             name: {
-                "seconds": [seconds for seconds, _ in found[name]],
-                "nbytes": max(nbytes for _, nbytes in found[name]),
+                "seconds": [seconds for seconds, _ in samples[name]],
+                "nbytes": max(nbytes for _, nbytes in samples[name]),
                 "groups": len(plan.groups),
                 "used": sorted({group.option.words() for group in plan.groups}),
                 "predicted": plans["fp16" if name == HOOK else name].forecasts[0].seconds,
@@ -151,12 +151,12 @@ def choices_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
 def choices(measured: SyncProfile, codecs: list[str]) -> dict[str, SyncPlan]:
     """The plan, every codec alone in DDP's buckets, PyTorch's own hook, and one codec without fusion and in
     its best groups."""
-    found = {"plan": make_plan(measured)}
-    found |= {codec: uniform_plan(measured, codec, BUCKET) for codec in (NONE, *codecs)}
-    found[HOOK] = found[NONE]
-    found[f"{FUSED} by layers"] = uniform_plan(measured, FUSED, 1)
-    found[f"{FUSED} in its best groups"] = uniform_plan(measured, FUSED)
-    return found
+    plans = {"plan": make_plan(measured)}
+    plans |= {codec: uniform_plan(measured, codec, BUCKET) for codec in (NONE, *codecs)}
+    plans[HOOK] = plans[NONE]
+    plans[f"{FUSED} by layers"] = uniform_plan(measured, FUSED, 1)
+    plans[f"{FUSED} in its best groups"] = uniform_plan(measured, FUSED)
+    return plans
 
 
 def _timed(ddp: DistributedDataParallel) -> tuple[float, int]:
@@ -208,7 +208,7 @@ def sums_on_rank(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     each = (world - 1) / world / arguments["rate"]
     lines = CollectiveFit("flat", "alltoall", 0.0, each), CollectiveFit("flat", "allreduce", 0.0, 2 * each)
     links = JobNetwork(world, 1, lines)
-    found = []
+    cases = []
     whole: dict[str, tuple[float, int]] = {}
     for kind, density in arguments["cases"]:
         width, power = KINDS[kind]
@@ -218,43 +218,41 @@ def sums_on_rank(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         gradient = torch.sparse_coo_tensor(
             mine[None], values, (units, width), is_coalesced=True, check_invariants=False
         )
-        given = Units(mine, values, units)
-        one = measure(Peers(), given, sample=4096)
+        sparse = Units(mine, values, units)
+        measured = measure(Peers(), sparse, sample=4096)
         sent: dict[str, int] = {}
 
         def summed(
-            scheme: str, gradient: torch.Tensor = gradient, given: Units = given, sent: dict[str, int] = sent
+            scheme: str, gradient: torch.Tensor = gradient, sparse: Units = sparse,
+            sent: dict[str, int] = sent,
         ) -> None:  # fmt: skip
             before = interface_bytes()
             if scheme in SCHEMES:
                 all_reduce(gradient, scheme=scheme)
             else:
-                push_pull(Peers(), blocks_of(given) if scheme == "blocks" else given, None)
+                push_pull(Peers(), blocks_of(sparse) if scheme == "blocks" else sparse, None)
             sent[scheme] = interface_bytes() - before
 
-        trial = tried(gradient, one, links)
+        trial = tried(gradient, measured, links)
         # all is as long whatever is zero
         timed = [name for name in ALL if name != "dense" or kind not in whole]
         times = least_times({name: partial(summed, name) for name in timed}, REPEATED)
         whole[kind] = whole.get(kind) or (times["dense"], sent["dense"])
-        told = {name: (times[name], sent[name]) if name in times else whole[kind] for name in ALL}
-        found.append(
+        figures = {name: (times[name], sent[name]) if name in times else whole[kind] for name in ALL}
+        cases.append(
             {
                 "kind": kind, "density": density, "chosen": min(trial, key=trial.__getitem__),
-                "schemes": told,
+                "schemes": figures,
             }
         )  # fmt: skip
-    return found
+    return cases
 
 
 def sparse_rows(quick: bool) -> Iterator[Row]:
-    """Times, bytes and choices between 8 ranks."""
+    """Times, bytes and choices between 8 ranks, and between 16, which takes minutes; there ZEN against the
+    best of the others."""
     yield from _live(FEW, DENSITIES[1:3] if quick else DENSITIES)
-
-
-def sparse_16_rows(quick: bool) -> Iterator[Row]:
-    """The same between 16 ranks, which takes minutes; and ZEN there against the best of the others."""
-    need("not in a quick run" * quick)
+    need("16 ranks are not in a quick run" * quick)
     gains = []
     for row in _live(MANY, DENSITIES):
         yield row
@@ -272,16 +270,17 @@ def _live(fabric: tuple[int, int, int, tuple[str, ...]], densities: Sequence[flo
     worst: list[tuple[float, float, str]] = []
     with ranks("windtunnel.training.gradsync.live.sparse") as run:
         world, rate, elements, kinds = fabric
-        given = {"rate": rate * MBIT, "elements": elements, "cases": [*product(kinds, densities)]}
-        told = run(f"{__name__}:sums_on_rank", given, world, rate * MBIT, LONGEST)
-        for cases in zip(*told, strict=True):
+        arguments = {"rate": rate * MBIT, "elements": elements, "cases": [*product(kinds, densities)]}
+        results = run(f"{__name__}:sums_on_rank", arguments, world, rate * MBIT, LONGEST)
+        for cases in zip(*results, strict=True):
             case, chosen = cases[0], cases[0]["chosen"]
-            times = {name: one[0] for name, one in case["schemes"].items()}
+            times = {name: seconds for name, (seconds, _) in case["schemes"].items()}
             best, rival = min(times.values()), min(times[name] for name in OTHERS)
             name = f"{world} ranks at {rate} Mbit/s, {case['kind']} {case['density']:.1%}"
             words = ", ".join(
-                f"{name} {taken * 1e3:.0f} ms {max(one['schemes'][name][1] for one in cases) / 2**20:.2f} MiB"
-                for name, (taken, _) in case["schemes"].items()
+                f"{scheme} {seconds * 1e3:.0f} ms"
+                f" {max(each['schemes'][scheme][1] for each in cases) / 2**20:.2f} MiB"
+                for scheme, seconds in times.items()
             )
             yield figure(
                 f"{name}: best other sparse scheme / zen", "x", rival / times["zen"],
@@ -289,12 +288,12 @@ def _live(fabric: tuple[int, int, int, tuple[str, ...]], densities: Sequence[flo
             )  # fmt: skip
             worst.append((times[chosen] / best, best, name))
     for words, judged in (
-        (f"sums of {SHORT:g} s and more", [one for one in worst if one[1] >= SHORT]),
-        ("shorter sums", [one for one in worst if one[1] < SHORT]),
+        (f"sums of {SHORT:g} s and more", [each for each in worst if each[1] >= SHORT]),
+        ("shorter sums", [each for each in worst if each[1] < SHORT]),
     ):
         if judged:
             ratio, _, name = max(judged)
-            right = sum(one[0] <= 1.05 for one in judged)
+            right = sum(each[0] <= 1.05 for each in judged)
             yield figure(
                 f"chosen scheme's time / best scheme's, worst case, {words}", "x", ratio, "<= 1.05 x",
                 note=f"{name}; met in {right} of {len(judged)} cases",

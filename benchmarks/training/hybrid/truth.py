@@ -5,7 +5,7 @@ times useless. So in the reference *all* ranks are live: each runs the whole job
 and its CPU seconds are its clock. Both sides price collectives alike: what is held against each other is how
 virtual ranks compute and wait in place of real ones. Both run at the same time, since CPU seconds, too, are
 longer on a busy machine. The spread of the reference is half of what lies between the quartiles of its steps.
-*Memory* and *parameters* are exact or missed.
+*Memory* is exact or missed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure
-from benchmarks.training.emulate.jobs import BenchJob, example, launch, real_peak
+from benchmarks.training.emulate.jobs import BenchJob, example, real_peak
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
 from windtunnel.training.emulate.hybrid import run_live
@@ -64,7 +63,9 @@ def together(result: EmulationResult, which: Sequence[Sequence[int]]) -> list[Hy
 
 def step_seconds(facts: HybridFacts) -> tuple[float, float]:
     """Of the steps of rank 0 that the others had part in: the median, and the spread over it."""
-    first, median, third = statistics.quantiles([one.seconds for one in facts.ranks[0].steps if one.hybrid])
+    first, median, third = statistics.quantiles(
+        [step.seconds for step in facts.ranks[0].steps if step.hybrid]
+    )
     return median, (third - first) / 2 / median
 
 
@@ -72,7 +73,7 @@ def time_rows(quick: bool) -> Iterator[Row]:
     """An iteration of one or two live ranks of a world against the world with all ranks live."""
     beyond, overheads = [], []
     for world in (2,) if quick else (2, 4, 8):
-        for layout in (one for one in LAYOUTS if world in one.worlds):
+        for layout in (layout for layout in LAYOUTS if world in layout.worlds):
             result = layout.emulated(world)
             everybody, first, *second = together(
                 result, [range(world), [0], *([[0, 1]] if world == 4 else [])]
@@ -109,23 +110,6 @@ def memory_rows(quick: bool) -> Iterator[Row]:
             (measured, note), peak = real_peak(job), facts.ranks[0].peak_tensor_bytes
             name = f"peak tensor bytes, {job.name}, 1 live"
             yield figure(name, "bytes", measured, "equal", emulated=peak, note=note)
-
-
-def parameters_rows(quick: bool) -> Iterator[Row]:
-    """Parameters after ten steps with the uniform rule against a real run in which all hold the same."""
-    for kind in ("ddp", "fsdp"):
-        for world in (2,) if quick else (2, 4):
-            with scratch() as folder:
-                ours, theirs = folder / "live", folder / "real"
-                script = Script(Path(__file__).with_name("alike.py"), (kind, str(ours)))
-                live(simulate(script, load_cluster(f"cpu:1x{world}"), Options(live="0")), [0])
-                launch(world, "alike", kind, str(theirs), "real", package=__package__)
-                same = ours.read_text() == theirs.read_text()
-            name, note = (
-                f"{kind}, 1 live of {world}: bytes that differ",
-                "by SHA-256, after 10 steps of AdamW",
-            )
-            yield figure(name, "", 0.0, "bit-identical", emulated=float(not same), met=same, note=note)
 
 
 def scale_rows(quick: bool) -> Iterator[Row]:

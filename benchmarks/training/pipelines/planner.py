@@ -17,7 +17,7 @@ SEED = 23
 def planner_rows(quick: bool) -> Iterator[Row]:
     draw = random.Random(SEED)
     profiles = [random_layers(draw, LAYERS) for _ in range(2 if quick else 5)]
-    first, *again = in_new_process(_taken, [profiles[0], *profiles])
+    first, *again = in_new_process(_seconds, [profiles[0], *profiles])
     for name, seconds, note in (
         ("first call of a process", first, "after the planner's import"),
         ("further calls", max(again), f"the slowest of {len(again)} profiles"),
@@ -36,10 +36,10 @@ def random_layers(draw: random.Random, count: int) -> list[int]:
     return [draw.randint(50, 500), *[block] * (count - 2), draw.randint(1_000, 20_000)]
 
 
-def _taken(profiles: Sequence[Sequence[int]]) -> list[float]:
+def _seconds(profiles: Sequence[Sequence[int]]) -> list[float]:
     """Seconds of a call for each profile, one after another in this process."""
-    taken = []
+    seconds = []
     for times in profiles:
         profile = [LayerProfile(str(i), t * 1e-6 / 3, t * 2e-6 / 3) for i, t in enumerate(times)]
-        taken.append(seconds_of(lambda profile=profile: plan(profile, STAGES, 1.0)))  # type: ignore[misc]
-    return taken
+        seconds.append(seconds_of(lambda profile=profile: plan(profile, STAGES, 1.0)))  # type: ignore[misc]
+    return seconds

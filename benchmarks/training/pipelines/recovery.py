@@ -17,13 +17,10 @@ from benchmarks.harness.rows import Row, figure
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
 from benchmarks.training.pipelines.runs import (
     CHECKPOINT_EVERY,
-    COMES_AFTER,
     HOSTS,
-    Cold,
     JobRun,
     Loss,
     Scheme,
-    restart_cold,
     run_job,
 )
 from windtunnel.training.elastic.events import Recovery, recoveries
@@ -40,29 +37,28 @@ SPEEDED = 0.0  # seconds of a layer where only the numbers matter
 
 @dataclass(frozen=True)
 class Recoveries:
-    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss."""
+    """``ran``: runs by scheme. ``undisturbed``: the same steps without a loss."""
 
     undisturbed: JobRun
-    ran: dict[tuple[Scheme, bool], list[JobRun]]
-    cold: list[Cold]
+    ran: dict[Scheme, list[JobRun]]
 
     @property
     def step_time(self) -> float:
         """Seconds of a step on all hosts, median."""
         return median(self.undisturbed.paces())
 
-    def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[JobRun, Recovery]]:
+    def recoveries(self, scheme: Scheme) -> list[tuple[JobRun, Recovery]]:
         """Those that a loss began, with their runs."""
-        return [(ran, recovery) for ran in self.ran[scheme, back] for recovery in jobs.complete(ran.events)]
+        return [(ran, recovery) for ran in self.ran[scheme] for recovery in jobs.complete(ran.events)]
 
     def restart(self) -> float:
         """Seconds of a warm restart, from the loss to the first step, median."""
-        found = [recovery.seconds for _, recovery in self.recoveries("warm restart")]
-        return median([seconds for seconds in found if seconds is not None])
+        times = [recovery.seconds for _, recovery in self.recoveries("warm restart")]
+        return median([seconds for seconds in times if seconds is not None])
 
 
-Cells = dict[tuple[int, bool], dict[Scheme, JobRun]]
-"""By steps between two losses, and whether hosts come back."""
+Cells = dict[int, dict[Scheme, JobRun]]
+"""By steps between two losses."""
 
 
 def random_losses(draw: random.Random, count: int, hosts: int = HOSTS) -> list[Loss]:
@@ -73,12 +69,9 @@ def random_losses(draw: random.Random, count: int, hosts: int = HOSTS) -> list[L
     ]
 
 
-def regular_losses(draw: random.Random, count: int, every: int, back: bool) -> list[Loss]:
+def regular_losses(draw: random.Random, count: int, every: int) -> list[Loss]:
     """A loss in the middle of each stretch of ``every`` steps, at random places."""
-    return [
-        (index * every + every // 2, draw.randrange(HOSTS if back else HOSTS - index))
-        for index in range(count)
-    ]
+    return [(index * every + every // 2, draw.randrange(HOSTS - index)) for index in range(count)]
 
 
 @cache
@@ -91,42 +84,32 @@ def measure_recoveries(quick: bool) -> Recoveries:
     draw = random.Random(SEED)
     repeats, kills = (1, 1) if quick else (2, 3)
     steps = FIRST + kills * GAP + TAIL
-    ran: dict[tuple[Scheme, bool], list[JobRun]] = {}
-    for number in range(repeats):
+    ran: dict[Scheme, list[JobRun]] = {}
+    for _ in range(repeats):
         losses = random_losses(draw, kills)
         for scheme in SCHEMES:
-            ran.setdefault((scheme, False), []).append(run_job(scheme, steps, losses))
-            if number == 0:
-                ran[scheme, True] = [run_job(scheme, steps, losses, back=True)]
+            ran.setdefault(scheme, []).append(run_job(scheme, steps, losses))
     undisturbed = run_job("templates", steps)
-    cold = []
-    for _ in range(1 if quick else 2):
-        step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
-        cold.append(restart_cold(step, draw.randrange(HOSTS), CHECKPOINT_EVERY // 2))
-    return Recoveries(undisturbed, ran, cold)
+    return Recoveries(undisturbed, ran)
 
 
 @cache
 def measure_grid(quick: bool) -> tuple[Cells, JobRun]:
-    """Run every failure rate with every scheme, with hosts that come back and with such that do not; and
-    without losses, on other hosts and without waiting.
+    """Run every failure rate with every scheme, and without losses, on other hosts and without waiting.
 
     Raises:
         jobs.Failed: one did not end well.
     """
-    found = measure_recoveries(quick)
+    measured = measure_recoveries(quick)
     draw = random.Random(SEED + 1)
     cells: Cells = {}
     longest = 0
     for multiple, most in ({2: 1} if quick else MULTIPLES).items():
-        every = max(2, round(multiple * found.restart() / found.step_time))
-        count = max(1, min(most, round(LONGEST / (every * found.step_time))))
-        for back in (False, True):
-            losses = regular_losses(draw, count, every, back)
-            steps = count * every
-            longest = max(longest, steps)
-            runs = {scheme: run_job(scheme, steps, losses, back=back) for scheme in SCHEMES}
-            cells[every, back] = runs
+        every = max(2, round(multiple * measured.restart() / measured.step_time))
+        count = max(1, min(most, round(LONGEST / (every * measured.step_time))))
+        losses, steps = regular_losses(draw, count, every), count * every
+        longest = max(longest, steps)
+        cells[every] = {scheme: run_job(scheme, steps, losses) for scheme in SCHEMES}
     return cells, run_job("templates", longest, hosts=2, forward=SPEEDED)
 
 
@@ -141,12 +124,12 @@ def conditions(step_time: float) -> str:
 
 def recovery_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: kills of a host at random steps, no host comes back."""
-    found = measure_recoveries(quick)
-    yield figure("step, undisturbed", "s", found.step_time, note=conditions(found.step_time))
+    measured = measure_recoveries(quick)
+    yield figure("step, undisturbed", "s", measured.step_time, note=conditions(measured.step_time))
     first: dict[str, list[float | None]] = {}
     new: dict[str, list[float | None]] = {}
     for scheme in SCHEMES:
-        pairs, note = found.recoveries(scheme), ""
+        pairs, note = measured.recoveries(scheme), ""
         if scheme == "warm restart":
             note = (
                 f"processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
@@ -157,44 +140,36 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
         first[scheme] = [recovery.seconds for recovery in recovered]
         new[scheme] = [ran.regained(recovery) for ran, recovery in pairs]
         yield figure(f"{scheme}: loss to first step that is new", "s", new[scheme])
-        worst = max((one.steps_lost for one in recovered if one.steps_lost is not None), default=None)
+        worst = max(
+            (recovery.steps_lost for recovery in recovered if recovery.steps_lost is not None), default=None
+        )
         yield figure(f"{scheme}: steps done again, most", "steps", worst, "0" * (scheme == "templates"))
-    first["cold restart"] = [one.seconds for one in found.cold]
-    new["cold restart"] = [one.regained for one in found.cold]
-    note = "all processes end, interpreter and torch start anew (one import of torch serves all hosts)"
-    yield figure("cold restart: loss to first step", "s", first["cold restart"], note=note)
-    yield figure("cold restart: loss to first step that is new", "s", new["cold restart"])
     ours = [measure.median(first["templates"])]
-    for other in ("warm restart", "cold restart"):
-        for what, theirs in (("step", first), ("new step", new)):
-            over = measure.ratios([measure.median(theirs[other])], ours)
-            yield figure(f"{other} / templates, first {what}", "times", over)
-    yield from _same(found)
+    for title, theirs in (("step", first), ("new step", new)):
+        over = measure.ratios([measure.median(theirs["warm restart"])], ours)
+        yield figure(f"warm restart / templates, first {title}", "times", over)
+    yield from _same(measured)
 
 
-def _same(found: Recoveries) -> Iterator[Row]:
-    truth = found.undisturbed
-    runs = [ran for several in found.ran.values() for ran in several]
+def _same(measured: Recoveries) -> Iterator[Row]:
+    truth = measured.undisturbed
+    runs = [ran for several in measured.ran.values() for ran in several]
     equal = sum(ran.losses == truth.losses and ran.hashes == truth.hashes for ran in runs)
-    cold = sum(all(truth.losses[s] == loss for s, loss in one.losses.items()) for one in found.cold)
-    kills = sum(len(found.recoveries(scheme, back)) for scheme, back in found.ran)
+    kills = sum(len(measured.recoveries(scheme)) for scheme in measured.ran)
     note = f"{len(runs)} runs with {kills} kills: loss of every step, and hash of all layers with optimizers"
     share = equal / len(runs)
-    yield figure("runs bit-identical to an undisturbed one", "", share, "all", met=share == 1, note=note)
-    share = cold / len(found.cold)
-    yield figure("cold restarts with the same losses", "", share, "all", met=share == 1)
+    yield figure("runs bit-identical to an undisturbed one", "", share, "all", passed=share == 1, note=note)
 
 
 def rates_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: throughput, downtime included, for each rate of loss."""
-    found, (cells, reference) = measure_recoveries(quick), measure_grid(quick)
-    note = f"{conditions(found.step_time)}; a warm restart takes {found.restart():.2f} s to its first step"
-    yield figure("without losses", "samples/s", SAMPLES / found.step_time, note=note)
-    for (every, back), runs in cells.items():
-        name, rate = (
-            f"loss every {every} steps, {f'back after {COMES_AFTER:g} s' if back else 'not back'}",
-            {},
-        )
+    measured, (cells, reference) = measure_recoveries(quick), measure_grid(quick)
+    note = (
+        f"{conditions(measured.step_time)}; a warm restart takes {measured.restart():.2f} s to its first step"
+    )
+    yield figure("without losses", "samples/s", SAMPLES / measured.step_time, note=note)
+    for every, runs in cells.items():
+        name, rate = f"loss every {every} steps", dict[Scheme, float]()
         for scheme, ran in runs.items():
             rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
             down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
@@ -206,10 +181,10 @@ def rates_rows(quick: bool) -> Iterator[Row]:
         len(ran.losses) == ran.steps and all(truth[s] == loss for s, loss in ran.losses.items())
         for ran in several
     )
-    pairs = sum(len({tuple(one.hashes.items()) for one in runs.values()}) == 1 for runs in cells.values())
+    pairs = sum(len({tuple(run.hashes.items()) for run in runs.values()}) == 1 for runs in cells.values())
     yield figure(
         "runs bit-identical to an undisturbed one", "", equal / len(several), "all",
-        met=equal == len(several) and pairs == len(cells),
+        passed=equal == len(several) and pairs == len(cells),
         note=f"loss of every step, against a run on two hosts; hashes equal between the schemes in {pairs}"
         f" of {len(cells)} cells",
     )  # fmt: skip

@@ -138,10 +138,10 @@ def told(planned: Sequence[RandomKill], ends: Sequence[KillEnd]) -> Iterator[Row
         return
     name = f"of {len(ends)} random kills over the matrix programs"
     yield figure(
-        f"{name}, wrong", "kills", len(wrong), "0", met=whole and not wrong,
+        f"{name}, wrong", "kills", len(wrong), "0", passed=whole and not wrong,
         note="hit their stage: " + "; ".join(notes),
     )  # fmt: skip
-    yield figure(f"{name}, wrong in silence", "kills", len(silent), "0", met=whole and not silent)
+    yield figure(f"{name}, wrong in silence", "kills", len(silent), "0", passed=whole and not silent)
 
 
 def plan(rows: Sequence[MatrixRow], kills: int, seed: int = 1) -> list[RandomKill]:

@@ -21,5 +21,5 @@ pytestmark = [
 def test_nothing_is_lost(campaign, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(host_image, "WANTED", small_image.WHOLE)  # git is one of the programs
     rows = list(campaign(quick=True))
-    assert [f"{row.name}: {row.note}" for row in rows if row.met is False] == []
-    assert any(row.met for row in rows)
+    assert [f"{row.name}: {row.note}" for row in rows if row.passed is False] == []
+    assert any(row.passed for row in rows)

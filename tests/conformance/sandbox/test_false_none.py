@@ -10,9 +10,10 @@ from __future__ import annotations
 import pytest
 from referee import Look, look, weaker
 
-from benchmarks.agents.sandbox.harness import PROGRAMS, Seat, missing, new_name, opened, own_home, sessions
-from benchmarks.agents.sandbox.sessions import Output, replay, tree
+from benchmarks.agents.sandbox.harness import PROGRAMS, Seat, missing, new_name, open_host, own_home
+from benchmarks.agents.sandbox.sessions import Output, replay, shipped, tree
 from support import small_image
+from support.sessions.generate import generate
 from windtunnel.agents.sandbox.files import host_image
 from windtunnel.agents.sandbox.traces import TraceTurn
 
@@ -27,8 +28,8 @@ def test_no_turn_is_judged_weaker_than_it_is(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(host_image, "WANTED", small_image.WHOLE)  # agents use git
     wrong: list[str] = []
     judged = 0
-    with own_home() as home, opened(home) as host:
-        for trace in sessions(False, generated=8):
+    with own_home() as home, open_host(home) as host:
+        for trace in [*shipped(), *(generate(16, seed) for seed in range(8))]:
             seat, looks = Seat.new(host, new_name("judged")), list[Look]()
 
             def begin(seat: Seat = seat, looks: list[Look] = looks) -> None:

@@ -159,9 +159,9 @@ def test_what_is_absent_does_not_count_and_what_is_wrong_is_named() -> None:
         for verdict in (Verdict.RIGHT, Verdict.SILENT, Verdict.ABSENT)
     )
     row = counted("programs", [right, wrong, absent])
-    assert (row.measured, row.met) == (0.5, False)
+    assert (row.measured, row.passed) == (0.5, False)
     assert "SILENT: wrong in silence (why)" in row.note
-    assert counted("programs", [right, absent]).met is True
+    assert counted("programs", [right, absent]).passed is True
 
 
 def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:

@@ -22,19 +22,19 @@ def test_a_plan_has_every_pair_as_often_and_is_the_same_for_a_seed() -> None:
 def test_one_wrong_kill_misses_the_target_and_is_named() -> None:
     planned = plan(CHEAPS, 12)
     ends = [KillEnd(kill, landed=True) for kill in planned]
-    assert [(row.measured, row.met) for row in told(planned, ends)] == [(0, True), (0, True)]
+    assert [(row.measured, row.passed) for row in told(planned, ends)] == [(0, True), (0, True)]
     ends[3] = KillEnd(planned[3], True, "the mark is another")
     loud = list(told(planned, ends))
-    assert [(row.measured, row.met) for row in loud] == [(1, False), (0, True)]
+    assert [(row.measured, row.passed) for row in loud] == [(1, False), (0, True)]
     assert f"WRONG {planned[3].words}: the mark is another" in loud[0].note
     ends[3] = KillEnd(planned[3], True, "the mark is another", silent=True)
-    assert [(row.measured, row.met) for row in told(planned, ends)] == [(1, False), (1, False)]
+    assert [(row.measured, row.passed) for row in told(planned, ends)] == [(1, False), (1, False)]
 
 
 def test_kills_that_were_not_begun_in_time_are_no_success() -> None:
     planned = plan(CHEAPS, 12)
     rows = list(told(planned, [KillEnd(kill, landed=False) for kill in planned[:5]]))
-    assert [(row.measured, row.met) for row in rows] == [(0, False), (0, False)]
+    assert [(row.measured, row.passed) for row in rows] == [(0, False), (0, False)]
     assert "7 of 12 were not begun" in rows[0].note and "of 5 random kills" in rows[0].name
     (row,) = told([], [])
-    assert row.measured is None and row.met is None
+    assert row.measured is None and row.passed is None

@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.training.checkpoint.programs.fsdp_trainer import FAULT
 from conformance.training import forge
 from conformance.training.commanded import Commanded
+from conformance.training.fsdp_trainer import FAULT
 from windtunnel.base import atomic
 from windtunnel.linux import network, processes
 from windtunnel.linux.forkserver_client import serving

@@ -25,7 +25,6 @@ from statistics import median
 import pytest
 
 from benchmarks.harness import jobs
-from benchmarks.training.checkpoint import TRAINER
 from conformance.training import strangers, strikes
 from conformance.training.commanded import Commanded, training
 from conformance.training.followed import count, end_soon, generation, newest, until
@@ -34,6 +33,7 @@ from windtunnel.linux import mounts, network
 from windtunnel.training.elastic.events import Event
 
 HOSTS = 4
+TRAINER = Path(__file__).with_name("fsdp_trainer.py")
 ROUNDS = int(os.environ.get("ROUNDS", "1"))  # of every kind
 WITHIN = 60.0  # seconds until a job must have gone on
 LEASE = 1.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.run import run
-from benchmarks.serving.prefixcache.rows import BLIND, GB, ORACLE, OURS, _held, emulated
+from benchmarks.serving.prefixcache.rows import BLIND, GB, ORACLE, OURS, _side_by_side, emulated
 from benchmarks.serving.prefixcache.sessions import KINDS, sessions, traced
 from windtunnel.base.errors import UserError
 from windtunnel.traces.requests import load
@@ -52,9 +52,9 @@ def test_no_policy_saves_more_than_the_oracle_and_rows_say_so() -> None:
     assert all(one.flops <= found[ORACLE].flops for one in found.values())
     assert found["radix"].flops < found[OURS].flops
     assert all(one.peak <= 4 * GB for one in found.values())
-    rows = list(_held("chat", asked, (4,), (4.5, 1.4), "LMSys", names, 16))
+    rows = list(_side_by_side("chat", asked, (4,), (4.5, 1.4), "LMSys", names, 16))
     [gap] = [row for row in rows if "oracle eviction" in row.name]
-    assert gap.emulated == found[OURS].flops / found[ORACLE].flops and gap.met == (gap.emulated >= 0.9)
+    assert gap.emulated == found[OURS].flops / found[ORACLE].flops and gap.passed == (gap.emulated >= 0.9)
     [least] = [row for row in rows if "vLLM+" in row.name]
     assert least.published == 4.5 and least.emulated == found[OURS].hits / found["every32"].hits
 
@@ -68,4 +68,4 @@ def test_a_trace_is_taken_by_the_section_that_wants_one(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"--trace .* is of no section that runs here; accepted with mooncake"
     ):
-        run("serving.prefixcache", ("ties",), trace=tmp_path / "trace.jsonl")
+        run("serving.prefixcache", ("agents",), trace=tmp_path / "trace.jsonl")

@@ -124,7 +124,7 @@ def test_losses_leave_enough_hosts_and_time() -> None:
         losses = random_losses(draw, 3)
         assert [step for step, _ in losses] == sorted({step for step, _ in losses})
         assert all(0 <= place < HOSTS - index for index, (_, place) in enumerate(losses))
-        assert [step for step, _ in regular_losses(draw, 3, 10, True)] == [5, 15, 25]
+        assert [step for step, _ in regular_losses(draw, 3, 10)] == [5, 15, 25]
 
 
 def test_a_run_is_read_from_its_events() -> None:

@@ -72,8 +72,8 @@ class InFiles:
 
     def restore(self) -> int:
         """Go on from the newest step that all ranks have."""
-        held = self._job.agree("held", self._steps())
-        step, begin = max(set.intersection(*map(set, held.values())), default=-1), time.monotonic()
+        steps = self._job.agree("held", self._steps())
+        step, begin = max(set.intersection(*map(set, steps.values())), default=-1), time.monotonic()
         if step < 0:
             return 0
         self._bucket.take(self._path(step).stat().st_size)

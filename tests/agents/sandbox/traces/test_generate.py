@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.agents.sandbox.generate import Mix, generate
+from support.sessions.generate import Mix, generate
 from windtunnel.agents.sandbox.model import TurnClass
 
 WEIGHT = st.floats(0, 10)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 
-from benchmarks.agents.sandbox.harness import opened, own_home
+from benchmarks.agents.sandbox.harness import open_host, own_home
 from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, figure
 from conformance.sandbox.matrix import outside
@@ -67,7 +67,7 @@ def outcomes_of(
         jobs: list[Callable[[], None]] = []
         usual = [row for row in here if not row.by_command]
         if usual:
-            host = stack.enter_context(opened(stack.enter_context(own_home())))
+            host = stack.enter_context(open_host(stack.enter_context(own_home())))
             image = host.context.pool.import_image(image_of(usual))
             jobs += [partial(one, OfHost(host, host.home), row, image) for row in usual]
         commanded = [row for row in here if row.by_command]

@@ -44,7 +44,7 @@ from windtunnel.training.gradsync.model import GradientTensor as Gradient
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 
 CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
-"""Those that train as without (the benchmark's section ``accuracy``), the cheapest of each kind;
+"""Those in the table of steps to a loss (the benchmark's section ``steps``), the cheapest of each kind;
 random k of so few diverges, and exact top k is dearer."""
 SIZES = (1 << 6, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 22)
 """Of collectives, up to that of all gradients; the first four in any case. The first is what a call takes."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.agents.sandbox import recipes
-from benchmarks.agents.sandbox.recipes import SessionState
+from support.sessions import recipes
+from support.sessions.recipes import SessionState
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 from windtunnel.agents.sandbox.twin import SHARES, think_time
