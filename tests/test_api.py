@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import windtunnel as wt
@@ -79,12 +80,46 @@ def test_the_store_gives_the_same_run_back(run: wt.Run, kept: wt.Run) -> None:
         wt.load_run(Store.open().get("last").id)
 
 
+def test_timelines_are_of_the_ranks_asked_for(run: wt.Run, kept: wt.Run) -> None:
+    assert run.timeline([3, 1]).ranks() == [3, 1]
+    live, read = run.timeline(), kept.timeline()
+    assert read.ranks() == live.ranks()
+    for one, other in zip(live.tracks, read.tracks, strict=True):
+        np.testing.assert_allclose(one.end, other.end, atol=1.1e-9)
+    with pytest.raises(wt.UserError, match="rank 4 is not one of 0 to 3"):
+        run.timeline([4])
+    with pytest.raises(wt.UserError, match=r"rank 3 is not in .*timeline\.json\.gz, which has"):
+        kept.timeline([3])
+
+
+def test_runs_are_compared(run: wt.Run, kept: wt.Run) -> None:
+    with quick.captures():
+        other = wt.emulate(train, 512, cluster=wt.load_cluster("h100-sxm:2x2"), report=False)
+    found = run.compare(other)
+    assert found.inputs["args"] == (["256"], ["512"])
+    ratios = {one.name: one.ratios[1] for one in found.figures}
+    assert ratios["peak_allocated_bytes"] == pytest.approx(
+        other.summary.ranks[0].peak_allocated_bytes / run.summary.ranks[0].peak_allocated_bytes
+    )
+    with pytest.raises(wt.UserError, match="was kept without pictures"):
+        wt.load_run(other.id).timeline()
+    assert "<iframe" not in other._repr_html_()
+
+
+def test_a_notebook_shows_figures_and_the_report(run: wt.Run) -> None:
+    page = run._repr_html_()
+    assert "h100-sxm:2x2" in page
+    assert "srcdoc=" in page
+    assert "<script" not in page  # all of the report is in the frame
+
+
 def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     for given, words in (
         ({"program": "none.py"}, "script 'none.py' does not exist"),
         ({"program": train, "cluster": "h100:2x"}, "h100"),
         ({"program": train, "ranks": "9", "cluster": "h100-sxm:1x2"}, "9"),
         ({"program": train, "fail_on": "oo"}, "`fail_on`: 'oo' is not known"),
+        ({"program": train, "baseline": "x"}, "ask for it by `fail_on` slower"),
     ):
         with pytest.raises(wt.UserError, match=words) as caught:
             wt.emulate(**given)

@@ -60,6 +60,7 @@ def emulate(
     timeline: str = "",
     report: bool = True,
     fail_on: Sequence[str] | str = (),
+    baseline: Run | str | None = None,
     progress: Progress = no_progress,
     **other_options: Any,
 ) -> Run:
@@ -70,13 +71,15 @@ def emulate(
     ``cluster``: a name such as ``h100-sxm:16x8``, a YAML file, or one that `load_cluster` gave. ``options``:
     how to emulate, see `Options`; each of its fields may be given by its name instead, or beside it.
     ``timeline``: ranks in it, as ``0,17``; ``report``: whether to write the report, the timeline and the
-    graph. ``fail_on`` is what is to be an error, as in ``("oom", "hang")``.
+    graph. ``fail_on`` is what is to be an error, as in ``("oom", "hang", "slower:10%")``; ``baseline`` the
+    run, its id, or the file of a summary than which it must not be slower, by default the last such run in
+    the store.
 
         run = wt.emulate("train.py", "--size", "8b", cluster="h100-sxm:16x8", jitter=0.05)
         print(run.summary.iteration_time_s, run.summary.peak_reserved_bytes)
 
     Raises:
-        UserError: an option, the program or the cluster is wrong.
+        UserError: an option, the program or the cluster is wrong, or there is no baseline.
         ScriptError: the program failed, hung, or would deadlock on that cluster.
         VerdictError: what came out is what ``fail_on`` names; its ``run`` is kept in the store.
     """
@@ -91,6 +94,7 @@ def emulate(
         run = emulation.emulate(
             what, arguments, where, options, pictures=report, timeline_ranks=ranks, progress=progress,
             fabrics=alternatives, fail_on=failing,
+            baseline=baseline.id if isinstance(baseline, Run) else baseline,
         )  # fmt: skip
     except HangError as error:
         if not failing.hang:

@@ -24,7 +24,7 @@ def summary() -> dict[str, Any]:
     }
     iteration = sum(path.values())
     return {
-        "schema": "windtunnel.emulate/3",
+        "schema": "windtunnel.emulate/2",
         "run_id": "20261121-030405-ab12",
         "created_at": "2026-11-21T03:04:05+00:00",
         "versions": {"windtunnel": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.7"},

@@ -89,7 +89,10 @@ def test_what_runs_out_of_memory_comes_first_and_in_red() -> None:
 
 
 def test_what_came_of_fail_on_is_told() -> None:
-    verdict = {"fail_on": ["oom"], "passed": True, "reasons": []}
-    assert "--fail-on oom: passed" in _shown(summary() | {"verdict": verdict})
-    verdict |= {"passed": False, "reasons": ["it is too large"]}
-    assert "--fail-on oom: it is too large" in _shown(summary() | {"verdict": verdict})
+    baseline = {"name": "20261121-030405-ab12", "iteration_time_s": 2.5}
+    verdict = {"fail_on": ["slower:10%"], "passed": True, "reasons": [], "baseline": baseline}
+    assert "--fail-on slower:10%: passed, an iteration of 20261121-030405-ab12 takes 2.50 s" in " ".join(
+        _shown(summary() | {"verdict": verdict}).split()
+    )
+    verdict |= {"passed": False, "reasons": ["it is too slow"]}
+    assert "--fail-on slower:10%: it is too slow" in _shown(summary() | {"verdict": verdict})

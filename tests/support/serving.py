@@ -57,8 +57,12 @@ class Served:
             return json.loads(answer.read())
 
     def facts(self) -> dict[str, float]:
-        """The engine's figures, by /health."""
-        return dict(self.get("/health"))
+        """What /metrics says, without labels."""
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+        }
 
     def stop(self) -> int:
         """Its exit status after SIGTERM."""

@@ -29,7 +29,12 @@ def emulate(
         str, typer.Option(help="Ranks in the timeline, in the form of --ranks. Default: one of each part.")
     ] = "",
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
-    fail_on: Annotated[list[str] | None, typer.Option(help="Exit with status 3 on: oom, hang.")] = None,
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="Exit with status 3 on: oom, hang, slower:10%.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The run that slower compares with: its id, or a summary.json.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Emulate SCRIPT on a cluster that you do not have: iteration time, waits, and memory of every rank.
@@ -56,7 +61,7 @@ def emulate(
         with progress_bar(f"{Path(script).name} on {where.name}") as progress:
             run = api.emulate(
                 script, *(arguments or ()), cluster=where, module=module, options=options, timeline=timeline,
-                report=report, fail_on=fail_on or (), progress=progress,
+                report=report, fail_on=fail_on or (), baseline=baseline, progress=progress,
             )  # fmt: skip
     except VerdictError as error:
         if error.run is None:

@@ -103,7 +103,10 @@ def asked(summary: Summary) -> str:
     verdict = summary.get("verdict")
     if not verdict:
         return ""
+    baseline = verdict.get("baseline")
     reasons = "; ".join(verdict["reasons"]) or "passed"
+    if verdict["passed"] and baseline:
+        reasons += f", an iteration of {baseline['name']} takes {units.seconds(baseline['iteration_time_s'])}"
     return f"--fail-on {','.join(verdict['fail_on'])}: {reasons}"
 
 

@@ -42,7 +42,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 def idle(server: Served) -> bool:
     """Whether nobody is served and nothing is held for anybody."""
     facts = server.facts()
-    return not any(facts[name] for name in ("running", "waiting", "kv_reserved"))
+    return not any(facts[f"windtunnel_{name}"] for name in ("running", "waiting", "kv_reserved"))
 
 
 def test_the_official_client(client: openai.OpenAI, server: Served) -> None:
@@ -240,7 +240,7 @@ def test_the_interface_is_what_its_description_says(server: Served) -> None:
                 answered.add(case.path)
 
         agrees()
-    assert answered >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
+    assert answered >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"}
 
 
 def test_it_stops_when_told_and_its_decisions_are_kept(server: Served, client: openai.OpenAI) -> None:

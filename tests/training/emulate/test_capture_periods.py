@@ -108,7 +108,9 @@ def test_more_steps_than_are_looked_at_may_be_asked_for() -> None:
 
 def test_what_was_never_reached_is_named() -> None:
     (slice_,) = capture(PERIODS, "case_diloco", "40", cluster=ONE)
-    (unused,) = told(slice_)
+    seldom, unused = told(slice_)
+    assert seldom.startswith("what comes seldomer than the steps that are looked at is not in the report")
+    assert seldom.endswith("in case_diloco, once in 40)") and "periods.py:" in seldom
     assert unused.startswith("an optimiser is never called") and "in case_diloco" in unused
 
 

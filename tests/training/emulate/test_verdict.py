@@ -51,13 +51,47 @@ def test_out_of_memory_is_the_first_line(command) -> None:
 
 
 def test_out_of_memory_fails_who_asks_for_it(command) -> None:
+    ended = command("--json", "--fail-on", "slower:0%,oom", "--baseline", "last", script=NEEDY)
+    assert ended.status == 2 and "the store is empty" in ended.err
     ended = command("--json", "--fail-on", "oom", script=NEEDY)
     assert ended.status == 3
     assert ended.err.startswith(f"windtunnel: --fail-on oom: {OOM}") and ended.err.count("\n") == 1
     verdict = json.loads(ended.out)["verdict"]
-    assert (verdict["fail_on"], verdict["passed"]) == (["oom"], False)
+    assert (verdict["fail_on"], verdict["passed"], verdict["baseline"]) == (["oom"], False, None)
     assert verdict["reasons"][0].startswith(OOM)
     assert Store.open().get("last").status == "done"
+
+
+def test_a_job_that_gets_slower_fails(command, tmp_path: Path) -> None:
+    none = command("--fail-on", "slower:10%")
+    assert none.status == 2 and none.out == ""
+    assert none.err.startswith("windtunnel: --fail-on slower: the store has no run of this script")
+    assert "give one by --baseline, a run or" in none.err
+    assert Store.open().list() == []
+    first = command("--json")
+    assert (first.status, json.loads(first.out)["verdict"]) == (0, None)
+    one = json.loads(first.out)
+    alike = command("--json", "--fail-on", "slower:10%")
+    assert alike.status == 0
+    assert json.loads(alike.out)["verdict"]["baseline"] == {
+        "name": one["run_id"],
+        "iteration_time_s": one["iteration_time_s"],
+    }
+    # A job under other conditions has no baseline of itself, and one that is named serves.
+    slow = ("--slow", "rank=0:100", "--fail-on", "slower:10%", "--fail-on", "oom")
+    assert command(*slow).status == 2
+    slower = command(*slow, "--baseline", one["run_id"])
+    assert slower.status == 3
+    said = slower.err.splitlines()[-1]
+    assert said.startswith("windtunnel: --fail-on slower:10%,oom: an iteration takes")
+    assert f"of {one['run_id']}, where 10.0 % is allowed" in said
+    # What failed is no baseline for the next one.
+    assert command(*slow).status == 2
+    faster = tmp_path / "before.json"
+    faster.write_text(json.dumps(one | {"iteration_time_s": one["iteration_time_s"] / 1.2}))
+    ended = command("--fail-on", "slower:10%", "--baseline", str(faster))
+    assert ended.status == 3 and "20.0 % longer than the" in ended.err and str(faster) in ended.err
+    assert command("--fail-on", "slower:25%", "--baseline", str(faster)).status == 0
 
 
 def test_a_job_that_hangs_has_a_status_of_its_own_where_asked(command) -> None:
@@ -81,10 +115,37 @@ def test_python_gets_the_run_with_the_verdict(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["ooms"], "'ooms' is not known; accepted are oom and hang"),
+        (["ooms"], "'ooms' is not known; accepted are oom, hang and slower:10%"),
+        (["slower"], "'slower' is not known"),
+        (["slower:-3%"], "'slower:-3%' is not known"),
+        (["slower:1.3s"], "'slower:1.3s' is not known"),
         (["oom,"], "'' is not known"),
+        (["slower:1%,slower:2%"], "slower is given twice"),
     ],
 )
 def test_what_is_not_known_is_refused(given: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         FailOn.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "is not JSON"),
+        ("[]", "has no time of an iteration"),
+        ('{"iteration_time_s": 0}', "has no time of an iteration"),
+        ('{"iteration_time_s": NaN}', "has no time of an iteration"),
+    ],
+)
+def test_what_is_no_baseline_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "summary.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        FailOn.parse("slower:5%").baseline(str(file), {}, Store.open(f"sqlite:///{tmp_path}/runs.db"))
+
+
+def test_a_baseline_that_nothing_is_compared_with_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing is compared with it"):
+        FailOn.parse("oom").baseline("last", {}, Store.open(f"sqlite:///{tmp_path}/runs.db"))

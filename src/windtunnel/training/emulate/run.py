@@ -1,14 +1,20 @@
 """Emulates a user's program, writes what was found into the run's folder, and keeps the run in the store.
 
-What an emulation must not come to, for CI, is `FailOn`: ``--fail-on oom``, ``hang``.
+What an emulation must not come to, for CI, is `FailOn`: ``--fail-on oom``, ``hang``, ``slower:10%``. A run
+that is done is held against what was asked; what it fails is said in one sentence each. *Slower* needs
+something to be slower than: a run or a summary that the user names, else the last run of the same script,
+arguments, cluster and options in the store that did not fail its own verdict, so that a job that got slow is
+not what the next one is compared with. Where there is none that is an error, never a pass.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +24,7 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.report import text
 from windtunnel.store.eventlog import NAME, EventLog
+from windtunnel.store.runs import Run as StoredRun
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.emulation import (
     CAPABILITY,
@@ -32,10 +39,11 @@ from windtunnel.training.emulate.graph import Alternative
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Function, Module, Program, Script
 from windtunnel.training.emulate.summarise import summarise
-from windtunnel.training.emulate.summary import Summary, VerdictFacts
+from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictFacts
 
 if TYPE_CHECKING:
-    pass
+    from windtunnel.report.timeline import Timeline
+    from windtunnel.store.compare import RunComparison
 
 
 Fabrics = Callable[[Cluster, Options], Sequence[Alternative]]
@@ -48,7 +56,7 @@ def no_fabrics(cluster: Cluster, options: Options) -> Sequence[Alternative]:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """An emulation: its figures, and its files in ``directory``.
+    """An emulation: its figures, and its files in ``directory``. A notebook shows its report.
 
     ``summary`` has the figures, by the names of `Summary`. ``result`` has the graphs and arrays behind
     them; None for a run that was read from the store.
@@ -73,6 +81,63 @@ class Run:
         ``report.html``, ``timeline.json.gz`` and ``graph/``."""
         return Path(self.summary.directory)
 
+    def timeline(self, ranks: Sequence[int] = ()) -> Timeline:
+        """What ``ranks`` do in the last step, queue by queue; by default those of the report.
+
+        Raises:
+            UserError: the run was read from the store, and its timeline does not have these ranks.
+        """
+        from windtunnel.report.timeline import Timeline, read_trace
+        from windtunnel.training.emulate.pictures import default_ranks, timeline
+
+        path = self.directory / "timeline.json.gz"
+        if self.result is not None:
+            world = self.summary.world_size
+            if wrong := [rank for rank in ranks if not 0 <= rank < world]:
+                raise UserError(f"timeline: rank {wrong[0]} is not one of 0 to {world - 1}")
+            return timeline(self.result.timing, list(ranks) or default_ranks(self.result))
+        if not path.exists():
+            raise UserError(f"timeline: run {self.id} was kept without pictures: there is no {path}")
+        trace = read_trace(path)
+        if missing := sorted(set(ranks) - set(trace.ranks())):
+            raise UserError(
+                f"timeline: rank {missing[0]} is not in {path}, which has {text.ranks(trace.ranks())}"
+            )
+        chosen = [track for track in trace.tracks if not ranks or track.rank in ranks]
+        return Timeline(chosen, trace.names, trace.kinds)
+
+    def compare(self, *others: Run) -> RunComparison:
+        """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
+        from windtunnel.store.compare import compare
+
+        store = Store.open()
+        return compare([store.get(run.id) for run in (self, *others)])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures as a table, and the report with its pictures, if it was written."""
+        summary = self.summary
+        rows = {
+            "iteration": units.seconds(summary.iteration_time_s),
+            "tokens/s per device": units.count(summary.tokens_per_second_per_device),
+            "MFU": units.share(summary.mfu),
+            "reserved memory": f"{units.size(summary.peak_reserved_bytes)}, "
+            + ("fits" if summary.fits else "does not fit"),
+            "run": self.id,
+        }
+        cells = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items()
+        )
+        title = " ".join([summary.command.script, *summary.command.args])
+        head = f"<b>{escape(title)}</b> on {escape(summary.cluster.name)}, emulated"
+        path = self.directory / "report.html"
+        page = ""
+        if path.exists():
+            page = (
+                '<iframe sandbox="allow-scripts" style="width:100%;height:640px;border:1px solid #ccc" '
+                f'srcdoc="{escape(path.read_text(encoding="utf-8"))}"></iframe>'
+            )
+        return f"<div>{head}<table>{cells}</table>{page}</div>"
+
 
 def emulate(
     program: Program | Callable[..., Any] | Path | str,
@@ -86,6 +151,7 @@ def emulate(
     take: Capturing | None = None,
     fabrics: Fabrics = no_fabrics,
     fail_on: FailOn | None = None,
+    baseline: str | None = None,
 ) -> Run:
     """Emulate a program on a cluster, and keep the run with its files.
 
@@ -93,11 +159,12 @@ def emulate(
     ``arguments`` are its own. ``cluster``: as `load_cluster` takes it, or one that is loaded. ``pictures``:
     write report.html, the timeline (of ``timeline_ranks``; by default the critical rank and one of some
     classes) and the graph besides summary.json. A run that fails is kept as failed, with the reason.
-    ``take``: as in `simulate`. ``fabrics``: gives the alternatives that there are. ``fail_on``: what the
-    summary's verdict is to be about.
+    ``take``: as in `simulate`. ``fabrics``: gives the alternatives that there are. ``fail_on``:
+    what the summary's verdict is to be about; ``baseline``: the run or the file of a summary that it compares
+    with.
 
     Raises:
-        UserError: an option, the program or the cluster is wrong.
+        UserError: an option, the program or the cluster is wrong, or there is no baseline.
         ScriptError: the program failed, hung, or would deadlock.
     """
     program = program_of(program, arguments)
@@ -118,6 +185,7 @@ def emulate(
         live = check_live(options, cluster)
     fail_on = fail_on or FailOn()
     store = Store.open()
+    compared = fail_on.baseline(baseline, inputs, store)
     run = store.begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
@@ -128,7 +196,7 @@ def emulate(
             hybrid = run_live(result, live, run.directory / "live")
         progress("write the report", 0.0)
         summary = replace(summarise(result, run.id, run.directory), live=hybrid)
-        summary = replace(summary, verdict=fail_on.judge(summary))
+        summary = replace(summary, verdict=fail_on.judge(summary, compared))
         content = summary.to_json()
         write_operators(run.directory, result)
         if pictures:
@@ -151,38 +219,105 @@ def program_of(program: Program | Callable[..., Any] | Path | str, arguments: Se
     return Function(program, tuple(arguments))
 
 
-ACCEPTED = ("oom", "hang")
+ACCEPTED = "accepted are oom, hang and slower:10%"
+COMPARED = ("script", "args", "cluster", "slow", "jitter", "alloc_conf")
+"""Inputs of a run in which the default baseline is the same."""
 
 
 @dataclass(frozen=True)
 class FailOn:
-    """What fails a run. ``words``: as they were given."""
+    """What fails a run. ``words``: as they were given. ``slower``: the share by which an iteration may be
+    longer than the baseline's, None where that does not matter."""
 
     words: tuple[str, ...] = ()
+    slower: float | None = None
 
     @classmethod
     def parse(cls, conditions: Sequence[str] | str) -> FailOn:
         """From the words of ``--fail-on``, each alone or several between commas.
 
         Raises:
-            UserError: a word is not known.
+            UserError: a word is not known, or two limits of slowness are given.
         """
         texts = [conditions] if isinstance(conditions, str) else conditions
         words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
+        limits = []
         for word in words:
-            if word not in ACCEPTED:
-                raise UserError(f"`fail_on`: {word!r} is not known; accepted are {' and '.join(ACCEPTED)}")
-        return cls(tuple(words))
+            share = re.fullmatch(r"slower:(\d+(?:\.\d+)?)\s*%", word)
+            if share is not None:
+                limits.append(float(share[1]) / 100)
+            elif word not in ("oom", "hang"):
+                raise UserError(f"`fail_on`: {word!r} is not known; {ACCEPTED}")
+        if len(limits) > 1:
+            raise UserError("`fail_on`: slower is given twice, give one limit")
+        return cls(tuple(words), limits[0] if limits else None)
 
     @property
     def hang(self) -> bool:
         return "hang" in self.words
 
-    def judge(self, summary: Summary) -> VerdictFacts | None:
+    def baseline(self, named: str | None, inputs: Mapping[str, Any], store: Store) -> BaselineFacts | None:
+        """What the run is compared with; None where nothing is. ``named``: a run of ``store`` or the file of
+        a summary; ``inputs``: of the run that is about to be.
+
+        Raises:
+            UserError: there is no baseline, or what was named is none, or nothing would be compared with it.
+        """
+        if self.slower is None:
+            if named is not None:
+                raise UserError("`baseline`: nothing is compared with it, ask for it by `fail_on` slower:10%")
+            return None
+        if named is None:
+            alike_inputs = [inputs[name] for name in COMPARED]
+
+            def alike(run: StoredRun) -> bool:
+                verdict = (run.summary or {}).get("verdict")
+                return [run.inputs.get(name) for name in COMPARED] == alike_inputs and (
+                    verdict is None or bool(verdict["passed"])
+                )
+
+            earlier = store.newest("training.emulate", alike)
+            if earlier is None:
+                raise UserError(
+                    "`fail_on` slower: the store has no run of this script with these arguments on this "
+                    "cluster to compare with, give one by `baseline`, a run or a SUMMARY.json"
+                )
+            return _facts(earlier.summary, earlier.id, f"run {earlier.id}")
+        file = Path(named)
+        if file.suffix == ".json" or file.is_file():
+            return _facts(_read_summary(file), str(file), str(file))
+        run = store.get(named)
+        return _facts(run.summary, run.id, f"run {run.id}")
+
+    def judge(self, summary: Summary, baseline: BaselineFacts | None) -> VerdictFacts | None:
         """Whether the run passes, and why not; None where nothing was asked."""
         if not self.words:
             return None
         reasons = []
         if "oom" in self.words and not summary.fits:
             reasons.append(text.worst_out_of_memory(summary.to_json()))
-        return VerdictFacts(fail_on=self.words, passed=not reasons, reasons=tuple(reasons))
+        if self.slower is not None and baseline is not None:
+            ratio = summary.iteration_time_s / baseline.iteration_time_s
+            if ratio > 1 + self.slower:
+                reasons.append(
+                    f"an iteration takes {units.seconds(summary.iteration_time_s)}, "
+                    f"{units.share(ratio - 1)} longer than the {units.seconds(baseline.iteration_time_s)} of "
+                    f"{baseline.name}, where {units.share(self.slower)} is allowed"
+                )
+        return VerdictFacts(fail_on=self.words, passed=not reasons, reasons=tuple(reasons), baseline=baseline)
+
+
+def _read_summary(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"`baseline`: {str(file)!r} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"`baseline`: {str(file)!r} is not JSON ({error})") from None
+
+
+def _facts(summary: Any, name: str, words: str) -> BaselineFacts:
+    seconds = summary.get("iteration_time_s") if isinstance(summary, Mapping) else None
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
+        raise UserError(f"`baseline`: {words} has no time of an iteration, as an emulation that is done has")
+    return BaselineFacts(name, float(seconds))

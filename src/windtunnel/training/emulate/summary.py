@@ -17,9 +17,7 @@ from windtunnel.training.emulate.graph import Category
 from windtunnel.training.emulate.twin.findings import RankWait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
 
-SCHEMA = "windtunnel.emulate/3"
-EARLIER = "windtunnel.emulate/2"
-"""Read as well, since stores keep it: it has fields that went away."""
+SCHEMA = "windtunnel.emulate/2"
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
 """Fields of a summary that are sets of ranks."""
 
@@ -156,15 +154,27 @@ class OperatorFacts:
 
 
 @dataclass(frozen=True)
+class BaselineFacts:
+    """The iteration that `slower` compared with."""
+
+    name: str
+    """the id of a run, or a file"""
+    iteration_time_s: float
+    """its time of an iteration"""
+
+
+@dataclass(frozen=True)
 class VerdictFacts:
     """The result of ``--fail-on``."""
 
     fail_on: tuple[str, ...]
-    """what was to fail the run: `oom`, `hang`"""
+    """what was to fail the run: `oom`, `hang`, `slower:10%`"""
     passed: bool
     """whether none of it is so; else the command ends with status 3"""
     reasons: tuple[str, ...]
     """what is so, a sentence each"""
+    baseline: BaselineFacts | None
+    """what `slower` compared with"""
 
 
 @dataclass(frozen=True)
@@ -299,7 +309,7 @@ class Summary:
     one captured; where steps differ, of the mean one of the period. `to_json` is ``summary.json``."""
 
     schema: str
-    """`windtunnel.emulate/3`: the form of this object"""
+    """`windtunnel.emulate/2`: the form of this object"""
     run_id: str
     """the run's id in the store"""
     created_at: str
@@ -410,7 +420,7 @@ class Summary:
         """
         field_names = {field.name for field in fields(cls)}
         try:
-            if content["schema"] not in (SCHEMA, EARLIER):
+            if content["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {content['schema']!r}")
             plain = {name: value for name, value in content.items() if name in field_names}
             plain |= {name: [*ranges.read(content[name])] for name in RANKS if name in content}
@@ -418,7 +428,7 @@ class Summary:
                 row | {name: [*ranges.read(row[name])] for name in ("members", "captured")}
                 for row in content["ranks"]
             ]
-            return from_plain(cls, plain, foreign=True)
+            return from_plain(cls, plain)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"this is no summary of an emulation ({SCHEMA}): {error}") from None
 

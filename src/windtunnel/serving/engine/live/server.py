@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's completions and chat, models and health; the engine runs in a
+"""The HTTP server: OpenAI's completions and chat, models, health and metrics; the engine runs in a
 `thread.EngineThread`.
 
 A request whose client has gone is cancelled. On SIGTERM or SIGINT nobody is let in any longer, what runs may
@@ -19,7 +19,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
@@ -45,6 +46,7 @@ LONGEST = 1024
 LARGEST = 8 << 20
 """Bytes of a request's body."""
 GRACE = 30
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 REFUSALS = {
     "queue": (429, "queue_full", "the queue is full; try again later"),
     "late": (429, "too_late", "the first token could not have come in time; try again later"),
@@ -114,6 +116,26 @@ class ModelService:
         self.engine, self.tokens, self.name, self.defaults = engine, tokens, name, defaults
         self.began = int(time.time())
         self._numbers = itertools.count(1)
+        self.registry = CollectorRegistry()
+        counter, histogram = "windtunnel_requests", "windtunnel_{}_seconds"
+        self._ended = Counter(counter, "Requests by how they ended", ["outcome"], registry=self.registry)
+        self._tokens = Counter("windtunnel_tokens", "Tokens", ["kind"], registry=self.registry)
+        self._first, self._pace, self._total = (
+            Histogram(histogram.format(name), description, registry=self.registry, buckets=SECONDS)
+            for name, description in (
+                ("first_token", "Until the first token"), ("token", "For each further one"),
+                ("request", "In all"),
+            )
+        )  # fmt: skip
+        for fact, description in (
+            ("running", "Requests that are admitted"), ("waiting", "Requests that are not"),
+            ("kv_reserved", "KV tokens that the admitted may come to hold"),
+            ("kv_tokens", "There is room for"), ("steps", "Taken"), ("seconds", "Of these steps"),
+            ("deciding", "Seconds of them that the scheduler took"),
+            ("prefix_bytes", "Cached of prompts in memory"),
+        ):  # fmt: skip
+            gauge = Gauge(f"windtunnel_{fact}", description, registry=self.registry)
+            gauge.set_function(lambda fact=fact: engine.engine.facts()[fact])  # type: ignore[misc]
 
     async def answer(self, body: Body, request: Request) -> Response:
         """The answer, or the beginning of a stream."""
@@ -134,6 +156,19 @@ class ModelService:
             message = f"The model `{model}` does not exist; there is `{self.name}`"
             raise RequestRefused(message, status=404, param="model", code="model_not_found")
 
+    def over(self, outcome: str, work: _Work) -> None:
+        """Count an answer."""
+        now, tokens = time.monotonic(), work.tokens
+        self._ended.labels(outcome).inc()
+        self._tokens.labels("prompt").inc(work.prompt)
+        self._tokens.labels("cached").inc(work.cached)
+        self._tokens.labels("decoded").inc(tokens)
+        self._total.observe(now - work.began)
+        if work.first is not None:
+            self._first.observe(work.first - work.began)
+            if tokens > 1:
+                self._pace.observe((now - work.first) / (tokens - 1))
+
 
 class _Work:
     """One HTTP request: its jobs in the engine, and what comes of them."""
@@ -145,6 +180,7 @@ class _Work:
         self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
         self.jobs: list[EngineJob] = []
         self.prompt = self.cached = 0
+        self.first: float | None = None
         self._chat = isinstance(body, Chat)
         kind, name = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
         self._head = {
@@ -235,7 +271,7 @@ class _Work:
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """What comes of the jobs. Ended early, it cancels them."""
-        engine, open_jobs = self.service.engine, {job.id for job in self.jobs}
+        engine, open_jobs, outcome = self.service.engine, {job.id for job in self.jobs}, "cancelled"
         for job in self.jobs:
             engine.submit(job, self.events)
         try:
@@ -244,14 +280,18 @@ class _Work:
                 if isinstance(event, Over):
                     open_jobs.discard(event.job)
                     if event.refused:
+                        outcome = "refused"
                         status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
                         raise RequestRefused(why, status=status, code=code)
                     if event.failed:
+                        outcome = "failed"
                         raise RequestRefused(event.failed, status=500, code="engine_failed")
                     continue
                 if isinstance(event, Begun):
                     self.cached += event.cached
                     continue
+                if self.first is None:
+                    self.first = time.monotonic()
                 index = self._places[event.job, event.unit]
                 choice = self.choices[index]
                 if choice.reason is None:
@@ -259,9 +299,11 @@ class _Work:
                     if choice.reason and not event.ends:  # at a text that it was to stop at
                         engine.end(event.job, event.unit)
                     yield index, *new
+            outcome = "done"
         finally:
             for number in open_jobs:
                 engine.cancel(number)
+            self.service.over(outcome, self)
 
     async def stream(self, new: Part | None, parts: AsyncGenerator[Part, None]) -> AsyncIterator[str]:
         """Server-sent events of ``new`` and all further ``parts``. What goes wrong is an event, too."""
@@ -387,9 +429,14 @@ def build(service: ModelService) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Whether requests are answered now, and the engine's figures."""
+        """Whether requests are answered now."""
         service.check_engine()
-        return {"status": "ok", **service.engine.engine.facts()}
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return PlainTextResponse(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -13,9 +13,15 @@ the end; if it does not, or fails there, nothing of this counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,6 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.training.emulate.graph import OUTLINED, Note, NoteKind, Slice
+from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.program import find_period
 
@@ -33,6 +40,7 @@ FURTHER = 2
 """Steps that are run at most as they are beyond those that were needed to see the period."""
 LENGTH = 3
 """A run is left when it is this many times as long, in events, as it was at the end of the steady step."""
+SELDOM = "what comes seldomer than the steps that are looked at is not in the report"
 UNEVEN = (
     "Join: every rank is taken to have inputs left; what one without does, and what follows the Join, is"
     " not emulated"
@@ -79,6 +87,9 @@ class Ending:
         repeated = period.repeats and len(kinds) >= self.least + period.length
         if not (len(kinds) == settled[0] if settled else repeated or len(kinds) >= self.steps):
             return
+        if self.least or (self.further and not self.to_end):
+            for place, every in seldom(sys._getframe(), self.steps):
+                self.observer.note(SELDOM, of=f"{place}, once in {every}")
         slice_ = self.observer.slice()
         ends = bool(self.least) or not self.further
         if ends or not self.to_end:  # else it is written when the script has ended, with what follows
@@ -270,3 +281,29 @@ def _kind(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype
     return value if isinstance(value, bool | str | None) else type(value)
+
+
+NAMES = (ast.Name, ast.Attribute, ast.Constant, ast.Load)
+
+
+def seldom(frame: FrameType | None, steps: int) -> Iterator[tuple[str, int]]:
+    """The tests of a remainder (``if step % every == 0``) in the user's functions that run, where the divisor
+    is known and greater than ``steps``: their places and divisors."""
+    while frame is not None:
+        code, tree = frame.f_code, ast.Module([], [])
+        if failure.is_own(code.co_filename):
+            with contextlib.suppress(OSError, SyntaxError):
+                tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If)]
+        for part in (part for test in tests for part in ast.walk(test)):
+            if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Mod):
+                continue
+            every = None
+            if all(isinstance(operand, NAMES) for operand in ast.walk(part.right)):
+                with contextlib.suppress(Exception):
+                    divisor = compile(ast.Expression(part.right), "", "eval")
+                    every = eval(divisor, frame.f_globals, frame.f_locals)
+            if type(every) is int and every > steps:
+                line = part.lineno + max(code.co_firstlineno, 1) - 1
+                yield failure.name_place(code.co_filename, line, code.co_name), every
+        frame = frame.f_back
