@@ -41,7 +41,7 @@ BENCHES: Mapping[str, Mapping[str, str]] = {
     "serving.engine": {"": "speed live"},
     "serving.prefixcache": {"rows": "agents chats mooncake"},
     "serving.variants": {"live": "live", "twin": "cost fixed"},
-    "serving.vllm": {"rows": "speed objectives branches engine"},
+    "serving.vllm": {"rows": "speed objectives branches hybrid engine"},
     "silicon.mapper": {"": "allocation search"},
     "training.bottleneck": {"": "live"},
     "training.checkpoint": {"wasted": "wasted", "cost": "cost idle"},

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.measure import in_turn, ratios
+from benchmarks.harness.measure import in_turn, quantile, ratios
 from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.vllm.servers import (
+    HYBRID,
+    HYBRID_WORDS,
     Answer,
     Live,
     PromptRequest,
@@ -45,7 +48,7 @@ def closed(
 
 
 def speed_rows(quick: bool) -> Iterator[Row]:
-    """Tokens a second of both."""
+    """Tokens a second of both, and what the twin says of ours."""
     count, repeats = (8, 3) if quick else (16, TURNS)
     with servers({"vllm": Variant(), "ours": Variant(VllmSettings(admission="wait"))}) as up:
         same = [live.ask(closed(count), TOGETHER)[0] for live in up.values()]  # warm, too
@@ -69,6 +72,64 @@ def speed_rows(quick: bool) -> Iterator[Row]:
             yield figure(f"ours against vLLM's own, {words}", "x", ratios(ours, own), ">= 0.97", note=note)
         equal = sum(tokens == other for tokens, other in zip(*same_tokens, strict=True))
         yield figure("requests with the same tokens", "", equal / count, "1")
+        yield from twin_rows(up["ours"], count)
+
+
+def twin_rows(live: Live, count: int) -> Iterator[Row]:
+    """A stretch of requests, and the twin given every other of its steps: how fast a host is that others use
+    changes within seconds."""
+    random = np.random.default_rng(2)
+    _, seconds = live.ask(closed(count), TOGETHER)
+    after = np.cumsum(random.exponential(1.5 * seconds / count, 2 * count))
+    begin = len(eventlog.read(live.events))
+    live.ask(
+        [
+            PromptRequest(float(at), prompt, TOKENS)
+            for at, prompt in zip(after, prompts(len(after), PROMPT, random), strict=True)
+        ]
+    )
+    events = eventlog.read(live.events)
+    limits = from_plain(StepLimits, next(event["limits"] for event in events if event["kind"] == "engine"))
+    events = events[begin:]
+    time, error = fit_log([event for event in events if event["kind"] == "step"][::2])
+    arrivals = [
+        from_plain(InferenceRequest, event["request"]) for event in events if event["kind"] == "arrives"
+    ]
+    requests = sorted(arrivals, key=lambda request: request.arrival)
+    first, end = live_times(events, requests)
+    served = serve(requests, limits, time)
+    for name, measured, twin in (
+        ("TTFT", first - served.arrival, served.first - served.arrival),
+        ("TPOT", (end - first) / (TOKENS - 1), (served.end - served.first) / (TOKENS - 1)),
+    ):
+        for share in (0.5, 0.95):
+            live_time, twin_time = (quantile(times.tolist(), share) for times in (measured, twin))
+            words = f"twin: {name} p{share * 100:g} in the scheduler"
+            note = f"step model {error:.0%} off on average"
+            yield figure(words, "s", live_time, "within 15 %", emulated=twin_time, note=note)
+
+
+def live_times(
+    events: Sequence[eventlog.Event], requests: Sequence[InferenceRequest]
+) -> tuple[np.ndarray, np.ndarray]:
+    """When each request had its first and its last token, as the scheduler saw it."""
+    place = {request.id: at for at, request in enumerate(requests)}
+    left = [request.prompt for request in requests]
+    first, end = (np.full(len(requests), np.nan) for _ in range(2))
+    for event in events:
+        if event["kind"] != "step":
+            continue
+        for number, depth in event["admitted"]:
+            if number in place:
+                left[place[number]] -= depth
+        for number, _, tokens in event["computed"]:
+            if number in place:
+                at = place[number]
+                left[at] -= tokens
+                if left[at] <= 0:
+                    first[at] = np.fmin(first[at], event["ended"])
+                    end[at] = event["ended"]
+    return first, end
 
 
 def objectives_rows(quick: bool) -> Iterator[Row]:
@@ -202,3 +263,47 @@ def mixed(count: int, gap: float, seed: int) -> list[PromptRequest]:
         PromptRequest(float(at), prompt, TOKENS, many, 1.0 if many > 1 else 0.0)
         for at, prompt, many in zip(after, prompts(count, PROMPT, random), answers, strict=True)
     ]
+
+
+def hybrid_rows(quick: bool) -> Iterator[Row]:
+    """Chats with a hybrid model that begin alike: what the prefix cache has of them, by who decides which
+    states are kept."""
+    repeats = 1 if quick else 3
+    states = Variant(VllmSettings(admission="wait", prefix_cache="three-lru"))
+    with servers({"vllm": Variant(), "ours": states}, HYBRID_WORDS, hybrid=True) as up:
+        seeds = {name: iter(range(repeats)) for name in up}
+
+        def chat(name: str) -> tuple[float, float, list[list[int]]]:
+            before = up[name].cached()
+            answers = chats(up[name], next(seeds[name]))
+            hits, queries = (after - at for after, at in zip(up[name].cached(), before, strict=True))
+            first = median(answer.first - answer.sent for answer in answers)
+            return hits / queries, first, [answer.tokens[0] for answer in answers]
+
+        results: dict[str, list[Any]] = in_turn({name: partial(chat, name) for name in up}, repeats)
+        for quantity, place, unit, than in (
+            ("prompt tokens found", 0, "share", ">"), ("first token, median", 1, "s", "<"),
+        ):  # fmt: skip
+            ours, own = ([result[place] for result in results[name]] for name in ("ours", "vllm"))
+            goal, words = f"{than} {median(own):.3f}", f"{quantity}: ours against vLLM's own"
+            yield figure(words, unit, ours, goal, note="the target is vLLM's own")
+        pairs = list(zip(results["ours"], results["vllm"], strict=True))
+        equal = sum(ours[2] == own[2] for ours, own in pairs)
+        yield figure("turns with the same tokens", "", equal / len(pairs), "1")
+
+
+def chats(live: Live, seed: int) -> list[Answer]:
+    """Three chats of four turns behind the same beginning, a request at a time."""
+    random = np.random.default_rng(seed)
+
+    def tokens(count: int) -> list[int]:
+        return list(map(int, random.integers(3, HYBRID["vocab_size"], count)))
+
+    answers, shared = [], tokens(800)
+    prompts_of_chats = [shared + tokens(300) for _ in range(3)]
+    for _ in range(4):
+        for prompt in prompts_of_chats:
+            (answer,), _ = live.ask([PromptRequest(0.0, list(prompt), 8)])
+            answers.append(answer)
+            prompt += answer.tokens[0] + tokens(200)
+    return answers

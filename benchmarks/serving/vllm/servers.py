@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from math import inf, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import numpy as np
@@ -24,6 +25,20 @@ from windtunnel.serving.vllm.calibrate import SHAPE, WORDS, build_model
 from windtunnel.serving.vllm.serve import Server, find_port, server_process, wait_until_ready
 from windtunnel.serving.vllm.settings import VllmSettings
 
+HYBRID: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+"""Of a Qwen3-Next that vLLM serves on a CPU: its kernels want heads of 128 in bfloat16."""
+HYBRID_WORDS = (
+    "--enforce-eager --dtype bfloat16 --max-model-len 4000 --max-num-batched-tokens 4096 --max-num-seqs 16"
+    " --enable-prefix-caching --mamba-cache-mode align --num-gpu-blocks-override 24"
+)
 EACH = 600.0
 """Seconds in which a request is answered."""
 PYTHON = "WINDTUNNEL_ENGINE_PYTHON"
@@ -91,18 +106,33 @@ class Live:
         parts = [self.process, *self.process.children(recursive=True)]
         return sum(sum(part.cpu_times()[:2]) for part in parts)
 
+    def cached(self) -> tuple[float, float]:
+        """Prompt tokens that its cache had, and all that were looked up."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        hits, queries = (
+            sum(
+                float(line.split()[-1])
+                for line in lines
+                if line.startswith(f"vllm:prefix_cache_{name}_total")
+            )
+            for name in ("hits", "queries")
+        )
+        return hits, queries
+
     def ask(self, requests: Sequence[PromptRequest], at_once: int = 1 << 30) -> tuple[list[Answer], float]:
         """The answers, and seconds until the last one."""
         return asyncio.run(_all(self.url, requests, at_once, self.vllm))
 
 
 @contextmanager
-def servers(variants: Mapping[str, Variant], words: str = WORDS) -> Iterator[dict[str, Live]]:
+def servers(
+    variants: Mapping[str, Variant], words: str = WORDS, hybrid: bool = False
+) -> Iterator[dict[str, Live]]:
     """A server for each name, all of one model."""
     need("" if find_spec("vllm") else "vLLM is not installed (docs/vllm.md)")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        model = build_model(folder / "model")
+        model = _hybrid(folder / "model") if hybrid else build_model(folder / "model")
         running = {}
         for name, variant in variants.items():
             port = find_port("127.0.0.1", 0)
@@ -126,6 +156,16 @@ def _engine(model: Path, port: int) -> list[str]:
     words += ["--prefix-cache", "none", "--dtype", "float32", "--threads", "1", "--log", "0"]
     words += ["--chunk", "1024"]  # prompt tokens of a step, as in vLLM by `WORDS`
     return [os.environ.get(PYTHON, sys.executable), "-c", start, *words]
+
+
+def _hybrid(folder: Path) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_next", **HYBRID)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 def prompts(count: int, length: int, random: np.random.Generator) -> list[list[int]]:
