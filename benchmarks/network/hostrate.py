@@ -31,7 +31,7 @@ from benchmarks.network.traffic import BULK, byte_counts, line, say
 from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, WindowSettings
-from windtunnel.network.hostrate.spec import Spec, check
+from windtunnel.network.hostrate.spec import HostrateSpec, check
 from windtunnel.network.hostrate.twin import ARMS as TWIN_ARMS
 from windtunnel.network.hostrate.twin import BulkTenant, emulate
 
@@ -120,7 +120,7 @@ def _uncut(route: Any) -> None:
 
 
 @contextmanager
-def _controlled(port: str, spec: Spec, policy: str) -> Iterator[None]:
+def _controlled(port: str, spec: HostrateSpec, policy: str) -> Iterator[None]:
     """A controller until the end."""
     stop, began = threading.Event(), threading.Event()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from scripted_model import STEPS, Server
 
 import windtunnel as wt
-from windtunnel.agents.sandbox import Host, SandboxSpec
+from windtunnel.agents.sandbox import SandboxHost, SandboxSpec
 
 KILL_AFTER = 4
 LIMIT = 120.0
@@ -30,7 +30,10 @@ def main() -> None:
     model = Server(0, STEPS, think=0.5)
     threading.Thread(target=model.serve_forever, daemon=True).start()
     upstream = f"http://127.0.0.1:{model.server_port}"
-    with tempfile.TemporaryDirectory(prefix="windtunnel-example-") as folder, Host(Path(folder)) as host:
+    with (
+        tempfile.TemporaryDirectory(prefix="windtunnel-example-") as folder,
+        SandboxHost(Path(folder)) as host,
+    ):
         box = host.create(SandboxSpec("coder", network="proxy", proxy_upstream=upstream))
         try:
             box.put("/agent.py", (HERE / "coding_agent.py").read_bytes())

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.agents.sandbox.overhead import record
 from support.waiting import until
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass, TurnRecord
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn
@@ -33,7 +33,7 @@ def play(home: Path, folder: Path) -> list[Path]:
     processes, two sandboxes that wait for one worker, and a past that is forgotten. Their log and the host's
     come to lie in ``folder``; nothing else is left."""
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
-    with Host(home, workers=1, retention=4) as host:
+    with SandboxHost(home, workers=1, retention=4) as host:
         box = host.create(SandboxSpec("recorded"))
         record(box, Trace("recorded", "", "", turns), epoch=0.0)
         box.run(f"{SERVICE}; echo three > /workspace/c")
@@ -55,7 +55,7 @@ def play(home: Path, folder: Path) -> list[Path]:
     return logs
 
 
-def _together(host: Host, *boxes: Box) -> None:
+def _together(host: SandboxHost, *boxes: Box) -> None:
     """Turns of all ``boxes`` end while the only worker of ``host`` is busy."""
     go = threading.Event()
 

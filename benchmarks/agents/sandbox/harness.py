@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.criu import is_tmpfs
 from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnRecord, TurnResult
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.base import paths
@@ -50,7 +50,7 @@ def own_home() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            with Host(folder, policy="conversation") as host:
+            with SandboxHost(folder, policy="conversation") as host:
                 for info in host.boxes():
                     host.remove(info.name)
                 host.gc()
@@ -67,9 +67,9 @@ def _disk() -> Path:
 
 
 @contextlib.contextmanager
-def open_host(home: Path, **options: Any) -> Iterator[Host]:
+def open_host(home: Path, **options: Any) -> Iterator[SandboxHost]:
     """A host on ``home`` whose sandboxes end with it, and whose retention forgets nothing unless told."""
-    with Host(home, **{"retention": KEEP_ALL, **options}) as host:
+    with SandboxHost(home, **{"retention": KEEP_ALL, **options}) as host:
         try:
             yield host
         finally:
@@ -99,11 +99,11 @@ def sessions(quick: bool) -> list[Trace]:
 class Seat:
     """A sandbox as a session sees it: when it is dead, a command tells so instead of raising."""
 
-    host: Host
+    host: SandboxHost
     box: Box
 
     @classmethod
-    def new(cls, host: Host, name: str) -> Seat:
+    def new(cls, host: SandboxHost, name: str) -> Seat:
         return cls(host, host.create(SandboxSpec(name)))
 
     def run(self, command: str, *, shell: str = "main", timeout: float | None = None) -> TurnResult:

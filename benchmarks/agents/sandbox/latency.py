@@ -27,7 +27,7 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.client import Client, connect
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxSpec
 
 TIMES, QUICK_TIMES = 20, 6
@@ -48,7 +48,7 @@ until [ -e /workspace/ready ]; do sleep 0.01; done"""
 ASK = "exec 5<>/dev/tcp/127.0.0.1/8000; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&5; tail -n 1 <&5; exec 5>&-"
 
 
-def serving(host: Host) -> Box:
+def serving(host: SandboxHost) -> Box:
     """A sandbox with a shell and a web server that has answered once."""
     box = Seat.new(host, new_name("serving")).box
     box.run(SERVER, timeout=60)

@@ -38,7 +38,7 @@ from windtunnel.agents.sandbox.calibrate import calibrate
 from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects
 from windtunnel.agents.sandbox.policy import (
     RETENTION,
@@ -261,7 +261,7 @@ def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Observ
     return ObservedRun(os.cpu_count() or 1, workers, policy, tuple(boxes))
 
 
-def _recorded(host: Host, trace: Trace, start: Start) -> ObservedBox:
+def _recorded(host: SandboxHost, trace: Trace, start: Start) -> ObservedBox:
     seat = Seat.new(host, new_name("twin"))
     begin(trace, seat)
     seat.save()

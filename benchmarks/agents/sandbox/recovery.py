@@ -33,7 +33,7 @@ from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, figure, left_out
 from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import Trace
@@ -113,7 +113,7 @@ def plan(references: Sequence[Reference], kills: int, seed: int = 1) -> list[Kil
     return [Kill(reference, random.randint(1, len(reference.trace.turns))) for reference in chosen]
 
 
-def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
+def killed(host: SandboxHost, policy: PolicyName, kill: Kill) -> KillOutcome:
     """One run with one kill; a fault of the recovery itself makes it wrong."""
     seat, trace = Seat.new(host, new_name(policy[:4])), kill.reference.trace
     unreadable: list[str] = []
@@ -144,7 +144,7 @@ def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
     return KillOutcome(kill, differences, tuple(unreadable))
 
 
-def _damage(host: Host, name: str) -> list[str]:
+def _damage(host: SandboxHost, name: str) -> list[str]:
     """Manifests that cannot be read, and images of a sandbox with damaged pages."""
     store = host.context.store
     manifests, problems = store.all()
@@ -191,7 +191,7 @@ def _references(home: Path, quick: bool) -> tuple[list[Reference], list[str]]:
     return references, refused
 
 
-def faultless(host: Host, trace: Trace) -> Observation:
+def faultless(host: SandboxHost, trace: Trace) -> Observation:
     """What a run of ``trace`` without a fault shows."""
     seat = Seat.new(host, new_name("free"))
     try:
@@ -264,7 +264,7 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
     return total
 
 
-def _stored(host: Host, id: str) -> int:
+def _stored(host: SandboxHost, id: str) -> int:
     """Bytes of a manifest on the disk."""
     with host.context.store.reading() as db:
         (count,) = db.execute("SELECT length(data) FROM manifest WHERE id=?", (id,)).fetchone()

@@ -23,7 +23,7 @@ def calibrate(
     name: str = typer.Argument(
         "cpu", help="A device of the catalogue that this machine has, a capability, or 'show'."
     ),
-    shown: str = typer.Argument("", metavar="DEVICE", help="With 'show': the device."),
+    device: str = typer.Argument("", metavar="DEVICE", help="With 'show': the device."),
     quick: bool = typer.Option(False, "--quick", help="Fewer and smaller cases: about half a minute."),
     threads: int = typer.Option(1, min=1, help="Threads of each rank on a CPU."),
 ) -> None:
@@ -34,9 +34,11 @@ def calibrate(
     Example: windtunnel calibrate agents.sandbox --quick
     """
     if name == "show":
-        return _show(load_cluster(f"{shown or 'cpu'}:1x1").host.device)
-    if shown:
-        raise UserError(f"calibrate: argument {shown!r} is too much, accepted are NAME, or 'show' and DEVICE")
+        return _show(load_cluster(f"{device or 'cpu'}:1x1").host.device)
+    if device:
+        raise UserError(
+            f"calibrate: argument {device!r} is too much, accepted are NAME, or 'show' and DEVICE"
+        )
     capability = next(
         (entry.package for entry in CAPABILITIES if entry.calibrates and entry.name == name), None
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from windtunnel.cli import new_group
 from windtunnel.cli.common import Html, Json, print_json
 from windtunnel.cli.options import takes
-from windtunnel.training.goodput.request import PlanRequest
+from windtunnel.training.goodput.request import ResilienceRequest
 
 group = new_group("Plan for the failures of a cluster: what they cost, and how to recover.")
 
 
 @group.command("resilience")
-@takes(PlanRequest, "request")
+@takes(ResilienceRequest, "request")
 def resilience(
-    request: PlanRequest,
+    request: ResilienceRequest,
     as_json: Json = False,
     html: Html = None,
 ) -> None:

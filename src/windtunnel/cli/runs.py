@@ -15,7 +15,7 @@ from windtunnel.cli import new_group
 from windtunnel.cli.common import Json, print_json, print_table
 
 if TYPE_CHECKING:
-    from windtunnel.store.runs import Run
+    from windtunnel.store.runs import StoredRun
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="An id, the beginning of an id, or 'last'.")]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, beginnings of ids, or 'last'.")]
@@ -141,13 +141,13 @@ def remove(
         typer.echo(f"removed {name}")
 
 
-def _status(run: Run) -> Any:
+def _status(run: StoredRun) -> Any:
     from rich.text import Text
 
     return Text(run.status, STYLES.get(run.status, "white"))
 
 
-def _what(run: Run) -> str:
+def _what(run: StoredRun) -> str:
     """The script and the cluster, from the summary or the inputs, as far as they are there."""
     names: list[str] = []
     for source in (run.summary or {}, run.inputs):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.store.database import Json
-from windtunnel.store.runs import Run
+from windtunnel.store.runs import StoredRun
 
 # Figures at the top of a summary, with their units; others are taken from where they lie in it.
 _TOP = (
@@ -40,7 +40,7 @@ class RunComparison:
     figures: tuple[Figure, ...]
 
 
-def compare(runs: Sequence[Run]) -> RunComparison:
+def compare(runs: Sequence[StoredRun]) -> RunComparison:
     """What differs in the inputs of the runs, and the figures of their summaries. A summary may lack any."""
     flat = [_flatten({"capability": run.capability, "seed": run.seed} | run.inputs) for run in runs]
     names = list(dict.fromkeys(name for inputs in flat for name in inputs))

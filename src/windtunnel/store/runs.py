@@ -33,7 +33,7 @@ from windtunnel.store.database import (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One run as it was when it was read. ``status`` is ``running``, ``done``, ``failed`` or ``killed``;
     ``summary`` is None until it is done. ``created_at`` is in UTC, ``wall_time_s`` in seconds."""
 
@@ -119,7 +119,7 @@ class Store:
         """
         return cls(open_engine(url, home()), home())
 
-    def begin(self, capability: str, inputs: Json, seed: int = 0) -> Run:
+    def begin(self, capability: str, inputs: Json, seed: int = 0) -> StoredRun:
         """Write down a new run and make its folder. Raises `UserError` when either cannot be written."""
         while True:
             created = datetime.now(UTC)
@@ -161,7 +161,7 @@ class Store:
         with transaction(self.engine) as session:
             return session.get(Row, name) is not None
 
-    def get(self, name: str) -> Run:
+    def get(self, name: str) -> StoredRun:
         """The run with that id, or the only one whose id begins so, or the newest for ``"last"``.
 
         Raises `UserError` when there is none, or more than one.
@@ -183,7 +183,7 @@ class Store:
             raise UserError(f"{name!r} stands for more than one run ({some}), give more of the id")
         return self._read((exact or runs)[0])
 
-    def list(self, limit: int | None = None, capability: str | None = None) -> list[Run]:
+    def list(self, limit: int | None = None, capability: str | None = None) -> list[StoredRun]:
         """The newest ``limit`` runs (None: all), newest first, of one capability where it is given."""
         query = select(Row).order_by(Row.created_at.desc(), Row.id.desc()).limit(limit)
         if capability is not None:
@@ -193,14 +193,14 @@ class Store:
             _settle(runs)
             return [self._read(row) for row in runs]
 
-    def newest(self, capability: str, accept: Callable[[Run], bool]) -> Run | None:
+    def newest(self, capability: str, accept: Callable[[StoredRun], bool]) -> StoredRun | None:
         """The newest run of a capability that is done and that ``accept`` takes; None where there is none."""
         done = select(Row).where(Row.capability == capability, Row.status == "done")
         ordered = done.order_by(Row.created_at.desc(), Row.id.desc()).execution_options(yield_per=16)
         with transaction(self.engine) as session:
             return next(filter(accept, map(self._read, session.scalars(ordered))), None)
 
-    def remove(self, name: str) -> Run:
+    def remove(self, name: str) -> StoredRun:
         """Delete a run and its files; returns what it was. Raises `UserError` for one that is running."""
         run = self.get(name)
         if run.status == "running":
@@ -216,10 +216,10 @@ class Store:
             session.execute(delete(Row).where(Row.id == run.id))
         return run
 
-    def _read(self, row: Row) -> Run:
+    def _read(self, row: Row) -> StoredRun:
         # SQLite keeps no time zone; everything in the table is UTC.
         created = row.created_at if row.created_at.tzinfo else row.created_at.replace(tzinfo=UTC)
-        return Run(
+        return StoredRun(
             id=row.id,
             capability=row.capability,
             created_at=created.astimezone(UTC),

@@ -27,7 +27,7 @@ from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.launch import Launched, Preempted, resume
 
 if TYPE_CHECKING:
-    from windtunnel.store.runs import Run
+    from windtunnel.store.runs import StoredRun
 
 CAPABILITY = "training.elastic"
 SUMMARY = "summary.json"
@@ -116,7 +116,7 @@ def _print_manifest(job: JobSpec, as_json: bool) -> dict[str, Any]:
 Begin = Callable[[Path, Callable[[dict[str, Any]], None], int | None], Launched]
 
 
-def _stored(run: Run, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, Any]:
+def _stored(run: StoredRun, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, Any]:
     """`_launch`; what comes of it is in the store. ``mine``: the run is this process's, also if it cannot be
     begun; else it is so once it has been taken over."""
 

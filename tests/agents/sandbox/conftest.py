@@ -79,9 +79,9 @@ def own_home(spare: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def host(home: Path) -> Iterator[Any]:
     """A host that many tests share."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(home, pool_size=3 * 2**30) as shared:
+    with SandboxHost(home, pool_size=3 * 2**30) as shared:
         yield shared
         for info in shared.boxes():
             shared.remove(info.name)
@@ -135,9 +135,9 @@ def misbehaving(host: Any, tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
 def emptied(folder: Path) -> None:
     """Kill the sandboxes of a home, remove them and unmount its pool."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(folder) as host:
+    with SandboxHost(folder) as host:
         for info in host.boxes():
             host.remove(info.name)
         host.gc()

@@ -12,7 +12,7 @@ from typing import Any
 
 from support.waiting import until
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.linux import cgroup, mounts
 
 COUNTER = """cat > /workspace/count.sh <<'END'
@@ -78,7 +78,7 @@ def flip_in_place(path: Path, at: int, bits: int = 0x55) -> None:
     os.close(file)
 
 
-def flip_image(store: Store, id: str, part: float = 0.5) -> None:
+def flip_image(store: CheckpointStore, id: str, part: float = 0.5) -> None:
     """Flip bits of the last frame that an image uses, in the file."""
     store.settle(whole=True)
     with store.reading() as db:
@@ -93,7 +93,7 @@ def flip_image(store: Store, id: str, part: float = 0.5) -> None:
         store._idle.pop().close()
 
 
-def flip_manifest(store: Store, id: str, part: float = 0.5) -> Callable[[], None]:
+def flip_manifest(store: CheckpointStore, id: str, part: float = 0.5) -> Callable[[], None]:
     """Flip bits of the row of a manifest; returns what puts it right again."""
     with store.transaction() as db:
         (right,) = db.execute("SELECT data FROM manifest WHERE id=?", (id,)).fetchone()

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.root
 
 
 def test_a_pool_that_is_full_in_the_middle_of_a_checkpoint(new_home: Path) -> None:
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(new_home, pool_size=384 << 20) as host:
+    with SandboxHost(new_home, pool_size=384 << 20) as host:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
@@ -58,9 +58,9 @@ def _after_room(box: Any) -> Any:
 
 def test_a_full_disk_beside_the_pool(new_home: Path, small_root: Path) -> None:
     """Where process images and manifests are kept."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with small_disk(new_home / "pages", "24m") as disk, Host(new_home) as host:
+    with small_disk(new_home / "pages", "24m") as disk, SandboxHost(new_home) as host:
         box = host.create(SandboxSpec("a", image=str(small_root)))
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
@@ -84,9 +84,9 @@ def test_a_full_disk_beside_the_pool(new_home: Path, small_root: Path) -> None:
 def test_damaged_manifests(new_home: Path, small_root: Path) -> None:
     """The host opens, the checkpoint before stands in for a damaged newest one, and what a manifest that
     cannot be read may need is kept."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(new_home) as host:
+    with SandboxHost(new_home) as host:
         box = host.create(SandboxSpec("a", image=str(small_root)))
         ids = []
         for number in (1, 2, 3):
@@ -97,7 +97,7 @@ def test_damaged_manifests(new_home: Path, small_root: Path) -> None:
         flip_manifest(host.context.store, ids[2], 0)
     seen: list[Any] = []
     (new_home / "boxes" / "b" / "box.json").write_text("{")
-    with Host(new_home, on_event=seen.append) as host:
+    with SandboxHost(new_home, on_event=seen.append) as host:
         problems = [event.detail for event in seen if event.kind == "failed"]
         assert any(ids[0] in words for words in problems) and any(ids[2] in words for words in problems)
         box = host.get("a")

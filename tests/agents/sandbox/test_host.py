@@ -212,9 +212,9 @@ def test_diff_and_log_tell_what_happened(make: Callable[..., Any]) -> None:
 KILLED_HOST = """
 import os, sys
 from pathlib import Path
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxSpec
-box = Host(Path(sys.argv[1])).create(SandboxSpec("kept"))
+box = SandboxHost(Path(sys.argv[1])).create(SandboxSpec("kept"))
 box.run("X=7; echo saved > /workspace/f")
 box.end_turn().wait()
 box.run("X=8; echo unsaved > /workspace/g")
@@ -225,12 +225,12 @@ os.kill(os.getpid(), 9)
 @pytest.mark.slow
 def test_a_new_host_process_takes_over_what_still_runs(own_home: Path) -> None:
     """The host's process is killed; the next one finds the sandbox, and doubts what it missed."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     died = preloaded.run(["-c", KILLED_HOST, own_home], modules=preloaded.SANDBOX)
     assert died.returncode == -9, died.stderr.decode()
     show = "echo $X; cat /workspace/f /workspace/g"
-    with Host(own_home) as host:
+    with SandboxHost(own_home) as host:
         box = host.get("kept")
         assert box.info().status == "running"
         assert box.run(show).stdout == b"8\nsaved\nunsaved\n"

@@ -33,7 +33,7 @@ from windtunnel.agents.sandbox import checkpoint, inventory, restore, store
 from windtunnel.agents.sandbox import box as boxes
 from windtunnel.agents.sandbox import criu as sandbox_criu
 from windtunnel.agents.sandbox.criu import Criu
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.store import Writing
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.machine import Machine, walls
@@ -43,7 +43,7 @@ from windtunnel.base import atomic
 from windtunnel.linux.faults import inject_at
 
 home, name, setup, point, act = sys.argv[1:]
-host = Host(Path(home))
+host = SandboxHost(Path(home))
 Pool, Store = type(host.context.pool), type(host.context.store)
 if setup:
     box = host.create(SandboxSpec(name))
@@ -100,11 +100,11 @@ CHECKPOINT = "box.checkpoint(full=True)"
 )
 def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     """The sandbox runs on, the next host takes it over, and no half of a checkpoint is to be seen."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     name = f"c{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, CHECKPOINT)
-    with Host(lasting) as host:
+    with SandboxHost(lasting) as host:
         box = host.get(name)
         assert box.info().status == "running"
         good = box.tip
@@ -134,11 +134,11 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     ],
 )
 def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     name = f"r{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, "box.restore()" if point[7] == "1" else "box.stop(); box.restore()")
-    with Host(lasting) as host:
+    with SandboxHost(lasting) as host:
         box = host.get(name)
         checked(host)
         box.restore()
@@ -151,13 +151,13 @@ def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
 def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
     """The host is killed while what it restored stands still to be held against what stood: nothing of that
     is let go, nor does anything stand still."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     name = f"u{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, "box.stop(); box.restore()")
     group = cgroup.HostCgroup(Path(f"windtunnel-{Home(lasting).tag}") / name)
     assert until(lambda: not group.pids()), group.pids()
-    with Host(lasting) as host:
+    with SandboxHost(lasting) as host:
         box = host.get(name)
         assert box.info().status != "running"
         checked(host)
@@ -174,12 +174,12 @@ def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
 )
 def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
     """Forks that were made are there; of the others only names are left, and these can be used again."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     name = f"f{next(_NUMBERS)}"
     names = [f"{name}-{number}" for number in range(4)]
     killed(lasting, name, SETUP, point, f"host.fork(box.tip, 4, names={names})")
-    with Host(lasting) as host:
+    with SandboxHost(lasting) as host:
         there = {info.name for info in host.boxes()}
         assert name in there and not set(names) <= there
         checked(host)
@@ -198,11 +198,11 @@ def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["after 1 Pool create", "after 1 Machine start", "after 1 Pool snapshot"])
 def test_the_host_is_killed_while_it_makes_a_sandbox(lasting: Path, point: str) -> None:
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     name = f"n{next(_NUMBERS)}"
     killed(lasting, name, "", point, "host.create(SandboxSpec(name))")
-    with Host(lasting) as host:
+    with SandboxHost(lasting) as host:
         assert name not in {info.name for info in host.boxes()}
         box = host.create(SandboxSpec(name))
         assert box.run("echo here").stdout == b"here\n"
@@ -236,9 +236,9 @@ class Life:
     made: int = 0
 
     def open(self) -> None:
-        from windtunnel.agents.sandbox.host import Host
+        from windtunnel.agents.sandbox.host import SandboxHost
 
-        self.host = Host(self.home, retention=4)
+        self.host = SandboxHost(self.home, retention=4)
 
     def step(self) -> None:
         """Something that may happen, to one of the sandboxes."""

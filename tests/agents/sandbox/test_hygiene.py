@@ -36,9 +36,9 @@ SETUP = f"{COUNTER}; X=1; echo 1 > /workspace/f"
 
 
 def test_nothing_is_left_of_a_home(own_home: Path) -> None:
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(own_home) as host:
+    with SandboxHost(own_home) as host:
         box = host.create(SandboxSpec("a", network="host"))
         turn(box, SETUP)
         host.fork("a", 2)
@@ -52,9 +52,9 @@ def test_nothing_is_left_of_a_home(own_home: Path) -> None:
 def test_retention_never_loses_a_part(own_home: Path) -> None:
     """Three are kept of each sandbox, with turns, forks and rollbacks in between; what is labelled, pinned or
     forked from stays, and a collection tells beforehand what it will do."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(own_home, retention=3) as host:
+    with SandboxHost(own_home, retention=3) as host:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=0; echo 0 > /workspace/f")
         labelled = box.checkpoint(label="start").id

@@ -103,13 +103,13 @@ def test_a_rung(
 @pytest.mark.slow
 def test_down_the_ladder_and_up_again(own_home: Path) -> None:
     """CRIU goes away and comes back while the sandbox runs."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    with Host(own_home) as host:
+    with SandboxHost(own_home) as host:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=1")
         whole = box.tip
-    with Host(own_home, criu=False) as host:
+    with SandboxHost(own_home, criu=False) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"1\n"
         for command in ("X=2", "X=3"):
@@ -120,7 +120,7 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
             assert (line.required, line.turn_class) == (TurnClass.FULL, TurnClass.FILES), line
             weak = host.context.store.load(box.tip)
             assert weak.image is None and len(weak.lacks) == 1
-    with Host(own_home) as host:
+    with SandboxHost(own_home) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"2\n"
         assert turn(box, "true").turn_class is TurnClass.FULL

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.machine.walls import addresses
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -54,12 +54,12 @@ def test_a_url_survives_a_restore_and_a_fork_has_its_own(host: Any, make: Callab
 
 
 def test_the_next_host_has_the_same_url(own_home: Path) -> None:
-    with Host(own_home, pool_size=2 * 2**30) as host:
+    with SandboxHost(own_home, pool_size=2 * 2**30) as host:
         box = host.create(SandboxSpec("served"))
         box.run(SERVE % "first", timeout=60)
         url = box.port(8000)
         assert page(url) == "first"
-    with Host(own_home) as host:
+    with SandboxHost(own_home) as host:
         assert page(url) == "first"
         host.remove("served")
         with pytest.raises(OSError, match="refused"):

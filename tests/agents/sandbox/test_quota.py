@@ -11,7 +11,7 @@ import pytest
 from windtunnel.agents.sandbox import host as hosts
 from windtunnel.agents.sandbox.context import disk_limit_of
 from windtunnel.agents.sandbox.files import Pool, btrfs_pool
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit
 from windtunnel.base.errors import UserError
@@ -122,7 +122,7 @@ def test_what_nobody_asked_for_is_bounded_by_the_pool(host: Any, make: Callable[
 
 def test_a_limit_that_cannot_be_held_is_refused(new_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "open_pool", lambda folder, size: Pool(folder))
-    with Host(new_home) as host:
+    with SandboxHost(new_home) as host:
         with pytest.raises(UserError, match="of 64 MiB of disk cannot be held here: that needs a btrfs pool"):
             host.create(SandboxSpec("one", limits=SandboxLimits(disk=64 << 20)))
         assert host.boxes() == []

@@ -27,7 +27,7 @@ from conformance.sandbox.attack_list import ATTACKS
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.machine import walls
 from windtunnel.agents.sandbox.machine.walls import PROGRAM
 from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
@@ -87,7 +87,7 @@ class Outcome:
 class Scene:
     """An attacker, a sandbox beside it, and what the host has that neither may reach."""
 
-    host: Host
+    host: SandboxHost
     box: Box
     other: Box
     folder: Path
@@ -132,7 +132,7 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(host: Host, folder: Path) -> Iterator[Scene]:
+def scene(host: SandboxHost, folder: Path) -> Iterator[Scene]:
     """Two sandboxes and what they may not reach; all of it is gone afterwards."""
     secret = folder / "secret"
     secret.write_text("of the host")
@@ -343,7 +343,7 @@ CHECKS: dict[str, Callable[[Scene], str]] = {
 }
 
 
-def twice(host: Host, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
+def twice(host: SandboxHost, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
     """The attacks on a new sandbox, and on the same one after a restore of all of it."""
     with scene(host, folder) as at:
         at.box.checkpoint(full=True)

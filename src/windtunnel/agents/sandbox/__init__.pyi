@@ -5,7 +5,7 @@ from .client import connect_async as connect_async
 from .errors import IncompleteError as IncompleteError
 from .errors import SandboxDied as SandboxDied
 from .errors import SandboxError as SandboxError
-from .host import Host as Host
+from .host import SandboxHost as SandboxHost
 from .model import Lack as Lack
 from .model import SandboxLimits as SandboxLimits
 from .model import SandboxSpec as SandboxSpec

@@ -70,7 +70,7 @@ from windtunnel.base.plain import to_plain
 
 
 class Box:
-    """A sandbox of a host. Made by ``Host``; every method may be called from any thread."""
+    """A sandbox of a host. Made by ``SandboxHost``; every method may be called from any thread."""
 
     def __init__(
         self, context: SandboxContext, record: Record, machine: Machine | None, *, doubt: str = ""
@@ -331,8 +331,10 @@ class Box:
     ) -> TurnRecord:
         number = self._record.turns
         manifest = self._cover(log, number, look, keep, label=label, pin=pin)
-        kept, checkpoint = manifest.turn_class, manifest.id
-        return TurnRecord(number, kept, keep.turn_class, keep.reasons, checkpoint, time.time(), 0.0, 0.0, 0)
+        turn_class, checkpoint = manifest.turn_class, manifest.id
+        return TurnRecord(
+            number, turn_class, keep.turn_class, keep.reasons, checkpoint, time.time(), 0.0, 0.0, 0
+        )
 
     def _cover(
         self, log: SandboxLog, number: int, look: CheckpointRequest, keep: CheckpointPlan, *,
@@ -435,15 +437,15 @@ class Box:
     def _checkpoints(self) -> tuple[CheckpointManifest, ...]:
         """Those of this sandbox and of what it was forked from, oldest first."""
         manifests, _ = self._context.store.all()
-        known = {manifest.id: manifest for manifest in manifests}
+        by_id = {manifest.id: manifest for manifest in manifests}
         chain = {manifest.id for manifest in manifests if manifest.box == self.name}
         for start in (*chain, self._record.base):
             at: str | None = start
-            while at and at in known:
+            while at and at in by_id:
                 chain.add(at)
-                at = known[at].parent
+                at = by_id[at].parent
         return tuple(
-            sorted((known[number] for number in chain if number in known), key=lambda m: (m.created, m.id))
+            sorted((by_id[number] for number in chain if number in by_id), key=lambda m: (m.created, m.id))
         )
 
     def _own(self, checkpoint: str) -> CheckpointManifest:

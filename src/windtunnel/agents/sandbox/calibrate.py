@@ -37,7 +37,7 @@ from windtunnel.cluster.catalogue import processor_name
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.box import Box
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
 MIB = 2**20
 FULL_GRID = [(memory * MIB, processes) for memory in (0, 32, 128) for processes in (1, 6, 16)]
@@ -113,13 +113,13 @@ def calibrate(
 
 
 @contextlib.contextmanager
-def _own_host(home: Path | None) -> Iterator[Host]:
+def _own_host(home: Path | None) -> Iterator[SandboxHost]:
     """A host in a folder of its own; whatever is in it at the end is removed."""
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
     folder = home or Path(tempfile.mkdtemp(prefix="windtunnel-calibrate-"))
     # the past is kept: removing it would run beside what is measured
-    host = Host(folder, workers=TOGETHER, pool_size=8 * 2**30, retention=10_000)
+    host = SandboxHost(folder, workers=TOGETHER, pool_size=8 * 2**30, retention=10_000)
     try:
         yield host
     finally:
@@ -145,7 +145,7 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
-def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) -> Samples:
+def _basics(host: SandboxHost, repeats: int, progress: Callable[[str, float], None]) -> Samples:
     """What does not depend on the sandbox's size."""
     basics: Samples = defaultdict(list)
     host.create(SandboxSpec("first"))  # imports the image, which is no part of a creation
@@ -193,7 +193,7 @@ def _expect(box: Box, turn_class: TurnClass) -> CheckpointManifest:
 
 
 def _sizes(
-    host: Host,
+    host: SandboxHost,
     grid: Sequence[tuple[int, int]],
     repeats: int,
     basics: Samples,
@@ -225,7 +225,7 @@ def _sizes(
     return sizes
 
 
-def _sized(host: Host, name: str, memory: int, processes: int, samples: Samples) -> Box:
+def _sized(host: SandboxHost, name: str, memory: int, processes: int, samples: Samples) -> Box:
     """A sandbox of that many processes, the first of which holds the memory, after its first full image."""
     box = host.create(SandboxSpec(name, limits=SandboxLimits(memory=None)))
     box.put("/tmp/holder.py", HOLDER.encode())

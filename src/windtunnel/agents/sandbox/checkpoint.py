@@ -100,7 +100,7 @@ def _past_vfork(cgroup: Cgroup | UserProcesses) -> None:
         cgroup.freeze(FREEZE_TIMEOUT)
 
 
-class _Passing(Exception):
+class _TransientState(Exception):
     """Something stands there that no restore would bring back, and that may have passed after ``pause``
     seconds."""
 
@@ -165,7 +165,7 @@ class Taking:
             try:
                 self._keep_all()
                 break
-            except _Passing as passing:
+            except _TransientState as passing:
                 time.sleep(passing.pause)
             except CriuError as error:
                 self._without_image(error)
@@ -252,7 +252,7 @@ class Taking:
                     raise CriuError(f"process image: {why}")
                 lacking = beforehand(stood)
                 if lacking and (settle := self._settle(lacking)).answer == "retry":
-                    raise _Passing(settle.pause)
+                    raise _TransientState(settle.pause)
                 self.alone = processes_alone(machine)
                 only = (*self.alone.values(), *alone_beside(machine, self.shells))
                 # both only read what stands still, so the snapshot is made while CRIU works
@@ -270,7 +270,7 @@ class Taking:
                 stood = replace(stood, alarms=inventory.find_alarms(before))
                 if inspector is not None:
                     inspector.rebase(name, snapshot)
-        except (CriuError, _Passing):
+        except (CriuError, _TransientState):
             self._drop()
             raise
         (folder / CHANNEL_KEPT).write_bytes(channel)

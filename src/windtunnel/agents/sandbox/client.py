@@ -1,8 +1,8 @@
 """Sandboxes from another process or host: what users hold.
 
-``connect()`` gives a `Client`, whose methods are those of `Host`; its sandboxes have those of `Box`. What
-they are is declared by `protocol` alone: each call goes to the daemon as it is. `connect_async` gives the
-same, awaitable. Folders go in and out as they are: files, modes, and links as links.
+``connect()`` gives a `Client`, whose methods are those of `SandboxHost`; its sandboxes have those of `Box`.
+What they are is declared by `protocol` alone: each call goes to the daemon as it is. `connect_async` gives
+the same, awaitable. Folders go in and out as they are: files, modes, and links as links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # they have the same methods, which type checkers read there
 
     from windtunnel.agents.sandbox.box import Box as _Box
     from windtunnel.agents.sandbox.context import Pending as _Pending
-    from windtunnel.agents.sandbox.host import Host as _Host
+    from windtunnel.agents.sandbox.host import SandboxHost as _Host
 else:
     _Box = _Pending = _Host = object
 

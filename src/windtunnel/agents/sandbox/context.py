@@ -64,7 +64,7 @@ from windtunnel.agents.sandbox.policy import (
     picked,
 )
 from windtunnel.agents.sandbox.proxy import HostProxy
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
@@ -244,7 +244,7 @@ class SandboxContext:
 
     home: Home
     pool: Pool
-    store: Store
+    store: CheckpointStore
     criu: Criu | None
     inspector: Inspector | None
     engine: JobEngine

@@ -72,7 +72,7 @@ from windtunnel.agents.sandbox.policy import (
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.side_effects import SideEffectError
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
 from windtunnel.base.errors import UserError
 
@@ -81,7 +81,7 @@ CheckpointHistory = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str,
 """Checkpoints to drop; ids of parts that stay; snapshots and images that exist."""
 
 
-class Host:
+class SandboxHost:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
     ``policy`` chooses what a turn's end keeps; ``retention``: as `RETENTION`. ``lock``: that of the home,
@@ -124,7 +124,7 @@ class Host:
             self.context = SandboxContext(
                 home=self.home,
                 pool=pool,
-                store=Store(self.home.pages),
+                store=CheckpointStore(self.home.pages),
                 criu=program,
                 inspector=inspector,
                 engine=JobEngine(workers, decide=self._pick, chosen=self._picked),
@@ -143,7 +143,7 @@ class Host:
         self._boxes: dict[str, Box] = {}
         self._claims: set[str] = set()
         self._lock = threading.RLock()
-        self._made = 0
+        self._created = 0
         self._tidying = threading.Lock()
         if not self._rootless:
             for words in _lacking(self.home, pool, self.context.criu, inspector, images=with_images):
@@ -172,8 +172,8 @@ class Host:
         with self._lock:
             box = self._boxes.get(name)
             if box is None:
-                known = ", ".join(sorted(self._boxes)) or "none yet"
-                raise UserError(f"sandbox: {name!r} is unknown; there are: {known}")
+                existing = ", ".join(sorted(self._boxes)) or "none yet"
+                raise UserError(f"sandbox: {name!r} is unknown; there are: {existing}")
             return box
 
     def boxes(self) -> list[BoxInfo]:
@@ -200,11 +200,11 @@ class Host:
         if names:
             checks.checked_names(names, count)
         manifest = self._checkpoint_of(checkpoint, terms)
-        wanted = list(names) if names else self._free_names(manifest.box, count)
+        fork_names = list(names) if names else self._free_names(manifest.box, count)
         boxes: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs = [pool.submit(self._fork_one, manifest, name, terms) for name in wanted]
+                jobs = [pool.submit(self._fork_one, manifest, name, terms) for name in fork_names]
                 failed = None
                 for job in jobs:
                     try:
@@ -353,7 +353,7 @@ class Host:
             self._guard.close()
             self._lock_file.close()
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> SandboxHost:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -376,26 +376,26 @@ class Host:
             with self._lock:
                 self._claims.discard(name)
 
-    def _checkpoint_of(self, given: str, terms: Terms) -> CheckpointManifest:
+    def _checkpoint_of(self, name: str, terms: Terms) -> CheckpointManifest:
         with self._lock:
-            box = self._boxes.get(given)
+            box = self._boxes.get(name)
         if box is None:
-            return self.context.store.load(self.context.store.named(given))
+            return self.context.store.load(self.context.store.named(name))
         if box.info().status == "running":
             return box.checkpoint(**terms)
         if not box.tip:
-            raise UserError(f"sandbox {given} has no checkpoint")
+            raise UserError(f"sandbox {name} has no checkpoint")
         return self.context.store.load(box.tip)
 
     def _free_names(self, stem: str, count: int) -> list[str]:
         with self._lock:
-            taken = set(self._boxes)
+            used_names = set(self._boxes)
         names: list[str] = []
         number = 0
         while len(names) < count:
             number += 1
             name = f"{stem[:40]}-{number}"
-            if name not in taken:
+            if name not in used_names:
                 names.append(name)
         return names
 
@@ -525,8 +525,8 @@ class Host:
         if self._on_event is not None:
             self._on_event(event)
         if event.kind == "checkpoint":
-            self._made += 1
-            if self._made % self.context.retention == 0:
+            self._created += 1
+            if self._created % self.context.retention == 0:
                 threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
 
     def _tidy(self) -> None:

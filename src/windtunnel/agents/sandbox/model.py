@@ -425,7 +425,7 @@ class Facility:
     """The exact command that would supply it; empty where none can."""
 
 
-# --- what a host tells of its sandboxes: the same data from `Host`, from the daemon, and from its clients
+# --- what a host tells of its sandboxes: the same data from `SandboxHost`, the daemon and its clients
 
 
 @dataclass(frozen=True)

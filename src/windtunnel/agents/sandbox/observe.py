@@ -96,14 +96,14 @@ def _effects(
                 doubts=(EffectDoubt(SandboxPart.PROCESSES, f"the inspector failed: {error}"),)
             )
     doubts = (EffectDoubt(SandboxPart.PROCESSES, doubt),) if doubt else ()
-    kept = {state.name: state.fingerprint for state in tip.shells}
+    fingerprints = {state.name: state.fingerprint for state in tip.shells}
     states = {state.name: state for state in machine.shell_states()}
     shells = []
-    for shell in sorted(kept.keys() | states.keys() | set(busy)):
+    for shell in sorted(fingerprints.keys() | states.keys() | set(busy)):
         state = states.get(shell)
         if state is None:
-            shells.append(ShellEffect(shell, busy=shell in busy, gone=shell in kept))
-        elif kept.get(shell) != state.fingerprint:
+            shells.append(ShellEffect(shell, busy=shell in busy, gone=shell in fingerprints))
+        elif fingerprints.get(shell) != state.fingerprint:
             shells.append(replace(shell_effect(state), busy=shell in busy))
         elif shell in busy:
             shells.append(ShellEffect(shell, busy=True))
@@ -167,15 +167,16 @@ def processes_alone(machine: Machine) -> dict[int, Lack]:
 def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
     """What of it is no process: descriptors of shells, states that cannot be replayed, files in memory."""
     shells, lacks = machine.shells(), []
-    known = {state.name: state for state in states}
+    by_name = {state.name: state for state in states}
     for name in sorted(shells):
-        if name not in known:
+        if name not in by_name:
             lacks.append(Lack("shells", f"shell {name}: its state", ""))
             continue
         with contextlib.suppress(MachineError):
-            held = ShellSections.of(known[name]).text("descriptors").splitlines()
+            descriptors = ShellSections.of(by_name[name]).text("descriptors").splitlines()
             lacks += [
-                Lack("descriptors", f"shell {name}: descriptor {descriptor}", "") for descriptor in held
+                Lack("descriptors", f"shell {name}: descriptor {descriptor}", "")
+                for descriptor in descriptors
             ]
     with contextlib.suppress(OSError):
         count = len(os.listdir(f"/proc/{machine.pid}/root/{SHARED}"))

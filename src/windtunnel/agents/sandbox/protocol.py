@@ -1,8 +1,8 @@
 """What a sandbox and a host of sandboxes are, wherever they run: equal methods, one family of errors.
 
-`Box` and `Host` are this in the process that holds them, `RemoteBox` and `Client` through a daemon, on this
-host or another one; by its HTTP route, other languages call the same methods. A method is declared here, and
-nowhere else: arguments and answers travel by these type hints (see `windtunnel.base.calls`).
+`Box` and `SandboxHost` are this in the process that holds them, `RemoteBox` and `Client` through a daemon,
+on this host or another one; by its HTTP route, other languages call the same methods. A method is declared
+here, and nowhere else: arguments and answers travel by these type hints (see `windtunnel.base.calls`).
 """
 
 from __future__ import annotations

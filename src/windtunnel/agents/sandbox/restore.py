@@ -191,13 +191,13 @@ class _Restoring:
         restored, lacks, seconds = self._restored, self._lacks, time.monotonic() - self._begin
         return RestoreReport(self._manifest.id, self._manifest.turn, tuple(restored), tuple(lacks), seconds)
 
-    def _stop_for_less(self, kept: TurnClass) -> None:
+    def _stop_for_less(self, turn_class: TurnClass) -> None:
         """Raises IncompleteError where more lacks than was admitted, and that is too much."""
         self._log.hold(
             f"sandbox {self._name}, as restored from {self._manifest.id},",
             self._lacks if len(self._lacks) > self._admitted else (),
-            required=max(self._manifest.required, kept),
-            reached=kept,
+            required=max(self._manifest.required, turn_class),
+            reached=turn_class,
             report=self._report(),
         )
 
@@ -253,9 +253,9 @@ class _Restoring:
         this raises keeps the processes from running."""
         walls.seal(first)
         if image.inventory is not None:
-            known = {lack.what for lack in self._lacks}
+            earlier = {lack.what for lack in self._lacks}
             different = put_right(image.inventory, freezer, first)
-            self._lacks += [lack for lack in different if lack.what not in known]
+            self._lacks += [lack for lack in different if lack.what not in earlier]
         confirm()
         self._stop_for_less(TurnClass.FULL)
         if self._rehearsal:

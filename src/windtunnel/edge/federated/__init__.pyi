@@ -12,7 +12,7 @@ from .policy import EdgeDevice as EdgeDevice
 from .policy import Observation as Observation
 from .policy import Settings as Settings
 from .policy import decide as decide
-from .run import Plan as Plan
+from .run import FederatedPlan as FederatedPlan
 from .run import SchemeOutcome as SchemeOutcome
 from .run import plan as plan
 from .run import run as run

@@ -34,7 +34,7 @@ class SchemeOutcome:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederatedPlan:
     """A round of one scheme by formula, ``pays``: whether it is shorter than FedAvg's."""
 
     scheme: str
@@ -46,7 +46,7 @@ class Plan:
 def plan(
     *, devices: int, model_bytes: float, server_link: float, device_link: float, groups: int = 0,
     settings: Settings | None = None,
-) -> list[Plan]:  # fmt: skip
+) -> list[FederatedPlan]:  # fmt: skip
     """What a round of each scheme costs where all devices take part; ``groups`` 0: as many as are best.
 
     Raises:
@@ -57,13 +57,15 @@ def plan(
             f"`devices` {devices}, `groups` {groups}: accepted are two devices or more, and no more groups"
         )
     base = settings or Settings()
-    plans, fixed = list[Plan](), {"fedavg": devices, "gossip": (devices + 1) // 2}
+    plans, fixed = list[FederatedPlan](), {"fedavg": devices, "gossip": (devices + 1) // 2}
     for scheme in SCHEMES:
         own = replace(base, scheme=scheme)
         count = fixed.get(scheme) or groups
         count = count or best_groups(own, devices, model_bytes, server_link, device_link)
         price = cost(own, devices, count, model_bytes, server_link, device_link)
-        plans.append(Plan(scheme, count, price, bool(plans) and price.seconds < plans[0].cost.seconds))
+        plans.append(
+            FederatedPlan(scheme, count, price, bool(plans) and price.seconds < plans[0].cost.seconds)
+        )
     return plans
 
 

@@ -4,7 +4,7 @@ from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
-from .spec import Spec as Spec
+from .spec import HostrateSpec as HostrateSpec
 from .spec import read_spec as read_spec
 from .twin import BulkTenant as BulkTenant
 from .twin import emulate as emulate

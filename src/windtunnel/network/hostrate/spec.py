@@ -49,7 +49,7 @@ class TenantWeight(BaseModel, extra="forbid"):
     """share among the senders that want more"""
 
 
-class Spec(BaseModel, extra="forbid"):
+class HostrateSpec(BaseModel, extra="forbid"):
     line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
     """rate of the interface, or of what lies behind it"""
     by: Literal["source", "cgroup"]
@@ -83,18 +83,18 @@ class Spec(BaseModel, extra="forbid"):
                 yield name, match
 
 
-def read_spec(path: Path) -> Spec:
+def read_spec(path: Path) -> HostrateSpec:
     """The file at ``path``. Raises `UserError` for the first thing in it that is wrong."""
     return check(read_mapping(path, "file of senders"), str(path))
 
 
-def check(document: dict[str, Any], where: str) -> Spec:
-    """``document`` as a `Spec`; ``where`` is the file that errors name.
+def check(document: dict[str, Any], where: str) -> HostrateSpec:
+    """``document`` as a `HostrateSpec`; ``where`` is the file that errors name.
 
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    spec = fitted(Spec, document, where, ACCEPTED)
+    spec = fitted(HostrateSpec, document, where, ACCEPTED)
     if spec.lower >= spec.upper:
         raise UserError(f"{where}: lower is {spec.lower}, accepted is less than upper, which is {spec.upper}")
     check_matches(spec.by, spec.matches(), where)

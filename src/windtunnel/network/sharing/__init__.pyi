@@ -9,7 +9,7 @@ from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation
 from .policy import decide as decide
-from .spec import Spec as Spec
+from .spec import SharingSpec as SharingSpec
 from .spec import read_spec as read_spec
 from .twin import SharedLink as SharedLink
 from .twin import TenantTraffic as TenantTraffic

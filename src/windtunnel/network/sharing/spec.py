@@ -73,7 +73,7 @@ class TenantShare(TrafficShare):
     """a prefix, a mark or the folder of a cgroup, or a list of them"""
 
 
-class Spec(BaseModel, extra="forbid"):
+class SharingSpec(BaseModel, extra="forbid"):
     line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
     """rate of the interface, or of what lies behind it"""
     by: Literal["source", "destination", "mark", "cgroup"]
@@ -109,18 +109,18 @@ class Spec(BaseModel, extra="forbid"):
                 yield name, str(match)
 
 
-def read_spec(path: Path) -> Spec:
+def read_spec(path: Path) -> SharingSpec:
     """The file at ``path``. Raises `UserError` for the first thing in it that is wrong."""
     return check(read_mapping(path, "file of shares"), str(path))
 
 
-def check(document: dict[str, Any], where: str) -> Spec:
-    """``document`` as a `Spec`; ``where`` is the file that errors name.
+def check(document: dict[str, Any], where: str) -> SharingSpec:
+    """``document`` as a `SharingSpec`; ``where`` is the file that errors name.
 
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    spec = fitted(Spec, document, where, ACCEPTED)
+    spec = fitted(SharingSpec, document, where, ACCEPTED)
     try:
         rates = promised(spec.observation())
     except ValueError as error:

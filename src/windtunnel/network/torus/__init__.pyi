@@ -1,4 +1,4 @@
-from .planning import Plan as Plan
+from .planning import TorusPlan as TorusPlan
 from .planning import plan as plan
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision

@@ -19,7 +19,7 @@ from windtunnel.network.torus.policy.shape import check_sides, heads, nodes_of, 
 
 
 @dataclass(frozen=True)
-class Plan:
+class TorusPlan:
     """A plan that was checked, and the ``file`` with its paths."""
 
     observation: Observation
@@ -48,7 +48,7 @@ class Plan:
         }
 
 
-def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path | None = None) -> Plan:
+def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path | None = None) -> TorusPlan:
     """Plan an all-to-all, check it, and write its paths.
 
     ``dims``: ``3x3x3``. ``failed``: nodes (``0,1,2`` or ``5``), cables (``0,0,0-0,0,1``), or single
@@ -80,7 +80,7 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
         _write(file, observation, decision)
     except OSError as error:
         raise UserError(f"`out`: {file} cannot be written: {error.strerror or error}") from None
-    return Plan(observation, decision, file)
+    return TorusPlan(observation, decision, file)
 
 
 def parse_sides(text: str) -> tuple[int, ...]:

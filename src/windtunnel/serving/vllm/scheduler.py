@@ -33,7 +33,7 @@ from windtunnel.serving.vllm.controller import Arrival, Controller, StepPlan, ch
 from windtunnel.serving.vllm.refusals import REASON
 from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
-from windtunnel.store.runs import Run, Store
+from windtunnel.store.runs import Store, StoredRun
 
 CHILD = re.compile(r"\d+_(.+)")
 """What vLLM calls the n answers of one request."""
@@ -58,7 +58,7 @@ class Scheduler(Base):  # type: ignore[misc]
         self._aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
         names, policies = own.choose_policies(settings.policy, settings.admission)
         limits = self._limits(names)
-        self._run: Run | None = None
+        self._run: StoredRun | None = None
         log = note = None
         self._steps, self._rules = 0, settings.prefix_cache
         if self._rules and self._rules not in prefixcache.POLICIES:

@@ -20,7 +20,7 @@ from windtunnel.silicon.mapper.model import Accelerator, Layer
 from windtunnel.silicon.mapper.policy import POLICIES, Decision, Observation, allocation
 from windtunnel.silicon.mapper.twin import MappingCost, price, stream, total
 from windtunnel.store.eventlog import NAME, EventLog
-from windtunnel.store.runs import Run, Store
+from windtunnel.store.runs import Store, StoredRun
 
 CAPABILITY = "silicon.mapper"
 EMULATE = "training.emulate"
@@ -49,7 +49,7 @@ class MappedDevice:
 
 
 @contextmanager
-def _recorded(policy: str, **inputs: Any) -> Iterator[tuple[Run, Decide]]:
+def _recorded(policy: str, **inputs: Any) -> Iterator[tuple[StoredRun, Decide]]:
     """A run, and the policy of that name, each decision of which is taken once and written down."""
     if policy not in POLICIES:
         raise UserError(f"`policy`: {policy!r} is unknown, accepted are {', '.join(POLICIES)}")

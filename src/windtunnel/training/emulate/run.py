@@ -24,8 +24,7 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.report import text
 from windtunnel.store.eventlog import NAME, EventLog
-from windtunnel.store.runs import Run as StoredRun
-from windtunnel.store.runs import Store
+from windtunnel.store.runs import Store, StoredRun
 from windtunnel.training.emulate.emulation import (
     CAPABILITY,
     Capturing,

@@ -1,3 +1,3 @@
 from .planning import ResiliencePlan as ResiliencePlan
 from .planning import plan as plan
-from .request import PlanRequest as PlanRequest
+from .request import ResilienceRequest as ResilienceRequest

@@ -18,7 +18,7 @@ from windtunnel.traces.failures import FailureTrace, load, poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.command import commands
 from windtunnel.training.goodput.model import Question, RecoveryAdvice
-from windtunnel.training.goodput.request import PlanRequest
+from windtunnel.training.goodput.request import ResilienceRequest
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 
 MOST_FAILURES = 100_000
@@ -36,7 +36,9 @@ class ResiliencePlan:
     commands: dict[str, str]
 
 
-def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | None = None) -> ResiliencePlan:
+def plan(
+    plan_request: ResilienceRequest, progress: Callable[[str, float], None] | None = None
+) -> ResiliencePlan:
     """Draw or read the failures and compare all ways to go on through them; emulated throughout.
 
     Raises:
@@ -72,7 +74,7 @@ def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | Non
     return ResiliencePlan(cluster, question, advice, len(trace.losses), lines)
 
 
-def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:
+def _job(plan_request: ResilienceRequest, cluster: Cluster) -> JobModel:
     state, step_time = plan_request.state_bytes, plan_request.step_time
     device_memory = cluster.host.devices * cluster.host.device.memory_bytes
     stages = plan_request.stages or max(1, -(-int(2 * state) // int(device_memory)))
@@ -95,7 +97,7 @@ def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:
     return JobModel(cluster.hosts, step_time, state, stages, microbatches, layers, overhead)
 
 
-def _costs(plan_request: PlanRequest, cluster: Cluster) -> PhaseCosts:
+def _costs(plan_request: ResilienceRequest, cluster: Cluster) -> PhaseCosts:
     host = cluster.host
     costs = PhaseCosts(
         detect=plan_request.detect,
@@ -111,7 +113,7 @@ def _costs(plan_request: PlanRequest, cluster: Cluster) -> PhaseCosts:
 
 
 def _failures(
-    plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf: int
+    plan_request: ResilienceRequest, cluster: Cluster, horizon: float, leaf: int
 ) -> tuple[FailureTrace, float]:
     """The failures, and the mean seconds between them."""
     random = np.random.default_rng(plan_request.seed)

@@ -24,7 +24,7 @@ _seconds, _bytes, _rate = map(_in, ("seconds", "bytes", "bytes/s"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class ResilienceRequest:
     """The options of ``windtunnel plan resilience``, in SI units. One of ``mtbf`` and ``trace`` is needed."""
 
     cluster: str = option(help="A name of the catalogue such as h100-sxm:128x8, or a file.")

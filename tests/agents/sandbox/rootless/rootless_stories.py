@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox.context import SandboxEvent
 from windtunnel.agents.sandbox.criu.doctor import doctor, rung
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied
 from windtunnel.agents.sandbox.files.host_image import Package, fill
-from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.machine.group import STOPPED
 from windtunnel.agents.sandbox.machine.walls import socket_inside
 from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec, TurnClass, TurnRecord
@@ -84,7 +84,7 @@ def judged(turn: TurnRecord, wanted: TurnClass) -> None:
 
 def turns(home: Path) -> None:
     """Commands, their outputs and ends; what class each turn has; what a checkpoint says of itself."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.create(spec("one"))
         got = box.run("echo out; echo err >&2; exit 3")
         assert (got.stdout, got.stderr, got.exit_code) == (b"out\n", b"err\n", 3)
@@ -123,7 +123,7 @@ def isolation(home: Path) -> None:
     """What is inside, and what cannot be reached from there."""
     outside = home / "secret"
     outside.write_text("mine")
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.create(spec("one"))
         assert box.run("id -u; hostname").text == "0\none\n"
         assert box.run("cat /proc/self/uid_map").text.split() == ["0", str(os.getuid()), "1"]
@@ -152,7 +152,7 @@ def isolation(home: Path) -> None:
 
 def restore(home: Path) -> None:
     """Files of all kinds and shells come back, services start again, and what does not come back is said."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.create(spec("one", services={"idle": "sleep 2000"}))
         box.run("cd /workspace; export COLOUR=red; greet() { echo hello $COLOUR; }")
         box.run(
@@ -192,7 +192,7 @@ def restore(home: Path) -> None:
 def forks(home: Path) -> None:
     """Forks go their own ways; what bounds them, and what is said not to."""
     events: list[SandboxEvent] = []
-    with Host(home, on_event=events.append) as host:
+    with SandboxHost(home, on_event=events.append) as host:
         limits = SandboxLimits(memory=2**30, pids=20, cpus=1.0)
         try:
             host.create(spec("one", limits=replace(limits, disk=2**30)))
@@ -221,7 +221,7 @@ def forks(home: Path) -> None:
 
 def freeze(home: Path) -> None:
     """Everything stands still, threads too; what its user had stopped stays stopped."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.create(spec("one"))
         box.run("(while :; do echo x >>/tmp/ticks; done) &")
         box.run("sleep 1000 & kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done; pid=$!")
@@ -268,7 +268,7 @@ def crash(home: Path) -> None:
     child.wait()
     until(lambda: not stands(pid))
     until(lambda: not (home / "boxes/one" / STOPPED).exists())
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.get("one")
         assert box.info().pid == pid
         assert box.run("echo $COLOUR").text == "red\n"
@@ -276,7 +276,7 @@ def crash(home: Path) -> None:
 
 
 def crashing(home: Path) -> None:
-    host = Host(home)
+    host = SandboxHost(home)
     box = host.create(spec("one"))
     box.run("export COLOUR=red")
     box.machine().cgroup.freeze()
@@ -290,10 +290,10 @@ def stands(pid: int) -> bool:
 
 def leftovers(home: Path) -> None:
     """What a crash leaves is found and removed: a sandbox whose record is lost, a tree without one."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         pid = host.create(spec("one")).info().pid
     (home / "boxes/one/box.json").unlink()
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         assert host.boxes() == []
         until(lambda: processes.state(pid) in ("", "Z"))
         assert any("sandbox one" in words for words in host.gc(dry_run=True).leftovers)
@@ -303,7 +303,7 @@ def leftovers(home: Path) -> None:
 
 def proxy(home: Path) -> None:
     """The host listens inside; the sandbox reaches it, and nobody else does."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.create(spec("one"))
         with socket_inside(box.machine().externals.netns, "listen on", 7080) as plug:
             box.run("exec 5<>/dev/tcp/127.0.0.1/7080")
@@ -322,23 +322,23 @@ def proxy(home: Path) -> None:
 
 def refusals(home: Path) -> None:
     """What needs root is refused in words, and nothing is left of it."""
-    refused(lambda: Host(Path("/root/windtunnel")), "home /root/windtunnel cannot be used")
-    with Host(home) as host:
+    refused(lambda: SandboxHost(Path("/root/windtunnel")), "home /root/windtunnel cannot be used")
+    with SandboxHost(home) as host:
         refused(lambda: host.create(spec("one", network="host")), "network 'host'")
-        refused(lambda: Host(home), "is held by process")
+        refused(lambda: SandboxHost(home), "is held by process")
         assert host.boxes() == []
     assert rung(doctor())[1] == ("user-namespaces",)
 
 
 def closed(home: Path) -> None:
     """Run where no user namespace may be made: the setting is named."""
-    refused(lambda: Host(home), "user.max_user_namespaces is 0")
+    refused(lambda: SandboxHost(home), "user.max_user_namespaces is 0")
     assert not any(facility.present for facility in doctor() if facility.name == "user-namespaces")
 
 
 def image_of_the_host(home: Path) -> None:
     """The image 'host' can be made by a user."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         box = host.create(SandboxSpec(name="one"))
         assert box.run("git --version").exit_code == 0
 
@@ -355,7 +355,7 @@ def partial(home: Path) -> None:
 
 def tidy(home: Path) -> None:
     """The end of every story: all is removed, and nothing runs or lies about."""
-    with Host(home) as host:
+    with SandboxHost(home) as host:
         held = [host.get(info.name) for info in host.boxes()]
         groups = [box.machine().cgroup for box in held if box.info().status == "running"]
         for box in held:

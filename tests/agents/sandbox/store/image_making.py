@@ -20,7 +20,7 @@ from windtunnel.agents.sandbox.model import (
     ShellState,
     TurnClass,
 )
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.store.objects import ObjectError
 
 
@@ -36,28 +36,28 @@ def made(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def keep(store: Store, id: str, images: Path, *, like: str = "") -> ImagePart:
+def keep(store: CheckpointStore, id: str, images: Path, *, like: str = "") -> ImagePart:
     with store.writing() as new:
         return new.add_image(ImagePart(id, 7, (), (), ()), images, like=like)
 
 
-def write(store: Store, one: CheckpointManifest) -> None:
+def write(store: CheckpointStore, one: CheckpointManifest) -> None:
     with store.writing() as new:
         new.add_manifest(one)
 
 
-def stored(store: Store) -> int:
+def stored(store: CheckpointStore) -> int:
     """Bytes of the store's file that hold something."""
     with store.reading() as db:
         return store.used(db)
 
 
-def frames(store: Store) -> int:
+def frames(store: CheckpointStore) -> int:
     with store.reading() as db:
         return int(db.execute("SELECT count(*) FROM frame").fetchone()[0])
 
 
-def damage(store: Store, *ids: str) -> list[str]:
+def damage(store: CheckpointStore, *ids: str) -> list[str]:
     """What the store says of these images, or of all, when it writes them out from its pages."""
     store.copies.forget_all()
     words = []
@@ -71,9 +71,9 @@ def damage(store: Store, *ids: str) -> list[str]:
     return words
 
 
-def cold(folder: Path) -> Store:
+def cold(folder: Path) -> CheckpointStore:
     """The store as the next process opens it, which has no copies of images."""
-    return Store(folder)
+    return CheckpointStore(folder)
 
 
 def image(folder: Path, *seeds: int) -> Path:

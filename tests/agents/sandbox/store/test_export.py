@@ -17,7 +17,7 @@ import pytest
 from image_making import FolderPool, content, damage, image, keep, manifest, write
 
 from windtunnel.agents.sandbox.model import CheckpointManifest
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store.export import export_checkpoint, import_checkpoint
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import LocalFiles, ObjectError, chunks
@@ -31,7 +31,7 @@ class Side:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pool = FolderPool(folder / "pool")
-        self.store = Store(folder / "pages")
+        self.store = CheckpointStore(folder / "pages")
 
     def export(self, one: CheckpointManifest, url: str) -> None:
         export_checkpoint(one, pool=self.pool, store=self.store, url=url)
@@ -131,7 +131,7 @@ def test_pages_of_other_sandboxes_are_not_sent(here: Side, tmp_path: Path) -> No
     secret = b"a secret of another sandbox".ljust(4096, b"!")
     folder = image(tmp_path / "other", 1, 2)
     (folder / "pages-2.img").write_bytes(secret + (tmp_path / IDS[1] / "pages-1.img").read_bytes())
-    fresh = Store(tmp_path / "pages")
+    fresh = CheckpointStore(tmp_path / "pages")
     keep(fresh, "other", folder)
     keep(fresh, IDS[1], tmp_path / IDS[1])
     export_checkpoint(here.store.load(IDS[1]), pool=here.pool, store=fresh, url=str(tmp_path / "place"))

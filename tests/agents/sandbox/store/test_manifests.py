@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from image_making import manifest, write
 
 from windtunnel.agents.sandbox.model import CheckpointManifest
-from windtunnel.agents.sandbox.store import KIND, VERSION, Store, new_id
+from windtunnel.agents.sandbox.store import KIND, VERSION, CheckpointStore, new_id
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
 from windtunnel.store.objects.chunks import compress
@@ -32,19 +32,19 @@ def test_every_field_comes_back(one: CheckpointManifest) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path)
 
 
-def put(store: Store, id: str, data: bytes) -> None:
+def put(store: CheckpointStore, id: str, data: bytes) -> None:
     with store.transaction() as db:
         db.execute("UPDATE manifest SET data=? WHERE id=?", (compress(data, 1), id))
 
 
-def test_a_manifest_is_written_once(store: Store, tmp_path: Path) -> None:
+def test_a_manifest_is_written_once(store: CheckpointStore, tmp_path: Path) -> None:
     one = manifest()
     write(store, one)
-    assert store.load(one.id) == Store(tmp_path).load(one.id) == one
+    assert store.load(one.id) == CheckpointStore(tmp_path).load(one.id) == one
     with pytest.raises(ObjectError, match="already"):
         write(store, replace(one, turn=9))
     assert store.load(one.id) == one
@@ -55,7 +55,7 @@ def test_a_manifest_is_written_once(store: Store, tmp_path: Path) -> None:
         store.load(one.id)
 
 
-def test_what_is_not_what_was_written_is_refused_by_name(store: Store) -> None:
+def test_what_is_not_what_was_written_is_refused_by_name(store: CheckpointStore) -> None:
     for id in "ab":
         write(store, manifest(id))
     data = seal(KIND, VERSION, manifest("a"))
@@ -74,7 +74,7 @@ def test_what_is_not_what_was_written_is_refused_by_name(store: Store) -> None:
             store.load("a")
 
 
-def test_find_by_prefix(store: Store) -> None:
+def test_find_by_prefix(store: CheckpointStore) -> None:
     with pytest.raises(UserError, match="there is none yet"):
         store.load(store.named("x"))
     for id in ("2026-aa", "2026-ab", "2026-a"):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_making import cold, content, damage, frames, image, keep, made, page, stored
 
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store import pages as image_pages
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
@@ -35,7 +35,7 @@ images = st.dictionaries(
 def test_what_is_kept_comes_back(given_images: list[dict[str, bytes]], like: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        store = Store(root / "store")
+        store = CheckpointStore(root / "store")
         for number, files in enumerate(given_images):
             before = f"c{number - 1}" if like and number else ""
             kept = keep(store, f"c{number}", made(root / f"in{number}", files), like=before)
@@ -50,7 +50,7 @@ def test_what_is_kept_comes_back(given_images: list[dict[str, bytes]], like: boo
 
 
 def test_a_later_image_costs_what_changed(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     some = list(range(1, 200))
     first = keep(store, "a", image(tmp_path / "a", *some))
     some[77] = 250
@@ -63,7 +63,7 @@ def test_a_later_image_costs_what_changed(tmp_path: Path) -> None:
 
 
 def test_an_image_larger_than_what_is_held_in_memory(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     data = np.random.default_rng(1).bytes(4096 * 9000 + 17)
     keep(store, "a", made(tmp_path / "a", {"pages-1.img": data, "core-1.img": b"x"}))
     cold(tmp_path / "store").materialise("a", tmp_path / "out")
@@ -71,7 +71,7 @@ def test_an_image_larger_than_what_is_held_in_memory(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     keep(store, "a", image(tmp_path / "a", 1))
     for words, act in {
         "already": lambda: keep(store, "a", tmp_path / "a"),
@@ -91,12 +91,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "store", tmp_path / "older"):
         (tmp_path / "older" / "images").mkdir(parents=True, exist_ok=True)
         with pytest.raises(UserError, match="name another home"):
-            Store(folder)
+            CheckpointStore(folder)
 
 
 def test_copies_of_images_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_pages, "COPIES_BYTES", 40_000)
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     for number in range(6):
         keep(store, f"c{number}", image(tmp_path / f"c{number}", 1, 2, number))
     assert sorted(path.name for path in (tmp_path / "store" / "raw").iterdir()) == ["c3", "c4", "c5"]
@@ -123,7 +123,7 @@ def test_collect_removes_only_what_nothing_needs(todo: Sequence[tuple[str, objec
     """Against a model: the set of images."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        store = Store(root / "store")
+        store = CheckpointStore(root / "store")
         model: dict[str, tuple[int, ...]] = {}
         for number, (what, value) in enumerate(todo):
             if what == "keep":
@@ -136,7 +136,7 @@ def test_collect_removes_only_what_nothing_needs(todo: Sequence[tuple[str, objec
                 store.collect()
             else:
                 store.close()
-                store = Store(root / "store")
+                store = CheckpointStore(root / "store")
             assert store.images() == sorted(model)
         for id in model:
             store.materialise(id, root / f"out-{id}")
@@ -148,7 +148,7 @@ def test_collect_removes_only_what_nothing_needs(todo: Sequence[tuple[str, objec
 
 
 def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     keep(store, "a", image(tmp_path / "a", *range(1, 150)))
     keep(store, "b", image(tmp_path / "b", 5, 99, 140, 200))
     store.drop(images=["a"])
@@ -165,7 +165,7 @@ def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> No
 
 @pytest.mark.conformance
 def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     folders = [image(tmp_path / f"c{one}", *range(1, 60), 100 + one) for one in range(24)]
 
     def work(number: int) -> None:
@@ -186,7 +186,7 @@ def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
 
 def test_what_a_dead_process_was_working_on_is_removed(tmp_path: Path) -> None:
     (tmp_path / "store" / "work" / "left").mkdir(parents=True)
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     with store.scratch() as mine:
         (mine / "file").write_text("x")
         assert list((tmp_path / "store" / "work").iterdir()) == [mine]

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from image_making import content, damage, frames, image, keep, manifest
 
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 
 pytestmark = pytest.mark.conformance
 
 
 def kept(folder: Path, id: str, images: Path) -> None:
     """Closed again: no thread may be in SQLite while this process forks."""
-    store = Store(folder)
+    store = CheckpointStore(folder)
     keep(store, id, images)
     store.close()
 
@@ -83,7 +83,7 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
         image(tmp_path / name, *seeds)
 
     def write(folder: Path, id: str) -> None:
-        store = Store(folder)
+        store = CheckpointStore(folder)
         one = manifest(id)
         assert one.image is not None
         with store.writing() as new:
@@ -95,7 +95,7 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
     for state, died in killed_everywhere(
         tmp_path, lambda folder: write(folder, "a"), lambda folder: write(folder, "new"), sizes=sizes
     ):
-        store = Store(state)
+        store = CheckpointStore(state)
         found, problems = store.all()
         there.append([one.id for one in found])
         assert problems == [] and there[-1] in (["a"], ["a", "new"]) and (died or there[-1] == ["a", "new"])
@@ -125,7 +125,7 @@ def test_a_kill_in_a_large_image_leaves_nothing_of_it(
         lambda folder: kept(folder, "large", tmp_path / "large"),
         sizes=range(300_000, 3_000_000, 450_000),
     ):
-        store = Store(state)
+        store = CheckpointStore(state)
         assert not died or store.images() == ["a", "large"] or (store.images(), frames(store)) == (["a"], 1)
         assert damage(store) == []
         store.close()
@@ -139,15 +139,15 @@ def test_a_kill_while_the_store_is_collected_costs_nothing(tmp_path: Path) -> No
     def prepare(folder: Path) -> None:
         for id in "abc":
             kept(folder, id, tmp_path / id)
-        store = Store(folder)
+        store = CheckpointStore(folder)
         store.drop(images=["a", "c"])
         store.close()
 
     freed = []
     for state, _ in killed_everywhere(
-        tmp_path, prepare, lambda folder: Store(folder).collect(), sizes=range(4096, 60_000, 7000)
+        tmp_path, prepare, lambda folder: CheckpointStore(folder).collect(), sizes=range(4096, 60_000, 7000)
     ):
-        store = Store(state)
+        store = CheckpointStore(state)
         store.materialise("b", state / "out")
         assert content(state / "out") == content(tmp_path / "b")
         freed.append(store.collect())

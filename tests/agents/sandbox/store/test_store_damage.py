@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_making import cold, content, damage, image, keep, manifest, write
 
-from windtunnel.agents.sandbox.store import StaleCopy, Store
+from windtunnel.agents.sandbox.store import CheckpointStore, StaleCopy
 from windtunnel.store.objects import ObjectError
 
 
@@ -23,7 +23,7 @@ def test_no_flipped_bit_passes(place: float, bit: int) -> None:
     """Anywhere in the file: what comes out is right, or nothing does."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        store, whole = Store(root / "store"), manifest("m")
+        store, whole = CheckpointStore(root / "store"), manifest("m")
         right = {id: content(image(root / id, 1, 2, 3 + number)) for number, id in enumerate("ab")}
         for id in right:
             keep(store, id, root / id)
@@ -51,7 +51,7 @@ def test_no_flipped_bit_passes(place: float, bit: int) -> None:
 
 
 def test_a_damaged_page_serves_nothing_and_is_stored_anew(tmp_path: Path) -> None:
-    store, right = Store(tmp_path / "store"), content(image(tmp_path / "a", 1, 2, 3))
+    store, right = CheckpointStore(tmp_path / "store"), content(image(tmp_path / "a", 1, 2, 3))
     keep(store, "a", tmp_path / "a")
     keep(store, "b", image(tmp_path / "b", 4, 5), like="a")
     flip_image(store, "a")
@@ -77,7 +77,7 @@ def test_a_damaged_page_serves_nothing_and_is_stored_anew(tmp_path: Path) -> Non
 
 
 def test_nothing_is_collected_while_a_needed_recipe_is_damaged(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     keep(store, "a", image(tmp_path / "a", 1, 2, 3))
     keep(store, "b", image(tmp_path / "b", 1, 2, 4))
     with store.transaction() as db:
@@ -94,7 +94,7 @@ def test_nothing_is_collected_while_a_needed_recipe_is_damaged(tmp_path: Path) -
 
 
 def test_a_copy_that_rots_in_the_cache_is_noticed_and_dropped(tmp_path: Path) -> None:
-    store, right = Store(tmp_path / "store"), content(image(tmp_path / "a", 1, 2, 3))
+    store, right = CheckpointStore(tmp_path / "store"), content(image(tmp_path / "a", 1, 2, 3))
     keep(store, "a", tmp_path / "a")
     raw = tmp_path / "store" / "raw" / "a" / "pages-1.img"
     before = raw.stat()

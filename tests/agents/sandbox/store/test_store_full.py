@@ -12,13 +12,13 @@ import pytest
 from hurt import fill
 from image_making import content, damage, frames, image, keep
 
-from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.store.objects import ObjectError
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     """The kernel itself refuses, in the middle of a write."""
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     keep(store, "a", image(tmp_path / "a", 1, 2, 3))
     image(tmp_path / "b", *range(1, 150))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -47,14 +47,14 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("needs to mount a tmpfs")
     try:
-        store = Store(small / "store")
+        store = CheckpointStore(small / "store")
         keep(store, "a", tmp_path / "a")
         store.settle(whole=True)
         with pytest.raises(ObjectError, match=r"No space left on device.*what was stored before is unharmed"):
             keep(store, "b", tmp_path / "b")
         assert (store.images(), damage(store, "a")) == (["a"], [])
         store.close()
-        store = Store(small / "store")
+        store = CheckpointStore(small / "store")
         filling = fill(small)
         with pytest.raises(ObjectError, match="No space left"):
             store.materialise("a", small / "out")

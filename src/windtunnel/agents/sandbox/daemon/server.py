@@ -137,9 +137,9 @@ def run(
 
 
 def open_host(home: Path, on_event: Callable[[SandboxEvent], None], lock: IO[str]) -> AnyHost:
-    from windtunnel.agents.sandbox.host import Host
+    from windtunnel.agents.sandbox.host import SandboxHost
 
-    return Host(home, on_event=on_event, lock=lock)
+    return SandboxHost(home, on_event=on_event, lock=lock)
 
 
 def facilities() -> list[Facility]:

@@ -159,11 +159,11 @@ class ShellSections:
         return digest.hexdigest()
 
     def shell_state(self, name: str) -> ShellState:
-        kept = dict(self.sections)
-        kept["variables"] = "".join(
+        sections = dict(self.sections)
+        sections["variables"] = "".join(
             f"declare {flags} {variable}{value}\n" for variable, (flags, value) in self.variables().items()
         )
-        return ShellState(name, json.dumps(kept), self.fingerprint())
+        return ShellState(name, json.dumps(sections), self.fingerprint())
 
 
 def shell_effect(shell: ShellState) -> ShellEffect:
@@ -182,8 +182,8 @@ def shell_effect(shell: ShellState) -> ShellEffect:
     return ShellEffect(shell.name, resources=tuple(resources))
 
 
-def replay_script(now: ShellSections, wanted: ShellSections) -> tuple[str, list[str]]:
-    """A script that makes a shell in state ``now`` one in state ``wanted``, and what it cannot do, in words.
+def replay_script(now: ShellSections, target: ShellSections) -> tuple[str, list[str]]:
+    """A script that makes a shell in state ``now`` one in state ``target``, and what it cannot do, in words.
 
     Options that decide how functions are read (extglob) come first; those that would disturb the script
     itself (errexit, nounset, traps, aliases) come last.
@@ -191,8 +191,8 @@ def replay_script(now: ShellSections, wanted: ShellSections) -> tuple[str, list[
     problems: list[str] = []
     lines = ["builtin set +euvxnTEC +o posix", "builtin trap - DEBUG ERR RETURN", *_no_traps(now)]
     lines += ["builtin unalias -a", *(f"builtin unset -f -- {shlex.quote(name)}" for name in now.functions())]
-    lines.append(_options(wanted.text("shopt")))
-    have, want = now.variables(), wanted.variables()
+    lines.append(_options(target.text("shopt")))
+    have, want = now.variables(), target.variables()
     for name, (flags, value) in have.items():
         if want.get(name) == (flags, value):
             continue
@@ -205,9 +205,9 @@ def replay_script(now: ShellSections, wanted: ShellSections) -> tuple[str, list[
         if before != (flags, value) and not (before and "r" in before[0]):
             # no "builtin" before it: the shell reads lists only after the bare word
             lines.append(f"declare {flags} {name}{value}")
-    lines += [wanted.text("functions"), *_function_attributes(wanted)]
-    lines += [wanted.text("umask"), f"builtin set -- {wanted.text('arguments')}"]
-    stack = [line for line in wanted.text("directory").split("\n") if line]
+    lines += [target.text("functions"), *_function_attributes(target)]
+    lines += [target.text("umask"), f"builtin set -- {target.text('arguments')}"]
+    stack = [line for line in target.text("directory").split("\n") if line]
     if stack:
         lines.append("builtin dirs -c")
         lines += [f"builtin cd -- {shlex.quote(stack[-1])}"]
@@ -216,15 +216,15 @@ def replay_script(now: ShellSections, wanted: ShellSections) -> tuple[str, list[
     lines.append("builtin unset -v OLDPWD")
     if flags:
         lines.append(f"declare {flags} OLDPWD{value}")
-    lines += [wanted.text("aliases"), wanted.text("traps"), wanted.text("options")]
+    lines += [target.text("aliases"), target.text("traps"), target.text("options")]
     return "\n".join(lines) + "\n", problems
 
 
-def differences(now: ShellSections, wanted: ShellSections) -> list[str]:
+def differences(now: ShellSections, target: ShellSections) -> list[str]:
     """Names of the parts in which two states differ."""
     sections = [name for name in SECTIONS if name not in ("variables", "jobs")]
-    sections = [name for name in sections if now.text(name).strip() != wanted.text(name).strip()]
-    have, want = now.variables(), wanted.variables()
+    sections = [name for name in sections if now.text(name).strip() != target.text(name).strip()]
+    have, want = now.variables(), target.variables()
     changed = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
     return sections + [f"variable {name}" for name in changed]
 

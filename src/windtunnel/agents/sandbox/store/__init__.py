@@ -70,7 +70,7 @@ class StaleCopy(ObjectError):
 class Writing:
     """A checkpoint that is being written: it exists when the block of `Store.writing` has ended."""
 
-    def __init__(self, store: Store, db: sqlite3.Connection) -> None:
+    def __init__(self, store: CheckpointStore, db: sqlite3.Connection) -> None:
         self._store, self._db = store, db
         self.images: dict[str, Path] = {}
 
@@ -99,7 +99,7 @@ def _never_replaced(what: str, id: str) -> Iterator[None]:
         raise ObjectError(f"there is {what} {id} already, and one is never replaced") from None
 
 
-class Store(Database):
+class CheckpointStore(Database):
     """The checkpoints in ``folder``, which one process holds. Any method may be called from several threads,
     and raises ObjectError."""
 

@@ -28,7 +28,7 @@ from typing import IO, cast
 
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import CheckpointManifest
-from windtunnel.agents.sandbox.store import Store, new_id
+from windtunnel.agents.sandbox.store import CheckpointStore, new_id
 from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
@@ -76,7 +76,9 @@ def destination(url: str) -> Files:
     return place
 
 
-def export_checkpoint(manifest: CheckpointManifest, *, pool: Pool, store: Store, url: str | Files) -> None:
+def export_checkpoint(
+    manifest: CheckpointManifest, *, pool: Pool, store: CheckpointStore, url: str | Files
+) -> None:
     """Write ``manifest`` and all that it needs to ``url``. A part that was written before a failure is no
     checkpoint there, and does no harm."""
     place = open_files(url)
@@ -93,7 +95,7 @@ def export_checkpoint(manifest: CheckpointManifest, *, pool: Pool, store: Store,
 
 
 def import_checkpoint(
-    url: str, *, pool: Pool, store: Store, name: str, key_file: str = ""
+    url: str, *, pool: Pool, store: CheckpointStore, name: str, key_file: str = ""
 ) -> CheckpointManifest:
     """Take the checkpoint at ``url`` in, as the first one of sandbox ``name``; returns its new manifest.
 
@@ -196,7 +198,7 @@ def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[ExportChunk
         return (*sent, *[job.result() for job in waiting])
 
 
-def _write_image(store: Store, id: str, out: IO[bytes]) -> None:
+def _write_image(store: CheckpointStore, id: str, out: IO[bytes]) -> None:
     """A process image as a tar; headers say names and sizes alone, so that equal files are equal bytes."""
     with store.scratch() as work, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         store.materialise(id, work / "images")

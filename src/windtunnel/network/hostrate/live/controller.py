@@ -17,7 +17,7 @@ from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live import native
 from windtunnel.network.hostrate.policy import POLICIES, Decision, WindowShare
 from windtunnel.network.hostrate.policy.meter import WindowMeter
-from windtunnel.network.hostrate.spec import Spec
+from windtunnel.network.hostrate.spec import HostrateSpec
 from windtunnel.store.eventlog import EventLog
 
 CAPABILITY = "network.hostrate"
@@ -37,7 +37,7 @@ class WindowEnforcer(Protocol):
 
 
 def run(
-    device: str, spec: Spec, *, policy: str = "weights", log: Path | None = None,
+    device: str, spec: HostrateSpec, *, policy: str = "weights", log: Path | None = None,
     stop: threading.Event | None = None, ready: Callable[[str], object] = lambda _: None,
 ) -> None:  # fmt: skip
     """Hold back new connections of the entities until ``stop``. ``ready`` is called with the name of the
@@ -61,8 +61,8 @@ def run(
 
 
 def control(
-    device: str, spec: Spec, holder: WindowEnforcer, *, policy: str = "weights", log: Path | None = None,
-    stop: threading.Event | None = None, ready: Callable[[], object] = lambda: None,
+    device: str, spec: HostrateSpec, holder: WindowEnforcer, *, policy: str = "weights",
+    log: Path | None = None, stop: threading.Event | None = None, ready: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """The loop over any ``holder``. Raises as `run` does."""
     decide, meter, stop = (

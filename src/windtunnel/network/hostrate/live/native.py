@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.linux import bpf, libbpf
 from windtunnel.linux.cgroup import mounts, numbered
 from windtunnel.network.hostrate.policy import WindowShare
-from windtunnel.network.hostrate.spec import Spec
+from windtunnel.network.hostrate.spec import HostrateSpec
 
 Array = NDArray[Any]
 OBJECT = bpf.Object(
@@ -39,7 +39,7 @@ class Senders:
         LinuxError: the kernel lacks something; nothing is left.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: HostrateSpec) -> None:
         self._spec = spec
         self.name = f"wt_hr_{os.getpid()}"
         size, keys = len(spec.entities) + 1, len(list(spec.matches()))

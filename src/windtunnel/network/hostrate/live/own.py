@@ -20,7 +20,7 @@ import numpy as np
 from windtunnel.network.hostrate.live.controller import control
 from windtunnel.network.hostrate.live.native import Array
 from windtunnel.network.hostrate.policy import LEAST, WindowShare
-from windtunnel.network.hostrate.spec import Spec
+from windtunnel.network.hostrate.spec import HostrateSpec
 
 _UNCLAMPED = 2**30
 _RECEIVED = 128
@@ -34,7 +34,7 @@ class OwnSockets:
         ValueError: it goes by cgroup.
     """
 
-    def __init__(self, spec: Spec, sockets: Callable[[], Sequence[socket.socket]]) -> None:
+    def __init__(self, spec: HostrateSpec, sockets: Callable[[], Sequence[socket.socket]]) -> None:
         if spec.by != "source":
             raise ValueError(f"own sockets are told apart by source; by is {spec.by!r}")
         places = {name: place for place, name in enumerate(spec.entities)}
@@ -96,7 +96,7 @@ class OwnSockets:
 
 
 def keep_short(
-    device: str, spec: Spec, sockets: Callable[[], Sequence[socket.socket]], stop: threading.Event
+    device: str, spec: HostrateSpec, sockets: Callable[[], Sequence[socket.socket]], stop: threading.Event
 ) -> None:
     """Hold back who sends to ``sockets()`` until ``stop``, by the queue of ``device``. It needs no root.
 

@@ -25,7 +25,7 @@ from windtunnel.linux.system import locked
 from windtunnel.network.sharing.live import native
 from windtunnel.network.sharing.policy import promised
 from windtunnel.network.sharing.policy.units import NEVER, rate_of, rate_units
-from windtunnel.network.sharing.spec import Spec, limit_of, mark_of, normal
+from windtunnel.network.sharing.spec import SharingSpec, limit_of, mark_of, normal
 
 T = TypeVar("T")
 NAME = "windtunnel-sharing"
@@ -63,7 +63,7 @@ class TenantStatus:
     marked: int
 
 
-def attach(device: str, spec: Spec) -> Attachment:
+def attach(device: str, spec: SharingSpec) -> Attachment:
     """Put ``spec`` on an interface.
 
     Raises:
@@ -119,7 +119,7 @@ def opened(device: str) -> list[Attachment]:
     return attachments
 
 
-def set_spec(device: str, spec: Spec) -> Attachment:
+def set_spec(device: str, spec: SharingSpec) -> Attachment:
     """Give the entities that are attached other rates, limits and marks; none of their packets is lost by it.
 
     Raises:
@@ -225,7 +225,7 @@ def _ours(device: str) -> list[tuple[queues.Filter, tuple[native.By, int]]]:
     return ours  # type: ignore[return-value]
 
 
-def _fill(maps: dict[str, bpf.Map], spec: Spec) -> None:
+def _fill(maps: dict[str, bpf.Map], spec: SharingSpec) -> None:
     """Rates, limits and names."""
     rates = iter(promised(spec.observation()))
     allowed = np.zeros(len(spec.entities) + 1, native.ALLOWED)
@@ -244,7 +244,7 @@ def _fill(maps: dict[str, bpf.Map], spec: Spec) -> None:
     native.put(maps["allowed"], allowed)
 
 
-def _keys(spec: Spec) -> tuple[list[tuple[bytes, int]], int]:
+def _keys(spec: SharingSpec) -> tuple[list[tuple[bytes, int]], int]:
     """Of everything that is matched its key and its entity's place, and the levels of the cgroups, a bit
     each."""
     places = {name: place for place, (name, _) in enumerate(spec.parts())}
