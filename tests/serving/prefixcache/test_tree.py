@@ -65,6 +65,18 @@ def test_the_tree_is_what_it_says(
         cache.unpin(node)
 
 
+def test_a_state_of_another_prompt_that_ends_as_deep_is_not_taken_for_its_own() -> None:
+    cache = PrefixCache(HYBRID, 14, RULES["three"])
+    first, second = (0, 1, 1, 1, 1, 1, 1, 1, 1), (0, 2, 0, 0, 1, 2, 2, 2, 1)
+    cache.admit(first, [9], 0.0)
+    cache.pin(cache.look((*first, 3), 1.0).node)
+    assert cache.admit(second, [9], 2.0) == ()  # no room beside what is in use
+    roomy = PrefixCache(HYBRID, 100, RULES["three"])
+    for prompt in (first, second):
+        roomy.admit(prompt, [9], 3.0)
+    assert [roomy.look((*prompt, 3), 4.0).depth for prompt in (first, second)] == [9, 9]
+
+
 def test_what_several_share_is_copied_where_they_part_and_used_from_the_third_on() -> None:
     cache = PrefixCache(HYBRID, 10_000, RULES["marconi"])
     shared, depths = tuple(range(100, 140)), []

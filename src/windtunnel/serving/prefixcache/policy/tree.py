@@ -216,10 +216,10 @@ class PrefixCache:
             path, matched = self._walk(prompt[:length])
             if not length:
                 return path, matched, length, []
-            there = {node.end for node in path if node.state}
+            there = {node.end for node in path if node.state and node.end <= matched}
             depths = [depth for depth in depths if depth not in there]
             needed = (length - matched) * self._kv + len(depths) * self._state
-            if needed <= self.capacity - self.used:
+            if needed <= max(0, self.capacity - self.used):
                 return path, matched, length, depths
             with self._guarded(path[-1:]):
                 freed = needed <= self.capacity and self._free(needed)
