@@ -89,8 +89,8 @@ def debug_effects(events: Sequence[Event]) -> list[str]:
 PARITY: dict[str, Parity] = {"control.debug": Parity(_debug, debug_effects)}
 DEBUG = "control/debug/"
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("control.debug", DEBUG + "policy.py", "(shown[k], transaction.id > 0)",
-           "(shown[k], transaction.id == 0)"),
+    Mutant("control.debug", DEBUG + "policy.py", "(rows[k], transaction.id > 0)",
+           "(rows[k], transaction.id == 0)"),
     Mutant("control.debug", DEBUG + "policy.py", "over[transaction.request] < two.begun",
            "transaction.ended < two.begun"),
     Mutant(

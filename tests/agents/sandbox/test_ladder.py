@@ -55,7 +55,7 @@ def test_a_rung(
     if no_ebpf:
         monkeypatch.setattr(hosts.kernel, "missing", lambda: no_ebpf)
     services = {"web": "sleep 98765"}
-    with hosts.Host(new_home, criu=criu) as host:
+    with hosts.SandboxHost(new_home, criu=criu) as host:
         box = host.create(SandboxSpec("a", image=str(small_root), services=services, allow_less=not criu))
         for command, weakest in TURNS:
             line = turn(box, command)
@@ -158,7 +158,7 @@ def test_what_this_host_lacks_is_told_when_it_opens(
     monkeypatch.setattr(hosts, "find_criu", lambda: None)
     monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
     told: list[Any] = []
-    with hosts.Host(new_home, on_event=told.append) as host:
+    with hosts.SandboxHost(new_home, on_event=told.append) as host:
         assert host.context.pool.kind == "copy" and host.context.criu is None
         box = host.create(SandboxSpec("a", image=str(small_root)))
         assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES

@@ -94,7 +94,7 @@ def test_what_was_decoded_is_not_kept_where_reading_it_gives_another_state() -> 
     """Nemotron-H's own code bounds the time steps of its scan and not those of a decoded token."""
     seen = chats("nemotron_h", 3, 2.0)
     assert seen.differ == 0 and seen.off <= CLOSE
-    assert seen.found / seen.tokens == pytest.approx(0.53, abs=0.005)
+    assert seen.found / seen.tokens == pytest.approx(0.56, abs=0.005)
 
 
 @pytest.mark.conformance

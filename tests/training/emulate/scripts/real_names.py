@@ -27,12 +27,6 @@ REAL = {
     "torch.cuda.nccl": "is_available unique_id version",
     "torch.cuda.nvtx": "mark range range_end range_pop range_push range_start",
     "torch.cuda.profiler": "profile start stop",
-    "torch.cuda.tunable": """
-        get_filename get_max_tuning_duration get_max_tuning_iterations get_results
-        get_rotating_buffer_size get_validators is_enabled record_untuned_is_enabled set_filename
-        set_max_tuning_duration set_max_tuning_iterations set_numerical_check_tolerances
-        set_rotating_buffer_size tuning_is_enabled
-        """,
     "torch.accelerator": """
         current_accelerator current_device_idx current_device_index current_stream device_count
         device_index empty_cache empty_host_cache get_device_capability get_memory_info is_available
