@@ -11,6 +11,7 @@ import pytest
 from windtunnel.agents.sandbox import host as hosts
 from windtunnel.agents.sandbox.context import disk_limit_of
 from windtunnel.agents.sandbox.files import Pool, btrfs_pool
+from windtunnel.agents.sandbox.files.btrfs_pool import FRESHENED
 from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit
@@ -91,7 +92,8 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
     box.run("rm /workspace/*")
     box.restore(box.checkpoint(full=True).id)
     highest.append(used(box))
-    assert LIMIT / 2 < max(highest) <= 1.01 * LIMIT
+    # the last fork is the seventh root over the first one, and each of a full sandbox has a little room
+    assert LIMIT / 2 < max(highest) <= 1.01 * LIMIT + 7 * FRESHENED
     small = make(limits=SandboxLimits(disk=LIMIT // 4))
     pool.flush(small.name)
     before = pool.usage()[0]
