@@ -142,7 +142,7 @@ class ByCommand:
         self._must("put", name, "-", path, given=data)
 
     def run(self, name: str, command: str, timeout: float) -> Answer:
-        done = self._call("exec", name, "--no-turn", "--timeout", f"{timeout:g}", "--", command)
+        done = self._call("exec", name, "--timeout", f"{timeout:g}", "--", command)
         return Answer(done.returncode, (done.stdout + done.stderr).decode(errors="replace"))
 
     def checkpoint(self, name: str) -> Told:
