@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import from_plain
+from windtunnel.store import eventlog
 from windtunnel.store.eventlog import NAME, EventLog, LogFailed, decisions, read
 
 
@@ -33,6 +34,33 @@ def test_what_is_appended_is_read(path):
     log.close()
     EventLog(path, sync=True).append("again")
     assert [event["kind"] for event in read(path)] == ["started", "ended", "again"]
+
+
+def test_lines_that_may_wait_are_written_together_and_in_their_order(path, monkeypatch):
+    writes = []
+    monkeypatch.setattr(eventlog, "append_line", lambda file, lines, **_: writes.append(lines.count(b"\n")))
+    log = EventLog(path, gather=3600.0)
+    for number in range(3):
+        log.append("step", number=number)
+    assert writes == []
+    log.flush()
+    log.flush()
+    assert writes == [3]
+    monkeypatch.undo()
+    events = [log.append("step", number=number) for number in (3, 4)]
+    assert read(path) == []
+    log.close()
+    assert read(path) == events
+
+
+def test_no_line_waits_longer_than_it_may(path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(eventlog.time, "monotonic", lambda: now[0])
+    log = EventLog(path, gather=0.5)
+    for at, lines in ((0.0, 0), (0.4, 0), (0.5, 3), (0.9, 3), (1.4, 5)):
+        now[0] = at
+        log.append("step", t=at)
+        assert len(read(path)) == lines
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 Every line is one write under a lock, so a writer that is killed leaves at most one line in part, at the end;
 nobody reads such a tail, and the next writer cuts it off. What a line says has happened when it is written.
+A writer that has no time for a write at each event gathers its lines; if it is killed, those are lost.
 
 A line of kind ``decision`` holds what a policy saw beside what it answered:
 
@@ -42,13 +43,17 @@ class LogFailed(HostError):
 class EventLog:
     """The log at ``path``, opened for writing. Several processes may write the same log.
 
-    ``head``: fields of every line. ``sync``: a line is on the disk when `append` returns.
+    ``head``: fields of every line. ``sync``: a line is on the disk when `append` returns. ``gather``: seconds
+    that lines may wait for further ones, to be written in one write with them, or by `flush`.
     """
 
-    def __init__(self, path: Path, *, sync: bool = False, **head: Any) -> None:
+    def __init__(self, path: Path, *, sync: bool = False, gather: float = 0.0, **head: Any) -> None:
         self.path = path
         self._head = head
         self._sync = sync
+        self._gather = gather
+        self._lines: list[bytes] = []
+        self._due = 0.0
         self._turn = threading.Lock()  # the file's own lock is between processes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,16 +66,32 @@ class EventLog:
         """One event, and the line that says it. ``t``: time.time() of it, now unless given.
 
         Raises:
-            LogFailed: the line is not in the file.
+            LogFailed: the line is not in the file, nor are those that waited for it.
         """
         event = {**fields, **self._head, "t": time.time() if t is None else t, "kind": kind}
-        line = json.dumps(event, separators=(",", ":"))
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        with self._turn:
+            now = time.monotonic()
+            if not self._lines:
+                self._due = now + self._gather
+            self._lines.append(line)
+            if now >= self._due:
+                self._write()
+        return event
+
+    def flush(self) -> None:
+        """Write what waits. Raises LogFailed, as `append` does."""
+        with self._turn:
+            self._write()
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
         try:
-            with self._turn:
-                append_line(self._file, line.encode() + b"\n", durable=self._sync)
+            append_line(self._file, b"".join(lines), durable=self._sync)
         except OSError as error:
             raise LogFailed(f"{self.path}: {error.strerror}") from error
-        return event
 
     def decision(
         self, capability: str, policy: str, observation: object, decision: object, **fields: Any
@@ -80,8 +101,11 @@ class EventLog:
 
     def close(self) -> None:
         if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+            try:
+                self.flush()
+            finally:
+                os.close(self._file)
+                self._file = -1
 
 
 def decided(capability: str, policy: str, observation: object, decision: object) -> dict[str, Any]:

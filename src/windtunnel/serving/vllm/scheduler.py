@@ -37,6 +37,9 @@ from windtunnel.store.runs import Store, StoredRun
 
 CHILD = re.compile(r"\d+_(.+)")
 """What vLLM calls the n answers of one request."""
+GATHER = 0.5
+"""Seconds of steps that are logged in one write. A write lets vLLM's other threads in, which then hold up the
+step that they would else have run beside."""
 TICK = 2**20
 """Ticks a second: sums of such times are exact, in the twin, too."""
 
@@ -68,8 +71,9 @@ class Scheduler(Base):  # type: ignore[misc]
             raise UserError(
                 f"`prefix_cache` {self._rules!r} is for a hybrid model with --mamba-cache-mode align"
             )
-        if settings.every:
-            log, note = event_notes(self._log(), settings.every, lambda: self._steps)
+        self._log = self._open_log() if settings.every else None
+        if self._log is not None:
+            log, note = event_notes(self._log, settings.every, lambda: self._steps)
         self._note_decision = log
         step_times = step_time(settings.step_time).time if settings.step_time else None
         self._plan, self._wall = StepPlan(), time.time() - time.monotonic()
@@ -99,12 +103,12 @@ class Scheduler(Base):  # type: ignore[misc]
             admission=names[own.ADMISSION], branching=names[own.BRANCHING],
         )  # fmt: skip
 
-    def _log(self) -> eventlog.EventLog:
+    def _open_log(self) -> eventlog.EventLog:
         if self._settings.events:
-            return eventlog.EventLog(Path(self._settings.events))
+            return eventlog.EventLog(Path(self._settings.events), gather=GATHER)
         inputs = {"command": "vllm serve", "model": self.vllm_config.model_config.model}
         self._run = Store.open().begin("serving.vllm", {**inputs, **self._settings.additional()}, 0)
-        return eventlog.EventLog(self._run.directory / eventlog.NAME)
+        return eventlog.EventLog(self._run.directory / eventlog.NAME, gather=GATHER)
 
     def _now(self) -> float:
         return int(time.monotonic() * TICK) / TICK
@@ -161,6 +165,8 @@ class Scheduler(Base):  # type: ignore[misc]
         for request in paused:
             self.waiting.add_request(request)
         controller.scheduled(output.num_scheduled_tokens, self._reached)
+        if self._log is not None and not output.total_num_scheduled_tokens:
+            self._log.flush()  # nothing to do: it may be long until the next line
         return output
 
     def _mamba_block_aligned_split(
@@ -211,6 +217,8 @@ class Scheduler(Base):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         super().shutdown()
+        if self._log is not None:
+            self._log.close()
         if self._run is not None:
             self._run.finish({"steps": self._steps})
             self._run = None
