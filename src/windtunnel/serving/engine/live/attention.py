@@ -2,13 +2,14 @@
 
 A query reads a path: several pieces. A piece that one query reads is done together with all such pieces of
 its size in one batched product; a piece that many read is done once for all of them. Every part yields its
-output ``o`` and the logarithm ``l`` of the sum of its exponentiated scores; a query's parts are joined as
-``sum(o·e^l) / sum(e^l)``. Heads that share keys (grouped queries) are rows of the same product: nothing is
-repeated in memory.
+output ``o`` and, where a query has several, the logarithm ``l`` of the sum of its exponentiated scores; these
+are joined as ``sum(o·e^l) / sum(e^l)``. Heads that share keys (grouped queries) are rows of the same product:
+nothing is repeated in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import chain
@@ -18,28 +19,37 @@ from torch import Tensor
 
 from windtunnel.serving.engine.live.segments import Piece, Sequence, Slots
 
-LOG2_E = 1.4426950408889634
 BLOCK = 64
 """Queries that read a piece in one product: its scores stay in a cache."""
+FRONT, TAILS = -1, -2
+"""In the place of a slot: all in front, which a query each reads; tails of which each has several readers."""
 LOWEST = -1e30  # stands for no score at all: finite, so that the difference of two of them is a number
-Seen = list[tuple[int, int, int, int]]
-"""Who reads a piece: query, which of the query's parts that is, and the first and the last key, excluded."""
+Spans = list[tuple[int, int, int]]
+"""Who reads a piece: query, and the first and the last key that it sees, excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Slots ``begin`` to ``begin + count``, of each the keys ``low`` to ``high``. ``readers`` are queries,
-    shape (count · readers of each,); ``to`` is where each one's part goes; ``mask`` is added to the scores,
-    shape (count, 1, readers of each, 1, keys), or None."""
+    """``places``: some of the slots, of each the keys ``low`` to ``high``. ``readers`` are queries, shape
+    (slots · readers of each,); ``mask`` is added to the scores, shape (slots, 1, readers of each, 1, keys),
+    or None."""
 
     slots: Slots
-    begin: int
-    count: int
+    places: slice | Tensor
     low: int
     high: int
     readers: Tensor
-    to: Tensor
     mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """All products. ``parts``: where each query's are among the readers, shape (queries, most parts);
+    ``lacking``: those that a query has not, or None where each has as many."""
+
+    batches: list[_Batch]
+    parts: Tensor
+    lacking: Tensor | None
 
 
 class AttentionPass:
@@ -47,20 +57,21 @@ class AttentionPass:
 
     def __init__(self, rows: Ordered[Sequence], counts: Ordered[int], device: torch.device) -> None:
         """``counts``: tokens of each row; a query is one of these."""
-        self._device, self._queries = device, 0
-        self._by_window: dict[int | None, tuple[int, list[_Batch]]] = {}
+        self._device, self._queries = device, sum(counts)
+        self._by_window: dict[int | None, _Batches] = {}
         # of each piece: query, its place counted from the piece's first token, tokens that its path has of it
         self._readers: dict[Piece, list[tuple[int, int, int]]] = {}
         tails: dict[Slots, list[tuple[Piece, int, int]]] = {}
+        query = 0
         for row, count in zip(rows, counts, strict=True):
             assert row.tail is not None
-            tails.setdefault(row.tail.slots, []).append((row.tail, self._queries, count))
+            tails.setdefault(row.tail.slots, []).append((row.tail, query, count))
             at = row.depth
             for piece, length in chain(row.path, ((row.tail, row.tail.length + count),)):
                 of = self._readers.setdefault(piece, [])
-                of += [(self._queries + t, at + t, length) for t in range(count)]
+                of += [(query + t, at + t, length) for t in range(count)]
                 at -= length
-            self._queries += count
+            query += count
         alone: dict[Slots, list[Piece]] = {}
         for piece, readers in self._readers.items():
             if len(readers) == 1:
@@ -78,10 +89,11 @@ class AttentionPass:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """New keys and values: (rows, heads, tokens, dim)."""
-        for slots, capacity, (queries, places, offsets) in self._writes:
-            for name, new in (("k", key), ("v", value)):
+        for name, new in (("k", key), ("v", value)):
+            flat = new.transpose(1, 2).flatten(0, 1)
+            for slots, capacity, (queries, places, offsets) in self._writes:
                 stored = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
-                stored[places, :, offsets] = new.transpose(1, 2).flatten(0, 1)[queries]
+                stored[places, :, offsets] = flat if len(self._writes) == 1 else flat[queries]
 
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None = None,
@@ -94,92 +106,102 @@ class AttentionPass:
         """
         if window not in self._by_window:
             self._by_window[window] = self._batches(window)
-        most, batches = self._by_window[window]
-        (rows, heads, tokens, _), queries = query.shape, self._queries
-        scaled = query.transpose(1, 2).flatten(0, 1)
-        scaled = scaled * (scale * LOG2_E if softcap is None else scale / softcap)
-        out = sums = None
-        for batch in batches:
-            span = slice(batch.begin, batch.begin + batch.count)
-            keys = batch.slots.tensors["k", layer][span, :, batch.low : batch.high]
-            values = batch.slots.tensors["v", layer][span, :, batch.low : batch.high]
-            products, logs = _products(scaled[batch.readers], keys, values, batch.mask, softcap)
-            if out is None or sums is None:
-                out = products.new_empty((queries * most + 1, heads, products.shape[-1]))
-                sums = products.new_full((queries * most + 1, heads), LOWEST)
-            out[batch.to], sums[batch.to] = products, logs
-        assert out is not None and sums is not None  # every query reads at least itself
-        parts, logs = out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads)
-        return _merge(parts, logs, sinks).to(query.dtype).view(rows, tokens, heads, -1)
+        batched, (rows, heads, tokens, _) = self._by_window[window], query.shape
+        scaled = query.transpose(1, 2).flatten(0, 1) * (scale if softcap is None else scale / softcap)
+        several = batched.parts.shape[1] > 1 or sinks is not None
+        products = [_products(scaled, layer, batch, softcap, several) for batch in batched.batches]
+        out, logs = (torch.cat(each) if len(each) > 1 else each[0] for each in zip(*products, strict=True))
+        merged = _merge(out, logs, batched, sinks) if several else out[batched.parts[:, 0]]
+        return merged.to(query.dtype).view(rows, tokens, heads, -1)
 
-    def _batches(self, window: int | None) -> tuple[int, list[_Batch]]:
-        """The most parts that a query has, and the products to be made."""
-        parts = [0] * self._queries
-        groups: dict[tuple[Slots, int, int], list[tuple[Piece, Seen]]] = {}
+    def _batches(self, window: int | None) -> _Batches:
+        """The products to be made."""
+        groups: dict[tuple[Slots, int, int, int], list[tuple[Piece, Spans]]] = {}
         for piece, readers in self._readers.items():
-            visible: Seen = []
+            spans: Spans = []
             for query, at, length in readers:
                 low, high = 0 if window is None else max(0, at - window + 1), min(length, at + 1)
                 if low < high:
-                    visible.append((query, parts[query], low, high))
-                    parts[query] += 1
-            place = -1 if len(readers) == 1 else piece.index
+                    spans.append((query, low, high))
+            place = FRONT if len(readers) == 1 else piece.index if piece.ends else TAILS
             # readers are in the order of their tokens: a block leaves out the keys of those behind it
-            for block in range(0, len(visible), BLOCK):
-                members = groups.setdefault((piece.slots, place, block), [])
-                members.append((piece, visible[block : block + BLOCK]))
-        most = max(parts, default=0)
-        return most, [self._batch(slots, at, members, most) for (slots, at, _), members in groups.items()]
+            for block in range(0, len(spans), BLOCK):
+                part = spans[block : block + BLOCK]
+                groups.setdefault((piece.slots, place, block, len(part)), []).append((piece, part))
+        batches: list[_Batch] = []
+        parts: list[list[int]] = [[] for _ in range(self._queries)]
+        total = 0
+        for (slots, place, _, each), members in groups.items():
+            count, indices = len(members), [piece.index for piece, _ in members]
+            places: slice | Tensor = slice(indices[0], indices[0] + 1)
+            rows = list(range(count))
+            if place == FRONT:
+                count, rows = self._front[slots], indices
+                places = slice(0, count)
+            elif count > 1:
+                places = torch.tensor(indices, device=self._device)
+            for row, (_, spans) in zip(rows, members, strict=True):
+                for number, (query, _, _) in enumerate(spans, total + row * each):
+                    parts[query].append(number)
+            total += count * each
+            spans_of = dict(zip(rows, (spans for _, spans in members), strict=True))
+            batches.append(self._batch(slots, places, count, spans_of))
+        most = max(map(len, parts))
+        numbers = [(*places, *(-1,) * (most - len(places))) for places in parts]
+        tensor = torch.tensor(numbers, device=self._device)
+        return _Batches(batches, tensor, tensor < 0 if any(len(places) < most for places in parts) else None)
 
-    def _batch(self, slots: Slots, at: int, members: list[tuple[Piece, Seen]], most: int) -> _Batch:
-        begin, count = (0, self._front[slots]) if at < 0 else (at, 1)
-        everyone = [span for _, visible in members for span in visible]
-        low, high = min(span[2] for span in everyone), max(span[3] for span in everyone)
-        each, nowhere = len(members[0][1]), self._queries * most
-        rows = torch.tensor([(0, nowhere, low, high)] * (count * each)).view(count, each, 4)
-        rows[[piece.index - begin for piece, _ in members]] = torch.tensor(
-            [[(query, query * most + part, a, b) for query, part, a, b in visible] for _, visible in members]
-        )
+    def _batch(self, slots: Slots, places: slice | Tensor, count: int, spans: Mapping[int, Spans]) -> _Batch:
+        """Of ``count`` slots, those that are read by ``spans``, which are as many of each."""
+        everyone = list(chain.from_iterable(spans.values()))
+        low, high = min(span[1] for span in everyone), max(span[2] for span in everyone)
+        rows = torch.tensor([(0, low, high)] * (count * len(everyone) // len(spans))).view(count, -1, 3)
+        rows[list(spans)] = torch.tensor(list(spans.values()))
         rows = rows.to(self._device)
         mask = None
-        if any(span[2:] != (low, high) for span in everyone):
+        if any(span[1:] != (low, high) for span in everyone):
             keys = torch.arange(low, high, device=self._device)
-            out = (keys < rows[..., 2, None]) | (keys >= rows[..., 3, None])  # (count, each, keys)
+            out = (keys < rows[..., 1, None]) | (keys >= rows[..., 2, None])  # (count, each, keys)
             mask = torch.zeros(out.shape, device=self._device).masked_fill_(out, LOWEST)[:, None, :, None]
-        readers, to = rows[..., 0].flatten(), rows[..., 1].flatten()
-        return _Batch(slots, begin, count, low, high, readers, to, mask)
+        return _Batch(slots, places, low, high, rows[..., 0].flatten(), mask)
 
 
 def _products(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
+    query: Tensor, layer: int, batch: _Batch, softcap: float | None, several: bool
 ) -> tuple[Tensor, Tensor]:
-    """``query``, (readers, heads, dim), over all keys of a batch, (count, shared heads, keys, dim): outputs,
-    (readers, heads, dim of values), and logarithms of the sums, (readers, heads)."""
-    (readers, heads, dim), (count, shared) = query.shape, keys.shape[:2]
+    """``query``, (queries, heads, dim), over the keys of a batch, (count, shared heads, keys, dim): outputs
+    of its readers, (readers, heads, dim of values), and with ``several`` the logarithms of the sums,
+    (readers, heads)."""
+    keys, values = (
+        batch.slots.tensors[name, layer][batch.places, :, batch.low : batch.high] for name in ("k", "v")
+    )
+    (_, heads, dim), (count, shared), readers = query.shape, keys.shape[:2], len(batch.readers)
     each, group = readers // count, heads // shared
-    tensor = query.view(count, each, shared, group, dim).transpose(1, 2)
+    tensor = query[batch.readers].view(count, each, shared, group, dim).transpose(1, 2)
     tensor = tensor.reshape(count * shared, each * group, dim)
     scores = torch.bmm(tensor, keys.flatten(0, 1).transpose(1, 2)).float()
     if softcap is not None:
-        scores = scores.tanh_().mul_(softcap * LOG2_E)
-    if mask is not None:
-        scores.view(count, shared, each, group, -1).add_(mask)
-    top = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(top).exp2_()
-    total = weights.sum(-1, keepdim=True)
-    products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
-    products = products.view(count, shared, each, group, -1).transpose(1, 2)
-    logs = top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2)
-    return products.reshape(readers, heads, -1), logs.reshape(readers, heads)
+        scores = scores.tanh_().mul_(softcap)
+    if batch.mask is not None:
+        scores.view(count, shared, each, group, -1).add_(batch.mask)
+    logs = scores.logsumexp(-1, keepdim=True) if several else scores
+    weights = scores.sub_(logs).exp_() if several else scores.softmax(-1)
+    products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float()
+    products = products.view(count, shared, each, group, -1).transpose(1, 2).reshape(readers, heads, -1)
+    if not several:
+        return products, products
+    return products, logs.view(count, shared, each, group).transpose(1, 2).reshape(readers, heads)
 
 
-def _merge(out: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:
-    if out.shape[1] == 1 and sinks is None:
-        return out[:, 0]
-    top = sums.amax(1, keepdim=True)
-    weights = (sums - top).exp2_()
+def _merge(out: Tensor, logs: Tensor, batched: _Batches, sinks: Tensor | None) -> Tensor:
+    """Each query's parts as one."""
+    out, logs = out[batched.parts], logs[batched.parts]
+    if batched.lacking is not None:
+        logs.masked_fill_(batched.lacking[..., None], LOWEST)
+    top = logs.amax(1, keepdim=True)
+    weights = (logs - top).exp_()
     total = weights.sum(1)
     merged = torch.einsum("qph,qphd->qhd", weights, torch.where(weights[..., None] > 0, out, 0.0))
     if sinks is not None:
-        total = total + (sinks * LOG2_E - top[:, 0]).exp2_()
+        total = total + (sinks - top[:, 0]).exp_()
     return merged / total[..., None]
