@@ -46,12 +46,14 @@ States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), la
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A prepared model: ``takes`` are its call's arguments; ``limits`` those of its scan's time steps, if
-    they bound anything, which Transformers' single steps leave out: a state behind decoded tokens is another
-    one then than that of a model that has read them. ``parameters``: how many weights it has."""
+    """A prepared model: ``layers``: how many states each has (None: it has attention alone), and its window;
+    ``takes`` are its call's arguments; ``limits`` those of its scan's time steps, if they bound anything,
+    which Transformers' single steps leave out: a state behind decoded tokens is another one then than that of
+    a model that has read them. ``parameters``: how many weights it has."""
 
     model: Any
     config: PreTrainedConfig
+    layers: tuple[tuple[int | None, int | None], ...]
     takes: frozenset[str]
     limits: tuple[float, float] | None
     parameters: int
@@ -64,16 +66,13 @@ class StepCache(Cache):  # type: ignore[misc]
     def __init__(
         self, ready: Ready, step: AttentionPass, depth: int, states: States | None, reading: bool
     ) -> None:
-        like = DynamicCache(config=ready.config).layers
         super().__init__(
             layers=[
-                LinearAttentionLayer(number_of_states=each.number_of_states)
-                if isinstance(each, LinearAttentionCacheLayerMixin)
-                else DummyLayer()
-                for each in like
+                DummyLayer() if count is None else LinearAttentionLayer(number_of_states=count)
+                for count, _ in ready.layers
             ]
         )
-        self.windows = [getattr(each, "sliding_window", None) for each in like]
+        self.windows = [window for _, window in ready.layers]
         self.step, self.depth, self.pending = step, depth, -1
         self.handed: tuple[torch.Size, torch.Size] | None = None
         self.limits = ready.limits if reading else None
@@ -182,12 +181,19 @@ def prepare(model: Any) -> Ready:
         tuple(each.time_step_limit) for each in model.modules() if getattr(each, "time_step_limit", None)
     } - {(0.0, inf)}  # time steps are positive anyway
     takes = frozenset(inspect.signature(type(model).forward).parameters)
+    layers = tuple(
+        (
+            each.number_of_states if isinstance(each, LinearAttentionCacheLayerMixin) else None,
+            getattr(each, "sliding_window", None),
+        )
+        for each in DynamicCache(config=config).layers
+    )
     _pack(model)
     packed = sum(
         each.in_features * each.out_features for each in model.modules() if isinstance(each, _Packed)
     )
     count = packed + sum(each.numel() for each in model.parameters())
-    return Ready(model, config, takes, limits.pop() if limits else None, count)
+    return Ready(model, config, layers, takes, limits.pop() if limits else None, count)
 
 
 class _Packed(nn.Module):

@@ -87,20 +87,13 @@ def load(
         raise
     except Exception as error:  # its code and its files are others'
         raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
-    refusal = f"{name} cannot be served in {str(model.dtype).removeprefix('torch.')}"
     try:
-        check(model)
-        served = Executor(model)
-        row = served.new()
-        logits = torch.stack([served.prefill(row, [0]), served.decode([row], [0])[0]])
-        served.free(row)
+        return check(model)
     except WindtunnelError:
         raise
     except Exception as error:
-        raise UserError(f"{refusal}: {type(error).__name__} in its own code, {_line(error)}") from error
-    if not logits.isfinite().all():
-        raise UserError(f"{refusal}: what it computes are not finite numbers")
-    return served
+        reason = f"{type(error).__name__} in its own code, {_line(error)}"
+        raise UserError(f"{name} cannot be served in {_dtype(model)}: {reason}") from error
 
 
 def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:
@@ -116,9 +109,10 @@ def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:
 
 
 @torch.inference_mode()
-def check(model: Any) -> None:
-    """The model's prefill, tokens that go on from a kept state, and rows of different lengths that decode
-    together, held against its plain forward pass and plain steps. Raises `UserError` where one differs."""
+def check(model: Any) -> Executor:
+    """An executor, whose prefill, tokens that go on from a kept state, and rows of different lengths that
+    decode together are those of the model's plain forward pass and plain steps. Raises `UserError` where one
+    differs."""
     config = model.config.get_text_config(decoder=True)
     device = next(model.parameters()).device
     some = torch.Generator().manual_seed(0)
@@ -127,10 +121,14 @@ def check(model: Any) -> None:
     lengths = (33, 20, 7)
     stepped = [_steps(model, tokens, length, 3) for length in lengths]
     bound = TOLERANCE.get(plain.dtype, COARSE) * plain.abs().max().item()
+    if not plain.isfinite().all():
+        name, words = config.model_type, "what it computes are not finite numbers"
+        raise UserError(f"{name} cannot be served in {_dtype(model)}: {words}")
 
     def compare(compared: str, gaps: Iterable[float]) -> None:
-        if (worst := max(gaps)) > bound:
-            raise UserError(f"{config.model_type} cannot be served: {compared} differ by {worst:.1e}")
+        for gap in gaps:
+            if not gap <= bound:
+                raise UserError(f"{config.model_type} cannot be served: {compared} differ by {gap:.1e}")
 
     executor = Executor(model)
     rows = [executor.new() for _ in lengths]
@@ -150,6 +148,15 @@ def check(model: Any) -> None:
         "tokens behind a kept state and all at once",
         [_gap(executor.prefill(behind, tokens[17:33]), plain[32])],
     )
+    for sequence in list(executor.sequences):
+        executor.free(sequence)
+    for snapshot in list(executor.snapshots):
+        executor.free(snapshot)
+    return executor
+
+
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _line(error: Exception) -> str:
