@@ -12,10 +12,10 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +40,7 @@ from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
 from windtunnel.serving.engine.model import Objective
+from windtunnel.serving.engine.policy.step import Unit
 
 LONGEST = 1024
 """Tokens of a chat's answer at most, where the client says nothing."""
@@ -53,8 +54,7 @@ REFUSALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(NamedTuple):
     """Of a token, and of the likeliest ones: text and log-probability. ``offset``: of its choice's text, the
     characters before it."""
 
@@ -63,18 +63,12 @@ class Logprob:
     offset: int
 
 
-Part = tuple[int, str, list[Logprob]]
-"""What is new of a choice: its index, text and log-probabilities."""
-
-
 class _Choice:
-    """One text of an answer."""
+    """One text of an answer, which comes by tokens. ``sent``: whether some of it is."""
 
-    def __init__(self, tokens: Tokenizer, stops: list[str]) -> None:
-        self._of, self._text = tokens, Text(tokens, stops)
-        self.texts: list[str] = []
-        self.logprobs: list[Logprob] = []
-        self.tokens = 0
+    def __init__(self, index: int, tokens: Tokenizer, stops: list[str]) -> None:
+        self.index, self._of, self._text = index, tokens, Text(tokens, stops)
+        self.tokens, self.sent = 0, False
         self.reason: str | None = None
 
     def add(self, event: Token) -> tuple[str, list[Logprob]]:
@@ -90,14 +84,12 @@ class _Choice:
                 for symbol, value in ((sampled.token, sampled.logprob), *sampled.top)
             )
             logprobs = [Logprob(token, top, offset)]
-        if event.ends:
-            text += self._text.rest()
-            self.reason = event.ends
-        if self._text.stopped:
-            self.reason = "stop"
-        self.texts.append(text)
-        self.logprobs += logprobs
-        return text, logprobs
+        self.reason = "stop" if self._text.stopped else event.ends or None
+        return text + self._text.rest() if event.ends else text, logprobs
+
+
+Part = tuple[_Choice, str, list[Logprob]]
+"""Of a choice text and log-probabilities: what is new of it, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +107,7 @@ class ModelService:
     def __init__(self, engine: EngineThread, tokens: Tokenizer, name: str, defaults: Defaults) -> None:
         self.engine, self.tokens, self.name, self.defaults = engine, tokens, name, defaults
         self.began = int(time.time())
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self.registry = CollectorRegistry()
         counter, histogram = "windtunnel_requests", "windtunnel_{}_seconds"
         self._ended = Counter(counter, "Requests by how they ended", ["outcome"], registry=self.registry)
@@ -141,9 +133,6 @@ class ModelService:
         """The answer, or the beginning of a stream."""
         self.check_engine()
         return await _unless_gone(request, _Work(self, body).respond())
-
-    def number(self) -> int:
-        return next(self._numbers)
 
     def check_engine(self) -> None:
         """Raises `RequestRefused` where it has ended."""
@@ -176,8 +165,7 @@ class _Work:
     def __init__(self, service: ModelService, body: Body) -> None:
         self.service, self.body, self.began = service, body, time.monotonic()
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.choices: list[_Choice] = []
-        self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
+        self.choices: dict[Unit, _Choice] = {}  # by job and unit, in the order of the answer
         self.jobs: list[EngineJob] = []
         self.prompt = self.cached = 0
         self.first: float | None = None
@@ -208,7 +196,7 @@ class _Work:
 
     def _job(self, prompt: list[int], seed: int) -> None:
         """One prompt's request to the engine, and the choices that come of it."""
-        body, defaults, number = self.body, self.service.defaults, self.service.number()
+        body, defaults, number = self.body, self.service.defaults, next(self.service.numbers)
         limit = self.service.engine.engine.executor.limit or 1 << 40
         most = body.most or max(1, min(LONGEST, limit - len(prompt)))
         parts, joined = self._branches(most)
@@ -234,8 +222,7 @@ class _Work:
         ))  # fmt: skip
         self.prompt += len(prompt)
         for unit in units:
-            self._places[number, unit] = len(self.choices)
-            self.choices.append(_Choice(self.service.tokens, body.stops))
+            self.choices[number, unit] = _Choice(len(self.choices), self.service.tokens, body.stops)
 
     def _branches(self, most: int) -> tuple[Branches | None, bool]:
         """What is decoded side by side, and whether it is joined: n answers are branches that begin with
@@ -255,22 +242,21 @@ class _Work:
         """As soon as it is known that it is served."""
         parts = self.parts()
         try:
-            first = await anext(parts)
+            await anext(parts)
             if self.body.stream:
-                return StreamingResponse(self.stream(first, parts), media_type="text/event-stream")
-            async for _ in parts:
-                pass
+                return StreamingResponse(self.stream(parts), media_type="text/event-stream")
+            whole = {choice: ([""], list[Logprob]()) for choice in self.choices.values()}
+            async for choice, text, logprobs in parts:
+                whole[choice][0].append(text)
+                whole[choice][1].extend(logprobs)
         except BaseException:
             await parts.aclose()
             raise
-        choices = (
-            self._choice(index, "".join(choice.texts), choice.logprobs)
-            for index, choice in enumerate(self.choices)
-        )
-        return JSONResponse({**self._head, "choices": list(choices), **self._used()})
+        choices = [self._choice(choice, "".join(texts), all_of) for choice, (texts, all_of) in whole.items()]
+        return JSONResponse({**self._head, "choices": choices, **self._used()})
 
     async def parts(self) -> AsyncGenerator[Part, None]:
-        """What comes of the jobs. Ended early, it cancels them."""
+        """What comes of the jobs, nothing at first where one is admitted. Ended early, it cancels them."""
         engine, open_jobs, outcome = self.service.engine, {job.id for job in self.jobs}, "cancelled"
         for job in self.jobs:
             engine.submit(job, self.events)
@@ -279,46 +265,36 @@ class _Work:
                 event = await self.events.get()
                 if isinstance(event, Over):
                     open_jobs.discard(event.job)
+                    outcome = "refused" if event.refused else "failed" if event.failed else outcome
                     if event.refused:
-                        outcome = "refused"
                         status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
                         raise RequestRefused(why, status=status, code=code)
                     if event.failed:
-                        outcome = "failed"
                         raise RequestRefused(event.failed, status=500, code="engine_failed")
-                    continue
-                if isinstance(event, Begun):
+                elif isinstance(event, Begun):
                     self.cached += event.cached
-                    continue
-                if self.first is None:
-                    self.first = time.monotonic()
-                index = self._places[event.job, event.unit]
-                choice = self.choices[index]
-                if choice.reason is None:
+                    yield next(each for (job, _), each in self.choices.items() if job == event.job), "", []
+                elif (choice := self.choices[event.job, event.unit]).reason is None:
+                    self.first = self.first or time.monotonic()
                     new = choice.add(event)
                     if choice.reason and not event.ends:  # at a text that it was to stop at
                         engine.end(event.job, event.unit)
-                    yield index, *new
+                    yield choice, *new
             outcome = "done"
         finally:
             for number in open_jobs:
                 engine.cancel(number)
             self.service.over(outcome, self)
 
-    async def stream(self, new: Part | None, parts: AsyncGenerator[Part, None]) -> AsyncIterator[str]:
-        """Server-sent events of ``new`` and all further ``parts``. What goes wrong is an event, too."""
-        begun: set[int] = set()
+    async def stream(self, parts: AsyncGenerator[Part, None]) -> AsyncGenerator[str, None]:
+        """Server-sent events of ``parts``. What goes wrong is an event, too."""
         options = self.body.stream_options or StreamOptions()
+        usage = options.include_usage and options.continuous_usage_stats
         try:
-            while new is not None:
-                index, text, logprobs = new
-                if text or logprobs or self.choices[index].reason:
-                    part = {**self._head, "choices": [self._choice(*new, first=index not in begun)]}
-                    begun.add(index)
-                    if options.include_usage and options.continuous_usage_stats:
-                        part |= self._used()
-                    yield _event(part)
-                new = await anext(parts, None)
+            async for choice, text, logprobs in parts:
+                if text or logprobs or choice.reason:
+                    event = {**self._head, "choices": [self._choice(choice, text, logprobs)]}
+                    yield _event({**event, **self._used()} if usage else event)
             if options.include_usage:
                 yield _event({**self._head, "choices": [], **self._used()})
         except RequestRefused as error:
@@ -327,14 +303,14 @@ class _Work:
             await parts.aclose()
         yield "data: [DONE]\n\n"
 
-    def _choice(self, index: int, text: str, logprobs: list[Logprob], first: bool = False) -> dict[str, Any]:
-        """A choice as an object, or what is new of it; ``first``: nothing of it was sent before."""
+    def _choice(self, choice: _Choice, text: str, logprobs: list[Logprob]) -> dict[str, Any]:
+        """A choice as an object, or in a stream what is new of it."""
         fields: dict[str, Any] = {"text": text}
-        if self._chat and self.body.stream:
-            content = {"content": text} if text or first else {}
-            fields = {"delta": {"role": "assistant", **content} if first else content}
-        elif self._chat:
-            fields = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        if self._chat:
+            message = {} if choice.sent else {"role": "assistant"}
+            message |= {"content": text} if text or not choice.sent else {}
+            fields = {"delta": message} if self.body.stream else {"message": {**message, "refusal": None}}
+        choice.sent = True
         details: dict[str, Any] | None = None
         if self.body.likeliest is not None and self._chat:
             tokens = [
@@ -349,15 +325,12 @@ class _Work:
                 "top_logprobs": [dict(each.top) for each in logprobs],
                 "text_offset": [each.offset for each in logprobs],
             }
-        reason = self.choices[index].reason
-        if not self.body.stream:
-            reason = reason or "length"
-        return {"index": index, **fields, "logprobs": details, "finish_reason": reason}
+        return {"index": choice.index, **fields, "logprobs": details, "finish_reason": choice.reason}
 
     @property
     def tokens(self) -> int:
         """Decoded until now."""
-        return sum(choice.tokens for choice in self.choices)
+        return sum(choice.tokens for choice in self.choices.values())
 
     def _used(self) -> dict[str, Any]:
         """What the answer says of tokens."""

@@ -4,7 +4,7 @@ random."""
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ Message = Mapping[str, str]
 
 class ByteTokens:
     """Token b + 3 is the byte b; what a larger vocabulary has beyond means bytes again, the first three
-    nothing. ``further`` gives the text that is certain with one more token, ``begin`` what it keeps between
-    the tokens of one text."""
+    nothing. Of a text that comes by tokens, ``stream`` gives what is certain with each: it is called with a
+    token, and whether that is the last."""
 
     def encode(self, text: str) -> list[int]:
         return [byte + SPECIAL for byte in text.encode("utf-8", "surrogatepass")] or [1]
@@ -32,11 +32,9 @@ class ByteTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._bytes(tokens).decode(errors="replace")
 
-    def begin(self) -> Any:
-        return codecs.getincrementaldecoder("utf-8")("replace")
-
-    def further(self, state: Any, token: int, last: bool) -> str:
-        return str(state.decode(self._bytes([token]), last))
+    def stream(self) -> Callable[[int, bool], str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda token, last: decoder.decode(self._bytes([token]), last)
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
         return bytes((token - SPECIAL) % 256 for token in tokens if token >= SPECIAL)
@@ -55,7 +53,7 @@ class LocalTokens:
             raise UserError(
                 f"{folder}: its tokenizer cannot be read: {type(error).__name__}: {reason}"
             ) from error
-        self._backend = getattr(self._of, "backend_tokenizer", None)
+        self._backend: Any = getattr(self._of, "backend_tokenizer", None)
         if self._backend is None:
             raise UserError(f"{folder}: its tokenizer is not one of the library tokenizers: not supported")
 
@@ -81,12 +79,10 @@ class LocalTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._of.decode(tokens, skip_special_tokens=True))
 
-    def begin(self) -> Any:
-        return DecodeStream(skip_special_tokens=True)
-
-    def further(self, state: Any, token: int, last: bool) -> str:
+    def stream(self) -> Callable[[int, bool], str]:
         """A token's text depends on those before it; a character in part is held back."""
-        return state.step(self._backend, token) or ""
+        decoder = DecodeStream(skip_special_tokens=True)
+        return lambda token, last: decoder.step(self._backend, token) or ""
 
 
 Tokenizer = ByteTokens | LocalTokens
@@ -106,7 +102,7 @@ class Text:
     """The text of one unit as it comes; ``stops`` end it and are no part of it."""
 
     def __init__(self, tokens: Tokenizer, stops: Sequence[str]) -> None:
-        self._tokens, self._stops, self._state = tokens, stops, tokens.begin()
+        self._further, self._stops = tokens.stream(), stops
         self._pending = ""
         self.stopped = False
         self.length = 0
@@ -116,24 +112,21 @@ class Text:
         """What may be sent with one more token; nothing more after a stop."""
         if self.stopped:
             return ""
-        new = self._tokens.further(self._state, token, last)
+        new = self._further(token, last)
         self.length += len(new)
-        return self._released(new)
-
-    def rest(self) -> str:
-        """What was held back when there is nothing to come."""
-        pending, self._pending = self._pending, ""
-        return "" if self.stopped else pending
-
-    def _released(self, new: str) -> str:
         text = self._pending + new
-        ends = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        ends = [at for at in map(text.find, self._stops) if at >= 0]
         if ends:
             self.stopped, self._pending = True, ""
             return text[: min(ends)]
         sure = max(0, len(text) - max(map(len, self._stops), default=1) + 1)
         self._pending = text[sure:]
         return text[:sure]
+
+    def rest(self) -> str:
+        """What was held back when there is nothing to come."""
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def _plain(messages: Sequence[Message]) -> str:
