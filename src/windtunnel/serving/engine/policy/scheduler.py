@@ -21,7 +21,7 @@ arrives and none begins after `ScheduledStep.until`: the outcome is that of sing
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
@@ -51,36 +51,46 @@ Log = Callable[[str, str, object, object], None]
 """(capability, policy, observation, decision)"""
 
 
-class _Branch:
-    """``head``: tokens to prefill, the parent's last one first; ``suffix``: tokens of its own in the KV;
-    ``left``: tokens that it may still decode. It is ``live`` from its first token on."""
+class _Sequence:
+    """A parent or a branch. ``depth``: tokens in the KV, from the request's first to its last; it is
+    prefilled up to ``goal``; ``left``: tokens that a branch may still decode. A branch is ``live`` from its
+    first token on."""
 
-    __slots__ = ("head", "left", "live", "suffix", "unit")
+    __slots__ = ("depth", "goal", "left", "live", "number")
 
-    def __init__(self, unit: int, head: int, left: int) -> None:
-        self.unit, self.head, self.left = unit, head, left
-        self.suffix, self.live = 0, False
+    def __init__(self, number: int, depth: int, goal: int, left: int) -> None:
+        self.number, self.depth, self.goal, self.left = number, depth, goal, left
+        self.live = False
 
 
 class _Running:
-    """An admitted request. ``depth``: tokens of the parent in the KV, ``length``: tokens of the parent;
-    ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
-    stages to come, one after another and beside those; ``emitted``: tokens. While the parent decodes, counts
-    are those of when it began, at step ``began``."""
+    """An admitted request. ``length``: tokens of the parent; ``tail``: those of this stage's branches that
+    have ended; ``path`` and ``beside``: tokens at most of the stages to come, one after another and beside
+    those; ``emitted``: tokens. While the parent decodes, counts are those of when it began, at step
+    ``began``."""
 
     __slots__ = (
-        "began", "beside", "branches", "depth", "emitted", "first", "length", "path", "protected",
-        "request", "reserve", "stage", "stops", "tail", "units",
+        "began", "beside", "branches", "emitted", "first", "length", "parent", "path", "place", "protected",
+        "request", "reserve", "stops", "tail", "units",
     )  # fmt: skip
 
     def __init__(self, request: InferenceRequest, cached: int, stops: Depths, reserve: int) -> None:
         self.request, self.stops, self.reserve = request, stops, reserve
-        self.depth, self.length = cached, request.prompt
+        self.parent, self.length = _Sequence(0, cached, cached, 0), request.prompt
         self.first = inf
         self.path, self.beside = map(sum, zip(*map(_size, request.stages), strict=True))
-        self.stage = self.emitted = self.units = self.protected = self.tail = 0
+        self.place = self.emitted = self.units = self.protected = self.tail = 0
         self.began = -1
-        self.branches: dict[int, _Branch] = {}
+        self.branches: dict[int, _Sequence] = {}
+
+    @property
+    def stage(self) -> Stage:
+        """The one that it is in."""
+        return self.request.stages[self.place]
+
+    def suffix(self, branch: _Sequence) -> int:
+        """Tokens of its own in the KV."""
+        return branch.depth - self.parent.depth
 
 
 def _size(stage: Stage) -> tuple[int, int]:
@@ -119,13 +129,13 @@ class EngineScheduler:
         self._running: dict[int, _Running] = {}
         self._serial: dict[int, _Running] = {}  # whose parent decodes
         self._parallel: dict[int, _Running] = {}  # with branches that decode
-        self._urgent: dict[Unit, None] = {}  # to be prefilled: what running requests wait for
-        self._filling: dict[Unit, None] = {}  # and prompts
+        self._urgent: dict[Unit, _Sequence] = {}  # to be prefilled: what running requests wait for
+        self._filling: dict[Unit, _Sequence] = {}  # and prompts
         self._forks: dict[int, tuple[int, ...]] = {}
         self._joins: list[int] = []
         self._ends: list[tuple[int, int, int]] = []  # heap: step at which a parent ends, request, began
         self._rows: tuple[Unit, ...] | None = ()  # of `_serial`
-        self._steps = self._read = self._backlog = 0
+        self._steps = self._read = 0
         self.reserved = 0
         """KV tokens that the admitted requests may come to hold."""
 
@@ -182,7 +192,7 @@ class EngineScheduler:
         for running in self._running.values():
             if running.began < 0:
                 total += (
-                    running.depth + running.tail + sum(branch.suffix for branch in running.branches.values())
+                    running.parent.depth + running.tail + sum(map(running.suffix, running.branches.values()))
                 )
         return total
 
@@ -207,8 +217,8 @@ class EngineScheduler:
         branches: tuple[Unit, ...] = ()
         read, wide = self._read, False
         if protected:
-            branches = tuple((running.request.id, branch.unit) for running, branch in protected)
-            read += sum(running.depth + branch.suffix for running, branch in protected)
+            branches = tuple((running.request.id, branch.number) for running, branch in protected)
+            read += sum(branch.depth for _, branch in protected)
             needed = self._log is not None or self._extend is not branching.off
             if needed and (candidates := self._candidates(protected)):
                 wide = True
@@ -217,7 +227,9 @@ class EngineScheduler:
                 if self._log is not None:
                     self._log("serving.branching", self.limits.branching, observation, chosen)
                 branches += chosen.admitted
-                read += sum(self._running[number].branches[unit].suffix for number, unit in chosen.admitted)
+                for number, unit in chosen.admitted:
+                    running = self._running[number]
+                    read += running.suffix(running.branches[unit])
                 repeat = min(repeat, chosen.holds)
             repeat = min(repeat, self._stays(protected, set(branches)))
         rows = self._rows + branches
@@ -254,7 +266,7 @@ class EngineScheduler:
             running = self._running.get(number)
             if running is not None:
                 branch = running.branches[unit]
-                branch.suffix, branch.left = branch.suffix + count, branch.left - count
+                branch.depth, branch.left = branch.depth + count, branch.left - count
                 self._emitted(running, count, out, now)
                 if branch.left <= 0:
                     self._branch_ends(running, branch, out, now)
@@ -278,17 +290,16 @@ class EngineScheduler:
         """What `engine.policy` decides; who is admitted is admitted, who is refused is gone."""
         limits, budget = self.limits, self.limits.chunk
         filling: list[admission.Filling] = []
-        for number, unit in chain(self._urgent, self._filling):
+        for (number, unit), part in self._unfilled():
             if budget <= 0:
                 break
-            running = self._running[number]
-            begin, end = self._span(running, unit)
-            stop = _stop(running.stops if unit == 0 else (), begin, end) - begin
-            filling.append(admission.Filling(number, unit, end - begin, stop))
+            stop = _stop(() if unit else self._running[number].stops, part.depth, part.goal) - part.depth
+            filling.append(admission.Filling(number, unit, part.goal - part.depth, stop))
             budget -= stop
         free, slots = limits.kv - self.reserved, limits.rows - len(self._running)
         observation = admission.Observation(
-            now, rows, slots, free, limits.chunk, self._backlog, tuple(filling),
+            now, rows, slots, free, limits.chunk,
+            sum(part.goal - part.depth for _, part in self._unfilled()), tuple(filling),
             self._candidates_to_admit(budget, slots, free), self.time,
         )  # fmt: skip
         decision = self._admit(observation)
@@ -297,6 +308,10 @@ class EngineScheduler:
         if decision.admit or decision.refuse:
             self._leave_queue(observation.waiting, decision)
         return decision
+
+    def _unfilled(self) -> Iterator[tuple[Unit, _Sequence]]:
+        """What is to be prefilled, in its order."""
+        return chain(self._urgent.items(), self._filling.items())
 
     def _candidates_to_admit(
         self, budget: int, slots: int, free: int
@@ -347,53 +362,39 @@ class EngineScheduler:
         """Up to where a parent of ``length`` tokens is prefilled: branches begin with the last one."""
         return length if isinstance(stage, Serial) else length - 1
 
-    def _span(self, running: _Running, unit: int) -> tuple[int, int]:
-        """The positions that are left to prefill."""
-        if unit == 0:
-            return running.depth, self._goal(running.request.stages[running.stage], running.length)
-        branch = running.branches[unit]
-        return running.depth + branch.suffix, running.depth + branch.head
-
     def _chunk(self, number: int, unit: int, tokens: int) -> PrefillChunk:
-        running = self._running[number]
-        begin, end = self._span(running, unit)
-        last = begin + tokens == end and (
-            unit > 0 or isinstance(running.request.stages[running.stage], Serial)
-        )
-        return PrefillChunk(number, unit, begin, begin + tokens, last)
+        key, serial = (number, unit), isinstance(self._running[number].stage, Serial)
+        part = self._urgent.get(key) or self._filling[key]
+        end = part.depth + tokens
+        return PrefillChunk(number, unit, part.depth, end, end == part.goal and (unit > 0 or serial))
 
     def _filled(
         self, running: _Running, chunk: PrefillChunk, early: set[Unit], out: StepOutcome, now: float
     ) -> None:
         """A chunk is in the KV; behind a unit's last one it decodes, or the branches begin."""
         key = (chunk.request, chunk.unit)
-        self._backlog -= chunk.end - chunk.begin
-        begin, end = self._span(running, chunk.unit)
-        if chunk.unit:
-            running.branches[chunk.unit].suffix += chunk.end - begin
-        else:
-            running.depth = chunk.end
-        if chunk.end < end:
+        filling = self._urgent if key in self._urgent else self._filling
+        part = filling[key]
+        part.depth = chunk.end
+        if part.depth < part.goal:
             return
-        self._urgent.pop(key, None)
-        self._filling.pop(key, None)
+        del filling[key]
         if not chunk.samples:
             self._fork(running)
             return
         self._emitted(running, 1, out, now)
         if chunk.unit:
-            branch = running.branches[chunk.unit]
-            branch.live, branch.left = True, branch.left - 1
+            part.live, part.left = True, part.left - 1
             self._parallel[chunk.request] = running
-            if branch.left <= 0 or key in early:
-                self._branch_ends(running, branch, out, now)
+            if part.left <= 0 or key in early:
+                self._branch_ends(running, part, out, now)
             return
         running.length += 1
-        stage = running.request.stages[running.stage]
+        stage = running.stage
         assert isinstance(stage, Serial)
         running.began = self._steps
         self._serial[chunk.request], self._rows = running, None
-        self._read += running.depth
+        self._read += part.depth
         if stage.tokens == 1 or key in early:
             self._parent_ends(running, out, now)
         else:
@@ -403,43 +404,42 @@ class EngineScheduler:
 
     def _enter(self, running: _Running) -> None:
         """A stage begins: what its parent lacks is prefilled, then its branches' heads."""
-        path, beside = _size(running.request.stages[running.stage])
+        path, beside = _size(running.stage)
         running.path, running.beside = running.path - path, running.beside - beside
-        begin, end = self._span(running, 0)
-        if begin < end:
-            (self._urgent if running.first < inf else self._filling)[running.request.id, 0] = None
-            self._backlog += end - begin
+        parent = running.parent
+        parent.goal = self._goal(running.stage, running.length)
+        if parent.depth < parent.goal:
+            (self._urgent if running.first < inf else self._filling)[running.request.id, 0] = parent
         else:
             self._fork(running)
 
     def _fork(self, running: _Running) -> None:
-        stage = running.request.stages[running.stage]
+        stage, depth = running.stage, running.parent.depth
         assert isinstance(stage, Parallel)
         for head, tokens in zip(stage.heads, stage.tokens, strict=True):
             running.units += 1
-            running.branches[running.units] = _Branch(running.units, head + 1, tokens)
-            self._urgent[running.request.id, running.units] = None
-            self._backlog += head + 1
+            branch = _Sequence(running.units, depth, depth + head + 1, tokens)
+            running.branches[branch.number] = self._urgent[running.request.id, branch.number] = branch
         self._forks[running.request.id] = tuple(running.branches)
 
     def _parent_ends(self, running: _Running, out: StepOutcome, now: float) -> None:
         steps, running.began = self._steps - running.began, -1
-        running.depth, running.length = running.depth + steps, running.length + steps
+        running.parent.depth, running.length = running.parent.depth + steps, running.length + steps
         running.emitted += steps
         del self._serial[running.request.id]
         self._rows = None
-        self._read -= running.depth
+        self._read -= running.parent.depth
         out.ended.append((running.request.id, 0))
         self._stage_ends(running, out, now)
 
-    def _branch_ends(self, running: _Running, branch: _Branch, out: StepOutcome, now: float) -> None:
-        del running.branches[branch.unit]
-        running.tail += branch.suffix
-        out.ended.append((running.request.id, branch.unit))
+    def _branch_ends(self, running: _Running, branch: _Sequence, out: StepOutcome, now: float) -> None:
+        del running.branches[branch.number]
+        running.tail += running.suffix(branch)
+        out.ended.append((running.request.id, branch.number))
         if not any(other.live for other in running.branches.values()):
             del self._parallel[running.request.id]
         if not running.branches:
-            stage = running.request.stages[running.stage]
+            stage = running.stage
             assert isinstance(stage, Parallel)
             running.length, running.tail = running.length + running.tail + stage.join, 0
             if self._stage_ends(running, out, now):
@@ -447,8 +447,8 @@ class EngineScheduler:
 
     def _stage_ends(self, running: _Running, out: StepOutcome, now: float) -> bool:
         """Whether another one begins."""
-        running.stage += 1
-        if running.stage < len(running.request.stages):
+        running.place += 1
+        if running.place < len(running.request.stages):
             self._enter(running)
             return True
         self._leave(running)
@@ -459,15 +459,12 @@ class EngineScheduler:
         """A request is done or cancelled: nothing of it remains."""
         number = running.request.id
         for unit in (0, *running.branches):
-            if (number, unit) in self._urgent or (number, unit) in self._filling:
-                begin, end = self._span(running, unit)
-                self._backlog -= end - begin
-                self._urgent.pop((number, unit), None)
-                self._filling.pop((number, unit), None)
+            self._urgent.pop((number, unit), None)
+            self._filling.pop((number, unit), None)
         if number in self._serial:
             del self._serial[number]
             self._rows = None
-            self._read -= running.depth + self._steps - running.began
+            self._read -= running.parent.depth + self._steps - running.began
         self._parallel.pop(number, None)
         self._forks.pop(number, None)
         if number in self._joins:
@@ -489,21 +486,21 @@ class EngineScheduler:
     # branches
 
     @staticmethod
-    def _protect(running: _Running) -> tuple[_Running, _Branch]:
+    def _protect(running: _Running) -> tuple[_Running, _Sequence]:
         """The branch with most work left; the one that it was before, until another has `PATIENCE` more."""
         most, best = -1, None
         for branch in running.branches.values():
-            left = branch.left + PATIENCE if branch.unit == running.protected else branch.left
+            left = branch.left + PATIENCE if branch.number == running.protected else branch.left
             if left > most and branch.live:
                 most, best = left, branch
         assert best is not None
-        running.protected = best.unit
+        running.protected = best.number
         return running, best
 
     @staticmethod
-    def _candidates(protected: list[tuple[_Running, _Branch]]) -> Candidates:
+    def _candidates(protected: list[tuple[_Running, _Sequence]]) -> Candidates:
         return tuple(
-            branching.BranchCandidate(running.request.id, branch.unit, branch.suffix, branch.left)
+            branching.BranchCandidate(running.request.id, branch.number, running.suffix(branch), branch.left)
             for running, best in protected
             if len(running.branches) > 1
             for branch in running.branches.values()
@@ -511,14 +508,14 @@ class EngineScheduler:
         )
 
     @staticmethod
-    def _stays(protected: list[tuple[_Running, _Branch]], chosen: set[Unit]) -> int:
+    def _stays(protected: list[tuple[_Running, _Sequence]], chosen: set[Unit]) -> int:
         """For how many steps in a row the same branches are protected, and none ends before the last."""
         steps = ALWAYS
         for running, best in protected:
             steps = min(steps, best.left)
             for branch in running.branches.values():
                 if branch.live and branch is not best:
-                    decodes = (running.request.id, branch.unit) in chosen
+                    decodes = (running.request.id, branch.number) in chosen
                     steps = min(steps, branch.left if decodes else best.left + PATIENCE - branch.left + 1)
         return steps
 
@@ -535,7 +532,7 @@ class EngineScheduler:
         if running.branches:
             left = [branch.left for branch in running.branches.values()]
             return running.path + max(left), running.beside + sum(left) - max(left)
-        (tokens, _), done = _size(running.request.stages[running.stage]), self._steps - running.began + 1
+        (tokens, _), done = _size(running.stage), self._steps - running.began + 1
         return running.path + tokens - done, running.beside
 
     def _observe(
@@ -550,10 +547,9 @@ class EngineScheduler:
                     (running.request.id, due - now, running.request.objective.tpot, *self._left(running))
                 )
         ahead = -sum(part.end - part.begin for part in prefill)
-        for number, unit in chain(self._urgent, self._filling):
+        for (number, _), part in self._unfilled():
             running = self._running[number]
-            begin, end = self._span(running, unit)
-            ahead += end - begin
+            ahead += part.goal - part.depth
             if number not in self._parallel and (due := self._due(running)) < inf:
                 needed = admission.fill_time(self.time, rows, max(0, ahead), limits.chunk)
                 slacks.append((number, due - now - needed, 0.0, 0, 0))
