@@ -7,10 +7,11 @@ While nobody arrives, ends or gets late, the scheduler says how many steps in a 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import floor, inf, nan, sqrt
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,28 +152,19 @@ def serve(
 def count_alike(step: ScheduledStep, truth: StepTime, factor: float, now: float, coming: float) -> int:
     """How many steps in a row may be taken: all that begin before the next arrival, and none after
     ``step.until``."""
-    if step.repeat == 1:
-        return 1
-    before = coming - now
-    if before == inf and step.until == inf:
+    limit = min(coming, step.until) - now
+    if step.repeat == 1 or limit == inf:
         return step.repeat
-    begin = factor * step.total(truth, 1)
-    more = factor * truth.kv * len(step.rows)
+    first, more = factor * step.total(truth, 1), factor * truth.kv * len(step.rows)
 
-    def started(limit: float, strictly: bool) -> int:
-        """How many begin within ``limit`` seconds: the n-th after n·begin + more·n(n-1)/2."""
-        if limit == inf:
-            return step.repeat
-        if more * step.repeat < 1e-9 * begin:
-            number = limit / begin
-        else:
-            half = begin / more - 0.5
-            number = sqrt(half * half + 2 * limit / more) - half
-        whole = max(0, min(step.repeat, floor(number)))
-        at = factor * step.total(truth, whole) if whole else 0.0
-        return whole if strictly and at >= limit else min(step.repeat, whole + 1)
+    def begins(number: int) -> float:
+        """Seconds from now on, counted from 0."""
+        return number * first + more * (number * (number - 1) // 2)
 
-    return max(1, min(started(before, True), started(step.until - now, False)))
+    later = range(1, min(step.repeat, int(max(0.0, limit) / first) + 2))
+    return 1 + min(
+        bisect_left(later, coming - now, key=begins), bisect_right(later, step.until - now, key=begins)
+    )
 
 
 @dataclass
