@@ -15,9 +15,9 @@ import torch
 from benchmarks.harness.measure import quantile
 from benchmarks.harness.rows import Row, figure
 from windtunnel.cluster.load import load_cluster
-from windtunnel.serving.engine import profile
+from windtunnel.serving.engine import calibrate, profile
 from windtunnel.serving.engine.emulation import requests_of
-from windtunnel.serving.engine.live import families, timing
+from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.loop import EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.model import Objective
@@ -99,7 +99,7 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
     clock, random = _Clock(), np.random.default_rng(7)
 
     def waves() -> tuple[list[profile.Point], list[float]]:
-        return clock.apart(partial(timing.measure, executor, WAVES, CHUNK, repeats=1, clock=clock))
+        return clock.apart(partial(calibrate.measure, executor, WAVES, CHUNK, repeats=1, clock=clock))
 
     step, _ = profile.fit(*waves())
     prompt, output = random.integers(32, 192, count), random.integers(12, 48, count)

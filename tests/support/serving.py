@@ -22,7 +22,6 @@ MODULES = (
     "windtunnel.serving.engine.live.families",
     "windtunnel.serving.engine.live.prefixes",
     "windtunnel.serving.engine.live.serve",
-    "windtunnel.serving.engine.live.timing",
     "windtunnel.cli.serve",
     "windtunnel.cli.main",
 )

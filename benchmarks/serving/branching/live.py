@@ -31,11 +31,11 @@ import torch
 from benchmarks.harness.measure import process_pool, ratios
 from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.goodput import ATTAINED, LIMITS, Workload, goodput, in_time
+from windtunnel.serving.engine.calibrate import measure
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.live.prefixes import Prefixes
-from windtunnel.serving.engine.live.timing import measure
 from windtunnel.serving.engine.model import InferenceRequest, Serial, StepTime
 from windtunnel.serving.engine.profile import Point, fit
 

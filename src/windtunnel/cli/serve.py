@@ -74,17 +74,16 @@ def serve(
         raise UserError("serve: --vllm is for --engine vllm")
     if (model is None) == (config is None):
         raise UserError("serve: one of DIR and --config is needed, or a --trace")
-    from windtunnel.serving.engine.live import process
+    from windtunnel.serving.engine.live import serving
 
-    with process.serving():
+    with serving():
         from windtunnel.serving.engine.live.serve import serve as run
 
         run(replace(options, model=str(model or config)), ready)
 
 
 def _emulate(settings: ServeSettings, as_json: bool) -> None:
-    from windtunnel.serving.engine import report
-    from windtunnel.serving.engine.emulation import emulate
+    from windtunnel.serving.engine.emulation import emulate, show
 
     emulated = emulate(settings)
     if as_json:
@@ -92,4 +91,4 @@ def _emulate(settings: ServeSettings, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    report.show(emulated, Console())
+    show(emulated, Console())

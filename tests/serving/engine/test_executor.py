@@ -63,7 +63,7 @@ def _decode(served: Executor, rows: list[_Row], chance: random.Random) -> int:
     """Decodes all to their ends, in each step some of them in any order; tells how many ties there were."""
     while alive := [row for row in rows if row.left]:
         some = chance.sample(alive, chance.randint(1, len(alive)))
-        found = served.step([], [(row.sequence, row.token()) for row in some])
+        found = served.step([(row.sequence, [row.token()]) for row in some], 0)
         for row, logits in zip(some, found, strict=True):
             row.logits = logits
     return sum(row.ties for row in rows)
@@ -100,7 +100,8 @@ def test_a_family_is_served_as_it_generates(family: str) -> None:
     parent = served.new()
     served.prefill(parent, prompts[1])
     forked = list(zip(served.fork(parent, len(heads)), heads, strict=True))
-    found = served.step([*forked, (whole := served.new(), prompts[0])], [(rows[0].sequence, rows[0].token())])
+    whole = served.new()
+    found = served.step([*forked, (whole, prompts[0]), (rows[0].sequence, [rows[0].token()])], 3)
     branches = [
         _Row(branch, logits, _generated(plain, prompts[1] + head, 4))
         for (branch, head), logits in zip(forked, found[:-2], strict=True)

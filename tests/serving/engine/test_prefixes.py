@@ -64,7 +64,8 @@ def check(prefixes: Prefixes) -> None:
     assert executor.snapshots == set(prefixes._snapshots.values())
     pieces = {piece for one in executor.snapshots for piece, _ in one.path}
     states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
-    assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity
+    held = executor.held(executor.snapshots)
+    assert held == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity
 
 
 def forget(prefixes: Prefixes) -> None:

@@ -11,7 +11,7 @@ import pytest
 from parity.serving import engine_effects, engine_twin, in_time
 from windtunnel.replay import replay
 from windtunnel.serving.engine.model import Objective, Parallel, Serial, StepTime
-from windtunnel.serving.engine.notes import event_notes
+from windtunnel.serving.engine.policies import event_notes
 from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.vllm.controller import (
     GATHER,

@@ -1,50 +1,117 @@
-"""``windtunnel calibrate serving.engine``: what the steps of a small model take here, for the twin.
+"""How long steps of a model take here: waves of requests through the very engine that serves, and the step
+model that fits their steps. ``windtunnel calibrate serving.engine`` keeps that of a small model for the twin,
+with its error: of one thread.
 
-The engine that serves takes waves of requests (`live.timing`); the step model that fits its steps best
-relative to their times, without a negative coefficient, is kept with its error: of one thread.
+A wave is some requests that come at once: their prompts are prefilled in chunks, beside the rows of those
+that are done with theirs, and then all decode. The same waves make the same steps each time, so that each
+step is timed several times.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from statistics import median
+
+import torch
+from rich.table import Table
+
+from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated, Progress, own, today
 from windtunnel.cluster.catalogue import processor_name
 from windtunnel.serving.engine import profile
+from windtunnel.serving.engine.live import families
+from windtunnel.serving.engine.live.executor import Executor
+from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine
+from windtunnel.serving.engine.model import StepTime
 
 MODEL = "small-attention"
 CHUNK = 512
-QUICK = ((1, 16, 0), (6, 16, 0), (16, 16, 0), (1, 640, 0), (4, 256, 0), (1, 128, 8))
-FULL = (
+DECODED = 4  # tokens of each answer
+Wave = tuple[int, int, int]
+"""Requests, tokens of each one's prompt, and branches of each."""
+QUICK: tuple[Wave, ...] = ((1, 16, 0), (6, 16, 0), (16, 16, 0), (1, 640, 0), (4, 256, 0), (1, 128, 8))
+FULL: tuple[Wave, ...] = (
     *((rows, 16, 0) for rows in (1, 2, 4, 8, 16, 32, 64)), *((rows, 256, 0) for rows in (1, 4, 16, 32)),
     (1, 2048, 0), (4, 1024, 0), (1, 512, 16), (2, 256, 32),
 )  # fmt: skip
-"""As of `live.timing.measure`."""
+WORDS = {
+    "base": "before any work", "decode": "where rows decode", "row": "for each row",
+    "kv": "for each KV token read", "chunk": "for each chunk of prefill", "token": "for each token of it",
+    "pair": "for each token that such a one attends to",
+}  # fmt: skip
 
 
 def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
     """Measure and keep the profile; ``quick``: fewer and smaller steps."""
-    import torch
-    from rich.table import Table
-
-    from windtunnel.serving.engine.live import families, timing
-
     progress("model", 0.0)
     torch.set_num_threads(1)
     executor = families.load(MODEL)
     waves = QUICK if quick else FULL
-    points, seconds = timing.measure(executor, waves, CHUNK, progress=lambda share: progress("steps", share))
-    time, error = profile.fit(points, seconds)
+    points, seconds = measure(executor, waves, CHUNK, progress=lambda share: progress("steps", share))
+    step, error = profile.fit(points, seconds)
     path = own(profile.NAME)
     profile.save(
-        path, time, executor.token_bytes, model=f"{MODEL} on a core of {processor_name()}",
+        path, step, executor.token_bytes, model=f"{MODEL} on a core of {processor_name()}",
         error=error, date=today(),
         points=[[*point, spent] for point, spent in zip(points, seconds, strict=True)],
     )  # fmt: skip
     table = Table("a step takes", "seconds")
-    for words, value in (
-        ("before any work", time.base), ("where rows decode", time.decode), ("for each row", time.row),
-        ("for each KV token read", time.kv), ("for each chunk of prefill", time.chunk),
-        ("for each token of it", time.token), ("for each token that such a one attends to", time.pair),
-    ):  # fmt: skip
-        table.add_row(words, f"{value:.4g}")
+    for field, words in WORDS.items():
+        table.add_row(words, f"{getattr(step, field):.4g}")
     summary = f"{len(points)} steps of {MODEL}, {error:.1%} from the step model on average"
     return Calibrated(path, summary, table)
+
+
+def step_time(executor: Executor, rows: int, chunk: int) -> StepTime:
+    """Of decoding up to ``rows`` rows and prefilling up to ``chunk`` tokens, from few steps."""
+    short = [(number, 4, 0) for number in sorted({1, min(rows, 6), min(rows, 16)})]
+    points, seconds = measure(executor, short, chunk)
+    more = measure(executor, [(1, 2 * min(chunk, 256), 0)], min(chunk, 256), repeats=1)
+    return profile.fit(points + more[0], seconds + more[1])[0]
+
+
+def measure(
+    executor: Executor, waves: Sequence[Wave], chunk: int, *, repeats: int = 3,
+    progress: Callable[[float], None] = lambda share: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[list[profile.Point], list[float]]:  # fmt: skip
+    """The steps of ``waves``, at most ``chunk`` tokens prefilled in each, and their seconds: the
+    median of ``repeats``. What is longer than the model can read is cut."""
+    rows = max(requests * max(1, branches) for requests, _, branches in waves)
+    engine = ServingEngine(
+        executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=rows, kv=1 << 60, chunk=chunk, admission="wait",
+        branching="eager", clock=clock,
+    )  # fmt: skip
+    points: list[profile.Point] = []
+    seconds: list[list[float]] = []
+    numbers = count()
+    for turn in range(repeats):
+        place = 0
+        for wave in waves:
+            progress((turn + place / max(1, len(points))) / repeats if turn else 0.0)
+            for job in _jobs(executor, wave, numbers):
+                engine.add(job)
+            while engine.busy:
+                before = engine.seconds
+                for event in engine.step():
+                    if isinstance(event, Over) and event.failed:
+                        raise UserError(f"a step to be timed failed: {event.failed}")
+                step = engine.last_step
+                assert step is not None
+                if not turn:
+                    points.append((len(step.rows), step.read, step.chunks))
+                    seconds.append([])
+                seconds[place].append(engine.seconds - before)
+                place += 1
+    return points, [median(each) for each in seconds]
+
+
+def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[EngineJob]:
+    requests, prompt, branches = wave
+    prompt = min(prompt, (executor.limit or 1 << 30) - 4 * DECODED)
+    stages: tuple[int | Branches, ...] = (DECODED,)
+    if branches:
+        stages = (Branches(((),) * branches, (DECODED,) * branches),)
+    return [EngineJob(next(numbers), 0.0, (0,) * prompt, stages) for _ in range(requests)]

@@ -1,5 +1,5 @@
 """``windtunnel serve --trace``: a trace of requests through the engine's scheduler on a cluster that is not
-there, as a run in the store.
+there, as a run in the store and as tables.
 
 A host of the cluster is one engine with its devices tensor parallel; several hosts are replicas, to which
 the requests are dealt in turn.
@@ -12,17 +12,18 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.policyfile import Policy
-from windtunnel.base.units import amount
+from windtunnel.base.units import amount, seconds
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.serving.engine import own, profile
+from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, Stage, StepTime
+from windtunnel.serving.engine.policies import ADMISSION, BRANCHING, choose_policies
 from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.engine.policy.step import StepLimits
 from windtunnel.serving.engine.settings import NO_CACHE, ServeSettings
@@ -36,6 +37,9 @@ from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 from windtunnel.traces import requests as traces
 from windtunnel.traces.requests import Requests
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CAPABILITY = "serving.engine"
 BRANCHES = re.compile(r"share=(\d*\.?\d+),count=(\d+)(?:-(\d+))?,tokens=(\d*\.?\d+)")
@@ -57,14 +61,44 @@ class Emulated:
     times: figures.RequestTimes
 
 
+def show(emulated: Emulated, console: Console) -> None:
+    """Print it; all of it is emulated."""
+    from rich.table import Table
+
+    for name, words in emulated.about.items():
+        console.print(f"{name:13}{words}", style="dim", highlight=False, soft_wrap=True)
+    data, columns = emulated.summary, ("mean", *(f"p{percentile}" for percentile in figures.PERCENTILES))
+    table = Table("emulated", *columns)
+    for name, words in (
+        ("ttft", "first token (TTFT)"), ("tpot", "each further token (TPOT)"), ("total", "end to end")
+    ):  # fmt: skip
+        table.add_row(words, *(seconds(data[name][column]) for column in columns))
+    console.print(table)
+    rows = [
+        ("requests", f"{data['requests']:,}: {data['finished']:,} finished, {data['refused']:,} refused"),
+        ("got what was promised", f"{data['attainment']:.2%}"),
+        ("goodput", f"{data['goodput']:.4g} requests/s that got it"),
+        ("requests/s", f"{data['requests_per_second']:.4g}, and {data['tokens_per_second']:,.0f} tokens/s"),
+        ("KV held", f"{data['kv_mean']:.1%}, at most {data['kv_peak']:.1%} of {data['kv_tokens']:,} tokens"),
+        ("prompt tokens cached", f"{data['cached']:.2%}"),
+        ("engine busy", f"{data['busy']:.1%} of {data['seconds']:,.0f} s, {data['steps']:,} steps"),
+    ]
+    if cost := data.get("cost"):
+        words = f"{cost['total']:.4g} in all, {cost['per_million_tokens']:.4g} a million tokens"
+        rows.append(("cost", f"{words}, {cost['per_thousand_met']:.4g} a thousand requests that got it"))
+    never = sorted({words for part in emulated.parts for words in part.never.values()})[:3]
+    for name, words in [*rows, *(("never served", words) for words in never), ("run", emulated.run)]:
+        console.print(f"{name:22}{words}", highlight=False, soft_wrap=True)
+
+
 def emulate(settings: ServeSettings) -> Emulated:
     """Emulate ``settings.trace``, and keep it as a run.
 
     Raises:
         UserError: something that was asked for is wrong.
     """
-    named, policies = own.choose_policies(settings.branching, settings.admission)
-    settings = replace(settings, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
+    named, policies = choose_policies(settings.branching, settings.admission)
+    settings = replace(settings, branching=named[BRANCHING], admission=named[ADMISSION])
     rules = settings.cache_rules
     if (rules or NO_CACHE) not in RULES:
         raise UserError(f"serve: `rules` {rules!r} is unknown; accepted are {', '.join(RULES)}")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from windtunnel.base.plain import to_plain
 from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, StepTime
-from windtunnel.serving.engine.notes import Note
+from windtunnel.serving.engine.policies import Note, unheard
 from windtunnel.serving.engine.policy.scheduler import EngineScheduler, Log
 from windtunnel.serving.engine.policy.step import Depths, PrefillChunk, ScheduledStep, StepLimits, Unit
 from windtunnel.serving.engine.profile import Point, fit
@@ -83,7 +83,7 @@ class Controller:
         cached: Callable[[str], tuple[int, Depths]], log: Log | None = None, note: Note | None = None,
         own: Mapping[str, Policy] = {},
     ) -> None:  # fmt: skip
-        self.limits, self.block, self._cached, self._note = limits, block, cached, note
+        self.limits, self.block, self._cached, self._note = limits, block, cached, note or unheard
         self._overlaps = overlaps
         self._before: ScheduledStep | None = None  # of overlapping steps the one that is computed
         self._learns = time is None
@@ -102,8 +102,7 @@ class Controller:
         self._depths: dict[int, int] = {}
         self.step: ScheduledStep | None = None
         """The step that vLLM takes now."""
-        if note is not None:
-            note("engine", limits=to_plain(limits), time=to_plain(first))
+        self._note("engine", limits=to_plain(limits), time=to_plain(first))
 
     def regulates(self, name: str) -> bool:
         """Whether the policies decide what this sequence does."""
@@ -205,14 +204,11 @@ class Controller:
             return
         computed = self._before if self._overlaps else step
         self._before = step if step.work else None
-        if self._note is not None:
-            took = (
-                (len(computed.rows), computed.read, computed.chunks, now - step.began) if computed else None
-            )
-            self._note(
-                "step", began=step.began, ended=now, refused=list(step.refused), admitted=self._began,
-                computed=self._computed, took=took,
-            )  # fmt: skip
+        took = (len(computed.rows), computed.read, computed.chunks, now - step.began) if computed else None
+        self._note(
+            "step", began=step.began, ended=now, refused=list(step.refused), admitted=self._began,
+            computed=self._computed, took=took,
+        )  # fmt: skip
         if not step.work:
             return
         if self._overlaps:
@@ -239,8 +235,7 @@ class Controller:
                 why = "queue"
         except ValueError as error:
             why = str(error)
-        if self._note is not None:
-            self._note("arrives", request=to_plain(group.request), refused=why, now=now)
+        self._note("arrives", request=to_plain(group.request), refused=why, now=now)
         if not why:
             self._groups[self._next] = group
             self._units |= {name: (self._next, place) for place, name in enumerate(group.names)}
@@ -252,8 +247,7 @@ class Controller:
     def _lookup(self, request: InferenceRequest) -> tuple[int, Depths]:
         depth, stops = self._cached(self._groups[request.id].names[0])
         depth = min(depth, request.prompt - 1)
-        if self._note is not None:
-            self._note("looked", request=request.id, cached=depth, stops=stops, end=0)
+        self._note("looked", request=request.id, cached=depth, stops=stops, end=0)
         self._depths[request.id] = depth
         return depth, stops
 
@@ -267,8 +261,7 @@ class Controller:
             usual = [timed for timed in self._steps if timed[1] <= STALLED * time.of(*timed[0])]
             points, times = zip(*(usual or self._steps), strict=True)
             self.policies.time, _ = fit(points, times, fused=True)
-            if self._note is not None:
-                self._note("time", time=to_plain(self.policies.time))
+            self._note("time", time=to_plain(self.policies.time))
 
 
 def group_sequences(number: int, sequences: Sequence[Arrival], block: int) -> SequenceGroup:

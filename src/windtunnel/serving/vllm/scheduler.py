@@ -24,8 +24,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from windtunnel.base.errors import UserError
-from windtunnel.serving.engine import own
-from windtunnel.serving.engine.notes import event_notes
+from windtunnel.serving.engine.policies import ADMISSION, BRANCHING, choose_policies, event_notes
 from windtunnel.serving.engine.policy.step import Depths, StepLimits
 from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
@@ -59,7 +58,7 @@ class Scheduler(Base):  # type: ignore[misc]
         self._settings = settings = VllmSettings.read(self.vllm_config.additional_config)
         # the hook through which vLLM asks how many tokens of a sequence it may compute
         self._aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
-        names, policies = own.choose_policies(settings.policy, settings.admission)
+        names, policies = choose_policies(settings.policy, settings.admission)
         limits = self._limits(names)
         self._run: StoredRun | None = None
         log = note = None
@@ -100,7 +99,7 @@ class Scheduler(Base):  # type: ignore[misc]
             rows, blocks * self.block_size, min(self._settings.chunk or budget, budget - rows),
             # the last block of a sequence is its own, and so is every state
             state=(1 + 2 * states) * self.block_size,
-            admission=names[own.ADMISSION], branching=names[own.BRANCHING],
+            admission=names[ADMISSION], branching=names[BRANCHING],
         )  # fmt: skip
 
     def _open_log(self) -> eventlog.EventLog:

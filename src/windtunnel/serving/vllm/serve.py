@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.serving.engine import own
+from windtunnel.serving.engine.policies import choose_policies
 from windtunnel.serving.vllm.settings import VllmSettings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
@@ -72,7 +72,7 @@ def serve(server: Server, settings: VllmSettings, ready: Callable[[str, str], No
         UserError: the policy is unknown, vLLM is not installed, or nobody may listen there.
         HostError: vLLM ended by itself.
     """
-    own.choose_policies(settings.policy, settings.admission)
+    choose_policies(settings.policy, settings.admission)
     if settings.policy.endswith(".py"):
         settings = replace(settings, policy=str(Path(settings.policy).absolute()))
     if find_spec("vllm") is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,12 +31,11 @@ from windtunnel.serving.engine.live.segments import Path, SegmentStore, Sequence
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Snapshot:
-    """A sequence at a depth: never changed, restored any number of times. ``lasting``: `cut` made it."""
+    """A sequence at a depth: never changed, restored any number of times."""
 
     depth: int
     path: Path
     states: adapter.States
-    lasting: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -80,42 +80,32 @@ class Executor:
         return self._keep(Sequence(), self.sequences)
 
     @torch.inference_mode()
+    def step(self, parts: Ordered[tuple[Sequence, Ordered[int]]], chunks: int) -> Tensor:
+        """Each sequence reads its tokens: the first ``chunks`` one or more of a prompt, every other one that
+        was decoded. Logits of the last ones, shape (parts, vocabulary). A model without states takes all in
+        one pass, others take a pass for each chunk."""
+        for sequence, tokens in parts:
+            self._room(sequence, len(tokens))
+        sequences, reads = [sequence for sequence, _ in parts], [tokens for _, tokens in parts]
+        if not self.pool.tensors:
+            return self._pass(sequences, reads, reading=True)
+        tensors = [self._pass([sequences[at]], [reads[at]], reading=True) for at in range(chunks)]
+        if rows := sequences[chunks:]:
+            self.pool.front(rows, exactly=True)
+            order = sorted(range(len(rows)), key=lambda at: rows[at].index)
+            ordered = [rows[at] for at in order], [reads[chunks + at] for at in order]
+            logits = self._pass(*ordered, reading=False)
+            tensors.append(logits[torch.tensor(order, device=self.device).argsort()])
+        return torch.cat(tensors)
+
     def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> Tensor:
         """Reads one token or more: the logits of the last one, shape (vocabulary,)."""
-        self._room(sequence, len(tokens))
-        return self._pass([sequence], [tokens], reading=True)[0]
+        return self.step([(sequence, tokens)], 1)[0]
 
-    @torch.inference_mode()
     def decode(self, rows: Ordered[Sequence], tokens: Ordered[int]) -> Tensor:
         """Each of ``rows``, prefilled ones, reads its token of ``tokens``: logits of shape (rows,
         vocabulary)."""
-        for row in rows:
-            self._room(row, 1)
-        order = list(range(len(rows)))
-        if self.pool.tensors:
-            self.pool.front(rows, exactly=True)
-            order.sort(key=lambda at: rows[at].index)
-        logits = self._pass([rows[at] for at in order], [[tokens[at]] for at in order], reading=False)
-        back = torch.empty(len(order), dtype=torch.long)
-        back[order] = torch.arange(len(order))
-        return logits[back.to(self.device)]
-
-    @torch.inference_mode()
-    def step(
-        self, chunks: Ordered[tuple[Sequence, Ordered[int]]], rows: Ordered[tuple[Sequence, int]]
-    ) -> Tensor:
-        """What `prefill` does with each of ``chunks`` and `decode` with ``rows``: logits of shape (chunks and
-        rows, vocabulary). A model without states takes all in one pass."""
-        if self.pool.tensors:
-            tensors = [self.prefill(*chunk)[None] for chunk in chunks]
-            if rows:
-                tensors.append(self.decode([row for row, _ in rows], [token for _, token in rows]))
-            return torch.cat(tensors)
-        sequences = [sequence for sequence, _ in (*chunks, *rows)]
-        parts = [*(tokens for _, tokens in chunks), *([token] for _, token in rows)]
-        for sequence, part in zip(sequences, parts, strict=True):
-            self._room(sequence, len(part))
-        return self._pass(sequences, parts, reading=True)
+        return self.step([(row, [token]) for row, token in zip(rows, tokens, strict=True)], 0)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """``count`` sequences that have read what ``sequence`` has. It stays as it is."""
@@ -140,7 +130,7 @@ class Executor:
         that has states, and without them, it is kept for those that go on from it."""
         if isinstance(owner, Sequence):
             self._freeze(owner)
-        return self._keep(Snapshot(depth, _cut(owner.path, depth), states or {}, True), self.snapshots)
+        return self._keep(Snapshot(depth, _cut(owner.path, depth), states or {}), self.snapshots)
 
     @torch.inference_mode()
     def free(self, owner: Sequence | Snapshot) -> None:
@@ -164,12 +154,11 @@ class Executor:
         states = sum(each.state_bytes for each in self.snapshots)
         return states + sum(each.allocated for each in (self.pool, *self.store.slots.values()))
 
-    @property
-    def lasting(self) -> int:
-        """Of the slots and states of all lasting snapshots."""
-        lasting = [each for each in self.snapshots if each.lasting]
-        pieces = {piece for each in lasting for piece, _ in each.path}
-        return sum(each.state_bytes for each in lasting) + sum(piece.bytes for piece in pieces)
+    @staticmethod
+    def held(snapshots: Collection[Snapshot]) -> int:
+        """Of the slots and states of ``snapshots``."""
+        pieces = {piece for each in snapshots for piece, _ in each.path}
+        return sum(each.state_bytes for each in snapshots) + sum(piece.bytes for piece in pieces)
 
     # within
 

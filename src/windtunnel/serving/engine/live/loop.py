@@ -7,12 +7,10 @@ each step. Nothing in it waits or listens: the server runs it in a thread, a ben
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
-
-import torch
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
@@ -22,7 +20,7 @@ from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
 from windtunnel.serving.engine.live.segments import Sequence as Stream
 from windtunnel.serving.engine.model import InferenceRequest, Objective, Parallel, Serial, StepTime
-from windtunnel.serving.engine.notes import Note
+from windtunnel.serving.engine.policies import Note, unheard
 from windtunnel.serving.engine.policy.scheduler import EngineScheduler, Log
 from windtunnel.serving.engine.policy.step import ScheduledStep, StepLimits, Unit
 from windtunnel.serving.prefixcache.policy.changes import PrefixMatch
@@ -98,20 +96,27 @@ class Over:
 Event = Begun | Token | Over
 
 
-class _RunningJob:
-    """``tokens``: each unit's own tokens from position ``begin``; ``forked`` branches' count in all stages so
-    far; ``counts``: tokens that each unit sampled."""
+@dataclass(slots=True)
+class _Decoding:
+    """A unit: ``tokens`` of its own from position ``begin`` on, of which ``sampled`` were drawn; ``stream``
+    has read all but the last."""
 
-    def __init__(self, job: EngineJob) -> None:
-        self.job = job
-        self.tokens: dict[int, list[int]] = {0: list(job.prompt)}
-        self.begin: dict[int, int] = {0: 0}
-        self.counts: dict[int, int] = {0: 0}
-        self.streams: dict[int, Stream] = {}
-        self.stages = [stage for stage in job.stages if isinstance(stage, Branches)]
-        self.stage: Branches | None = None
-        self.match: PrefixMatch | None = None
-        self.snapshots: dict[int, Snapshot] = {}
+    tokens: list[int]
+    stream: Stream
+    begin: int = 0
+    sampled: int = 0
+
+
+@dataclass(slots=True)
+class _RunningJob:
+    """``stages``: the parallel ones that are not over; ``units``: none before it is admitted; ``match``: what
+    a cache has of it; ``snapshots``: for that cache, by depth."""
+
+    job: EngineJob
+    stages: list[Branches]
+    units: dict[int, _Decoding] = field(default_factory=dict)
+    match: PrefixMatch | None = None
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
 
 
 class ServingEngine:
@@ -134,9 +139,8 @@ class ServingEngine:
         executor.bound = kv + (prefixes.tree.capacity if prefixes is not None else 0)
         lookup = self._lookup if prefixes is not None else None
         self.scheduler = EngineScheduler(self.limits, time_of, lookup=lookup, log=log, own=own)
-        self._note = note
-        if note is not None:
-            note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
+        self._note = note or unheard
+        self._note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
         self._running: dict[int, _RunningJob] = {}
         self._ending: set[Unit] = set()
         self._events: list[Event] = []
@@ -152,12 +156,12 @@ class ServingEngine:
             why = "" if self.scheduler.arrive(request) else "queue"
         except ValueError as error:
             why = str(error)
-        if self._note is not None:
-            self._note("arrives", request=to_plain(request), refused=why)
+        self._note("arrives", request=to_plain(request), refused=why)
         if why:
             self._events.append(Over(job.id, refused=why))
         else:
-            self._running[job.id] = _RunningJob(job)
+            stages = [stage for stage in job.stages if isinstance(stage, Branches)]
+            self._running[job.id] = _RunningJob(job, stages)
 
     @property
     def busy(self) -> bool:
@@ -185,23 +189,25 @@ class ServingEngine:
         for number in step.refused:
             self._drop(self._running.pop(number))
             events.append(Over(number, refused="late"))
+        did: dict[str, Any] = {"began": began, "refused": [
+            event.job for event in events if isinstance(event, Over) and event.refused == "late"
+        ]}  # fmt: skip
         if not step.work:
-            self._did(step, began, events, {})
+            self._note("step", ended=began, **did)
             return events
         for number in step.admitted:
             entry = self._running[number].match
             events.append(Begun(number, entry.depth if entry else 0))
-        did: dict[str, Any] = {}
         sampled: dict[Unit, Sampled] = {}
         try:
-            sampled, did = self._compute(step)
+            sampled = self._compute(step, did)
         except (RuntimeError, UserError, MemoryError) as error:
             units = (*step.rows, *((chunk.request, chunk.unit) for chunk in step.prefill))
             for number in sorted({number for number, _ in units}.union(step.admitted)):
                 self.cancel(number)
                 events.append(Over(number, failed=f"the step that it took part in failed: {error}"))
         computed, self.last_step = self.clock(), step
-        self._did(step, computed, events, did)
+        self._note("step", ended=computed, **did)
         stopped = {unit for unit, token in sampled.items() if token.token in self._running[unit[0]].job.stop}
         out = self.scheduler.done(step, computed, stopped | self._ending)
         self._ending = {entry for entry in self._ending if entry[0] in self._running}.difference(out.ended)
@@ -217,100 +223,67 @@ class ServingEngine:
         self.deciding += planned - began + ended - computed
         return events
 
-    def _did(
-        self, step: ScheduledStep, ended: float, events: Iterable[Event], did: Mapping[str, Any]
-    ) -> None:
-        """What the log says of a step: ``admitted`` requests and the tokens that they begin with,
-        ``computed`` (request, unit, tokens); neither where it failed."""
-        if self._note is not None:
-            refused = [event.job for event in events if isinstance(event, Over) and event.refused == "late"]
-            self._note("step", began=step.began, ended=ended, refused=refused, **did)
-
-    def _compute(self, step: ScheduledStep) -> tuple[dict[Unit, Sampled], dict[str, Any]]:
-        """A token for each unit that gets one, and what was done, for `_did`."""
+    def _compute(self, step: ScheduledStep, did: dict[str, Any]) -> dict[Unit, Sampled]:
+        """A token for each unit that gets one. ``did`` gets what the log says of it: ``admitted`` requests
+        and the tokens that they begin with, ``computed`` (request, unit, tokens); neither where it fails."""
+        jobs, begun = self._running, []
         for number in step.admitted:
-            running = self._running[number]
-            running.streams[0] = (
+            running = jobs[number]
+            stream = (
                 self.prefixes.take(running.match)
                 if self.prefixes is not None and running.match is not None
                 else self.executor.new()
             )
-        begun = [(number, self._running[number].streams[0].depth) for number in step.admitted]
+            running.units[0] = _Decoding(list(running.job.prompt), stream)
+            begun.append((number, stream.depth))
         for number in step.joins:
-            self._join(self._running[number])
+            self._join(jobs[number])
         for number, branches in step.forks:
-            self._fork(self._running[number], branches)
-        chunks = []
-        for chunk in step.prefill:
-            running = self._running[chunk.request]
-            tokens, begin = running.tokens[chunk.unit], running.begin[chunk.unit]
-            chunks.append((running.streams[chunk.unit], tokens[chunk.begin - begin : chunk.end - begin]))
-        parts = [self._running[number] for number, _ in step.rows]
-        rows = [
-            (part.streams[unit], part.tokens[unit][-1])
-            for part, (_, unit) in zip(parts, step.rows, strict=True)
+            self._fork(jobs[number], branches)
+        keys = [(chunk.request, chunk.unit) for chunk in step.prefill] + list(step.rows)
+        units = [jobs[number].units[unit] for number, unit in keys]
+        parts = [
+            (unit.stream, unit.tokens[chunk.begin - unit.begin : chunk.end - unit.begin])
+            for unit, chunk in zip(units, step.prefill, strict=False)
         ]
-        chunks_and_rows = [(entry.request, entry.unit) for entry in step.prefill] + list(step.rows)
-        streams = [stream for stream, _ in (*chunks, *rows)] if self._note is not None else []
-        before = [stream.depth for stream in streams]
-        logits = self.executor.step(chunks, rows)
+        parts += [(unit.stream, unit.tokens[-1:]) for unit in units[len(parts) :]]
+        before = [unit.stream.depth for unit in units]
+        logits = self.executor.step(parts, len(step.prefill))
         computed = [
-            (*unit, stream.depth - depth)
-            for unit, stream, depth in zip(chunks_and_rows, streams, before, strict=False)
+            (*key, unit.stream.depth - depth) for key, unit, depth in zip(keys, units, before, strict=True)
         ]
-        ends = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
-        units = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)
-        sampled = self._sample(logits[ends + list(range(len(chunks), len(logits)))], units) if units else {}
-        for chunk in step.prefill:
-            running = self._running[chunk.request]
-            if chunk.unit or self.prefixes is None:
-                continue
-            if running.match and chunk.end in running.match.keep:
-                running.snapshots[chunk.end] = self.executor.snapshot(running.streams[0])
-            if chunk.end == len(running.job.prompt):
-                if self._note is not None:
-                    self._note("copied", request=chunk.request, depths=list(running.snapshots))
-                self.prefixes.put(running.job.prompt, running.snapshots, running.streams[0], self.clock())
-                running.snapshots = {}
-        for part, (_, unit) in zip(parts, step.rows, strict=True):
-            if (
-                unit == 0
-                and part.match
-                and part.match.end > 1
-                and part.streams[0].depth % part.match.end == 0
-            ):
-                for snapshot in part.snapshots.values():
-                    self.executor.free(snapshot)
-                part.snapshots = {part.streams[0].depth: self.executor.snapshot(part.streams[0])}
-        return sampled, {"admitted": begun, "computed": computed}
-
-    def _sample(self, logits: torch.Tensor, units: list[Unit]) -> dict[Unit, Sampled]:
-        parts = [self._running[number] for number, _ in units]
+        # of the prefilled ones some go on to be prefilled
+        places = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
+        places += range(len(step.prefill), len(units))
+        if len(places) < len(units):
+            logits, keys, units = logits[places], [keys[at] for at in places], [units[at] for at in places]
         how = [
-            (part.job.sampling, unit, part.counts[unit]) for part, (_, unit) in zip(parts, units, strict=True)
+            (jobs[number].job.sampling, unit, each.sampled)
+            for (number, unit), each in zip(keys, units, strict=True)
         ]
-        sampled = dict(zip(units, sample(logits, how), strict=True))
-        for part, ((_, unit), token) in zip(parts, sampled.items(), strict=True):
-            part.tokens[unit].append(token.token)
-            part.counts[unit] += 1
+        sampled = dict(zip(keys, sample(logits, how), strict=True))
+        for unit, token in zip(units, sampled.values(), strict=True):
+            unit.tokens.append(token.token)
+            unit.sampled += 1
+        if self.prefixes is not None:
+            self._copy_states(step, self.prefixes)
+        did |= {"admitted": begun, "computed": computed}
         return sampled
 
     # branches
 
     def _fork(self, running: _RunningJob, units: tuple[int, ...]) -> None:
-        stage = running.stage = running.stages.pop(0)
-        begin = len(running.tokens[0]) - 1
-        streams = self.executor.fork(running.streams[0], len(units))
-        for unit, head, stream in zip(units, stage.heads, streams, strict=True):
-            running.tokens[unit], running.begin[unit] = [running.tokens[0][-1], *head], begin
-            running.streams[unit], running.counts[unit] = stream, 0
+        parent, heads = running.units[0], running.stages[0].heads
+        streams = self.executor.fork(parent.stream, len(units))
+        for unit, head, stream in zip(units, heads, streams, strict=True):
+            running.units[unit] = _Decoding([parent.tokens[-1], *head], stream, len(parent.tokens) - 1)
 
     def _join(self, running: _RunningJob) -> None:
-        assert running.stage is not None
-        for unit in [stream for stream in running.streams if stream]:
-            self.executor.free(running.streams.pop(unit))
-            running.tokens[0] += running.tokens.pop(unit)[1:]
-        running.tokens[0] += running.stage.join
+        for unit in [unit for unit in running.units if unit]:
+            branch = running.units.pop(unit)
+            self.executor.free(branch.stream)
+            running.units[0].tokens += branch.tokens[1:]
+        running.units[0].tokens += running.stages.pop(0).join
 
     # prefixes
 
@@ -321,25 +294,44 @@ class ServingEngine:
             self.prefixes.leave(running.match)
         copies = (self.limits.kv - self.scheduler.most(request)) // self.limits.state - 1
         running.match = match = self.prefixes.look(running.job.prompt, self.clock(), copies)
-        if self._note is not None:
-            self._note("looked", request=request.id, cached=match.depth, stops=match.keep, end=match.end)
+        self._note("looked", request=request.id, cached=match.depth, stops=match.keep, end=match.end)
         return match.depth, match.keep
+
+    def _copy_states(self, step: ScheduledStep, prefixes: Prefixes) -> None:
+        """Of parents, where the cache wants it; a prompt that is read is put there."""
+        for chunk in (chunk for chunk in step.prefill if not chunk.unit):
+            running = self._running[chunk.request]
+            stream, prompt = running.units[0].stream, running.job.prompt
+            if running.match and chunk.end in running.match.keep:
+                running.snapshots[chunk.end] = self.executor.snapshot(stream)
+            if chunk.end == len(prompt):
+                self._note("copied", request=chunk.request, depths=list(running.snapshots))
+                prefixes.put(prompt, running.snapshots, stream, self.clock())
+                running.snapshots = {}
+        for number in (number for number, unit in step.rows if not unit):
+            running = self._running[number]
+            stream = running.units[0].stream
+            if running.match and running.match.end > 1 and stream.depth % running.match.end == 0:
+                for snapshot in running.snapshots.values():
+                    self.executor.free(snapshot)
+                running.snapshots = {stream.depth: self.executor.snapshot(stream)}
 
     def _keep_end(self, running: _RunningJob) -> None:
         """After the last token, for who goes on from there."""
-        stream = running.streams[0]
+        parent = running.units[0]
+        stream = parent.stream
         if self.prefixes is None or running.match is None or not isinstance(running.job.stages[-1], int):
             return
         if running.match.end == 1:
             running.snapshots[stream.depth] = self.executor.snapshot(stream)
         if running.snapshots or not self.executor.state_bytes:
-            self.prefixes.put(running.tokens[0][: stream.depth], running.snapshots, stream, self.clock())
+            self.prefixes.put(parent.tokens[: stream.depth], running.snapshots, stream, self.clock())
             running.snapshots = {}
 
     def _drop(self, running: _RunningJob) -> None:
         """Frees all that it holds."""
-        for stream in running.streams.values():
-            self.executor.free(stream)
+        for unit in running.units.values():
+            self.executor.free(unit.stream)
         for snapshot in running.snapshots.values():
             self.executor.free(snapshot)
         if self.prefixes is not None and running.match is not None:

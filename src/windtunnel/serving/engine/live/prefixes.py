@@ -17,7 +17,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.adapter import States
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.segments import Sequence as Stream
-from windtunnel.serving.engine.notes import Note
+from windtunnel.serving.engine.policies import Note, unheard
 from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.prefixcache.policy import MANY, POLICIES, changes, tree
 from windtunnel.serving.prefixcache.policy.rules import RULES
@@ -29,12 +29,11 @@ class Prefixes:
     name. ``note`` gets what became of each piece."""
 
     def __init__(
-        self, executor: Executor, rules: str, capacity: int, log: Log | None = None,
-        note: Note | None = None,
-    ) -> None:  # fmt: skip
+        self, executor: Executor, rules: str, capacity: int, log: Log | None = None, note: Note | None = None
+    ) -> None:
         if rules not in RULES:
             raise UserError(f"`rules`: {rules!r} is unknown; accepted are {', '.join(RULES)}")
-        self.executor, self._note = executor, note
+        self.executor, self._note = executor, note or unheard
         self.tree = tree.PrefixCache(
             shape_of(executor), capacity, RULES[rules], decide=POLICIES[rules],
             log=partial(log, "serving.prefixcache", rules) if log else None,
@@ -80,7 +79,7 @@ class Prefixes:
 
     def _bound(self, now: float) -> None:
         """More may have to go, since tokens lie in slots of few sizes: the tree counts them alone."""
-        while (over := self.executor.lasting - self.tree.capacity) > 0:
+        while (over := self.executor.held(self._snapshots.values()) - self.tree.capacity) > 0:
             before = self.tree.used
             self._do(self.tree.shrink(before - over, now))
             if self.tree.used == before:  # the rest is in use
@@ -110,7 +109,7 @@ class Prefixes:
                     self._states(node, {})
                 case changes.Evict(node) | changes.Merge(node, _):
                     self.executor.free(nodes.pop(node))
-        if self._note is not None and change:
+        if change:
             self._note("prefixes", pieces=[self._piece(action) for action in change])
 
     def _piece(self, op: changes.Op) -> dict[str, Any]:

@@ -20,17 +20,16 @@ import uvicorn
 from windtunnel.base.errors import UserError
 from windtunnel.base.policyfile import Policy
 from windtunnel.base.web import WebServer, listen
-from windtunnel.serving.engine import own
+from windtunnel.serving.engine.calibrate import step_time
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import ServingEngine
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.server import GRACE, Defaults, ModelService, build
 from windtunnel.serving.engine.live.thread import EngineThread
-from windtunnel.serving.engine.live.timing import step_time
 from windtunnel.serving.engine.live.tokens import tokenizer
 from windtunnel.serving.engine.model import Objective
-from windtunnel.serving.engine.notes import event_notes
+from windtunnel.serving.engine.policies import ADMISSION, BRANCHING, choose_policies, event_notes
 from windtunnel.serving.engine.settings import ServeSettings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
@@ -52,7 +51,7 @@ def serve(settings: ServeSettings, ready: Callable[[str, str], None] = lambda ur
         ScriptError: a policy of the user's failed.
         LessError: the engine failed.
     """
-    names, policies = own.choose_policies(settings.branching, settings.admission)
+    names, policies = choose_policies(settings.branching, settings.admission)
     if settings.dtype not in DTYPES:
         raise UserError(f"serve: `dtype` {settings.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
     sock = listen("serve", settings.host, settings.port)
@@ -90,8 +89,8 @@ def load_engine(
         prefixes = Prefixes(executor, rules, settings.prefix_bytes or PREFIX_BYTES, log, note)
     engine = ServingEngine(
         executor, time_of, rows=settings.rows, kv=settings.kv or KV_BYTES, chunk=settings.chunk,
-        queue=settings.queue, prefixes=prefixes, log=log, own=policies, branching=names[own.BRANCHING],
-        admission=names[own.ADMISSION], note=note,
+        queue=settings.queue, prefixes=prefixes, log=log, own=policies, branching=names[BRANCHING],
+        admission=names[ADMISSION], note=note,
     )  # fmt: skip
     return engine, {
         "dtype": str(executor.dtype).removeprefix("torch."), "threads": f"{threads}{why}",

@@ -1,5 +1,8 @@
-"""A user's own policy in the engine, live and emulated: the file is loaded, and what it decides is held
-against what it may decide, so that a wrong rule is a sentence and no request's fault."""
+"""The policies of a run, by name or as a user's file, and what is written of their decisions.
+
+A user's file is loaded, and what it decides is held against what it may decide, so that a wrong rule is a
+sentence and no request's fault.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,33 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.policyfile import Policy
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
+from windtunnel.serving.engine.policy.scheduler import Log
+from windtunnel.store.eventlog import EventLog
 
 BRANCHING, ADMISSION = "serving.branching", "serving.engine"
+ALWAYS = ("engine", "time")
+"""Events that are logged whatever the step."""
+Note = Callable[..., object]
+"""(kind, fields): an event of the log."""
+
+
+def unheard(kind: str, **values: Any) -> None:
+    """A `Note` of no log."""
+
+
+def event_notes(log: EventLog, every: int, steps: Callable[[], int]) -> tuple[Log, Note]:
+    """What takes decisions, and what takes other events, of one of ``every`` steps into ``log``; ``steps``
+    were taken until now."""
+
+    def decided(capability: str, policy: str, observation: object, decision: object) -> None:
+        if steps() % every == 0:
+            log.decision(capability, policy, observation, decision)
+
+    def note(kind: str, **values: Any) -> None:
+        if kind in ALWAYS or steps() % every == 0:
+            log.append(kind, **values)
+
+    return decided, note
 
 
 def choose_policies(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
