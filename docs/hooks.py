@@ -208,7 +208,7 @@ def table(module: str, name: str, heading: str) -> list[str]:
 
 def files_page() -> str:
     """The fields of every file that users write, and the deadlines of a training job."""
-    from windtunnel.training.elastic.deadlines import WAITS
+    from windtunnel.training.elastic.spec import WAITS
 
     lines = [
         "# Files that you write",

@@ -40,7 +40,7 @@ from windtunnel.training.gradsync.model import (
     SyncProfile,
 )
 from windtunnel.training.pipelines.model import TemplateSet
-from windtunnel.training.pipelines.policy.transfers import layers_by_host
+from windtunnel.training.pipelines.policy.reconfigure import layers_by_host
 
 ROOT = Path(__file__).parent.parent.parent
 Pairs = list[tuple[Any, Any]]
@@ -524,7 +524,7 @@ MUTANTS = (
         "left = now.safety * (now.here or 0.0)", "left = (now.here or 0.0)",
     ),
     Mutant(
-        "training.checkpoint", "training/checkpoint/policy/spans.py",
+        "training.checkpoint", "training/checkpoint/policy/pacing.py",
         "Spread(max(steps))", "Spread(min(steps))",
     ),
     Mutant(

@@ -8,14 +8,14 @@ from pathlib import Path
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
 from windtunnel.base.wire import Secured
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 
 KEYS = Keys(b"a secret of the tests")
 
 
 def memory(address: str) -> socket.socket:
     """A peer's connection to a memory service."""
-    return handshake.connect(address, 5.0, KEYS, transfer.service(address))
+    return handshake.connect(address, 5.0, KEYS, messages.service(address))
 
 
 def admitted(listener: socket.socket, service: str, keys: Keys = KEYS) -> Secured:

@@ -28,8 +28,8 @@ from windtunnel.cli.main import app
 from windtunnel.linux import network
 from windtunnel.linux.hosts import own_address
 from windtunnel.training import cleanup
-from windtunnel.training.elastic.deadlines import WAITS
 from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.spec import WAITS
 from windtunnel.training.launch import Launched, launch
 
 Launch = Any

@@ -23,8 +23,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.training.checkpoint.live import slot, storage
 from windtunnel.training.checkpoint.model import Shard
-from windtunnel.training.elastic.deadlines import WAITS
 from windtunnel.training.elastic.policy.state import Deadlines
+from windtunnel.training.elastic.spec import WAITS
 
 WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
 

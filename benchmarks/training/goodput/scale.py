@@ -20,7 +20,7 @@ from benchmarks.harness.rows import Row, figure
 from windtunnel.traces.failures import poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.model import Question
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts
 
 STAGES, LAYERS = 8, 96
 STATE_BYTES = 8e12

@@ -38,10 +38,8 @@ from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
 from benchmarks.harness.rows import Row, figure, need
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.hook import Handle, apply
-from windtunnel.training.gradsync.live.profile import profile
-from windtunnel.training.gradsync.live.replay import GradientReplay, replay
-from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, push_pull, tried
-from windtunnel.training.gradsync.live.units import Units
+from windtunnel.training.gradsync.live.profile import GradientReplay, profile, replay
+from windtunnel.training.gradsync.live.sparse import Units, all_reduce, least_times, measure, push_pull, tried
 from windtunnel.training.gradsync.model import NONE, CollectiveFit, JobNetwork, SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy.plan import make_plan, uniform_plan
 from windtunnel.training.gradsync.policy.sparse import SCHEMES

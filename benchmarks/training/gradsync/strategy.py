@@ -27,7 +27,7 @@ from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, INSIDE
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.strategy import search
 from windtunnel.training.gradsync.policy.timeline import Costs, iteration_seconds
-from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
+from windtunnel.training.gradsync.twin import codecs_of, network_of
 
 REACHED = 0.5
 

@@ -105,7 +105,7 @@ def export(
 
     Example: windtunnel checkpoint export s3://bucket/run checkpoint/
     """
-    from windtunnel.training.checkpoint.live.dcp import export_stored
+    from windtunnel.training.checkpoint.live.whole import export_stored
 
     complete = [stored.step for stored in _steps(url) if not stored.bad]
     if step is None:

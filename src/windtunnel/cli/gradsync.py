@@ -30,7 +30,7 @@ def profile(
 
     Example: windtunnel gradsync profile --ranks 2 examples/train_resnet.py --steps 10
     """
-    from windtunnel.training.gradsync.launch import profile_script
+    from windtunnel.training.gradsync.live.script import profile_script
 
     profile_script(script, arguments or (), ranks, out, codecs or ())
     typer.echo(f"Profile  {out}")
@@ -47,7 +47,7 @@ def apply(
 
     Example: windtunnel gradsync apply plan.json examples/train_resnet.py --steps 50
     """
-    from windtunnel.training.gradsync.launch import apply_to_script
+    from windtunnel.training.gradsync.live.script import apply_to_script
 
     apply_to_script(script, arguments or (), ranks, plan)
 
@@ -87,8 +87,7 @@ def plan(
     with uncollected():
         from windtunnel.cli import progress_bar
         from windtunnel.training.gradsync.files import check_place, write
-        from windtunnel.training.gradsync.report import show
-        from windtunnel.training.gradsync.run import plan_run
+        from windtunnel.training.gradsync.run import plan_run, show
 
     if out is not None:
         check_place(out)
@@ -113,8 +112,7 @@ def explain(
 
     Example: windtunnel gradsync explain last
     """
-    from windtunnel.training.gradsync.report import show
-    from windtunnel.training.gradsync.run import stored
+    from windtunnel.training.gradsync.run import show, stored
 
     planned = stored(run)
     if as_json:

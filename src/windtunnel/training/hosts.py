@@ -18,20 +18,22 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.base import atomic, keys
-from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.errors import HostError, UserError, WindtunnelError
 from windtunnel.base.keys import Keys
+from windtunnel.base.remote import RemoteLink
+from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.base.tls import OPTIONS, Certificates
 from windtunnel.linux import hosts
-from windtunnel.linux.hosts import Actor, ActorCall, ActorLost, RayCluster
+from windtunnel.linux.hosts import Actor, ActorCall, ActorLost, RayCluster, own_address
 from windtunnel.store import eventlog
 from windtunnel.training import cleanup
-from windtunnel.training.elastic.live import rendezvous
+from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.spec import JobSpec
 
 JOB = "job.json"
@@ -56,7 +58,7 @@ def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> in
 
     if secret.tls:
         secret.tls.verify()
-    config = rendezvous.ask(launcher, secret, address, domain)
+    config = ask_job(launcher, secret, address, domain)
     if not Path(config.job.script).is_file():
         raise UserError(f"{config.job.script}: no such file on this host; the job at {launcher} needs it")
     Path(config.run).mkdir(parents=True, exist_ok=True)
@@ -70,6 +72,72 @@ def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> in
         return serve(replace(config, name=name, memory_root=str(memory), secret=own, tls=secret.files))
     finally:
         shutil.rmtree(memory, ignore_errors=True)
+
+
+class Jobs(Protocol):
+    """What a launcher serves to hosts that are not emulated; both show that they know the secret."""
+
+    def config(self) -> dict[str, Any]:
+        """`AgentConfig.plain`; the names of files of secret and certificates are to be set by the host."""
+
+
+class Offer:
+    """Serves at ``address`` ("host:port") what ``config()`` makes."""
+
+    def __init__(self, address: str, keys: Keys, config: Callable[[], AgentConfig]) -> None:
+        split_address(address, "--listen")
+        self._config = config
+        try:
+            self._server = RpcServer(RpcService.of(Jobs, self), f"tcp:{address}", keys)
+        except UserError as error:
+            raise UserError(f"--listen {address}: {error}") from error
+        self.address = self._server.address.removeprefix("tcp:")
+        self.close = self._server.close
+
+    def config(self) -> dict[str, Any]:
+        """As `Jobs`."""
+        return self._config().plain()
+
+
+def ask_job(launcher: str, keys: Keys, address: str = "", domain: str = "") -> AgentConfig:
+    """What the ``launcher`` wants a host to do; ``secret`` and ``tls`` are to be set to files of this host.
+
+    Raises:
+        UserError: nobody listens there, or somebody else, or the secret is not that of the job, or one side
+            does not take the other's certificate.
+    """
+    host, _ = split_address(launcher, "host")
+    link = RemoteLink(f"tcp:{launcher}", keys=keys, timeout=PATIENCE)
+    try:
+        plain = link.call(Jobs, "config", "")
+    except PermissionError as error:
+        raise UserError(f"host {launcher}: {error}; give this host the secret of that job") from error
+    except (OSError, HostError) as error:
+        raise UserError(
+            f"host {launcher}: no launcher with --external-hosts answers there ({error})"
+        ) from error
+    finally:
+        link.close()
+    config = AgentConfig.of(plain)
+    return replace(
+        config,
+        address=address or own_address(host),
+        domain=domain,
+        forkserver=None,
+        memory_root=f"{config.memory_root}-host",
+    )
+
+
+def split_address(address: str, option: str) -> tuple[str, int]:
+    """ "host:port" in its parts.
+
+    Raises:
+        UserError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"{option} {address}: accepted is HOST:PORT")
+    return host, int(port)
 
 
 class EngineHosts(Protocol):

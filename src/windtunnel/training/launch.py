@@ -35,11 +35,10 @@ from windtunnel.linux.hosts import own_address
 from windtunnel.store import eventlog
 from windtunnel.training import hosts
 from windtunnel.training.elastic.events import in_short
-from windtunnel.training.elastic.live import forked, rendezvous
+from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.supervisor.lead import Lead
-from windtunnel.training.elastic.live.supervisor.server import Supervisor
-from windtunnel.training.elastic.live.supervisor.stores import StoreProcess
+from windtunnel.training.elastic.live.store import StoreProcess
+from windtunnel.training.elastic.live.supervisor import Lead, Supervisor
 from windtunnel.training.elastic.policy.state import Outcome, past
 from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.site import Site, statuses
@@ -138,7 +137,7 @@ class Launched:
         self._over = threading.Event()
         self._closing = False
         self._supervisor: Supervisor | None = None
-        self._offer: rendezvous.Offer | None = None
+        self._offer: hosts.Offer | None = None
         self._hosts: hosts.EngineHosts | None = None
         self._leaves = resumed  # what it has not taken over yet
         self._read = 0
@@ -185,13 +184,6 @@ class Launched:
         """What stands at each place (`site.statuses`)."""
         alive = {host.process.pid for host in self.site.hosts if host.process.poll() is None}
         return statuses(self.folder, alive.__contains__)
-
-    def add_host(self) -> None:
-        """A host comes that nobody ordered (spot capacity, a repair); the policy says what becomes of
-        it."""
-        with self._lock:
-            if not self._closing:
-                self._start_host()
 
     def close(self) -> None:
         """End everything that is left. May be called more than once."""
@@ -241,7 +233,7 @@ class Launched:
         self._supervisor.start()
         if job.external_hosts:
             listen = job.listen or f"{host}:0"
-            self._offer = rendezvous.Offer(listen, self.keys, lambda: self._agent_config(len(self._joined)))
+            self._offer = hosts.Offer(listen, self.keys, lambda: self._agent_config(len(self._joined)))
             if job.on:
                 self._hosts = hosts.begin(job, self._offer.address, self.keys, self.folder, self.site.output)
                 return
@@ -261,7 +253,7 @@ class Launched:
             return self.network.address
         host = ANYWHERE if self.job.on else "127.0.0.1"
         if self.job.listen:
-            host = rendezvous.split(self.job.listen, "--listen")[0]
+            host = hosts.split_address(self.job.listen, "--listen")[0]
         return own_address() if host == ANYWHERE else host  # under which no other host finds this one
 
     def _agent_config(self, number: int) -> AgentConfig:

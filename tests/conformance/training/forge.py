@@ -11,7 +11,7 @@ from pathlib import Path
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live import slot, storage
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 
 
 def forge_stored(url: str, ahead: int) -> bool:
@@ -57,9 +57,9 @@ def asked(address: str, through: str, secret: Keys, timeout: float) -> socket.so
     Raises:
         OSError: it does not within ``timeout`` seconds.
     """
-    sock = handshake.connect(through, timeout, secret, transfer.service(address))
+    sock = handshake.connect(through, timeout, secret, messages.service(address))
     try:
-        transfer.ask(sock, {"op": "list"})
+        messages.ask(sock, {"op": "list"})
     except BaseException:
         sock.close()
         raise

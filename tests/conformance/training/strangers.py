@@ -12,7 +12,6 @@ from threading import Thread
 from conformance.training import forge
 from conformance.training.strikes import PATIENCE, Impossible, Target, Undo, nothing
 from windtunnel.base import calls, handshake, keys, wire
-from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.state import past
 
 ANSWER = 2.0
@@ -69,7 +68,7 @@ def replayed(target: Target) -> Undo:
     said = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ear = Thread(
-            target=_listen, args=(listener, rendezvous.split(member.memory, "memory"), said), daemon=True
+            target=_listen, args=(listener, hosts.split_address(member.memory, "memory"), said), daemon=True
         )
         ear.start()
         here = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.elastic.live.agent import reach
-from windtunnel.training.elastic.policy.reach import to_fence
+from windtunnel.training.elastic.live.agent import link
+from windtunnel.training.elastic.policy.evidence import to_fence
 from windtunnel.training.elastic.policy.rules import Doubt, Fail, Fence, Keep, Look, Reached, Regroup, decide
 
 Pairs = tuple[tuple[int, int], ...]
@@ -94,5 +94,5 @@ def test_a_refusal_and_a_process_that_stands_still_are_answers() -> None:
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
-        assert reach.silent({**dict(enumerate(addresses)), 3: ""}, 0.2) == [1]
-    assert reach.silent({}, 0.2) == []
+        assert link.silent({**dict(enumerate(addresses)), 3: ""}, 0.2) == [1]
+    assert link.silent({}, 0.2) == []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from windtunnel.training.elastic.policy.words import blames_peers, cause_in
+from windtunnel.training.elastic.policy.evidence import blames_peers, cause_in
 
 NOISE = "import sys\nprint('Warning: something harmless', file=sys.stderr)\n"
 

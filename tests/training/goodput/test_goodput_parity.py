@@ -18,9 +18,8 @@ from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.elastic import policy as elastic
 from windtunnel.training.elastic.policy import rules
 from windtunnel.training.goodput.twin import cost
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart
-from windtunnel.training.goodput.twin.simulate import simulate
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, simulate
 from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines import policy as pipelines

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from windtunnel.traces.failures import regular
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart
-from windtunnel.training.goodput.twin.simulate import Setback, simulate
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Setback, simulate
 from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 
 

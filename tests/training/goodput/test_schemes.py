@@ -21,9 +21,8 @@ from windtunnel.training.checkpoint.policy.placement import survives
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.model import RUN, Question
 from windtunnel.training.goodput.twin import templates as twin_templates
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import regroup_time
-from windtunnel.training.goodput.twin.simulate import simulate
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, simulate
 from windtunnel.training.goodput.twin.templates import Neighbourhood, Templates
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
 

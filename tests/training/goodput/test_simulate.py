@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from windtunnel.traces.failures import HostChange
 from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
-from windtunnel.training.goodput.twin.simulate import Scheme, simulate
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Scheme, simulate
 from windtunnel.training.goodput.twin.templates import Templates
 
 JOB = JobModel(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.live import sparsified
+from windtunnel.training.gradsync.live import codecs
 from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.profile import codec_costs
 
@@ -91,10 +91,10 @@ def test_what_reaches_the_threshold_is_sent_once_in_its_place(
 ) -> None:
     """The compiled pass and the hash keep one contract."""
     gradient = noise(numel, seed % 1000) * (torch.rand(numel) >= zeros)
-    room = sparsified.room_of(numel, ratio)
-    appended = sparsified.parts(find(f"dragonn:{ratio}").encode(gradient, seed))
+    room = codecs.room_of(numel, ratio)
+    appended = codecs.parts(find(f"dragonn:{ratio}").encode(gradient, seed))
     assert torch.equal(appended[1], torch.where(appended[0] < 0, 0.0, gradient[appended[0].clamp(min=0)]))
-    for indices in (appended[0], sparsified.chosen_by_hash(gradient, room, seed)):
+    for indices in (appended[0], codecs.chosen_by_hash(gradient, room, seed)):
         used = indices[indices >= 0]
         assert len(indices) == room and len(used.unique()) == len(used)
         assert (used < numel).all() and (gradient[used] != 0).all()
@@ -119,7 +119,7 @@ def test_the_first_element_can_be_sent_and_an_index_that_two_ranks_chose_adds_up
     for code in gathered.split(codec.nbytes(100)):
         codec.add(code, again)
     assert torch.equal(again, total)
-    assert 0 in sparsified.parts(codes[0])[0]
+    assert 0 in codecs.parts(codes[0])[0]
 
 
 @pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
@@ -135,7 +135,7 @@ def test_nan_and_infinity_of_one_rank_are_seen_by_all(spec: str, bad: float) -> 
         assert not total.isfinite().all(), numel
         if spec not in ("int8", "sign"):
             assert not total[place].isfinite() and int((~total.isfinite()).sum()) == 1
-            assert place in sparsified.chosen_by_hash(gradient, sparsified.room_of(numel, 0.05), 3)
+            assert place in codecs.chosen_by_hash(gradient, codecs.room_of(numel, 0.05), 3)
         elif spec == "int8":
             block = place // 512 * 512
             assert int((~total.isfinite()).sum()) == len(total[block : block + 512])

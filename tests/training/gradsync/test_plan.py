@@ -21,13 +21,12 @@ from windtunnel.training.gradsync import files
 from windtunnel.training.gradsync.live.profile import CODECS as TIMED
 from windtunnel.training.gradsync.model import NONE, SyncPlan
 from windtunnel.training.gradsync.policy import NOISE, PlanRequest, decide
-from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import GroupTask
 from windtunnel.training.gradsync.policy.plan import BUCKETS, HARDLY, make_plan, uniform_plan
-from windtunnel.training.gradsync.policy.strategy import search
+from windtunnel.training.gradsync.policy.strategy import Affine, best_cuts, even_cuts, search
 from windtunnel.training.gradsync.policy.timeline import Costs
 from windtunnel.training.gradsync.run import plan as planned
-from windtunnel.training.gradsync.twin.costs import CODECS as EMULATED
+from windtunnel.training.gradsync.twin import CODECS as EMULATED
 
 SECONDS = st.integers(1, 20).map(float)
 TASKS = st.lists(st.builds(GroupTask, st.just("work"), st.integers(0, 2), SECONDS), max_size=6)

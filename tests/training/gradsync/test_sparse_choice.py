@@ -15,18 +15,19 @@ from made_up import network, profile
 from threads import on_ranks
 
 from windtunnel.training.gradsync.live.exchange import Peers
-from windtunnel.training.gradsync.live.sparse import reduce_with
-from windtunnel.training.gradsync.live.units import Units
+from windtunnel.training.gradsync.live.sparse import Units, reduce_with
 from windtunnel.training.gradsync.model import GradientTensor, SumTime
-from windtunnel.training.gradsync.policy.partition import Order, growth_of, slice_length
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.sparse import (
     INDEX,
     SCHEMES,
+    Order,
     Sparsity,
     choose,
+    growth_of,
     promising,
     seconds,
+    slice_length,
     sparsity,
     traffic,
 )

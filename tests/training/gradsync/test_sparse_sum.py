@@ -11,11 +11,10 @@ from threads import on_ranks
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.live import units
+from windtunnel.training.gradsync.live import sparse
 from windtunnel.training.gradsync.live.exchange import WORDS, Peers
 from windtunnel.training.gradsync.live.sparse import measure, reduce_with
-from windtunnel.training.gradsync.policy.partition import Order, slice_length
-from windtunnel.training.gradsync.policy.sparse import SCHEMES
+from windtunnel.training.gradsync.policy.sparse import SCHEMES, Order, slice_length
 
 ORDERED = ("zen", "allgather")
 VIEWS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -125,12 +124,12 @@ def test_ranks_that_bring_different_things_are_refused_everywhere_before_any_dat
 def test_messages_are_as_long_as_their_form_says(tensors: list[Tensor], bitmap: bool) -> None:
     """And hold what went in: count, values, zeros up to four bytes, and the shorter form of positions."""
     for one in tensors:
-        there = units.units_of(one)
-        message = units.pack(there, bitmap=bitmap)
+        there = sparse.units_of(one)
+        message = sparse.pack(there, bitmap=bitmap)
         count, value_bytes = len(there.indices), there.values.numel() * there.values.element_size()
         index = min(4 * count, -(-there.total // 8)) if bitmap else 4 * count
         assert len(message) == (8 + -(-value_bytes // 4) * 4 + index if count else 0)
-        back = units.unpack(message, there)
+        back = sparse.unpack(message, there)
         assert torch.equal(back.indices, there.indices) and back.total == there.total
         assert torch.equal(bits(back.values), bits(there.values))
 
@@ -155,7 +154,7 @@ def test_measured_sparsity() -> None:
     sets = [torch.arange(rank // 2, total // 2, 20) for rank in range(world)]
 
     def work(peers: Peers) -> object:
-        mine = units.Units(sets[peers.rank], torch.ones(len(sets[peers.rank]), 2), total)
+        mine = sparse.Units(sets[peers.rank], torch.ones(len(sets[peers.rank]), 2), total)
         return measure(peers, mine, sample=1000)
 
     found = on_ranks(world, work)

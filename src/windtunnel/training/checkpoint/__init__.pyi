@@ -1,8 +1,8 @@
 from .live.checkpointer import PeerCheckpointer as PeerCheckpointer
-from .live.dcp import export_stored as export_stored
 from .live.storage import prune as prune
 from .live.storage import steps as steps
 from .live.whole import Whole as Whole
+from .live.whole import export_stored as export_stored
 from .live.whole import store as store
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision

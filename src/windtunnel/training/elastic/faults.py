@@ -11,7 +11,7 @@
     kill-launcher:step=7                        the launcher gets SIGKILL when rank 0 is there
 
 ``host`` (or ``node``) is a place, so that it names the same position before and after a replacement. A fault
-strikes ``times`` (1) times in a job, however often processes start anew (`live.inject`). This file only reads
+strikes ``times`` (1) times in a job, however often processes start anew (`live.job`). This file only reads
 the texts and says when one applies.
 """
 

@@ -36,8 +36,8 @@ class Membership:
     """A generation: which host holds which place, and where its process group meets.
 
     Rank ``r`` lives on ``hosts[r // per_host]``, with local rank ``r % per_host``. ``store``: "host:port" of
-    a TCPStore outside the trainers (what they are told is the way there from their own host: `tunnel`); the
-    group of this generation meets under the prefix ``prefix``.
+    a TCPStore outside the trainers (what they are told is the way there from their own host, `live.store`);
+    the group of this generation meets under the prefix ``prefix``.
     ``cause``: why it was formed, in words. ``restart_all``: no process of an earlier generation goes on in
     this one.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
-from windtunnel.training.goodput.twin.model import SimulationResult as SimulationResult
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts
+from windtunnel.training.goodput.twin.simulate import SimulationResult as SimulationResult
 
 STORAGE = "restart from storage"
 MEMORY = "peer memory"

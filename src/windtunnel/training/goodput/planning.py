@@ -1,9 +1,11 @@
-"""From what a user says of a job, its cluster and their failures to the question that `advise` answers."""
+"""From what a user says of a job, its cluster and their failures to the question that `advise` answers, and
+from the answer to the command line that follows it."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,12 +18,20 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.traces.failures import FailureTrace, load, poisson
 from windtunnel.training.goodput.advise import advise
-from windtunnel.training.goodput.command import commands
-from windtunnel.training.goodput.model import Question, RecoveryAdvice
+from windtunnel.training.goodput.model import (
+    MEMORY,
+    RUN,
+    STORAGE,
+    TEMPLATES,
+    WITH_SPARE,
+    Question,
+    RecoveryAdvice,
+)
 from windtunnel.training.goodput.request import ResilienceRequest
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts
 
 MOST_FAILURES = 100_000
+LISTEN = "0.0.0.0:29400"
 
 
 @dataclass(frozen=True)
@@ -163,3 +173,39 @@ def measured_costs(path: Path, costs: PhaseCosts) -> PhaseCosts:
             least = "above 0" if positive else "from 0 up"
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number {least} is accepted")
     return replace(costs, **content)
+
+
+def commands(
+    advice: RecoveryAdvice, question: Question, per_host: int, script: str, persist: str
+) -> dict[str, str]:
+    """``windtunnel train ..`` for each scheme that was emulated, the recommended one first.
+
+    Hosts come by ``windtunnel host``, with ``--domain`` where copies are placed across domains. ``per_host``:
+    ranks of a host. ``persist``: URL of the storage.
+    """
+    there = {result.scheme for result in advice.results}
+    names = sorted((name for name in RUN if name in there), key=lambda name: name != advice.scheme)
+    return {name: _command(name, advice, question, per_host, script, persist) for name in names}
+
+
+def _command(
+    name: str, advice: RecoveryAdvice, question: Question, per_host: int, script: str, persist: str
+) -> str:
+    chosen = advice.chosen
+    words = ["windtunnel", "train", "--external-hosts", "--listen", LISTEN]
+    words += ["--hosts", str(question.job.hosts), "--per-host", str(per_host)]
+    spares = 1 if name == WITH_SPARE else 0 if name == TEMPLATES else question.spares or 0
+    if spares:
+        words += ["--spares", str(spares)]
+    if name == TEMPLATES:
+        words += ["--on-loss", "shrink", "--min-hosts", str(advice.smallest)]
+    every, to_storage = chosen.every, advice.intervals[name]
+    if name == STORAGE:
+        every = to_storage
+        words += ["--on-loss", "restart", "--copies", "1"]
+    if name in (MEMORY, WITH_SPARE):
+        words += ["--copies", str(chosen.copies), "--placement", chosen.placement.kind]
+    if name == TEMPLATES:  # layers are written by the program itself, a PipelineTrainer
+        return shlex.join([*words, script, "--checkpoint", persist, "--checkpoint-every", str(to_storage)])
+    words += ["--every", str(every), "--persist", persist, "--persist-every", str(to_storage)]
+    return shlex.join([*words, script])

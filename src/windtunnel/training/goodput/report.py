@@ -13,13 +13,16 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.training.goodput.model import RecoveryAdvice
+from windtunnel.training.goodput.model import (
+    RecoveryAdvice,
+)
 from windtunnel.training.goodput.planning import ResiliencePlan
-from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
+from windtunnel.training.goodput.twin.simulate import PHASES, SimulationResult
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
 
 COLOURS = {
     "useful": "#2a9d8f", "slow": "#8ab17d", "checkpoint": "#e9c46a", "redo": "#e76f51", "detect": "#6d597a",

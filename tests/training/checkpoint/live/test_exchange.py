@@ -10,9 +10,8 @@ import torch.distributed.checkpoint as torch_dcp
 from checkpoint_world import Cluster, FakeJob
 from torch import nn
 
-from windtunnel.training.checkpoint.live import dcp
 from windtunnel.training.checkpoint.live.state import walk
-from windtunnel.training.checkpoint.live.whole import Whole, store
+from windtunnel.training.checkpoint.live.whole import Whole, export_stored, store
 
 
 def program(seed: int) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def test_torch_reads_what_is_exported(tmp_path: Path) -> None:
     state["model"](torch.ones(2, 5)).sum().backward()
     state["optimizer"].step()
     stored(str(tmp_path / "a"), state, 6)
-    names = dcp.export_stored(str(tmp_path / "a"), 6, tmp_path / "dcp")
+    names = export_stored(str(tmp_path / "a"), 6, tmp_path / "dcp")
     assert "model/weight" in names and "optimizer/state/model/weight/exp_avg" in names
 
     moment = state["optimizer"].state_dict()["state"][0]["exp_avg"]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import objects
-from windtunnel.training.checkpoint.live.loader import doubts, read_outside
+from windtunnel.training.checkpoint.live.objects import loader_doubts, read_outside
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 COUNT = 11
@@ -148,11 +148,11 @@ def test_what_a_loader_does_not_know_is_told() -> None:
     lazy, workers = stateful(Samples(), 2, sampler=Lazy()), LOADERS["workers"]()
     unordered = stateful(Samples(), 2, num_workers=1, in_order=False)
     drawn = stateful(Samples(), 2, sampler=RandomSampler(Samples()))
-    told = doubts({"lazy": lazy, "workers": workers, "unordered": unordered, "drawn": drawn})
+    told = loader_doubts({"lazy": lazy, "workers": workers, "unordered": unordered, "drawn": drawn})
     words = "drawn: the order that its RandomSampler", "lazy: the order that its Lazy", "in_order=False"
     for word in (*words, "workers: what its workers draw"):
         assert sum(word in doubt for doubt in told) == 1, word
-    assert doubts({"fine": LOADERS["here"](), "epoch": LOADERS["set_epoch"]()}) == []
+    assert loader_doubts({"fine": LOADERS["here"](), "epoch": LOADERS["set_epoch"]()}) == []
 
 
 def test_a_loader_outside_of_the_state_is_told_while_it_is_read() -> None:

@@ -20,7 +20,7 @@ from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import checkpointer
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost
 from windtunnel.training.checkpoint.live.memory import LocalMemory
-from windtunnel.training.checkpoint.live.memory.holder import Holder
+from windtunnel.training.checkpoint.live.memory.service import Holder
 
 sys.path.append(str(Path(__file__).parent.parent / "memory"))
 import memory_cluster

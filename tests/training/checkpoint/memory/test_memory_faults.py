@@ -24,7 +24,7 @@ from support.between import between, relay
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.base.plain import to_plain
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
 from windtunnel.training.checkpoint.model import Shard
 
@@ -55,15 +55,15 @@ def put(
         "shard": to_plain(Shard(shard, step, 2, False, generation, DIGEST, len(data), checksum)),
         **other,
     }
-    answer = transfer.ask(sock, message)
+    answer = messages.ask(sock, message)
     if answer.get("answer") == "layout":
-        transfer.ask(sock, {"op": "layout", "digest": DIGEST, "generation": generation}, LAYOUT)
-        answer = transfer.ask(sock, message)
+        messages.ask(sock, {"op": "layout", "digest": DIGEST, "generation": generation}, LAYOUT)
+        answer = messages.ask(sock, message)
     return str(answer.get("answer") or answer["error"])
 
 
 def send(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(transfer.LENGTH.pack(len(data)) + data)
+    sock.sendall(messages.LENGTH.pack(len(data)) + data)
 
 
 def verdict(sock: socket.socket) -> str:
@@ -143,12 +143,12 @@ def test_garbage_does_not_harm(cluster: Cluster) -> None:
         with wire.connect(service.address, 5.0) as sock:
             sock.sendall(garbage)
     with secret.memory(service.address) as sock:
-        assert transfer.ask(sock, {"op": "no such"})["error"] == "user"
-        assert transfer.ask(sock, {"op": "put", "generation": "x"})["error"] == "user"
-        assert transfer.ask(sock, {"op": "saved"})["error"] == "user"  # only local ranks may
+        assert messages.ask(sock, {"op": "no such"})["error"] == "user"
+        assert messages.ask(sock, {"op": "put", "generation": "x"})["error"] == "user"
+        assert messages.ask(sock, {"op": "saved"})["error"] == "user"  # only local ranks may
         assert put(sock, 0, b"x" * 10, shard="../../x") == "user"
         assert put(sock, 0, b"x" * 10) == "go"
-        sock.sendall(transfer.LENGTH.pack(11))
+        sock.sendall(messages.LENGTH.pack(11))
         with pytest.raises(OSError):
             verdict(sock)
 
@@ -188,7 +188,7 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
             put_whole(sock, 4)
             data = content(SHARD, 5, N)
             assert put(sock, 5, data, keeps=[4], committed=4) == "go"
-            sock.sendall(transfer.LENGTH.pack(N) + data[:at])
+            sock.sendall(messages.LENGTH.pack(N) + data[:at])
             (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.shard.step == 5]
             until(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
         assert list(whole(folder)) == [4]
@@ -201,7 +201,7 @@ def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Clu
         data = content(SHARD, step, N)
         with secret.memory(holder.address) as sock:
             assert put(sock, step, data, keeps=complete, committed=step - 1) == "go"
-            sock.sendall(transfer.LENGTH.pack(N) + data[: N // 2])
+            sock.sendall(messages.LENGTH.pack(N) + data[: N // 2])
         until(lambda: not holder._holder._under_way)
         assert list(whole(cluster.folder / "n0")) == complete
         with secret.memory(holder.address) as sock:

@@ -11,9 +11,11 @@ from support.waiting import PATIENCE
 from windtunnel.training.checkpoint.live.memory.replicate import Pace, Pacer
 from windtunnel.training.checkpoint.policy.pacing import (
     LONGEST,
+    NetworkProfile,
+    Profiles,
     allowance,
+    spread,
 )
-from windtunnel.training.checkpoint.policy.spans import NetworkProfile, Profiles, spread
 
 MB = 1 << 20
 NEVER = threading.Event()

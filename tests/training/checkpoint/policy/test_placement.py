@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.checkpoint.policy import probability
+from windtunnel.training.checkpoint.policy import placement as placements
 from windtunnel.training.checkpoint.policy.placement import (
     Kind,
     place,
@@ -99,12 +99,12 @@ def test_every_loss_of_a_few_hosts(places: int, kind: Kind) -> None:
                 assert alive or any(one <= set(gone) for one in sets)
                 assert alive or lost >= copies
                 good[lost] += alive
-        assert probability.survivable(placement, places) == tuple(good)
+        assert placements.survivable(placement, places) == tuple(good)
 
 
 def test_figures_of_the_paper() -> None:
     def percent(kind: Kind, copies: int, lost: int) -> float:
-        return round(100 * float(probability.recovery(place(16, copies, kind), lost)), 1)
+        return round(100 * float(placements.recovery(place(16, copies, kind), lost)), 1)
 
     assert [percent("group", 2, k) for k in (2, 3, 4)] == [93.3, 80.0, 61.5]
     assert [percent("ring", 2, k) for k in (2, 3, 4)] == [86.7, 62.9, 36.3]
@@ -115,15 +115,15 @@ def test_figures_of_the_paper() -> None:
 def test_independent_losses_equal_enumeration(both: tuple[Placement, list[str]], chance: Fraction) -> None:
     placement, domains = both
     places = len(domains)
-    good = probability.survivable(placement, places)
+    good = placements.survivable(placement, places)
     fatal = sum((comb(places, k) - n) * chance**k * (1 - chance) ** (places - k) for k, n in enumerate(good))
-    assert probability.fatal_alike(placement, float(chance)) == pytest.approx(float(fatal), rel=1e-9)
+    assert placements.fatal_alike(placement, float(chance)) == pytest.approx(float(fatal), rel=1e-9)
 
 
 def test_a_thousand_hosts() -> None:
-    group = probability.recovery(place(1024, 2, "group"), 12)
+    group = placements.recovery(place(1024, 2, "group"), 12)
     assert group == closed_form(1024, 2, 12)
-    assert probability.recovery(place(1024, 2, "ring"), 12) < group
+    assert placements.recovery(place(1024, 2, "ring"), 12) < group
 
 
 def test_racks() -> None:

@@ -18,7 +18,8 @@ from support import secret
 from support.waiting import until
 from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.elastic.live import forked, tunnel
+from windtunnel.training.elastic.live import forked
+from windtunnel.training.elastic.live.store import BEHIND, LOOPBACK, Door
 
 PING = bytes.fromhex("00cef7853c0dbf080000")
 """What a client of PyTorch's store says first, and wants an answer to."""
@@ -48,23 +49,23 @@ def test_a_store_serves_those_who_know_the_secret_and_outlives_who_asked(tmp_pat
             limit = timedelta(seconds=seconds)
             return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
 
-        door = tunnel.Door(secret.KEYS, lambda: address)
+        door = Door(secret.KEYS, lambda: address)
         store, large = client(door.address, 30), b"x" * 300_000
         store.set("a", large)
         assert store.get("a") == large == client(door.address, 30).get("a")
         with pytest.raises(RuntimeError):  # a stranger
             client(address, 1).get("a")
-        stranger = tunnel.Door(Keys(b"some other secret"), lambda: address)
+        stranger = Door(Keys(b"some other secret"), lambda: address)
         with pytest.raises(RuntimeError):
             client(stranger.address, 1).get("a")
         assert alive(pid)
         ports = psutil.Process(pid).net_connections("inet")
         listens = {tuple(one.laddr) for one in ports if one.status == "LISTEN"}
-        assert {ip for ip, _ in listens} == {"127.0.0.1", tunnel.BEHIND}
-        (behind,) = (one for one in listens if one[0] == tunnel.BEHIND)
+        assert {ip for ip, _ in listens} == {"127.0.0.1", BEHIND}
+        (behind,) = (one for one in listens if one[0] == BEHIND)
         with pytest.raises(TimeoutError):  # the kernel drops it, whoever it is
             socket.create_connection(behind, 0.3)
-        own = (tunnel.LOOPBACK, behind[1])
+        own = (LOOPBACK, behind[1])
         assert heard(own, os.getuid())
         if os.getuid() == 0:
             assert not heard(own, 12345)
@@ -80,7 +81,7 @@ def test_a_store_serves_those_who_know_the_secret_and_outlives_who_asked(tmp_pat
 
 def test_a_port_that_is_taken_behind_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.create_server
-    with real((tunnel.BEHIND, 0)) as taken:
+    with real((BEHIND, 0)) as taken:
         number = taken.getsockname()[1]
         ports = iter([number, 0])
         monkeypatch.setattr(socket, "create_server", lambda address: real((address[0], next(ports))))

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.training.elastic import Job
-from windtunnel.training.elastic.live import buckets
+from windtunnel.training.elastic.live import exactness
 from windtunnel.training.elastic.live.exactness import doubts
 
 
@@ -56,10 +56,10 @@ def test_each_reason_is_said_once_in_the_life_of_a_process(one_thread: None) -> 
 
 
 def test_what_ddp_does_not_keep(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DistributedDataParallel, "_ddp_init_helper", buckets._plain)
+    monkeypatch.setattr(DistributedDataParallel, "_ddp_init_helper", exactness._plain)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        buckets.settle()
+        exactness.settle()
         settled = DistributedDataParallel(nn.Linear(3, 3))
         for _ in range(2):
             settled(torch.ones(1, 3)).sum().backward()

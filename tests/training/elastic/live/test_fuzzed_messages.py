@@ -25,11 +25,11 @@ from windtunnel.base.wire import WireError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryLimits, MemoryService
 from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER
 from windtunnel.training.elastic.live.calls import Hello, HostAgent, Supervision
-from windtunnel.training.elastic.live.rendezvous import Offer
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.elastic.policy.state import SupervisorSettings
+from windtunnel.training.hosts import Offer
 
 pytestmark = pytest.mark.conformance
 

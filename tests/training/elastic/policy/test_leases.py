@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.elastic.policy.leases import Leases
+from windtunnel.training.elastic.policy.evidence import Leases
 
 
 @given(gaps=st.lists(st.floats(0.0, 0.49), max_size=20), late=st.floats(0.01, 5.0))

@@ -15,9 +15,9 @@ from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import remote
 from windtunnel.training.elastic.live.calls import Hello, Post, Supervision
-from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import SupervisorSettings
+from windtunnel.training.elastic.policy.state import Deadlines, SupervisorSettings
 
 PIDS = itertools.count(1_000_000)
 QUICK = Deadlines(suspect=0.1, end=2.0)

@@ -18,9 +18,9 @@ from fake_agents import FakeStore
 from support.secret import KEYS
 from support.waiting import PATIENCE, until
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.policy.state import SupervisorSettings, past
+from windtunnel.training.elastic.policy.state import Deadlines, SupervisorSettings, past
 
 TESTS = Path(__file__).parents[3]
 

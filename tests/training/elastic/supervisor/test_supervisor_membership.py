@@ -19,9 +19,10 @@ from windtunnel.base import handshake, remote
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.training.elastic.live.calls import Hello, Supervision
-from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.policy import core
 from windtunnel.training.elastic.policy.rules import Decision, Fence, Observation, Rules, decide
+from windtunnel.training.elastic.policy.state import Deadlines
 
 
 def test_forms_and_ends_with_results(tmp_path: Path) -> None:

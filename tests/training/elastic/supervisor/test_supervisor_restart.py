@@ -23,10 +23,11 @@ from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.store import eventlog
+from windtunnel.training.elastic.live import supervisor
 from windtunnel.training.elastic.live.calls import Post, Supervision
-from windtunnel.training.elastic.live.supervisor import Deadlines, server
-from windtunnel.training.elastic.live.supervisor.lead import Lead
+from windtunnel.training.elastic.live.supervisor import Lead
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.state import Deadlines
 
 PATIENT = Deadlines(grace=20.0, back=20.0, suspect=0.1, end=2.0)
 
@@ -328,7 +329,7 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_two_cannot_lead_a_run(tmp_path: Path) -> None:
     """Also not two of one process; who has died does not lead."""
-    code = "import sys, pathlib\nfrom windtunnel.training.elastic.live.supervisor.lead import Lead\n"
+    code = "import sys, pathlib\nfrom windtunnel.training.elastic.live.supervisor import Lead\n"
     code += "lead = Lead(pathlib.Path(sys.argv[1])); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -457,7 +458,7 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
 def test_where_the_hosts_look_for_the_next_one_somebody_else_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 0.2)
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.2)
     log = eventlog.EventLog(tmp_path / eventlog.NAME, epoch=1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         log.append("started", generation=0, config={}, address=f"127.0.0.1:{taken.getsockname()[1]}")

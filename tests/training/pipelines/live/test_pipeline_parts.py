@@ -18,15 +18,14 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.checkpoint import store
 from windtunnel.training.elastic import determinism
-from windtunnel.training.pipelines.live import transfer
-from windtunnel.training.pipelines.live.layers import HostLayer, LayerSpec, even_templates
+from windtunnel.training.pipelines.live import layers as copied
+from windtunnel.training.pipelines.live.layers import HostLayer, LayerSpec, even_templates, plan_transfers
 from windtunnel.training.pipelines.live.stage import LiveStage
 from windtunnel.training.pipelines.live.team import Sums
 from windtunnel.training.pipelines.live.trainer import SampleOrder
-from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
 from windtunnel.training.pipelines.policy.commit import Standing, resolve
-from windtunnel.training.pipelines.policy.schedule import StageAction, one_forward_one_backward
+from windtunnel.training.pipelines.policy.planner import StageAction, one_forward_one_backward
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -257,21 +256,21 @@ def test_layers_in_storage_are_whole_or_do_not_count(tmp_path: Path) -> None:
     layer.index = 0
     for step in (1, 2, 3):
         store(job, url, step, {"rank0": layer.pack()}, 1, str(step), job.generation, keep=2)
-    newest, other = transfer.saved_steps(url)
+    newest, other = copied.saved_steps(url)
     assert (newest.step, other.step) == (3, 2)
     again = odd(2)
-    again.unpack(transfer.read_layer(url, newest, 0, ["odd"]))
+    again.unpack(copied.read_layer(url, newest, 0, ["odd"]))
     assert again.digest() == layer.digest()
     with pytest.raises(UserError, match="of layer 'odd'; 'another' is needed"):
-        transfer.read_layer(url, newest, 0, ["another"])
+        copied.read_layer(url, newest, 0, ["another"])
     with pytest.raises(UserError, match="has 1 layers; the model has 2"):
-        transfer.read_layer(url, newest, 0, ["odd", "even"])
+        copied.read_layer(url, newest, 0, ["odd", "even"])
     file = next(tmp_path.glob("steps/*3-1/rank0.*"))
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"layer odd cannot be read: .*rank0 of step 3 is damaged"):
-        transfer.read_layer(url, newest, 0, ["odd"])
+        copied.read_layer(url, newest, 0, ["odd"])
     file.with_name("complete").write_text("{")
-    assert transfer.saved_steps(url) == [other]
+    assert copied.saved_steps(url) == [other]
 
 
 class Alone:

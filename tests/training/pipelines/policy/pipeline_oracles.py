@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, product
 
 from windtunnel.training.pipelines.model import LayerProfile, Layout, Stage, Template, TemplateSet
-from windtunnel.training.pipelines.policy.schedule import iteration_time, one_forward_one_backward
+from windtunnel.training.pipelines.policy.planner import iteration_time, one_forward_one_backward
 
 
 def layers(times: Sequence[float], state: float = 0.0, activation: float = 0.0) -> list[LayerProfile]:

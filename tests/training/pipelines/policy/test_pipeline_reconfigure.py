@@ -14,9 +14,8 @@ from pipeline_oracles import even_set, held_by
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds
-from windtunnel.training.pipelines.policy.reconfigure import reconfigure
+from windtunnel.training.pipelines.policy.reconfigure import reconfigure, transfers
 from windtunnel.training.pipelines.policy.templates import largest_size
-from windtunnel.training.pipelines.policy.transfers import transfers
 
 LAYERS = 12
 BYTES = [float(1 + layer % 5) for layer in range(LAYERS)]

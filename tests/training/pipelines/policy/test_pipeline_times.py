@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_oracles import makespan, pipeline_time
 
-from windtunnel.training.pipelines.policy.schedule import iteration_time
+from windtunnel.training.pipelines.policy.planner import iteration_time
 
 stages = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

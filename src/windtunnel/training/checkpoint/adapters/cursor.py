@@ -39,7 +39,7 @@ class Cursor(BatchSampler):
     fetches them from an `IterableDataset` and drops them, they are only counted.
     """
 
-    keeps_place = True  # what reads by it is no loader whose place nobody saves (`live.loader.read_outside`)
+    keeps_place = True  # what reads by it is no loader whose place nobody saves (`live.objects.read_outside`)
 
     def __init__(self, loader: DataLoader[Any], inside: Any) -> None:
         self.loader = loader

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.live import loader as loaders
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import (
     Access,
@@ -104,7 +103,7 @@ class PeerCheckpointer:
             UserError: what was saved is of another state; nothing was changed.
             MembershipChanged: the membership changed meanwhile.
         """
-        loaders.require_stateful(state)
+        objects.require_stateful(state)
         self._restores += 1
         if self._access is None and not self.settings.persist:
             return 0
@@ -141,7 +140,7 @@ class PeerCheckpointer:
             UserError: the state cannot be saved, or the memory for it is not there.
             MembershipChanged: the membership changed.
         """
-        loaders.require_stateful(state)
+        objects.require_stateful(state)
         with self._current():
             self._step(step, state)
 
@@ -276,9 +275,9 @@ class PeerCheckpointer:
 
     def _doubts(self, state: State) -> list[str]:
         if self._calls <= 2:  # in the first step a loop may still be about to begin its epoch
-            self._outside |= set(loaders.read_outside(state))
+            self._outside |= set(objects.read_outside(state))
         more = [] if self.settings.rng else ["rng=False: no generator is saved"]
-        return [*loaders.doubts(state), *sorted(self._outside), *more]
+        return [*objects.loader_doubts(state), *sorted(self._outside), *more]
 
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""

@@ -6,7 +6,7 @@ step the network falls quiet, and for how long. These first checkpoints are wait
 own traffic is in it. From then on each look goes to the policy (`policy.pacing`), which opens and closes
 windows for the agent at the places that are in the profile.
 
-Whether a checkpoint fits the spans of a step is the policy's word (`policy.spans`). Where it does not,
+Whether a checkpoint fits the spans of a step is the policy's word (`policy.pacing`). Where it does not,
 checkpoints are made every so many steps instead, and the run's events say so. Now and then the ranks tell
 each other their profiles, and all decide alike.
 

@@ -2,7 +2,7 @@
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events.
 How often copies are made (`interval`) is settled before a run begins, unless they go in idle spans: then
-after some steps (`spans`).
+after some steps (`pacing.spread`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePl
 from windtunnel.training.checkpoint.policy.pacing import (
     Allowance,
     CopiesWanted,
+    NetworkProfile,
     NetworkSample,
+    Profiles,
     Sending,
+    Spread,
     Window,
     allowance,
     holders,
+    spread,
     window,
 )
 from windtunnel.training.checkpoint.policy.restore import BadCopy, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
-from windtunnel.training.checkpoint.policy.spans import NetworkProfile, Profiles, Spread, spread
 
 __all__ = [
     "POLICIES",

@@ -1,11 +1,58 @@
-"""What can be seen, in a process that trains, of what keeps its results from being the same each time."""
+"""What keeps the results of a process that trains the same each time, and what can be seen of the rest.
+
+DDP's buckets are laid out once when DDP is made, and alike in every process that ever makes it. A sum over
+ranks is taken in an order that depends on where in which bucket a gradient lies. DDP puts all gradients into
+one bucket for its first step, then sorts them by the order in which they came, and goes on with that: so a
+process that starts in the midst of a job sums its first step in another order than one that went on, and the
+parameters differ in their last bits from there on.
+
+Here both layouts are one (`settle`). The parameters are handed to the reducer in the reverse of their order,
+which is about the order in which gradients come, and it is told at once that this is the order in which they
+came: it then makes the buckets that it would have made after the first step (the same limits, the small first
+bucket too), says so to all ranks, and never sorts again. With ``find_unused_parameters`` (and no static
+graph) DDP keeps the layout that it begins with, and is left alone.
+
+`torch.nn.parallel.distributed` (2.13): ``DistributedDataParallel._ddp_init_helper`` and
+``Reducer._rebuild_buckets``.
+"""
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.training.elastic.live import buckets
+_replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_plain = DistributedDataParallel._ddp_init_helper
+
+
+def settle() -> None:
+    """Have every DDP that this process makes from now on keep the buckets that it begins with."""
+    DistributedDataParallel._ddp_init_helper = _begin  # type: ignore[method-assign]
+
+
+def _begin(
+    self: Any,
+    parameters: list[torch.Tensor],
+    sparse: list[bool],
+    names: dict[int, str],
+    static_graph: bool,
+) -> None:
+    _replicas.add(self)
+    sorts = static_graph or not self.find_unused_parameters
+    if not sorts or self._use_python_reducer:
+        _plain(self, parameters, sparse, names, static_graph)
+        return
+    last = len(parameters) - 1
+    _plain(self, parameters[::-1], sparse[::-1], {last - i: name for i, name in names.items()}, static_graph)
+    if static_graph:
+        self.reducer._set_static_graph()  # else one that looks for unused parameters does not sort
+    self.reducer._push_all_rebuilt_params()
+    self.reducer._rebuild_buckets()
+
 
 # States of DDP's communication hooks that change nothing from step to step.
 _STATELESS = ("_AllreduceUpcastHookState", "MixedPrecisionPolicy")
@@ -26,7 +73,7 @@ def doubts() -> list[str]:
             f"{torch.get_num_threads()} threads of an operator may add up in any order "
             "(torch.use_deterministic_algorithms is not on)"
         )
-    for replica in buckets.replicas():
+    for replica in _replicas:
         if getattr(replica, "_has_rebuilt_buckets", False) or replica._use_python_reducer:
             reasons.append("DDP sorts its gradients by the time at which they come")
         for hook, state in getattr(replica, "_comm_hooks", ()):

@@ -16,7 +16,7 @@ from typing import Any
 from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerClient
 from windtunnel.linux.gate import ListeningGate
-from windtunnel.training.elastic.live import tunnel
+from windtunnel.training.elastic.live.store import BEHIND, LOOPBACK, serve, serve_own
 
 MODULE = __name__
 PREPARE, SERVE = f"{__name__}:prepare", f"{__name__}:serve_store"
@@ -29,9 +29,9 @@ def prepare() -> None:
     if torch is not None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     if "torch.nn.parallel" in sys.modules:
-        from windtunnel.training.elastic.live import buckets
+        from windtunnel.training.elastic.live import exactness
 
-        buckets.settle()
+        exactness.settle()
     if "torch.distributed.rendezvous" in sys.modules and "WINDTUNNEL_PREFIX" in os.environ:
         _prefix_store(os.environ["WINDTUNNEL_PREFIX"])
 
@@ -76,9 +76,9 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
 
     own, gate = _store_listeners()  # by itself it listens everywhere, for everybody
     port = own.getsockname()[1]
-    own_client = tunnel.serve_own(own, gate)
+    own_client = serve_own(own, gate)
     store = TCPStore(
-        tunnel.LOOPBACK,
+        LOOPBACK,
         port,
         is_master=True,
         wait_for_workers=False,
@@ -86,7 +86,7 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
         master_listen_fd=gate.listener.dup().detach(),
     )
     keys = Keys.of_job(arguments["secret"], arguments["tls"])
-    listener = tunnel.serve(socket.socket(fileno=fds[0]), arguments["address"], gate, keys)
+    listener = serve(socket.socket(fileno=fds[0]), arguments["address"], gate, keys)
     while all((store, own_client, listener)):  # they are held
         signal.pause()
 
@@ -95,9 +95,9 @@ def _store_listeners() -> tuple[socket.socket, ListeningGate]:
     """A listener on the loopback, and a gate behind it at the same port: one that nothing else has there, and
     connections that have ended there keep theirs for a minute."""
     while True:
-        own = socket.create_server((tunnel.LOOPBACK, 0))
+        own = socket.create_server((LOOPBACK, 0))
         try:
-            return own, ListeningGate((tunnel.BEHIND, own.getsockname()[1]))
+            return own, ListeningGate((BEHIND, own.getsockname()[1]))
         except OSError as error:
             own.close()
             if error.errno != errno.EADDRINUSE:

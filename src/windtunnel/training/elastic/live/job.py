@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windtunnel.training.elastic.faults import POINTS
-from windtunnel.training.elastic.live.inject import Injector
+from windtunnel.linux.faults import InjectedError, InjectionCounts, inject
+from windtunnel.training.elastic.faults import LAUNCHER, POINTS, PROCESS, Fault, matches, parse
 from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.checkpoints import PENDING, RECORD, STORING
 
 T = TypeVar("T")
+_UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
 
 DURABLE = "commit/"  # keys that begin so outlive their generation
 
@@ -25,6 +27,48 @@ class MembershipChanged(BaseException):
 
     Not an `Exception`, so that an ``except Exception`` in the program does not swallow it.
     """
+
+
+class Injector:
+    """The job's faults, which strike at the named points that one trainer and its checkpointer pass.
+
+    What strikes a process is done in it; what strikes a whole host its agent is asked to do. The fault has
+    been told before, so the event is on its way to the supervisor before it strikes. What has struck is
+    remembered in the run's folder, so that a fault strikes once in a job.
+    """
+
+    def __init__(self, texts: list[str], folder: Path, link: AgentLink) -> None:
+        self._faults = [parse(text) for text in texts]
+        self._counts = InjectionCounts(folder / "faults")
+        self._link = link
+
+    def at(self, point: str, step: int | None, rank: int, place: int, generation: int) -> None:
+        """Strike with every fault that matches.
+
+        Raises:
+            InjectedError: a ``raise:`` did.
+        """
+        for number, fault in enumerate(self._faults):
+            fired = self._counts.count(number)
+            now = matches(fault, point, step, rank, place, generation, fired)
+            if now and self._counts.claim(number, fired):
+                fields = {"fault": fault.text, "place": place, "rank": rank}
+                if fault.action == LAUNCHER:
+                    fields |= {"place": None, "rank": None, "control": True}
+                self._link.event("injected", generation, **fields)
+                self._inject(fault)
+
+    def _inject(self, fault: Fault) -> None:
+        if fault.action in PROCESS or (fault.action == "kill" and fault.host is None):
+            inject(fault.action, fault.text)
+        else:
+            self._ask_agent(fault)
+
+    def _ask_agent(self, fault: Fault) -> None:
+        self._link.call("inject", fault.action, fault.rate)
+        if fault.action == "kill":
+            time.sleep(_UNTIL_KILLED)
+            raise InjectedError(f"{fault.text}: the agent did not do it within {_UNTIL_KILLED:g} s")
 
 
 class Job:

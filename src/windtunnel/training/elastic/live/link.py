@@ -17,9 +17,9 @@ from typing import Any
 
 from windtunnel.base import remote
 from windtunnel.linux.sockets import opening
-from windtunnel.training.elastic.deadlines import seconds
 from windtunnel.training.elastic.live.calls import HostAgent, News, Values
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.spec import seconds
 
 
 class Stillness:

@@ -36,13 +36,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import LessError, UserError
-from windtunnel.training.elastic.deadlines import NAMES
-from windtunnel.training.elastic.live import buckets
+from windtunnel.training.elastic.live import exactness
 from windtunnel.training.elastic.live.group import CuttableGroup
-from windtunnel.training.elastic.live.inject import Injector
-from windtunnel.training.elastic.live.job import Job, MembershipChanged
+from windtunnel.training.elastic.live.job import Injector, Job, MembershipChanged
 from windtunnel.training.elastic.live.link import AgentLink
-from windtunnel.training.elastic.policy.words import blames_peers
+from windtunnel.training.elastic.policy.evidence import blames_peers
+from windtunnel.training.elastic.spec import NAMES
 
 T = TypeVar("T")
 OPERATION = NAMES["operation"].default
@@ -69,7 +68,7 @@ def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float
     """
     if dist.is_initialized():
         raise UserError("elastic.run: a process group exists; accepted: none, since run makes it")
-    buckets.settle()
+    exactness.settle()
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     address = os.environ.get("WINDTUNNEL_AGENT")
     if not address:

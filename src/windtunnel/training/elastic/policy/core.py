@@ -17,7 +17,7 @@ from typing import Any
 
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.model import Membership
-from windtunnel.training.elastic.policy.reach import Round
+from windtunnel.training.elastic.policy.evidence import Round
 from windtunnel.training.elastic.policy.rules import (
     Blame,
     Change,

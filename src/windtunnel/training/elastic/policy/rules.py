@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from windtunnel.training.elastic.events import in_short
-from windtunnel.training.elastic.policy.reach import to_fence
-from windtunnel.training.elastic.policy.words import blames_peers
+from windtunnel.training.elastic.policy.evidence import blames_peers, to_fence
 
 OnLoss = Literal["replace", "shrink", "restart", "shrink-restart"]
 # What argparse and `elastic.run` end with where the input is wrong: another try would end alike.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED, Checkpoints
-from windtunnel.training.elastic.policy.leases import Leases
+from windtunnel.training.elastic.policy.evidence import Leases
 from windtunnel.training.elastic.policy.rules import Decision, Observation
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.checkpoint.model import RestorePlan
 from windtunnel.training.elastic.policy import rules as elastic
-from windtunnel.training.goodput.twin.model import PhaseCosts
 from windtunnel.training.goodput.twin.restart import regroup_time
+from windtunnel.training.goodput.twin.simulate import PhaseCosts
 from windtunnel.training.pipelines import policy as pipelines
 from windtunnel.training.pipelines.model import Reconfiguration, Transfer
 from windtunnel.training.pipelines.policy.compose import step_seconds

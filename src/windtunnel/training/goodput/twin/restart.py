@@ -9,8 +9,7 @@ from windtunnel.training.checkpoint.model import Copy, Placement, Shard, StoredS
 from windtunnel.training.checkpoint.policy.interval import Failures, best_every
 from windtunnel.training.checkpoint.policy.restore import plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
-from windtunnel.training.goodput.twin.simulate import Setback
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Setback
 from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin import copy_seconds
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
-from windtunnel.training.goodput.twin.simulate import Setback
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Setback
 from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy import HostsChanged, after_change

@@ -6,9 +6,13 @@ mostly zero, and go back as they came. On every rank the result has the same bit
 the gradients' own type; so -0.0 on all ranks becomes 0.0. *hierarchy* adds in pairs and *dense* as the
 backend does, which differ in the last bits. NaN and infinity are kept as any number.
 
-*zen*, step by step: (push) each rank puts its units (rows) into buckets by `policy.partition`
+*zen*, step by step: (push) each rank puts its units (rows) into buckets by `policy.sparse`
 and sends each rank its bucket, positions there beside values; (sum) each rank adds up what came, in the order
 of ranks; (pull) it sends the sum to all. Positions are a bitmap where that is shorter.
+
+A message is the number of units (int64; below zero: a bitmap follows), their values, zeros up to a multiple
+of four bytes, and positions (int32 each, or a bit for every position of the part that they are of); it has no
+bytes where it has no units.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -27,19 +31,17 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
-from windtunnel.training.gradsync.live.units import (
-    Units,
-    add_up,
-    as_came,
-    dense,
-    nonzero_units,
-    pack,
-    units_of,
-    unpack,
-)
 from windtunnel.training.gradsync.model import JobNetwork
-from windtunnel.training.gradsync.policy.partition import Order, growth_of, slice_length
-from windtunnel.training.gradsync.policy.sparse import SCHEMES, Sparsity, choose, promising
+from windtunnel.training.gradsync.policy.sparse import (
+    INDEX,
+    SCHEMES,
+    Order,
+    Sparsity,
+    choose,
+    growth_of,
+    promising,
+    slice_length,
+)
 
 T = TypeVar("T")
 SAMPLE = 256
@@ -47,6 +49,108 @@ SAMPLE = 256
 TRIED = 0.5
 """Seconds for which each scheme is tried, on all gradients of a job together."""
 TURNS = 30
+COUNT = 8
+"""Bytes of the number of units that begins a message."""
+_BITS = torch.arange(8, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of a gradient that are there: numbers [k], ascending, of ``total``, and values [k, width]."""
+
+    indices: Tensor
+    values: Tensor
+    total: int
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
+
+def units_of(tensor: Tensor) -> Units:
+    """The rows of a gradient that are there (COO) or have any element that is not zero (dense)."""
+    if tensor.layout == torch.strided:
+        rows = len(tensor) if tensor.dim() else 1
+        return nonzero_units(tensor.detach().reshape(rows, -1))
+    tensor = tensor.detach().coalesce()
+    indices = torch.zeros(tensor._nnz(), dtype=torch.int64, device=tensor.device)
+    total = 1
+    for place, length in enumerate(tensor.shape[: tensor.sparse_dim()]):
+        indices = indices * length + tensor.indices()[place]
+        total *= length
+    width = tensor.shape[tensor.sparse_dim() :].numel()
+    return Units(indices, tensor.values().reshape(len(indices), width), total)
+
+
+def nonzero_units(whole: Tensor) -> Units:
+    """The rows of a matrix that are not all zero."""
+    indices = (whole != 0).any(1).nonzero()[:, 0]
+    return Units(indices, whole[indices], len(whole))
+
+
+def dense(units: Units) -> Tensor:
+    """The matrix that they are of [total, width]."""
+    whole = units.values.new_zeros(units.total, units.width)
+    whole[units.indices] = units.values
+    return whole
+
+
+def as_came(total: Units, tensor: Tensor) -> Tensor:
+    """In the form of ``tensor``: dense, or COO without duplicates."""
+    if tensor.layout == torch.strided:
+        return dense(total).reshape(tensor.shape)
+    row_shape = tensor.shape[tensor.sparse_dim() :]
+    indices, places = total.indices, []
+    for length in reversed(tensor.shape[: tensor.sparse_dim()]):
+        places.append(indices % length)
+        indices = indices // length
+    shaped, stacked = total.values.reshape(-1, *row_shape), torch.stack(places[::-1])
+    return torch.sparse_coo_tensor(stacked, shaped, tensor.shape, is_coalesced=True, check_invariants=False)
+
+
+def add_up(parts: Sequence[Units]) -> Units:
+    """What is there in any part, and the sums of values in the order of the parts."""
+    like = parts[0]
+    there = torch.zeros(like.total, dtype=torch.bool, device=like.values.device)
+    for part in parts:
+        there[part.indices] = True
+    summed = there.nonzero()[:, 0]
+    place = there.cumsum(0, dtype=torch.int32) - 1
+    total = like.values.new_zeros(len(summed), like.width)
+    for part in parts:
+        total[place[part.indices]] += part.values
+    return Units(summed, total, like.total)
+
+
+def pack(units: Units, *, bitmap: bool = False) -> Tensor:
+    """Their message (see above); ``bitmap``: where it is shorter than positions."""
+    count, values = len(units.indices), units.values
+    if count == 0:
+        return torch.empty(0, dtype=torch.uint8, device=values.device)
+    bitmap = bitmap and -(-units.total // 8) < INDEX * count
+    if bitmap:
+        there = torch.zeros(-(-units.total // 8) * 8, dtype=torch.uint8, device=values.device)
+        there[units.indices] = 1
+        index = (there.view(-1, 8) << _BITS.to(values.device)).sum(1, dtype=torch.uint8)
+    else:
+        index = units.indices.to(torch.int32).view(torch.uint8)
+    head = torch.tensor([-count if bitmap else count]).view(torch.uint8)
+    body = values.contiguous().reshape(-1).view(torch.uint8)
+    return torch.cat([head.to(values.device), body, body.new_zeros(-len(body) % INDEX), index])
+
+
+def unpack(message: Tensor, like: Units) -> Units:
+    """The units of a message, of as many and as wide ones as ``like`` has."""
+    if len(message) == 0:
+        return Units(like.indices[:0], like.values[:0], like.total)
+    count = int(message[:COUNT].view(torch.int64))
+    end = COUNT + abs(count) * like.width * like.values.element_size()
+    values = message[COUNT:end].view(like.values.dtype).reshape(abs(count), -1)
+    index = message[end + (COUNT - end) % INDEX :]
+    if count > 0:
+        return Units(index.view(torch.int32).long(), values, like.total)
+    there = (index[:, None] >> _BITS.to(message.device)) & 1
+    return Units(there.reshape(-1).nonzero()[:, 0], values, like.total)
 
 
 def all_reduce(
@@ -119,7 +223,7 @@ def _words(tensor: Tensor, scheme: str, network: JobNetwork | None, seed: int) -
 
 
 def push_pull(peers: Peers, mine: Units, seed: int | None) -> Units:
-    """The sum, where each rank adds up the part that `policy.partition` gives it: of units in the order that
+    """The sum, where each rank adds up the part that `policy.sparse` gives it: of units in the order that
     ``seed`` gives, or, where it is None, as they are, and then positions are never coded as a bitmap."""
     size, order, bitmap = peers.size, Order(mine.total, seed), seed is not None
     length = slice_length(mine.total, size)

@@ -1,9 +1,9 @@
 """From a profile to a plan: cut the gradients into groups, give each an option, and say why.
 
 Cuts and options depend on each other: what is compressed wants larger groups, and what hides behind backward
-wants none. So several ways to cut are tried, the best for each uniform option among them (`fusion`), options
-are searched on the most promising ones (`strategy`), neighbours that came to the same option are cut anew,
-and what the timeline prices least is kept. All uniform choices are among the candidates, to leave gradients
+wants none. So several ways to cut are tried, the best for each uniform option among them, options are
+searched on the most promising ones (`strategy`), neighbours that came to the same option are cut anew, and
+what the timeline prices least is kept. All uniform choices are among the candidates, to leave gradients
 as they are is the first of them, and it is taken unless the gain exceeds what the profile cannot tell.
 """
 
@@ -29,7 +29,6 @@ from windtunnel.training.gradsync.model import (
     SyncPlan,
     SyncProfile,
 )
-from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import (
     BETWEEN,
     COMPUTE,
@@ -43,7 +42,7 @@ from windtunnel.training.gradsync.policy.options import (
     without_codec_cost,
 )
 from windtunnel.training.gradsync.policy.sparse import choices
-from windtunnel.training.gradsync.policy.strategy import search, undominated
+from windtunnel.training.gradsync.policy.strategy import Affine, best_cuts, even_cuts, search, undominated
 from windtunnel.training.gradsync.policy.timeline import Costs
 
 Ints = NDArray[np.int64]

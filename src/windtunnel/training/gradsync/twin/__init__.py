@@ -3,17 +3,118 @@
 `profile_of` makes the profile of an emulated job: its gradients as its backward makes them, the cluster's
 collectives, and codecs as the cluster's devices would run them. The plan that is made on it is priced by the
 timeline that made it.
+
+Collectives: lines through the times of the emulator's model. Codecs: bytes that their kernels move, and calls
+of kernels, all of it inference from what the algorithms must read and write; a calibrated profile replaces
+it.
 """
 
 from __future__ import annotations
 
-from windtunnel.training.emulate.emulation import EmulationResult
-from windtunnel.training.emulate.gradients import backward_of
-from windtunnel.training.gradsync.model import GradientTensor, SyncProfile
-from windtunnel.training.gradsync.policy import Decision, Observation
-from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
+from dataclasses import dataclass
 
-__all__ = ["cost", "profile_of"]
+import numpy as np
+
+from windtunnel.base.errors import UserError
+from windtunnel.calibration.fit import least_squares
+from windtunnel.cluster.model import Cluster
+from windtunnel.training.emulate.emulation import EmulationResult
+from windtunnel.training.emulate.gradients import backward_of, collective_times
+from windtunnel.training.gradsync.model import (
+    CodecCost,
+    CodecPoint,
+    CollectiveFit,
+    GradientTensor,
+    JobNetwork,
+    Kind,
+    Scope,
+    SyncProfile,
+)
+from windtunnel.training.gradsync.policy import Decision, Observation
+
+__all__ = ["codecs_of", "cost", "network_of", "profile_of"]
+
+KINDS: dict[Kind, str] = {
+    "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather",
+    "alltoall": "all_to_all",
+}  # fmt: skip
+SIZES = tuple(1 << shift for shift in range(12, 28, 2))
+
+CALL = 6e-6
+"""Seconds of a kernel's launch, as NCCL's and PyTorch's small kernels take on V100 to H100."""
+HOST_CALL = 20e-6
+NUMELS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """``ratio``: bytes of the code over those of float32. ``encode``, ``decode``, ``add``: bytes moved for
+    each element, and ``calls``: kernels launched to encode (half as many to decode)."""
+
+    ratio: float
+    encode: float
+    decode: float
+    add: float
+    calls: int
+    summable: bool = False
+
+
+def _sparse(share: float, scans: float, calls: int) -> Kernels:
+    """Keeps ``share`` of the elements, 8 bytes each, found by reading everything ``scans`` times."""
+    code_bytes = 8 * share
+    return Kernels(2 * share, 4 * scans + 4 + code_bytes, 4 + 3 * code_bytes, 3 * code_bytes, calls)
+
+
+CODECS = {
+    "fp16": Kernels(0.5, 6, 6, 10, 1, summable=True),
+    "bf16": Kernels(0.5, 6, 6, 10, 1, summable=True),
+    "int8": Kernels(0.25 * (1 + 4 / 256), 13, 5, 9, 2),
+    "sign": Kernels(1 / 32, 12, 4.2, 8.2, 3),
+    # the hash (DRAGONN, section 2) reads everything once, and once more for the residual
+    "dragonn:0.01": _sparse(0.01, 2, 5),
+}
+
+
+def network_of(cluster: Cluster) -> JobNetwork:
+    """All collectives that an option may use.
+
+    Raises:
+        UserError: the cluster has one rank.
+    """
+    if cluster.world_size == 1:
+        raise UserError(f"cluster {cluster.name}: it has one rank; two or more synchronise gradients")
+    places = cluster.devices_per_host
+    members: dict[Scope, list[int]] = {
+        "flat": [*range(cluster.world_size)],
+        "inside": [*range(places)],
+        "between": [*range(0, cluster.world_size, places)],
+    }
+    sizes, collective_costs = np.array(SIZES, float), []
+    for scope, ranks in members.items():
+        for kind, name in KINDS.items() if len(ranks) > 1 else ():
+            times = collective_times(cluster, name, ranks, SIZES, alike=scope == "between")
+            line = least_squares([np.ones_like(sizes), sizes], np.array(times))
+            collective_costs.append(CollectiveFit(scope, kind, *line))
+    return JobNetwork(cluster.hosts, places, tuple(collective_costs))
+
+
+def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
+    """All codecs on the devices of the cluster."""
+    device = cluster.host.device
+    rate = device.memory_bandwidth * 0.8
+    call = CALL if device.kind == "gpu" else HOST_CALL
+
+    def point(kernels: Kernels, numel: int) -> CodecPoint:
+        return CodecPoint(
+            numel, kernels.calls * call + numel * kernels.encode / rate,
+            max(1, kernels.calls // 2) * call + numel * kernels.decode / rate,
+            numel * kernels.add / rate, max(8, round(4 * numel * kernels.ratio)),
+        )  # fmt: skip
+
+    return tuple(
+        CodecCost(name, tuple(point(kernels, numel) for numel in NUMELS), kernels.summable)
+        for name, kernels in CODECS.items()
+    )
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:

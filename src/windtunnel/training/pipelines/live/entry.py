@@ -28,8 +28,8 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint import Whole
 from windtunnel.training.checkpoint.model import StoredStep
+from windtunnel.training.pipelines.live.layers import copy_layers, plan_transfers, read_layer, saved_steps
 from windtunnel.training.pipelines.live.team import Team, assigned, make_team
-from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers, read_layer, saved_steps
 from windtunnel.training.pipelines.model import Layout, Reconfiguration
 from windtunnel.training.pipelines.policy import Decision, HostsChanged, InDoubt, Observation, decide
 from windtunnel.training.pipelines.policy.commit import Resolution, Standing, commit_key

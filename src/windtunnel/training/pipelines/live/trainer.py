@@ -9,10 +9,10 @@
 `fit` is called again, in the same process, whenever the membership changed. The trainer keeps the state of
 its layers meanwhile. Coming into a generation (`entry`), all hosts tell each other what they hold, settle
 the step in doubt (`commit`), find the same new layout by the same policy, and copy the layers that a host
-now needs from those that have them (`transfer`). Then they go on with the step after the last one committed:
+now needs from those that have them (`layers`). Then they go on with the step after the last one committed:
 
-1. each pipeline runs its share of the microbatches by 1F1B (`schedule`, `stage`, `exchange`);
-2. gradients are summed layer by layer over the hosts that hold the layer (`reduce`), the losses, the
+1. each pipeline runs its share of the microbatches by 1F1B (`planner`, `stage`);
+2. gradients are summed layer by layer over the hosts that hold the layer (`team`), the losses, the
    gradients' norms and whether anything went wrong over all hosts;
 3. all agree that the step is prepared: the commit record;
 4. each applies the step to its layers.
@@ -41,7 +41,6 @@ from windtunnel.training.checkpoint import store
 from windtunnel.training.elastic import determinism
 from windtunnel.training.elastic.determinism import seed_for, seed_generators
 from windtunnel.training.pipelines.live import entry
-from windtunnel.training.pipelines.live.exchange import StageExchange
 from windtunnel.training.pipelines.live.layers import (
     HostLayer,
     LayerSpec,
@@ -49,11 +48,11 @@ from windtunnel.training.pipelines.live.layers import (
     MakeScheduler,
     shard_of,
 )
-from windtunnel.training.pipelines.live.stage import InFlight, LiveStage, Loss
+from windtunnel.training.pipelines.live.stage import InFlight, LiveStage, Loss, StageExchange
 from windtunnel.training.pipelines.live.team import SCALE, Reduction, Sums, Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
 from windtunnel.training.pipelines.policy.commit import commit_key
-from windtunnel.training.pipelines.policy.schedule import one_forward_one_backward
+from windtunnel.training.pipelines.policy.planner import one_forward_one_backward
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic import Job
@@ -101,7 +100,7 @@ class PipelineTrainer:
     ``templates``: how to cut the layers over so and so many hosts, for one device a host
     (`policy.templates.template_set`, `even_templates`). ``search``: as in `policy.reconfigure.reconfigure`.
 
-    ``reduction``, ``scale``: see `reduce`. ``max_norm``: gradients are scaled down to this norm over all
+    ``reduction``, ``scale``: see `team`. ``max_norm``: gradients are scaled down to this norm over all
     layers. ``nonfinite``: "raise", or "skip" a step whose gradients are no numbers (it counts as a step, and
     the scheduler advances). ``autocast``: the dtype that layers compute in, e.g. torch.bfloat16.
 

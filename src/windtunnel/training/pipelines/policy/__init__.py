@@ -1,7 +1,7 @@
 """What pipelines on changing hosts ask: which layout follows, and what becomes of the step in doubt.
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events. How
-templates are cut (`planner`, `templates`) and in what order stages work (`schedule`) is settled beforehand.
+templates are cut (`templates`), and in what order stages work (`planner`), is settled beforehand.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from windtunnel.base import handshake, remote
 from windtunnel.base.keys import Keys
 from windtunnel.base.tls import Certificates
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.memory.messages import ERRORS, Caller, Pace, Ranks, Reservation
 from windtunnel.training.checkpoint.live.memory.state import Board
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
@@ -138,7 +138,7 @@ class LocalMemory:
         if where.startswith("/"):
             return slots.load(Path(where), into, step=step).checksum
         with self._peer(where) as sock:
-            return transfer.receive_copy(sock, transfer.ask_copy(sock, shard, step, world), into)
+            return messages.receive_copy(sock, messages.ask_copy(sock, shard, step, world), into)
 
     def layout(self, digest: str) -> bytes:
         """The layout with this digest, from this host or whoever has it.
@@ -150,7 +150,7 @@ class LocalMemory:
             return bytes(self._service.layout(digest))
         for address in self._service.addresses():
             with contextlib.suppress(OSError, CopyError), self._peer(address) as sock:
-                return transfer.layout(sock, digest)
+                return messages.layout(sock, digest)
         raise CopyError(f"no host has the layout {digest}")
 
     def traffic(self) -> dict[int, tuple[int, int]]:
@@ -171,6 +171,6 @@ class LocalMemory:
 
     def _peer(self, address: str) -> socket.socket:
         wait = min(CONNECT, self._timeout)
-        sock = handshake.connect(address, wait, self._keys, transfer.service(address))
+        sock = handshake.connect(address, wait, self._keys, messages.service(address))
         sock.settimeout(self._timeout)
         return sock

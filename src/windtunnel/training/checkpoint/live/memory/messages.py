@@ -1,12 +1,29 @@
-"""What ranks of a host call of its memory service (`base.rpc`), and what peers ask of it (`transfer`)."""
+"""What ranks of a host call of its memory service (`base.rpc`), and what peers ask of it on their sockets.
+
+Peers send requests with their answers, and the bytes of slots. A copy that is pushed (PUT) comes in chunks,
+each behind its length: a length of 0 says that the sender waits for its window and lives. A copy that is read
+(GET) comes as it lies in the slot. Bulk bytes never become Python objects: they go from the mapped slot on
+one side (``sendfile`` takes tmpfs apart into pages of 4 KiB, which costs both sides more than twice the time)
+into that on the other, hashed as they arrive. `PeerRequests` answers those of a connection one after the
+other.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import socket
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import xxhash
+
+from windtunnel.base import schema, wire
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain
 from windtunnel.base.schema import Table, count, each, fields, flag, integer, maybe, text
+from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import Copy, Shard
 from windtunnel.training.checkpoint.policy.placement import Kind
@@ -121,3 +138,177 @@ class Ranks(Protocol):
 
     def traffic(self) -> list[tuple[int, int, int]]:
         """By step: bytes that were sent, and how many of them within windows."""
+
+
+LENGTH = struct.Struct("!I")
+HOT = 512 << 10
+"""Bytes that are received and then hashed, while the processor's cache holds them."""
+LARGEST = 256 << 20
+"""Raw bytes that may follow a request: a layout."""
+
+Message = dict[str, Any]
+Handler = Callable[[socket.socket, Message, bytes], Message | None]
+"""Gets the connection, a request, and the raw bytes that came with it; returns the answer (None: it has
+answered)."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error. ``kind``: "stale", "late", "copy", "timeout" or "user"."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def service(address: str) -> str:
+    """The name of the memory service at ``address`` (`handshake`)."""
+    return f"memory {address}"
+
+
+def ask(sock: socket.socket, message: dict[str, Any], data: bytes | None = None) -> dict[str, Any]:
+    """Send a request and receive its answer, which has no raw bytes.
+
+    Raises:
+        OSError: the connection ended, or its timeout passed.
+    """
+    wire.send(sock, message, data)
+    answer, following = wire.receive(sock)
+    wire.skip(sock, following)
+    return answer
+
+
+def send_data(sock: socket.socket, data: memoryview) -> None:
+    """A slot's bytes, block by block: the socket's timeout is for each of them, not for all.
+
+    Raises:
+        OSError: the connection ended, or its timeout passed.
+    """
+    for at in range(0, len(data), slots.BLOCK):
+        sock.sendall(data[at : at + slots.BLOCK])
+
+
+def receive_chunks(sock: socket.socket, into: memoryview) -> str:
+    """Fill ``into`` with chunks, up to its end; the xxh3_128 of what came.
+
+    Raises:
+        OSError: the connection ended, or its timeout passed. WireError: more bytes than announced.
+    """
+    hasher = xxhash.xxh3_128()
+    head = bytearray(LENGTH.size)
+    at = hashed = 0
+    while at < len(into):
+        wire.fill(sock, memoryview(head))
+        (length,) = LENGTH.unpack(head)
+        if length > len(into) - at:
+            raise wire.WireError(f"a chunk of {length} bytes, {len(into) - at} are expected")
+        end = at + length
+        while at < end:
+            part = into[at : min(end, at + HOT)]
+            wire.fill(sock, part)
+            at += len(part)
+            if at - hashed >= HOT or at == len(into):
+                hasher.update(into[hashed:at])
+                hashed = at
+    return hasher.hexdigest()
+
+
+def ask_copy(sock: socket.socket, shard: str, step: int, world: int | None = None) -> Shard:
+    """GET: what a copy is; its ``nbytes`` bytes follow, outside of any frame, for `receive_copy`.
+
+    Raises:
+        CopyError: there is none. OSError: the connection ended, or its timeout passed.
+    """
+    answer = ask(sock, {"op": "get", "shard": shard, "step": step, "world": world})
+    if "error" in answer:
+        raise CopyError(f"{answer['text']}")
+    return from_plain(Shard, answer)
+
+
+def receive_copy(sock: socket.socket, shard: Shard, into: memoryview) -> str:
+    """The data after `ask_copy`, verified; its checksum. After an error the connection is of no use any more.
+
+    Raises:
+        CopyError: another length than ``into`` has, or not what its checksum says. OSError: the connection.
+    """
+    what = f"{shard.name} of step {shard.step}"
+    if shard.nbytes != len(into):
+        raise CopyError(f"{what} has {shard.nbytes} bytes, {len(into)} are expected")
+    hasher = xxhash.xxh3_128()
+    for at in range(0, len(into), slots.BLOCK):
+        part = into[at : at + slots.BLOCK]
+        wire.fill(sock, part)
+        hasher.update(part)
+    checksum = hasher.hexdigest()
+    if checksum != shard.checksum:
+        raise CopyError(f"the checksum of {what} does not match its data")
+    return checksum
+
+
+def layout(sock: socket.socket, digest: str) -> bytes:
+    """The layout with this digest, from the service at the other end.
+
+    Raises:
+        CopyError: it is not there, or not what its digest says. OSError: the connection.
+    """
+    wire.send(sock, {"op": "layout?", "digest": digest})
+    answer, following = wire.receive(sock)
+    if "error" in answer:
+        wire.skip(sock, following)
+        raise CopyError(f"{answer['text']}")
+    if following > LARGEST:
+        raise wire.WireError(f"a layout of {following} bytes, more than {LARGEST}")
+    blob = bytes(wire.rest(sock, following))
+    if xxhash.xxh3_128_hexdigest(blob) != digest:
+        raise CopyError(f"layout {digest} is not what its digest says")
+    return blob
+
+
+class PeerRequests:
+    """Answers the requests of connections, one after the other on each (`listener.Listener` calls `serve`).
+    ``handlers``: by op, ``table``: what these must look like.
+    ``silence``: seconds without a byte within a request end a connection."""
+
+    def __init__(self, handlers: dict[str, Handler], table: Table, silence: float) -> None:
+        self._handlers, self._table, self._silence = handlers, table, silence
+
+    def serve(self, sock: socket.socket) -> None:
+        """Answer until the peer goes.
+
+        Raises:
+            OSError: the connection ended, or is of no use any more.
+        """
+        if sock.family != socket.AF_UNIX:
+            # A peer that vanished between two requests is noticed by the kernel's probes.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        while True:
+            wire.wait(sock)
+            sock.settimeout(self._silence)
+            answer = self._answer(sock, *_request(sock))
+            if answer is not None:
+                wire.send(sock, answer)
+
+    def _answer(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
+        try:
+            op = schema.require(message, self._table)["op"]
+        except wire.WireError as error:
+            return {"error": "user", "text": str(error)}
+        try:
+            return self._handlers[op](sock, message, raw)
+        except Refused as error:
+            return {"error": error.kind, "text": str(error)}
+        except CopyError as error:
+            return {"error": "copy", "text": str(error)}
+        except UserError as error:
+            return {"error": "user", "text": str(error)}
+        except (KeyError, ValueError, TypeError) as error:
+            return {"error": "user", "text": f"request {op!r} is malformed: {error!r}"}
+
+
+def _request(sock: socket.socket) -> tuple[Message, bytes]:
+    message, following = wire.receive(sock)
+    if following > LARGEST:
+        raise wire.WireError(f"a request with {following} bytes, more than {LARGEST}")
+    return message, bytes(wire.rest(sock, following))

@@ -12,13 +12,18 @@ from functools import partial
 from windtunnel.base import handshake, wire
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
-from windtunnel.training.checkpoint.live.memory.messages import Caller, Reservation, Reserved, Welcome
+from windtunnel.training.checkpoint.live.memory.messages import (
+    Caller,
+    Refused,
+    Reservation,
+    Reserved,
+    Welcome,
+)
 from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pacer, Sender
 from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, RankReservation, State
 from windtunnel.training.checkpoint.live.memory.storing import Persister
-from windtunnel.training.checkpoint.live.memory.transfer import Refused
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy, Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
@@ -166,9 +171,9 @@ class Owner:
         limits = state.limits
         try:
             address = self._address(host)
-            with handshake.connect(address, limits.connect, state.keys, transfer.service(address)) as sock:
+            with handshake.connect(address, limits.connect, state.keys, messages.service(address)) as sock:
                 sock.settimeout(limits.silence + limits.membership + slot_count * shelf.capacity / ALLOCATION)
-                answer = transfer.ask(sock, fields)
+                answer = messages.ask(sock, fields)
         except (OSError, wire.WireError) as error:
             state.context.event("note", text=f"host {host} does not prepare for {shard}: {error}")
             return

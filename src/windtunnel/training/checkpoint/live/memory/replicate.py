@@ -29,7 +29,7 @@ from typing import Any
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import to_plain
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.memory.messages import Pace
 from windtunnel.training.checkpoint.live.slot import SlotFile
 from windtunnel.training.checkpoint.model import Shard
@@ -258,7 +258,7 @@ class Sender:
             if blob is None:
                 return f"its layout {digest} is not here"
             fields = {"op": "layout", "digest": digest, "generation": delivery.generation}
-            transfer.ask(sock, fields, blob)
+            messages.ask(sock, fields, blob)
             answer = self._ask(sock, delivery)
         verdict = self._verdict(answer)
         if verdict != "go":
@@ -292,7 +292,7 @@ class Sender:
             "capacity": delivery.slot.capacity,
             "shard": to_plain(delivery.shard),
         }
-        return transfer.ask(sock, message)
+        return messages.ask(sock, message)
 
     def _stream(self, sock: socket.socket, data: memoryview, delivery: Delivery) -> None:
         nbytes = len(data)
@@ -303,8 +303,8 @@ class Sender:
                 raise wire.WireError("it is not wanted any more")
             inside = self._pacer.inside()
             begun = time.monotonic()
-            sock.sendall(transfer.LENGTH.pack(size))  # 0 where there is no leave yet: we live
-            transfer.send_data(sock, data[at : at + size])
+            sock.sendall(messages.LENGTH.pack(size))  # 0 where there is no leave yet: we live
+            messages.send_data(sock, data[at : at + size])
             if self._pacer.measures:
                 _drain(sock, begun + self._limits.silence)
                 self._pacer.sent(size, time.monotonic() - begun)
@@ -315,7 +315,7 @@ class Sender:
     def _connection(self) -> socket.socket:
         if self._sock is None:
             address = self.host.memory
-            sock = handshake.connect(address, self._limits.connect, self._keys, transfer.service(address))
+            sock = handshake.connect(address, self._limits.connect, self._keys, messages.service(address))
             # Longer than the other side waits before it answers.
             sock.settimeout(self._limits.silence + self._limits.slot + self._limits.membership)
             if self._pacer.pace.mode == "idle":

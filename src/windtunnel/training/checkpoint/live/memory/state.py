@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
-from windtunnel.training.checkpoint.live.memory.transfer import Refused
+from windtunnel.training.checkpoint.live.memory.messages import Refused
 from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import MemberHost, Membership
 

@@ -12,7 +12,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.memory.folder import free
 from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.slot import CopyError
@@ -166,6 +166,6 @@ class Persister:
         membership = state.membership
         assert membership is not None
         address = membership.hosts[rank // membership.per_host].memory
-        with handshake.connect(address, state.limits.connect, state.keys, transfer.service(address)) as sock:
+        with handshake.connect(address, state.limits.connect, state.keys, messages.service(address)) as sock:
             sock.settimeout(state.limits.silence)
-            return transfer.layout(sock, digest)
+            return messages.layout(sock, digest)

@@ -34,10 +34,9 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.elastic.live import forked, tunnel
-from windtunnel.training.elastic.live.agent import reach
+from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
-from windtunnel.training.elastic.live.agent.link import SupervisorLink
+from windtunnel.training.elastic.live.agent.link import SupervisorLink, silent
 from windtunnel.training.elastic.live.agent.trainers import Answer, Trainers, nobody
 from windtunnel.training.elastic.live.agent.workers import (
     TrainerOutputs,
@@ -46,9 +45,9 @@ from windtunnel.training.elastic.live.agent.workers import (
     Workers,
 )
 from windtunnel.training.elastic.live.calls import Hello, HostAgent, Message, News, Post, TrainerWelcome
+from windtunnel.training.elastic.live.store import Door
 from windtunnel.training.elastic.model import Membership
-from windtunnel.training.elastic.policy.leases import Leases
-from windtunnel.training.elastic.policy.words import cause_in
+from windtunnel.training.elastic.policy.evidence import Leases, cause_in
 
 TICK = 0.05
 KEPT_SETTLED = 64
@@ -102,7 +101,7 @@ class Agent:
         self._socket = self.memory / "agent.sock"
         self._server = RpcServer(RpcService.of(HostAgent, Trainers(self)), f"unix:{self._socket}")
         self.keys = Keys.of_job(config.secret, config.tls)
-        self._door = tunnel.Door(self.keys, lambda: self.member.store if self.member else "")
+        self._door = Door(self.keys, lambda: self.member.store if self.member else "")
         self.link = SupervisorLink(
             config.supervisor, self.keys, self._greeting, lambda m: self.do(lambda: self._hear(m))
         )
@@ -300,8 +299,7 @@ class Agent:
     def _look(self, message: Message) -> None:
         """In a thread of its own, since it waits for hosts that do not answer."""
         hosts = {int(host): address for host, address in message["hosts"].items()}
-        silent = reach.silent(hosts, message["within"])
-        self.link.send("reached", round=message["round"], silent=silent)
+        self.link.send("reached", round=message["round"], silent=silent(hosts, message["within"]))
 
     def _fence(self, message: Message) -> None:
         worker = self.workers.of_pid(message["pid"]) if message.get("pid") else None

@@ -9,13 +9,15 @@ stopped: it is made anew, with it or with the one that follows it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from windtunnel.base import remote
+from windtunnel.base import remote, wire
 from windtunnel.base.errors import WindtunnelError
 from windtunnel.base.keys import Keys
 from windtunnel.training.elastic.live.calls import Hello, Message, Supervision
@@ -26,6 +28,12 @@ SILENCE = 5.0
 KEPT = 4096
 Call = tuple[str, dict[str, Any], Callable[[Any], object]]
 _FAILURES = (OSError, WindtunnelError)
+AT_ONCE = 32
+"""Hosts that are looked for at once."""
+_NO_WAY = {
+    errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.ETIMEDOUT,
+    errno.EINVAL, errno.EACCES,  # routes of the kinds blackhole and prohibit
+}  # fmt: skip
 
 
 def _ignore(value: object) -> None:
@@ -112,3 +120,28 @@ class SupervisorLink:
 
     def _is_due(self) -> bool:
         return self._ended.is_set() or (self._number is not None and bool(self._waiting))
+
+
+def silent(hosts: Mapping[int, str], within: float) -> list[int]:
+    """Those of ``hosts`` ("host:port" of a memory service each, "" for none) of which nothing comes
+    ``within`` seconds, when a connection is tried and no word is said.
+
+    A refusal is an answer, and the kernel accepts for a process that stands still; so silence is the
+    network's or the whole host's. An error of this host's own says nothing about another.
+    """
+    reachable = [host for host, address in hosts.items() if address]
+    if not reachable:
+        return []
+    with ThreadPoolExecutor(min(AT_ONCE, len(reachable)), thread_name_prefix="windtunnel-reach") as pool:
+        answers = pool.map(lambda host: _answers(hosts[host], within), reachable)
+        return sorted(host for host, there in zip(reachable, answers, strict=True) if not there)
+
+
+def _answers(address: str, within: float) -> bool:
+    try:
+        wire.connect(address, within).close()
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return error.errno not in _NO_WAY
+    return True

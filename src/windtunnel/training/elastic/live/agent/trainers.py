@@ -7,12 +7,16 @@ before the word of its end.
 from __future__ import annotations
 
 import errno
+import os
 import queue
+import shutil
+import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.training.elastic.live import inject
+from windtunnel.linux import network
+from windtunnel.training.elastic.faults import LAUNCHER
 from windtunnel.training.elastic.live.calls import Message, News, TrainerWelcome, Values
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from windtunnel.training.elastic.live.agent.workers import TrainerProcess
 
 PATIENCE = 10.0
+_KNOWN = 1.0  # seconds that the supervisor may take to hear of a fault before it strikes
 Answer = Callable[[Any], object]
 
 
@@ -78,7 +83,7 @@ class Trainers:
         self._of(pid, lambda worker: worker.fail(error, less=less))
 
     def inject(self, pid: int, action: str, rate: float = 0.0) -> None:
-        self._of(pid, lambda worker: inject.inject_on_host(self._agent, action, rate))
+        self._of(pid, lambda worker: inject_on_host(self._agent, action, rate))
 
     def _of(self, pid: int, deed: Callable[[TrainerProcess], object]) -> None:
         """Done in the agent's thread, for a trainer that is one then."""
@@ -102,3 +107,27 @@ def _answered(what: str, within: float, ask: Callable[[Answer], None]) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def inject_on_host(agent: Agent, action: str, rate: float = 0.0) -> None:
+    """Do ``action``: kill, down or slow (the network link, to ``rate`` bytes/s); what strikes the launcher is
+    passed on. That it strikes is known by then."""
+    agent.link.flush(_KNOWN)
+    if action == LAUNCHER:
+        agent.link.send("kill_launcher", epoch=agent.epoch)
+    elif action == "kill":
+        kill_host(agent)
+    elif agent.config.interface is None:
+        agent.event("note", text=f"{action}: this host's network is shared (--network netns has one each)")
+    elif action == "down":
+        network.set_link(agent.config.interface, up=False)
+    elif action == "slow":
+        network.set_rate(agent.config.interface, rate)
+
+
+def kill_host(agent: Agent) -> None:
+    """A host that loses power: its workers, its memory and its agent are gone at once."""
+    for worker in agent.workers.living():
+        agent.workers.kill(worker)
+    shutil.rmtree(agent.memory, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)

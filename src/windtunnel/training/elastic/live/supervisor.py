@@ -8,7 +8,7 @@ by generation, its agent told to ``end``, its process killed (``fence``). When a
 more can be done, all agents are told the ``end``.
 
 The supervisor lives in the launcher's process. If that dies the agents try to connect again. The next one
-(`lead`) takes a higher epoch, the same address, and the state from the event log, waits for the agents, and
+takes a higher epoch, the same address, and the state from the event log, waits for the agents, and
 forms a new generation only if something is missing.
 
 Calls come in threads of their own; one at a time touches the state (`Core`). Sources: membership in views
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import functools
 import itertools
 import os
@@ -38,7 +39,7 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.calls import Hello, Message, Supervision
-from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
+from windtunnel.training.elastic.live.store import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
@@ -265,6 +266,30 @@ class Supervisor:
             self._order(count)
         except Exception as error:
             self._core.finish(1, f"{count} hosts could not be ordered: {error}", time.monotonic())
+
+
+class Lead:
+    """The right to supervise the run in ``folder``, until `release` or the end of this process: that holds
+    the lock on a file in it, which goes with the process.
+
+    Raises:
+        UserError: somebody else has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            leader = os.read(self._file, 256).decode(errors="replace")
+            os.close(self._file)
+            raise UserError(f"{folder}: this run is running, {leader} leads it") from None
+        os.ftruncate(self._file, 0)
+        os.write(self._file, f"process {os.getpid()} on {os.uname().nodename}".encode())
+
+    def release(self) -> None:
+        os.close(self._file)
 
 
 class _Calls:
