@@ -164,6 +164,28 @@ def test_shards_that_grow_get_new_slots_and_the_old_ones_go_later(cluster: Calla
     assert c.holders("rank0", 1) == [0, 1] and c.holders("rank0", 0) == []
 
 
+def test_shards_that_grow_before_the_step_gone_back_to_is_committed_again_do_not_cost_it(
+    cluster: Callable[..., Cluster],
+) -> None:
+    it = cluster(2)
+    it.reserve()
+    it.save(0, 0)
+    it.wait(0)
+    it.form(it.places)
+    late = "checkpoint/0/2.1"
+    it.deaf.add(late)
+    it.go_back(0)
+    until(lambda: len(it.posts.get(late, {})) == it.world)
+    it.reserve(20_000)
+    it.deaf.clear()
+    it.post(late, 0, {"course": 1})
+    it.wait(0)
+    assert it.holders("rank0", 0) == it.holders("rank1", 0) == [0, 1]
+    it.save(1, 0, 20_000)
+    it.wait(1)
+    assert it.holders("rank0", 0) == []
+
+
 def test_what_a_stale_generation_says_is_refused(cluster: Callable[..., Cluster]) -> None:
     c = cluster(2)
     c.reserve()

@@ -76,12 +76,13 @@ class Shelf:
         abandoned = slot_steps[index] not in keeps and slot_steps[index] != base
         return index if abandoned or may_overwrite(len(slot_steps), step, slot_steps, committed) else None
 
-    def newer(self, step: int, generation: int) -> bool:
-        """Whether something is here that may still be wanted after ``step`` is committed in
-        ``generation``."""
-        headers = [header for slot in self.slots.values() if (header := slot.header) is not None]
-        later = (h.shard for h in headers if h.shard.generation == generation)
-        return bool(self.writing) or any(shard.step >= step for shard in later)
+    def needed(self, step: int, course: int, generation: int) -> bool:
+        """Whether something is here that may still be wanted after ``step``, whose copies carry ``course``,
+        is committed in ``generation``: that very step, too, where the shards grew since it was gone back to.
+        """
+        shards = [header.shard for slot in self.slots.values() if (header := slot.header) is not None]
+        later = any(shard.generation == generation and shard.step >= step for shard in shards)
+        return bool(self.writing) or later or any((it.step, it.generation) == (step, course) for it in shards)
 
     def find(self, step: int) -> tuple[SlotFile, Shard] | None:
         """The complete copy of ``step``."""
@@ -193,13 +194,14 @@ class Folder:
                     self.shelves.append(shelf)
             return shelf
 
-    def retire(self, step: int, generation: int) -> list[SlotFile]:
-        """``step`` is committed in ``generation``: shelves that nobody asked for in it go, and layouts of
-        none.
+    def retire(self, step: int, course: int, generation: int) -> list[SlotFile]:
+        """``step``, whose copies carry ``course``, is committed in ``generation``: shelves that nobody asked
+        for in it go, and layouts of none.
 
         The slots that were theirs are returned, to be let go of without the lock: that gives gigabytes back.
         """
-        gone = [s for s in self.shelves if s.generation < generation and not s.newer(step, generation)]
+        left_over = [shelf for shelf in self.shelves if shelf.generation < generation]
+        gone = [shelf for shelf in left_over if not shelf.needed(step, course, generation)]
         self.shelves = [shelf for shelf in self.shelves if shelf not in gone]
         used = {
             header.shard.layout

@@ -263,7 +263,7 @@ class MemoryService:
         if kind == "persist":
             self._persister.decided(key, values)
         else:
-            self._state.commit(int(step))
+            self._state.commit(int(step), max(int(value["course"]) for value in values.values()))
 
     def close(self, wipe: bool) -> None:
         """Stop; ``wipe``: and delete all that is kept, or else let a step that is being written to storage

@@ -184,13 +184,14 @@ class State:
             self.ledger = Ledger()
             self.changed.notify_all()
 
-    def commit(self, step: int) -> bool:
-        """All ranks have posted ``step`` in this generation; whether that is news."""
+    def commit(self, step: int, course: int) -> bool:
+        """All ranks have posted ``step`` in this generation, whose copies carry ``course``; whether that is
+        news."""
         with self.changed:
             if self.closed or step < self.committed:
                 return False
             self._set(step)
-            dropped = self.folder.retire(step, self.generation)
+            dropped = self.folder.retire(step, course, self.generation)
         if dropped:
             threading.Thread(target=dropped.clear, name="retired", daemon=True).start()
         return True
