@@ -11,10 +11,7 @@ import pytest
 from support.quick import windtunnel
 from support.ranks import run_ranks
 
-pytestmark = pytest.mark.conformance
-
-
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM = Path(__file__).with_name("gradsync_strangers.py")
 PAGE = Path(__file__).parents[3] / "docs" / "gradsync.md"
 
 
@@ -37,7 +34,7 @@ def test_strangers_train_under_a_plan_as_without(part: str) -> None:
     """BatchNorm, unused and tied and frozen parameters, mixed types, micro-batches, clipping, sparse
     gradients, a compiled model; Transformers' Trainer and Accelerate, which wrap the model themselves; a
     rank that is alone."""
-    done = run_ranks([PROGRAMS / "strangers.py", part], 1 if part == "alone" else 2)
+    done = run_ranks([PROGRAM, part], 1 if part == "alone" else 2)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 
@@ -46,14 +43,18 @@ def test_strangers_train_under_a_plan_as_without(part: str) -> None:
 def test_what_users_do_beside_a_plan(part: str) -> None:
     """Hooks of others before and after, plans that are closed twice and trained on, states in the midst of
     micro-batches."""
-    done = run_ranks([PROGRAMS / "neighbours.py", part], 2)
+    done = run_ranks([Path(__file__).with_name("gradsync_neighbours.py"), part], 2)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 
 @pytest.mark.slow
 def test_what_waits_survives_a_lost_host(tmp_path: Path) -> None:
     """Parameters and residuals of all ranks end with the bits of a run that nothing happened to."""
-    program, plain, struck = PROGRAMS / "survivor.py", tmp_path / "plain", tmp_path / "struck"
+    program, plain, struck = (
+        Path(__file__).with_name("gradsync_survivor.py"),
+        tmp_path / "plain",
+        tmp_path / "struck",
+    )
     for folder in (plain, struck):
         folder.mkdir()
     done = run_ranks([program, plain], 2)

@@ -24,9 +24,6 @@ from windtunnel.training.checkpoint.live.storage import (
 )
 from windtunnel.training.checkpoint.model import Shard
 
-pytestmark = pytest.mark.conformance
-
-
 LAYOUT = b"what lies where"
 
 

@@ -1,8 +1,8 @@
 """Models and loops that were written without a thought of this, each with a plan applied.
 
-strangers.py models        each trains as under plain DDP with a lossless plan, and learns with a lossy one
-strangers.py transformers  Transformers' Trainer and Accelerate, which wrap the model themselves
-strangers.py alone         the only rank there is
+PROGRAM models        each trains as under plain DDP with a lossless plan, and learns with a lossy one
+PROGRAM transformers  Transformers' Trainer and Accelerate, which wrap the model themselves
+PROGRAM alone         the only rank there is
 """
 
 from __future__ import annotations
@@ -220,7 +220,8 @@ def transformers() -> None:
             program, out = Path(folder) / "program.py", Path(folder) / "out.pt"
             program.write_text(
                 f"import sys, torch; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-                f"import strangers; torch.save(strangers.{one.__name__}().state_dict(), {str(out)!r})\n"
+                f"import gradsync_strangers as job\n"
+                f"torch.save(job.{one.__name__}().state_dict(), {str(out)!r})\n"
             )
             script.run([str(program)], begin)
             found = torch.load(out)

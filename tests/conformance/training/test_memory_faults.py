@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import xxhash
-from memory_cluster import DIGEST, LAYOUT, Cluster, content
 
 from support import secret
 from support.between import between, relay
 from support.waiting import PATIENCE, until
+from training.checkpoint.memory.memory_cluster import DIGEST, LAYOUT, Cluster, content
 from windtunnel.base import wire
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import messages

@@ -1,7 +1,7 @@
 """What users do beside a plan: hooks of others, other models, and all that can come in another order.
 
-neighbours.py hooks   another hook is there before, or comes after
-neighbours.py closed  a plan is closed twice, and its model is trained on; another plan goes on then
+gradsync_neighbours.py hooks   another hook is there before, or comes after
+gradsync_neighbours.py closed  a plan is closed twice, and its model is trained on; another plan goes on then
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from strangers import LOSSLESS, LOSSY, Clicks, Mixed, clicks, plan_of, text
+from gradsync_strangers import LOSSLESS, LOSSY, Clicks, Mixed, clicks, plan_of, text
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel

@@ -55,7 +55,6 @@ POINTS = [point for point in faults.POINTS if point not in ("after_ack", "before
 assert POINTS[:3] == ["step", "regrouped", "restoring"]
 
 
-@pytest.mark.conformance
 @pytest.mark.parametrize("whom", ["rank", "host"])
 def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: str) -> None:
     """Property 1. Each point once, of another rank or host each time."""
@@ -73,7 +72,6 @@ def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: st
         assert "storage" not in {event["tier"] for event in of(launched, "restored")}
 
 
-@pytest.mark.conformance
 def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
     tmp_path: Path, sharded: dict[str, Any]
 ) -> None:
@@ -89,7 +87,6 @@ def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
     assert {tier for one in found for tier in one.tiers.values()} == {"memory", "peer"}
 
 
-@pytest.mark.conformance
 def test_a_host_goes_while_the_last_step_is_written_to_storage(
     tmp_path: Path, sharded: dict[str, Any]
 ) -> None:
@@ -103,7 +100,6 @@ def test_a_host_goes_while_the_last_step_is_written_to_storage(
         assert [event["step"] for event in of(launched, "persisted")][-1:] == [last]
 
 
-@pytest.mark.conformance
 def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """Also the replacement is killed, twice, and ranks that had come back."""
     strikes = (
@@ -118,7 +114,6 @@ def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> Non
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
 
 
-@pytest.mark.conformance
 def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """All workers; hosts of two groups; both hosts of one group, which only storage outlives."""
     settings = {"persist": str(tmp_path / "stored"), "persist_every": 3}
@@ -144,7 +139,6 @@ def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
     assert "storage" in set(found[2].tiers.values())
 
 
-@pytest.mark.conformance
 def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
     """Whole steps of the future, with checksums that fit, put into memory and storage from outside."""
     url = str(tmp_path / "stored")
@@ -193,7 +187,6 @@ def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp
         assert [event["step"] for event in of(launched, "step")] == [*range(4)]
 
 
-@pytest.mark.conformance
 def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
     strike = "raise:rank=1,point=before_local_write,step=2,times=9"
     with running(tmp_path, kind="plain", hosts=2, faults=(strike,), max_restarts=2) as launched:

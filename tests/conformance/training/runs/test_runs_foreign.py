@@ -13,7 +13,7 @@ from runs_helpers import end_well, of, running
 from support.ranks import run_ranks
 from windtunnel.training.elastic.report import guarantee
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
 TRAINER = Path(__file__).with_name("foreign_trainer.py")
 STEPS = EPOCHS * SAMPLES // BATCH

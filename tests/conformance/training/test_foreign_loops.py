@@ -19,10 +19,7 @@ from support.preloaded import TRAINING
 from windtunnel.training.elastic.events import recoveries
 from windtunnel.training.launch import launch
 
-pytestmark = pytest.mark.conformance
-
-
-EXAMPLES = Path(__file__).parents[4] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 STEPS = 18
 NEEDS = {
     "accelerate": ("accelerate", "transformers"),

@@ -29,7 +29,7 @@ from support.waiting import until
 from windtunnel.base.plain import from_plain
 from windtunnel.training.elastic import policy as elastic
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
 
 def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]) -> None:

@@ -17,15 +17,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from memory_cluster import content
 
+from training.checkpoint.memory.memory_cluster import content
 from windtunnel.training.checkpoint.live.memory.folder import Folder, Shelf
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile, checksum_of, load
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
-
-pytestmark = pytest.mark.conformance
-
 
 WORLD, N = 4, 64
 BEGIN, WRITE, COMPLETE, PUT, RECEIVE, ACCEPT = range(6)

@@ -13,7 +13,7 @@ from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.elastic.policy.checkpoints import FAILED
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 STEPS = 8
 SCRIPT = """

@@ -31,9 +31,6 @@ from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.elastic.policy.state import SupervisorSettings
 from windtunnel.training.hosts import Offer
 
-pytestmark = pytest.mark.conformance
-
-
 NAMES = re.findall(
     r"\w+",
     """host address memory domain pid generation epoch workers posts key rank value kind t step what status
