@@ -49,7 +49,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(value: SyncProfile | SyncPlan, 
     for cut in range(0, len(text) - 1, len(text) // 20):
         refused(text[:cut])
     for odd in (
-        text.replace('"version": 2', '"version": 1'),
+        text.replace('"version":3', '"version":2'),
         "[" * 200_000,
         '{"a":' * 200_000,
         "1" * 5000,
@@ -57,5 +57,3 @@ def test_a_damaged_file_is_refused_in_a_sentence(value: SyncProfile | SyncPlan, 
         bytes(range(256)),
     ):
         refused(odd)
-    with pytest.raises(UserError, match="MiB"):
-        read(Path("/dev/zero"), kind)

@@ -21,7 +21,8 @@ from typing import Literal
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, to_plain
 
-VERSION = 2
+VERSION = 3
+"""Of the files of both."""
 
 Kind = Literal["allreduce", "reduce_scatter", "allgather", "alltoall"]
 Scope = Literal["flat", "inside", "between"]
@@ -178,7 +179,6 @@ class SyncProfile:
     handing: float = 0.0
     emulated: str = ""
     host: dict[str, str] = field(default_factory=dict)
-    version: int = VERSION
 
     def cost(self, codec: str) -> CodecCost | None:
         return next((cost for cost in self.codecs if cost.codec == codec), None)
@@ -252,11 +252,10 @@ class SyncPlan:
     emulated: str = ""
     notes: tuple[str, ...] = ()
     lossy: bool = False
-    version: int = VERSION
 
     def digest(self) -> str:
         """Of what must be equal on all ranks."""
-        ruling = to_plain([self.groups, self.order, self.world, self.hosts, self.seed, self.version])
+        ruling = to_plain([self.groups, self.order, self.world, self.hosts, self.seed, VERSION])
         for group in ruling[0]:
             group.pop("reason")
         return hashlib.sha256(canonical(ruling)).hexdigest()
