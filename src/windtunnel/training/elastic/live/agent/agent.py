@@ -39,7 +39,6 @@ from windtunnel.training.elastic.live.agent.config import AgentConfig, environme
 from windtunnel.training.elastic.live.agent.link import SupervisorLink, silent
 from windtunnel.training.elastic.live.agent.trainers import Answer, Trainers, nobody
 from windtunnel.training.elastic.live.agent.workers import (
-    TrainerOutputs,
     TrainerProcess,
     TrainerStream,
     Workers,
@@ -52,6 +51,7 @@ from windtunnel.training.elastic.policy.evidence import Leases, cause_in
 TICK = 0.05
 KEPT_SETTLED = 64
 RUDE_GRACE = 1.0  # seconds for workers to leave by themselves when the job failed
+LAST_LINES = 2.0  # seconds for what trainers that have ended printed
 BUSY = 10.0  # seconds that the agent's thread may be busy with something else
 
 
@@ -95,9 +95,8 @@ class Agent:
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
-        self._outputs = TrainerOutputs()
         self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.workers.exited(m)))
-        self.workers = Workers(self._forks, self._outputs, self.do, self._started, self._gone)
+        self.workers = Workers(self._forks, self.do, self._started, self._gone)
         self._socket = self.memory / "agent.sock"
         self._server = RpcServer(RpcService.of(HostAgent, Trainers(self)), f"unix:{self._socket}")
         self.keys = Keys.of_job(config.secret, config.tls)
@@ -294,7 +293,7 @@ class Agent:
         try:
             self.workers.start(worker, request)
         except OSError:
-            stream.discard()  # the fork server is being replaced: the next tick tries again
+            stream.begin()  # the fork server is being replaced: the next tick tries again
 
     def _look(self, message: Message) -> None:
         """In a thread of its own, since it waits for hosts that do not answer."""
@@ -443,7 +442,8 @@ class Agent:
         for service in self.services:
             with contextlib.suppress(Exception):
                 service.close(True)
-        self._outputs.close()
+        for worker in self.workers.by_local.values():
+            worker.stream.wait(LAST_LINES)
         shutil.rmtree(self.memory, ignore_errors=True)
         self._status_file.unlink(missing_ok=True)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
 import signal
 import threading
 import time
@@ -31,101 +30,43 @@ LONGEST = 1 << 16
 
 
 class TrainerStream:
-    """One worker's stdout and stderr: the write ends for the worker, the lines so far for the agent."""
+    """What one worker prints: its ends for the worker, and a thread behind each that passes lines on.
+    ``tail``: the last of stderr."""
 
     def __init__(self, log: Path, rank: int) -> None:
-        self.rank = rank
-        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        out_read, self.out = os.pipe()
-        err_read, self.err = os.pipe()
-        self.reads = {out_read: 1, err_read: 2}
-        self.parts = {1: b"", 2: b""}
+        self.rank, self._log = rank, log
         self.tail: deque[str] = deque(maxlen=TAIL)
-        self.ended = threading.Event()
+        (out, self.out), (err, self.err) = os.pipe(), os.pipe()
+        self._threads = [
+            threading.Thread(target=self._pass_on, args=(read, target), name="output", daemon=True)
+            for read, target in ((out, 1), (err, 2))
+        ]
 
-    def close_writers(self) -> None:
-        """The worker has its ends: close ours, so that the stream ends with the worker."""
+    def begin(self) -> None:
+        """The worker has its ends, or none came of it: ours are closed, so that the stream ends with it."""
         os.close(self.out)
         os.close(self.err)
+        for thread in self._threads:
+            thread.start()
 
-    def discard(self) -> None:
-        """No worker came of it."""
-        self.close_writers()
-        for fd in (*self.reads, self.log):
-            os.close(fd)
+    def wait(self, seconds: float) -> None:
+        """For the end of what it prints, at most so long for each of both."""
+        for thread in self._threads:
+            thread.join(seconds)
 
-
-class TrainerOutputs:
-    """One thread that reads all streams."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._wakened = os.pipe()
-        self._selector.register(self._wake, selectors.EVENT_READ, None)
-        self._new: deque[TrainerStream] = deque()
-        self._ended = False
-        self._thread = threading.Thread(target=self._read_for_ever, name="output", daemon=True)
-        self._thread.start()
-
-    def add(self, stream: TrainerStream) -> None:
-        """Read ``stream`` from now on."""
-        self._new.append(stream)
-        os.write(self._wakened, b".")
-
-    def close(self) -> None:
-        """Pass on what is there, and end."""
-        self._ended = True
-        os.write(self._wakened, b".")
-        self._thread.join(5.0)
-
-    def _read_for_ever(self) -> None:
-        while True:
-            ready = self._selector.select(0.0 if self._ended else None)
-            if self._ended and not ready:
-                return
-            for key, _ in ready:
-                if key.data is None:
-                    os.read(self._wake, 4096)
-                    while self._new:
-                        stream = self._new.popleft()
-                        for fd in stream.reads:
-                            self._selector.register(fd, selectors.EVENT_READ, stream)
-                else:
-                    self._read(key.data, key.fd)
-
-    def _read(self, stream: TrainerStream, fd: int) -> None:
-        data = os.read(fd, LONGEST)
-        target = stream.reads[fd]
-        if data:
-            os.write(stream.log, data)
-            *lines, rest = (stream.parts[target] + data).split(b"\n")
-            if len(rest) > LONGEST:
-                lines.append(rest)
-                rest = b""
-            stream.parts[target] = rest
-            _pass_on(stream, target, lines)
-            return
-        self._selector.unregister(fd)
-        os.close(fd)
-        del stream.reads[fd]
-        if stream.parts[target]:
-            _pass_on(stream, target, [stream.parts[target]])
-        if not stream.reads:
-            os.close(stream.log)
-            stream.ended.set()
-
-
-def _pass_on(stream: TrainerStream, target: int, lines: list[bytes]) -> None:
-    if not lines:
-        return
-    if target == 2:
-        stream.tail.extend(line.decode(errors="replace") for line in lines)
-    mark = b"" if stream.rank == 0 else f"[rank {stream.rank}] ".encode()
-    # One write for whole lines: several agents share a terminal.
-    text = b"".join(mark + line + b"\n" for line in lines)
-    with contextlib.suppress(OSError):  # nobody reads; the file has it
-        while text:
-            text = text[os.write(target, text) :]
+    def _pass_on(self, read: int, target: int) -> None:
+        with os.fdopen(read, "rb") as pipe, self._log.open("ab", buffering=0) as log:
+            while line := pipe.readline(LONGEST):
+                if target == 2:
+                    self.tail.append(line.rstrip(b"\n").decode(errors="replace"))
+                mark = b"" if self.rank == 0 else f"[rank {self.rank}] ".encode()
+                # one write for a whole line: several agents share a terminal
+                text = mark + line + (b"" if line.endswith(b"\n") else b"\n")
+                with contextlib.suppress(OSError):
+                    log.write(line)
+                with contextlib.suppress(OSError):  # nobody reads; the file has it
+                    while text:
+                        text = text[os.write(target, text) :]
 
 
 Enqueue = Callable[[Callable[[], None]], None]
@@ -163,13 +104,12 @@ class Workers:
     def __init__(
         self,
         forks: ForkServerClient,
-        outputs: TrainerOutputs,
         enqueue: Enqueue,
         started: Callable[[TrainerProcess], None],
         gone: Callable[[TrainerProcess, int | None, int | None], None],
     ) -> None:
         self.by_local: dict[int, TrainerProcess] = {}
-        self._forks, self._outputs = forks, outputs
+        self._forks = forks
         self._enqueue, self._begun, self._gone = enqueue, started, gone
 
     def start(self, worker: TrainerProcess, request: dict[str, Any]) -> None:
@@ -183,8 +123,7 @@ class Workers:
             self._enqueue(lambda: self._started(worker, message))
 
         self._forks.start(request, answered, (worker.stream.out, worker.stream.err))
-        worker.stream.close_writers()
-        self._outputs.add(worker.stream)
+        worker.stream.begin()
         self.by_local[worker.local] = worker
 
     def kill(self, worker: TrainerProcess, number: int = signal.SIGKILL) -> None:
@@ -240,5 +179,5 @@ class Workers:
         worker.ended = True
         # A killed process has no last words worth waiting for; detection should take no longer than it must.
         if number is None and status != 0:
-            worker.stream.ended.wait(LAST_WORDS)
+            worker.stream.wait(LAST_WORDS)
         self._gone(worker, status, number)
