@@ -1,7 +1,7 @@
 """What a job on a cluster should do about failures: copies, placement, intervals, and how to go on.
 
-Copies: as few as make the losses that memory does not cover rare enough, by the exact recovery probability of
-the placement and the time in which losses count as simultaneous. Intervals: to memory as often as the network
+Copies: as few as make the losses that memory does not cover rare enough, by the exact probability of the
+placement and the time in which losses count as simultaneous. Intervals: to memory as often as the network
 replicates and the copy is worth, to storage as often as the failures that memory does not cover are worth
 (`checkpoint.policy.interval`). How to go on: every scheme goes through the same trace, and the best is named.
 
@@ -23,12 +23,12 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.traces.failures import HostChange
 from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.checkpoint.policy.interval import Failures, best_every
+from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import (
     Kind,
     fatal_alike,
+    pair_survives,
     place,
-    recovery,
     survives,
     weakest_domain,
 )
@@ -85,10 +85,10 @@ def advise(
     least = min(choice.waste for choice in fitting)
     # a copy more costs memory and traffic: the fewest that waste hardly more than the best
     chosen = next(choice for choice in fitting if choice.waste <= NEAR * least)
-    all_fall = failures(question, question.horizon / question.mtbf, 0.0)
-    to_storage = storage_every(job, costs, all_fall, question.longest)
-    layer_falls = failures(question, template_falls(question), 0.0)
-    for_layers = storage_every(job, costs, layer_falls, question.longest)
+    to_storage = storage_every(job, costs, question.mtbf, question.longest)
+    for_layers = storage_every(
+        job, costs, between_falls(question, template_falls(question)), question.longest
+    )
     templates = Templates(job, costs, for_layers)
     spares = question.spares or 0
     memory = job, costs, chosen.placement, chosen.storage_every
@@ -121,16 +121,15 @@ def _choice(question: Question, copies: int) -> Choice:
     memory = needed(share, replica_bytes, 2)
     replicate = replica_bytes / costs.peer_bandwidth
     copy = copy_time(job, costs)
-    every = best_every(copy, Failures(question.mtbf), job.step_time, replicate, question.longest)
+    every = best_every(copy, question.mtbf, job.step_time, replicate, question.longest)
     falls = memory_falls(question, placement, every)
-    rates = failures(question, falls, replicate + (every / 2) * job.step_time)
-    to_storage = storage_every(job, costs, rates, question.longest)
+    to_storage = storage_every(job, costs, between_falls(question, falls), question.longest)
     waste = falls * (to_storage * job.step_time / 2 + write_time(job, costs))
     waste += falls * job.state_bytes / costs.storage_bandwidth
     waste += question.horizon / question.mtbf * every * job.step_time / 2
     waste += copy * question.horizon / (every * job.step_time)
     waste += save_stall(job, costs) * question.horizon / (to_storage * job.step_time)
-    pair = float(recovery(placement, 2)) if job.hosts > 1 else 0.0
+    pair = pair_survives(placement) if job.hosts > 1 else 0.0
     words = explain(share, replica_bytes, 2, free=int(question.host_memory))
     return Choice(
         copies,
@@ -187,16 +186,10 @@ def template_falls(question: Question) -> float:
     return min(question.hardware, pipelines * question.horizon / window * fatal + wide)
 
 
-def failures(question: Question, falls: float, recovery: float) -> Failures:
-    """What the failures cost where ``falls`` of them are not covered; ``recovery``: beside the wait for a
-    host and the new process group, seconds of one that is."""
-    job, costs = question.job, question.costs
-    begin = costs.detect + costs.start + regroup_time(costs, job.hosts)
-    begin += _away(question) * (1.0 - question.software)
-    uncovered = min(1.0, falls * question.mtbf / question.horizon)
-    return Failures(
-        question.mtbf, uncovered, begin + recovery, begin + job.state_bytes / costs.storage_bandwidth
-    )
+def between_falls(question: Question, falls: float) -> float:
+    """Mean seconds between two failures that fall back to storage, of which there are so many; infinite
+    without any."""
+    return max(question.mtbf, question.horizon / falls) if falls > 0 else math.inf
 
 
 def _away(question: Question) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from windtunnel.training.checkpoint.model import Copy, Placement, Shard, StoredStep
-from windtunnel.training.checkpoint.policy.interval import Failures, best_every
+from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.restore import plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Setback
@@ -18,10 +18,11 @@ def regroup_time(costs: PhaseCosts, hosts: int) -> float:
     return costs.regroup + costs.regroup_growth * math.log2(max(1, hosts))
 
 
-def storage_every(job: JobModel, costs: PhaseCosts, failures: Failures, longest: float = math.inf) -> int:
-    """Steps between two checkpoints to storage that waste least; ``longest``: seconds between two at most."""
+def storage_every(job: JobModel, costs: PhaseCosts, between: float, longest: float = math.inf) -> int:
+    """Steps between two checkpoints to storage that waste least, with ``between`` seconds between failures
+    that need one; ``longest``: seconds between two at most."""
     write = 0.0 if costs.blocking_save else write_time(job, costs)
-    return best_every(save_stall(job, costs), failures, job.step_time, write, longest)
+    return best_every(save_stall(job, costs), between, job.step_time, write, longest)
 
 
 def write_time(job: JobModel, costs: PhaseCosts) -> float:
