@@ -8,13 +8,10 @@ with ``b_i`` microbatches for pipeline ``i``, ``step_i`` its slowest stage, and 
 stages (forward and backward as one job that passes all stages: 0 to 6 % too high in trials). The sizes sum
 to the hosts; there are ``f + 1`` pipelines or more where that is possible, and no more than microbatches.
 
-For a given time, a pipeline of some size has room for so many microbatches, and rooms add up. So the best
-sizes for that time are a knapsack, and the least time at which they have room for all microbatches is found
-by bisection (times are whole femtoseconds):
-
-* `_ChoiceProblem.exact`: a table over hosts and pipelines. Optimal, for up to some dozens of hosts.
-* `_ChoiceProblem.two_sizes`: two neighbouring sizes for each number of pipelines, for large jobs. It always
-  has a result; beside the optimum its steps were as long in nine of ten trials, and 2.3 % longer at most.
+Of each number of pipelines the sizes that are as equal as can be are looked at, two neighbouring ones: beside
+the best of all sums of sizes its steps were as long in nine of ten trials, and 2.3 % longer at most. For a
+given time a pipeline of some size has room for so many microbatches, so the least time at which all have room
+is found by bisection (times are whole femtoseconds).
 
 Oobleck enumerates all sums of sizes (Jang et al., SOSP 2023, section 4.2); their number explodes.
 """
@@ -22,7 +19,7 @@ Oobleck enumerates all sums of sizes (Jang et al., SOSP 2023, section 4.2); thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from windtunnel.base.errors import UserError
@@ -31,12 +28,11 @@ from windtunnel.training.pipelines.policy.templates import covered, largest_size
 
 Kind = TypeVar("Kind", bound=Hashable)
 _TICKS = 10**15  # times are compared in femtoseconds: equal pipelines are equal, and ties go to the first
-_EXACT = 5_000
-"""Up to so many (hosts x pipelines x sizes), the sizes are optimal."""
 
 
 def compose(set: TemplateSet, hosts: Sequence[int], microbatches: int) -> Layout:
-    """The layout of pipelines over ``hosts`` (ids) with the least predicted time of a step.
+    """The layout of pipelines over ``hosts`` (ids) with a predicted step as short as sizes as equal as can be
+    make it.
 
     Fewer than ``f + 1`` pipelines run where the hosts are too few. Hosts that are part of no sum of
     sizes, the last ones, are left out (never where the set has all sizes up to ``2 n0 - 1``, unless there are
@@ -87,7 +83,8 @@ def step_seconds(set: TemplateSet, layout: Layout) -> float:
 
 
 def choose_sizes(set: TemplateSet, hosts: int, microbatches: int) -> tuple[int, ...]:
-    """The best sizes that sum to ``hosts``, ascending.
+    """Sizes that sum to ``hosts``, as equal as can be, ascending; of equally fast ones those with most
+    pipelines.
 
     Raises:
         UserError: no sum of sizes is ``hosts``, with at most as many pipelines as microbatches.
@@ -99,118 +96,28 @@ def choose_sizes(set: TemplateSet, hosts: int, microbatches: int) -> tuple[int, 
         raise UserError(
             f"{hosts} hosts are no sum of at most {microbatches} sizes from {set.n0} to {largest}"
         )
-    problem = _ChoiceProblem(set, hosts, microbatches, low, high)
-    best = problem.two_sizes()
-    if hosts * high * len(set.templates) <= _EXACT:
-        return problem.exact(best)
-    return best
+    fill, step = {}, {}
+    for size in range(set.n0, largest + 1):
+        beside, each = fill_and_step(set.of(size))
+        fill[size], step[size] = round(beside * _TICKS), max(1, round(each * _TICKS))
 
+    def fits(count: int, time: int) -> bool:
+        """Whether so many pipelines finish all microbatches by ``time``, each at least one."""
+        size, more = divmod(hosts, count)
+        room = (time - fill[size]) // step[size]
+        larger = (time - fill[size + 1]) // step[size + 1] if more else 1
+        return min(room, larger) >= 1 and room * (count - more) + larger * more >= microbatches
 
-class _ChoiceProblem:
-    """Sizes to choose, in femtoseconds."""
-
-    def __init__(self, set: TemplateSet, hosts: int, microbatches: int, low: int, high: int) -> None:
-        self.hosts, self.microbatches, self.low, self.high = hosts, microbatches, low, high
-        self.n0, self.most = set.n0, largest_size(set)
-        shapes = [fill_and_step(template) for template in set.templates]
-        self.fill = {set.n0 + i: round(fill * _TICKS) for i, (fill, _) in enumerate(shapes)}
-        self.step = {set.n0 + i: max(1, round(step * _TICKS)) for i, (_, step) in enumerate(shapes)}
-        self.floor = min(self.fill[size] + self.step[size] for size in self.fill)
-
-    def room(self, size: int, time: int) -> int:
-        """Microbatches that a pipeline of ``size`` finishes by ``time``, 0 or less: none."""
-        return (time - self.fill[size]) // self.step[size]
-
-    def least(self, fits: Callable[[int], bool], high: int) -> int:
-        """The least time that fits, if ``high`` does."""
-        low = self.floor - 1
-        while high - low > 1:
-            time = (low + high) // 2
-            if fits(time):
-                high = time
-            else:
-                low = time
-        return high
-
-    def ceiling(self) -> int:
-        """A time in which even one pipeline of any size finishes all microbatches."""
-        return max(self.fill[s] + self.step[s] * self.microbatches for s in self.fill)
-
-    def total(self, sizes: Sequence[int]) -> int:
-        counts = {size: sizes.count(size) for size in self.fill if size in sizes}
-
-        def fits(time: int) -> bool:
-            rooms = [(self.room(size, time), count) for size, count in counts.items()]
-            return all(room >= 1 for room, _ in rooms) and sum(r * c for r, c in rooms) >= self.microbatches
-
-        return self.least(fits, self.ceiling())
-
-    def two_sizes(self) -> tuple[int, ...]:
-        """The best of one composition for each number of pipelines: sizes as equal as can be."""
-        best, choice = self.ceiling() + 1, (0, 0)
-        for count in range(self.high, self.low - 1, -1):
-            size, more = divmod(self.hosts, count)
-
-            def fits(time: int, size: int = size, more: int = more, count: int = count) -> bool:
-                room = self.room(size, time)
-                larger = self.room(size + 1, time) if more else 1
-                return min(room, larger) >= 1 and room * (count - more) + larger * more >= self.microbatches
-
-            if fits(best - 1):
-                best, choice = self.least(fits, best - 1), (count, size)
-        count, size = choice
-        more = self.hosts - count * size
-        return (size,) * (count - more) + (size + 1,) * more
-
-    def rooms(self, time: int) -> list[tuple[int, int]]:
-        """(size, room) of the sizes that finish a microbatch by ``time``."""
-        pairs = [(size, self.room(size, time)) for size in self.fill]
-        return [(size, room) for size, room in pairs if room >= 1]
-
-    def exact(self, start: tuple[int, ...]) -> tuple[int, ...]:
-        """The optimum, of equal ones that with most pipelines; ``start``: a composition that is as good or
-        worse."""
-        tables: dict[int, list[int]] = {}
-
-        def by_count(time: int) -> list[int]:
-            """The most room of so many pipelines, by their number, -1 where there is no such sum."""
-            if time not in tables:
-                tables[time] = [row[self.hosts] for row in self.table(time)]
-            return tables[time]
-
-        best, chosen = self.total(start) + 1, 0
-        for count in range(self.high, self.low - 1, -1):
-            if best > self.floor and by_count(best - 1)[count] >= self.microbatches:
-
-                def fits(time: int, count: int = count) -> bool:
-                    return by_count(time)[count] >= self.microbatches
-
-                best, chosen = self.least(fits, best - 1), count
-        return self.retrace(best, chosen)
-
-    def table(self, time: int) -> list[list[int]]:
-        """``[count][hosts]``: the most room of ``count`` pipelines of so many hosts together."""
-        rooms = self.rooms(time)
-        rows = [[0] + [-1] * self.hosts]
-        for count in range(1, self.high + 1):
-            above, row = rows[-1], [-1] * (self.hosts + 1)
-            for hosts in range(count * self.n0, min(self.hosts, count * self.most) + 1):
-                for size, room in rooms:
-                    if size <= hosts and above[hosts - size] >= 0 and above[hosts - size] + room > row[hosts]:
-                        row[hosts] = above[hosts - size] + room
-            rows.append(row)
-        return rows
-
-    def retrace(self, time: int, count: int) -> tuple[int, ...]:
-        rows, hosts, sizes = self.table(time), self.hosts, list[int]()
-        for row in range(count, 0, -1):
-            for size, room in self.rooms(time):
-                before = rows[row - 1][hosts - size] if size <= hosts else -1
-                if before >= 0 and before + room == rows[row][hosts]:
-                    sizes.append(size)
-                    hosts -= size
-                    break
-        return tuple(sorted(sizes))
+    # in which even one pipeline of any size finishes all
+    best, chosen = max(fill[size] + step[size] * microbatches for size in fill) + 1, high
+    for count in range(high, low - 1, -1):
+        if fits(count, best - 1):
+            least, best, chosen = 0, best - 1, count
+            while best - least > 1:
+                middle = (least + best) // 2
+                least, best = (least, middle) if fits(count, middle) else (middle, best)
+    size, more = divmod(hosts, chosen)
+    return (size,) * (chosen - more) + (size + 1,) * more
 
 
 def distribute(

@@ -4,7 +4,7 @@ A *plan* cuts the layers into as many stages as there are hosts, a stage of one 
 order. A stage of layers ``u``..``v`` takes ``sum (forward + backward)`` seconds a microbatch, and holds ``sum
 state + (microbatches in flight) sum activations`` bytes, which must fit its host. In 1F1B, stage ``s`` of
 ``S`` has ``min(S - s, N)`` of ``N`` microbatches in flight. Among all plans, `plan` returns one with the
-least `iteration_time`; of equal ones that with the fastest slowest stage, then the earliest cuts.
+least `iteration_time`; of equal ones that with the fastest slowest stage.
 
 The published time depends on the cut by two numbers alone. With the rightmost slowest stage ``k``, which
 takes ``w`` and begins after layers that take ``t`` of the whole ``T``, it is
@@ -45,7 +45,6 @@ MICROBATCHES_A_STAGE = 4
 """Templates are made for so many microbatches a stage, as published."""
 INFINITE = 1 << 62
 Table = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 Where = int | slice
 """In a table of layers."""
 
@@ -178,41 +177,36 @@ class _CutProblem:
 
     def template(self) -> Template:
         """The best plan."""
-        least, slowest = INFINITE, INFINITE
+        best = (
+            INFINITE,
+            INFINITE,
+            0,
+            0,
+            0,
+        )  # its cost; its slowest stage: time, number, first and last layer
         for stage in range(self.stages):
             for first, last, took in self.ranges(stage, self.longest):
                 cost = self.cost(stage, first, last, took)
-                best = int(cost.min())
-                least, slowest = min((least, slowest), (best, int(took[cost == best].min())))
-        cuts = self.earliest(least, slowest)
+                begin = int(np.where(cost == cost.min(), took, INFINITE).argmin())
+                found = int(cost[begin]), int(took[begin]), stage, begin, begin + last.start
+                best = min(best, found)
+        cuts = self.around(*best[1:])
         times = [int(self.time[q] - self.time[p]) / self.scale for p, q in pairwise(cuts)]
         stages = tuple(Stage(p, q, time) for (p, q), time in zip(pairwise(cuts), times, strict=True))
         return Template(stages, iteration_time(times, self.microbatches), self.microbatches)
 
-    def earliest(self, least: int, slowest: int) -> list[int]:
-        """The earliest cuts of all plans of that cost, with a slowest stage that takes so long."""
-
-        def ends(stage: int, first: Where, last: Where, took: Table) -> Flags:
-            return (took == slowest) & (self.cost(stage, first, last, took) == least)
-
-        # by the first layer of a stage: whether it can be the rightmost slowest, or that come after it
-        hopeful = [np.zeros(self.layers + 1, bool)]
-        for stage in reversed(range(self.stages)):
-            here = np.zeros(self.layers + 1, bool)
-            for first, last, took in self.ranges(stage, slowest):
-                here[first] |= ends(stage, first, last, took) | ((took <= slowest) & hopeful[-1][last])
-            hopeful.append(here)
-        hopeful.reverse()
-        cuts, ahead, behind = [0], True, False  # whether that one may come yet, and may have come
-        for stage in range(self.stages):
-            begin, rest = cuts[-1], slice(cuts[-1] + 1, None)
-            took = self.took(stage, begin, rest)
-            passed = behind & (took < slowest) & (self.after[stage + 1][rest] < slowest)
-            now = ahead & ends(stage, begin, rest, took)
-            then = ahead & (took <= slowest) & hopeful[stage + 1][rest]
-            cut = int(np.argmax(passed | now | then))
-            ahead, behind = bool(then[cut]), bool(passed[cut] | now[cut])
-            cuts.append(begin + 1 + cut)
+    def around(self, slowest: int, stage: int, first: int, last: int) -> list[int]:
+        """The cuts of a plan in which that range of layers is the rightmost slowest stage."""
+        cuts = [first, last]
+        for before in reversed(range(stage)):
+            took = self.took(before, slice(None, cuts[0]), cuts[0])
+            fit = (took <= slowest) & (self.before[before][: cuts[0]] <= slowest)
+            cuts.insert(0, int(np.argmax(fit)))
+        for after in range(stage + 1, self.stages):
+            rest = slice(cuts[-1] + 1, None)
+            took = self.took(after, cuts[-1], rest)
+            fit = (took < slowest) & (self.after[after + 1][rest] < slowest)
+            cuts.append(cuts[-1] + 1 + int(np.argmax(fit)))
         return cuts
 
 
