@@ -114,4 +114,8 @@ def recovery_rows(total: str, phase: str, recovered: Sequence[Recovery], note: s
 
 def complete(events: Sequence[Event]) -> list[Recovery]:
     """The recoveries from losses that came to a new step."""
-    return [recovery for recovery in recoveries(events) if recovery.kind == "loss" and recovery.complete]
+    return [
+        recovery
+        for recovery in recoveries(events)
+        if recovery.complete and any(event["evidence"] != "suspect" for event in recovery.lost)
+    ]

@@ -35,17 +35,14 @@ LONGEST = 2.0
 class Recovery:
     """One recovery. Times are time.time() values, None where no event tells.
 
-    ``kind``: "loss", "suspicion", or "join" (a generation without a loss before). ``generation``: the one
-    that stood. ``generations``: how many were formed on the way. ``lost``: the losses' events. ``fault``:
+    ``generation``: the one that stood. ``cause``: why it was formed. ``lost``: the losses' events. ``fault``:
     what was injected. ``newest``: the newest step that was reported before, ``resumed``: the step whose
     state was gone on from (-1: from the beginning), ``steps_lost``: how many were done again. ``tiers``:
     where each rank read its state. ``complete``: a first step came. ``arrived``: when all ranks were in the
     new generation and could begin to group.
     """
 
-    kind: str
     generation: int
-    generations: int
     cause: str
     lost: tuple[Event, ...]
     fault: str | None
@@ -221,14 +218,8 @@ def _recovery(
     again = None
     if resumed is not None:
         again = max(0, newest - resumed) if newest is not None else 0
-    if all(event["evidence"] == "suspect" for event in lost):
-        kind = "suspicion" if lost or any(e["kind"] == "suspected" for e in part) else "join"
-    else:
-        kind = "loss"
     return Recovery(
-        kind=kind,
         generation=generation,
-        generations=len(decisions),
         cause=decisions[-1].get("reason", "") if decisions else "",
         lost=lost,
         fault=fault["fault"] if fault is not None else None,

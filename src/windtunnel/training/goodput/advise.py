@@ -30,7 +30,6 @@ from windtunnel.training.checkpoint.policy.placement import (
     pair_survives,
     place,
     survives,
-    weakest_domain,
 )
 from windtunnel.training.checkpoint.policy.slots import explain, needed
 from windtunnel.training.goodput.model import (
@@ -254,8 +253,8 @@ def _placement(question: Question, chosen: Choice) -> list[str]:
     names = len(set(question.domains))
     if names == 1:
         return [f"Placement {chosen.placement.kind}: the fewest copy sets that two losses could hit."]
-    weak = weakest_domain(chosen.placement, question.domains)
-    text = "no domain holds all copies of a shard" if weak is None else weak.why
+    weak = sum(not survives(chosen.placement, inside) for inside in _members(question))
+    text = f"{weak} of them hold all copies of a shard" if weak else "no domain holds all copies of a shard"
     return [f"Placement across the {names} failure domains: {text}."]
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -30,16 +29,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.model import Placement
 
 Kind = Literal["group", "ring", "mixed", "domains"]
-
-
-@dataclass(frozen=True)
-class WeakDomain:
-    """A domain whose loss alone destroys every copy of the shards of the places ``lost``. ``why``: in words,
-    and whether another placement could do better."""
-
-    domain: str
-    lost: tuple[int, ...]
-    why: str
 
 
 def place(places: int, copies: int, kind: Kind, domains: Sequence[str] = ()) -> Placement:
@@ -82,32 +71,6 @@ def survives(placement: Placement, lost: Collection[int]) -> bool:
     gone = set(lost)
     # a shard's first copy is at home: only shards of places that are gone can be lost
     return not any(gone.issuperset(placement.holders[place]) for place in gone)
-
-
-def weakest_domain(placement: Placement, domains: Sequence[str]) -> WeakDomain | None:
-    """The domain whose loss costs most shards; None where the loss of any one domain is survived."""
-    members: dict[str, list[int]] = {}
-    for at, domain in enumerate(_own(domains)):
-        members.setdefault(domain, []).append(at)
-    worst: WeakDomain | None = None
-    for domain, inside in sorted(members.items()):
-        lost = tuple(p for p in inside if set(placement.holders[p]) <= set(inside))
-        if lost and (worst is None or len(lost) > len(worst.lost)):
-            worst = WeakDomain(domain, lost, _why(domain, len(inside), lost, placement, len(domains)))
-    return worst
-
-
-def _why(domain: str, size: int, lost: tuple[int, ...], placement: Placement, places: int) -> str:
-    text = f"domain {domain!r} holds all {placement.copies} copies of the shards of {len(lost)} hosts"
-    most = (placement.copies - 1) * places / placement.copies
-    if placement.copies == 1:
-        return f"{text}; one copy survives no loss"
-    if size > most:
-        return (
-            f"{text}; with {size} of {places} hosts in it no placement avoids that "
-            f"(at most {int(most)} may share a domain)"
-        )
-    return f"{text}; placement 'domains' may avoid that"
 
 
 def _rings(rings: Sequence[Sequence[int]], places: int, copies: int) -> tuple[tuple[int, ...], ...]:
