@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.waiting import until
+from windtunnel.training.launch import Launched
+
 T = TypeVar("T")
 
 # A trainer without torch: it beats, and writes down each membership that it is told.
@@ -54,3 +57,28 @@ def kinds(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def here(launched: Launched, generation: int, count: int) -> list[dict[str, Any]]:
+    """``count`` ranks said that they are in ``generation``."""
+
+    def said() -> list[dict[str, Any]] | None:
+        found = [event for event in kinds(launched.events(), "here") if event["generation"] == generation]
+        return found if len(found) >= count else None
+
+    return until(said)
+
+
+def generation(launched: Launched) -> int:
+    return max((event["generation"] for event in kinds(launched.events(), "decided")), default=0)
+
+
+def finish(launched: Launched, tmp_path: Path) -> None:
+    (tmp_path / "run" / "stop").touch()
+    outcome = launched.wait(60)
+    assert outcome is not None
+    assert outcome.status == 0, outcome
+
+
+def knowing(launched: Launched) -> dict[str, str]:
+    return {**environment(), "WINDTUNNEL_SECRET": (launched.folder / "secret").read_text()}
