@@ -57,11 +57,16 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
         (["--persist", "nothing://x"], "Protocol not known"),
         (["--on-no-checkpoint", "hope"], "--on-no-checkpoint hope: accepted are fail, restart"),
+        (["--resume", "none"], "'none' is not a run"),
+        (["--resume", "last"], "there is no last one"),
+        (["--resume", "last", "--hosts", "3"], "--hosts is that of the run and cannot be given"),
+        (["--resume", "last", "train.py"], "SCRIPT is that of the run and cannot be given"),
     ],
 )
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
-    found = CliRunner().invoke(app, ["train", *words, str(script(tmp_path, ""))])
+    trains = [] if "--resume" in words else [str(script(tmp_path, ""))]
+    found = CliRunner().invoke(app, ["train", *words, *trains])
     assert isinstance(found.exception, UserError), found.output
     assert said in str(found.exception)
     assert "\n" not in str(found.exception)

@@ -1,13 +1,18 @@
-"""Models and loops that others wrote, under plans: real processes over gloo."""
+"""Models and loops that others wrote, under plans, and ranks that fail: real processes over gloo."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
+from support.preloaded import Process
 from support.quick import windtunnel
 from support.ranks import run_ranks
 
@@ -77,3 +82,29 @@ def test_the_example_in_the_documentation_runs(tmp_path: Path) -> None:
     done = run_ranks([program], 2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.fullmatch(r"\d+ groups, [\d.e+]+ ms an iteration\n", done.stdout), done.stdout
+
+
+def test_a_rank_that_fails_in_a_step_ends_and_does_not_abort(tmp_path: Path) -> None:
+    """At once, with the status of its exception, though its collective would wait for the other for minutes;
+    which then learns of it. In an interpreter of its own, which must end as one does."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.mkfifo(tmp_path / "pipe")
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("gradsync_ending.py")), str(tmp_path / "pipe")]
+    with (tmp_path / "told").open("w+") as told:
+        ranks = [
+            subprocess.Popen(
+                command, env={**os.environ, **common, "RANK": "0"}, stderr=subprocess.PIPE, text=True
+            ),
+            Process(command[1:], env={**os.environ, **common, "RANK": "1"}, stdout=told),
+        ]
+        try:
+            failed = ranks[0].communicate(timeout=100)[1]
+            assert [one.wait() for one in ranks] == [1, 0], failed[-3000:]
+        finally:
+            for one in ranks:
+                one.kill()
+    assert "ValueError: it failed" in failed
+    words = (tmp_path / "told").read_text()
+    assert "HostError: gradient exchange: of 2 ranks one is gone, or gave up" in words

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from support.quick import windtunnel
+from support.ranks import run_ranks
 from support.strikes import kill_forkserver, kill_host, kill_worker, set_link
 from support.waiting import until
 from training.host_helpers import STAYS, finish, generation, here, kinds, knowing
@@ -24,6 +28,8 @@ from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.cli.main import app
 from windtunnel.linux import network
 from windtunnel.training import cleanup
+
+LLAMA = Path(__file__).parents[3] / "examples" / "train_llama.py"
 
 
 def test_the_fork_server_dies_and_the_next_worker_starts(go: Any, tmp_path: Path) -> None:
@@ -189,3 +195,17 @@ def test_a_new_host_prints_where_the_first_did(go: Any, tmp_path: Path) -> None:
         finish(launched, tmp_path)
     assert '"generation": 2' in (tmp_path / "given").read_text()
     assert not (tmp_path / "other").read_text()
+
+
+def test_llama_leaves_no_doubt(tmp_path: Path) -> None:
+    """Its loader is in its state: a lost host changes nothing, and nothing is said of it."""
+    words = ["--size", "debug", "--steps", "4", "--seq", "32", "--grad-accum", "2"]
+    train = ["train", "--hosts", "2", "--inject", "kill:host=1,step=2", "--json", "--out", tmp_path / "run"]
+    struck = windtunnel(*train, LLAMA, *words)
+    assert struck.returncode == 0, struck.stderr
+    summary = json.loads(struck.stdout)
+    assert summary["guarantee"] == "bit-identical"
+    assert len(summary["recoveries"]) == 1
+    undisturbed = run_ranks([LLAMA, *words], 2)
+    told = [set(re.findall(r"step (\d+)  loss (\S+)", text)) for text in (struck.stderr, undisturbed.stdout)]
+    assert told[0] == told[1] and len(told[0]) == 4

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
-from support.preloaded import Process
 from support.ranks import run_ranks
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.files import read, write
@@ -20,7 +15,6 @@ from windtunnel.training.gradsync.model import SyncProfile
 from windtunnel.training.gradsync.policy.plan import make_plan
 
 HOOKED = Path(__file__).parent / "programs" / "hooked.py"
-ENDING = HOOKED.with_name("ending.py")
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
 
@@ -65,33 +59,6 @@ def test_a_rank_that_is_stopped_or_dies_ends_the_steps_of_all_others() -> None:
     # DDP's own calls meet a loss first on some
     died = [one for rank in range(3) for one in told[rank][2:]]
     assert sum("HostError: gradient exchange: of 4 ranks" in one for one in died) >= 2, words
-
-
-@pytest.mark.conformance
-def test_a_rank_that_fails_in_a_step_ends_and_does_not_abort(tmp_path: Path) -> None:
-    """At once, with the status of its exception, though its collective would wait for the other for minutes;
-    which then learns of it. In an interpreter of its own, which must end as one does."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.mkfifo(tmp_path / "pipe")
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
-    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ENDING), str(tmp_path / "pipe")]
-    with (tmp_path / "told").open("w+") as told:
-        ranks = [
-            subprocess.Popen(
-                command, env={**os.environ, **common, "RANK": "0"}, stderr=subprocess.PIPE, text=True
-            ),
-            Process(command[1:], env={**os.environ, **common, "RANK": "1"}, stdout=told),
-        ]
-        try:
-            failed = ranks[0].communicate(timeout=100)[1]
-            assert [one.wait() for one in ranks] == [1, 0], failed[-3000:]
-        finally:
-            for one in ranks:
-                one.kill()
-    assert "ValueError: it failed" in failed
-    words = (tmp_path / "told").read_text()
-    assert "HostError: gradient exchange: of 2 ranks one is gone, or gave up" in words
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What a job on a cluster should do about failures: copies, placement, intervals, and how to go on.
 
-Copies: as few as make the losses that memory does not cover rare enough, by the exact probability of the
-placement and the time in which losses count as simultaneous. Intervals: to memory as often as the network
+Copies: as few as make the losses that memory does not cover rare enough, by the copy sets of the placement
+and the time in which losses count as simultaneous. Intervals: to memory as often as the network
 replicates and the copy is worth, to storage as often as the failures that memory does not cover are worth
 (`checkpoint.policy.interval`). How to go on: every scheme goes through the same trace, and the best is named.
 

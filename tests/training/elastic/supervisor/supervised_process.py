@@ -13,10 +13,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fake_agents import FakeStore
-
 from support.secret import KEYS
 from support.waiting import PATIENCE, until
+from training.elastic.supervisor.fake_agents import FakeStore
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.policy.rules import Rules

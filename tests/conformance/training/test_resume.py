@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_helpers import STAYS, alive, environment, script
-from typer.testing import CliRunner
 
 from support.quick import windtunnel
 from support.waiting import until
+from training.host_helpers import STAYS, alive, environment, script
 from windtunnel.base.errors import UserError
-from windtunnel.cli.main import app
 from windtunnel.linux import network
 from windtunnel.store import eventlog
 from windtunnel.training import cleanup
@@ -141,7 +139,6 @@ def test_a_killed_launcher_is_followed_by_another(launchers: Launchers, tmp_path
         resume(tmp_path)
 
 
-@pytest.mark.conformance
 def test_hosts_that_went_with_the_launcher_are_started_anew(launchers: Launchers) -> None:
     first = launchers.begin()
     first.kill()
@@ -155,7 +152,6 @@ def test_hosts_that_went_with_the_launcher_are_started_anew(launchers: Launchers
     assert launchers.nothing_left()
 
 
-@pytest.mark.conformance
 def test_where_nobody_comes_all_ends_by_itself(launchers: Launchers) -> None:
     options = {"network": "netns"} if network.missing() is None else {}
     first = launchers.begin(orphan_after=1.0, **options)
@@ -166,7 +162,6 @@ def test_where_nobody_comes_all_ends_by_itself(launchers: Launchers) -> None:
     until(lambda: bridge not in os.listdir("/sys/class/net"))
 
 
-@pytest.mark.conformance
 def test_a_launcher_that_stands_still_keeps_the_run(launchers: Launchers) -> None:
     """Whoever wants to take it over ends it first; hosts that were silent meanwhile are not lost."""
     first = launchers.begin()
@@ -182,7 +177,6 @@ def test_a_launcher_that_stands_still_keeps_the_run(launchers: Launchers) -> Non
     assert launchers.nothing_left()
 
 
-@pytest.mark.conformance
 def test_hosts_that_are_not_ours_find_the_next_launcher(launchers: Launchers) -> None:
     first = launchers.begin(listen="127.0.0.1:0")
     workers = launchers.workers()
@@ -196,22 +190,6 @@ def test_hosts_that_are_not_ours_find_the_next_launcher(launchers: Launchers) ->
     launchers.end()
     assert second.wait(60) == 0
     assert [host.wait(60) for host in launchers.lent] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--resume", "none"], "'none' is not a run"),
-        (["--resume", "last"], "there is no last one"),
-        (["--resume", "last", "--hosts", "3"], "--hosts is that of the run and cannot be given"),
-        (["--resume", "last", "train.py"], "SCRIPT is that of the run and cannot be given"),
-    ],
-)
-def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
-    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
-    found = CliRunner().invoke(app, ["train", *words])
-    assert isinstance(found.exception, UserError), found.output
-    assert said in str(found.exception)
 
 
 TRAINS = """
@@ -229,7 +207,6 @@ run(train)
 """
 
 
-@pytest.mark.conformance
 @pytest.mark.slow
 def test_the_command_goes_on_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As whoever watches it would start it; its run in the store is done."""

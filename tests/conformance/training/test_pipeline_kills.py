@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_problems import Problem, plain, train
-from pipeline_world import Script, World, run_job
 
+from conformance.training.pipeline_world import Script, World, run_job
+from training.pipelines.live.pipeline_problems import Problem, plain, train
 from windtunnel.training.checkpoint import steps
 
 torch.set_num_threads(1)
@@ -71,7 +71,6 @@ def test_plain_floats_stay_close(tmp_path: Path) -> None:
     world.result()
 
 
-@pytest.mark.conformance
 def test_killed_at_each_point_of_a_step(tmp_path: Path) -> None:
     """Each death leaves the step either discarded or committed for all, and never redone when committed."""
     problem = PROBLEM.but(n0=1, steps=5)
@@ -107,7 +106,6 @@ def test_step_that_was_not_decided_is_done_again(tmp_path: Path) -> None:
     assert [step for _, _, step in layouts(world)] == [0, 1, 3, 6]
 
 
-@pytest.mark.conformance
 def test_recovery_is_hit_too(tmp_path: Path) -> None:
     """Hosts die while the others recover: having regrouped, about to restore, having copied."""
     script = Script(
@@ -122,7 +120,6 @@ def test_recovery_is_hit_too(tmp_path: Path) -> None:
     assert [step for _, _, step in layouts(world)][-1] in (2, 3)
 
 
-@pytest.mark.conformance
 def test_killed_at_any_time(tmp_path: Path) -> None:
     rng = random.Random(1)
     victims = rng.sample(range(6), 4)
