@@ -558,6 +558,10 @@ MUTANTS = (
         "if other.seconds <= most), key=slow.lost)", "if other.seconds <= most), key=_seconds)",
     ),
     Mutant(
+        "training.gradsync", "training/gradsync/policy/plan.py",
+        "if job.lossy(best) and doubt > 1:", "if doubt > 1:",
+    ),
+    Mutant(
         "training.gradsync", "training/gradsync/live/executor.py",
         "_LiveGroup(place, planned.option, codec", "_LiveGroup(place, Option(), codec", live=True,
     ),
