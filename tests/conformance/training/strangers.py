@@ -13,6 +13,7 @@ from conformance.training import forge
 from conformance.training.strikes import PATIENCE, Impossible, Target, Undo, nothing
 from windtunnel.base import calls, handshake, keys, wire
 from windtunnel.training.elastic.policy.state import past
+from windtunnel.training.hosts import split_address
 
 ANSWER = 2.0
 """Seconds that a socket is listened to, after what was sent to it."""
@@ -68,7 +69,7 @@ def replayed(target: Target) -> Undo:
     said = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ear = Thread(
-            target=_listen, args=(listener, hosts.split_address(member.memory, "memory"), said), daemon=True
+            target=_listen, args=(listener, split_address(member.memory, "memory"), said), daemon=True
         )
         ear.start()
         here = f"127.0.0.1:{listener.getsockname()[1]}"
