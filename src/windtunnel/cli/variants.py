@@ -65,6 +65,7 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Port of the gRPC server; 0: a free port.")
     ] = None,
     policy: Annotated[str, typer.Option(help="Policy of dispatching and loading.")] = "cheapest",
+    on: Annotated[str, typer.Option(metavar="ENGINE", help="Run replicas on ray or ray://HOST:PORT.")] = "",
 ) -> None:
     """Answer requests over the Open Inference Protocol until interrupted.
 
@@ -75,7 +76,7 @@ def serve(
     def ready(number: str, http: str, rpc: str) -> None:
         typer.echo(f"Serving  {http}/v2{f' and grpc {rpc}' if rpc else ''}\nRun      {number}")
 
-    run(home, host, port, grpc_port, policy, ready)
+    run(home, host, port, grpc_port, policy, on, ready)
 
 
 def _show(variants: Sequence[Variant]) -> None:

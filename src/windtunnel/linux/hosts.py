@@ -105,6 +105,14 @@ class RayCluster:
         """What all hosts have of it: "CPU" and "GPU" are counted, "memory" is in bytes."""
         return int(self._ray.cluster_resources().get(resource, 0))
 
+    def free(self, resource: str) -> int:
+        """What of `total` no actor has asked for."""
+        return int(self._ray.available_resources().get(resource, 0))
+
+    def shared(self, value: Any) -> Any:
+        """``value`` for an argument of several actors: it is sent once to each host."""
+        return self._ray.put(value)
+
     def actor(
         self,
         kind: type,

@@ -140,12 +140,17 @@ def serve(pipe: Connection, file: str, threads: int) -> None:
             inputs = pipe.recv()
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        began = time.perf_counter()
-        try:
-            outputs: list[NDArray[Any]] | str = run(inputs)
-        except Exception as fault:  # the runtimes' own are no family of exceptions
-            outputs = next(iter(str(fault).splitlines()), type(fault).__name__)
-        pipe.send((outputs, time.perf_counter() - began))
+        pipe.send(timed(run, inputs))
+
+
+def timed(run: Program, inputs: Arrays) -> tuple[list[NDArray[Any]] | str, float]:
+    """The outputs, or why there are none; and the seconds."""
+    began = time.perf_counter()
+    try:
+        outputs: list[NDArray[Any]] | str = run(inputs)
+    except Exception as fault:  # the runtimes' own are no family of exceptions
+        outputs = next(iter(str(fault).splitlines()), type(fault).__name__)
+    return outputs, time.perf_counter() - began
 
 
 preload()

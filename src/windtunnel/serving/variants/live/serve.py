@@ -14,6 +14,7 @@ import uvicorn
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.web import WebServer, listen
+from windtunnel.serving.variants.live.cluster import ReplicaCluster
 from windtunnel.serving.variants.live.gateway import application
 from windtunnel.serving.variants.live.registry import registered
 from windtunnel.serving.variants.live.service import VariantsService
@@ -22,23 +23,24 @@ from windtunnel.store.runs import Store
 
 
 def serve(
-    home: Path, host: str, port: int, rpc: int | None, policy: str,
+    home: Path, host: str, port: int, rpc: int | None, policy: str, on: str = "",
     ready: Callable[[str, str, str], None] = lambda run, http, rpc: None,
 ) -> None:  # fmt: skip
     """All that is registered in ``home``, until SIGTERM or SIGINT. ``rpc``: the port of gRPC, 0 for any free
     one. ``ready`` is told the run and both addresses.
 
     Raises:
-        UserError: nothing is registered there, or nobody may listen on a port.
+        UserError: nothing is registered there, no cluster answers, or nobody may listen on a port.
     """
     entries = registered(home)
     if not entries:
         raise UserError(f"variants serve: nothing is registered in {home}; use windtunnel variants add")
+    cluster = ReplicaCluster(on) if on else None
     sock = listen("variants serve", host, port)
-    settings = {"command": "variants serve", "home": str(home), "policy": policy}
+    settings = {"command": "variants serve", "home": str(home), "policy": policy, "on": on}
     run = Store.open().begin("serving.variants", settings, 0)
     with sock, run.failing(), closing(EventLog(run.directory / NAME)) as log:
-        service = VariantsService(entries, policy=policy, log=log)
+        service = VariantsService(entries, policy=policy, log=log, cluster=cluster)
         run.finish(asyncio.run(_serve(service, sock, host, rpc, partial(ready, run.id))))
 
 

@@ -1,4 +1,5 @@
-"""Queries to replicas: what the policy's `Desk` says is to be done, done by processes of this host.
+"""Queries to replicas: what the policy's `Desk` says is to be done, done by processes of this host, or by
+actors of a Ray cluster.
 
 Each accepted request has one future, which is answered once.
 """
@@ -9,9 +10,10 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
+from windtunnel.serving.variants.live.cluster import Remote, ReplicaCluster
 from windtunnel.serving.variants.live.registry import VariantFile
 from windtunnel.serving.variants.live.replica import Died, Failed, Replica, preload
 from windtunnel.serving.variants.live.tensors import Arrays, Outputs, TensorSpec, joined, lengths, parted
@@ -64,8 +67,8 @@ class Served:
 
     entry: VariantFile
     group: ReplicaGroup
-    replicas: list[Replica] = field(default_factory=list)
-    idle: list[Replica] = field(default_factory=list)
+    replicas: list[Replica | Remote] = field(default_factory=list)
+    idle: list[Replica | Remote] = field(default_factory=list)
 
     @property
     def variant(self) -> Variant:
@@ -78,7 +81,7 @@ class VariantsService:
 
     def __init__(
         self, entries: Sequence[VariantFile], *, policy: str = "cheapest", log: EventLog | None = None,
-        pinned: dict[str, str] | None = None, second: float = 1.0,
+        pinned: dict[str, str] | None = None, cluster: ReplicaCluster | None = None, second: float = 1.0,
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise UserError(
@@ -86,7 +89,10 @@ class VariantsService:
             )
         self.policy, self._log, self._second = policy, log, second
         self.desk = Desk([entry.variant for entry in entries], self._decide, pinned=pinned, grows=False)
-        host = Hosted(name=HERE, hardware=CPU, cores=os.cpu_count() or 1, free=_free())
+        self._start: Callable[[Path, int], Replica | Remote] = cluster.replica if cluster else Replica
+        self._free = cluster.free if cluster else _free
+        cores = cluster.cores if cluster else os.cpu_count()
+        host = Hosted(name=HERE, hardware=CPU, cores=cores or 1, free=self._free())
         self.desk.hosts[HERE] = self._host = host
         variants = [to_plain(entry.variant) for entry in entries]
         self._note("service", variants=variants, cores=host.cores, free=host.free, pinned=pinned)
@@ -220,11 +226,11 @@ class VariantsService:
 
     async def _load(self, served: Served, due: float) -> None:
         loop = asyncio.get_running_loop()
-        replica: Replica | None = None
+        replica: Replica | Remote | None = None
         self._note("loads", variant=served.variant.name, due=due)
         try:
             file, threads = served.entry.file, served.variant.threads
-            replica = begun = await loop.run_in_executor(self._threads, Replica, file, threads)
+            replica = begun = await loop.run_in_executor(self._threads, self._start, file, threads)
             await loop.run_in_executor(self._threads, begun.loaded)
         except (Died, OSError, asyncio.CancelledError) as fault:
             if replica is not None:
@@ -237,7 +243,7 @@ class VariantsService:
         served.idle.append(begun)
         self._do(self.desk.loaded(served.group, due, self._log_event("loaded", served, due=due)))
 
-    async def _run(self, served: Served, replica: Replica, batch: list[VariantRequest]) -> None:
+    async def _run(self, served: Served, replica: Replica | Remote, batch: list[VariantRequest]) -> None:
         group = served.group
         self._note("runs", variant=served.variant.name, requests=_numbers(batch))
         inputs = joined([request.work[0] for request in batch])
@@ -272,7 +278,7 @@ class VariantsService:
             loading = sum(
                 len(group.group.loading) * group.variant.memory for group in self.groups.values()
             )  # not taken yet
-            self._host.free = max(0, _free() - loading)
+            self._host.free = max(0, self._free() - loading)
             used = min(1.0, (self.busy - busy) / ((now - began) * self._host.cores))
             self._note("second", now=now, free=self._host.free, used=used)
             self._do(self.desk.second(now, {HERE: used}))
@@ -281,7 +287,7 @@ class VariantsService:
         """Of the replicas that live."""
         return [
             pid for group in self.groups.values() for replica in group.replicas
-            if (pid := replica.process.pid) and replica.process.is_alive()
+            if isinstance(replica, Replica) and (pid := replica.process.pid) and replica.process.is_alive()
         ]  # fmt: skip
 
 
