@@ -42,15 +42,7 @@ from windtunnel.training.emulate.emulation import (
     simulate,
 )
 from windtunnel.training.emulate.options import Options
-from windtunnel.training.emulate.program import (
-    FUNCTION,
-    Function,
-    OptimizerCalls,
-    Program,
-    on_mark,
-    run_program,
-    what,
-)
+from windtunnel.training.emulate.program import PROGRAM, Program, follow_steps, packed, run_packed
 
 WARM, STEPS = 3, 15
 """Steps that are not counted, and those that are."""
@@ -138,20 +130,18 @@ def started(program: Program, timeout: float = 900.0) -> Iterator[Callable[..., 
     network.sweep()
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as name:
         folder = Path(name)
-        if isinstance(program, Function):
-            (folder / FUNCTION).write_bytes(program.pickled())
+        (folder / PROGRAM).write_bytes(packed(program))
         sweep = f"{network.__name__}:sweep"
         keeper = ForkServerKeeper(folder / "forkserver", PRELOAD, dict(os.environ), sweep)
         try:
-            yield partial(_run, keeper, program, folder, timeout)
+            yield partial(_run, keeper, folder, timeout)
         finally:
             keeper.close()
 
 
 def _run(
-    keeper: ForkServerKeeper, program: Program, folder: Path, timeout: float, world: int,
-    rate: float | None = None,
-) -> list[list[float]]:  # fmt: skip
+    keeper: ForkServerKeeper, folder: Path, timeout: float, world: int, rate: float | None = None
+) -> list[list[float]]:
     ended: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     client = ForkServerClient(keeper.path, ended.put)
     net = network.Network(f"bottleneck-{os.urandom(4).hex()}", rate)
@@ -164,7 +154,7 @@ def _run(
                     {
                         "call": f"{__name__}:main", "namespace": namespace, "cwd": os.getcwd(),
                         "env": {**os.environ, **_environment(rank, world, places[0][1])},
-                        "arguments": [what(program), str(folder), directory, rate is None],
+                        "arguments": [str(folder), directory, rate is None],
                     }, stays=False,
                 )  # fmt: skip
                 pids[pid] = rank
@@ -199,9 +189,8 @@ def main(message: list[Any], _: list[int]) -> None:
     """A rank's process."""
     import torch
     from torch._C._distributed_c10d import FileStore
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    program, folder, directory, silent = message
+    folder, directory, silent = message
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     log = os.open(f"{directory}/{rank}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -209,7 +198,6 @@ def main(message: list[Any], _: list[int]) -> None:
     torch.set_num_threads(1)
     store = FileStore(f"{directory}/store", world)
     ends: list[float] = []
-    calls: OptimizerCalls[float] = OptimizerCalls()
 
     def enough() -> None:
         seconds = [after - before for before, after in pairwise(ends[WARM - 1 :])]
@@ -221,37 +209,21 @@ def main(message: list[Any], _: list[int]) -> None:
         store.wait(["all"], PATIENCE)
         os._exit(0)
 
-    def ended(moments: list[float]) -> None:
-        before = len(ends)
-        ends.extend(moments)
-        if silent and before < WARM - 1 <= len(ends):
+    def ended(moment: float) -> None:
+        ends.append(moment)
+        if silent and len(ends) == WARM - 1:
             from windtunnel.training.bottleneck.silent import silence
 
             silence()
-        if before < WARM + STEPS <= len(ends):
+        if len(ends) == WARM + STEPS:
             enough()
         # who sends nothing computes beside the others to the last
         if len(ends) >= WARM + STEPS and (not silent or store.check(["all"])):
             leave()
 
-    def updated(optimizer: Any, *_: Any) -> None:
-        parameters = frozenset(
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        )
-        moments = calls.add(parameters, time.perf_counter())
-        ended([] if marked else moments)
-
-    def mark() -> None:
-        marked.append(True)
-        ended([time.perf_counter()])
-
-    marked: list[bool] = []
-    on_mark.append(mark)
-    register_optimizer_step_post_hook(updated)
+    follow_steps(time.perf_counter, ended)
     try:
-        run_program(
-            program["script"], program["module"], program["arguments"], program["paths"], Path(folder)
-        )
+        run_packed(Path(folder) / PROGRAM)
     except SystemExit as stop:
         if stop.code:
             raise

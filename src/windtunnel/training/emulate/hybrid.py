@@ -38,7 +38,7 @@ from windtunnel.training.emulate.live.progress import kill_tree
 from windtunnel.training.emulate.live.session import LOG_LINES
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.search import parse_ranks
-from windtunnel.training.emulate.program import FUNCTION, Function, what
+from windtunnel.training.emulate.program import PROGRAM, packed
 from windtunnel.training.emulate.summary import HybridFacts, LiveFacts
 from windtunnel.training.emulate.twin.hybrid import Virtual, expected
 from windtunnel.training.emulate.twin.job import build, parse_slow, slowness
@@ -119,11 +119,9 @@ def _prepare(result: EmulationResult, live: Sequence[int], directory: Path) -> N
     cluster, options = result.cluster, result.options
     for name, content in result.classes.messages.items():
         (directory / name).write_bytes(content)
-    if isinstance(result.program, Function):
-        (directory / FUNCTION).write_bytes(result.program.pickled())
+    (directory / PROGRAM).write_bytes(packed(result.program))
     request = {
-        **what(result.program), "world_size": cluster.world_size,
-        "devices_per_host": cluster.devices_per_host, "live": list(live),
+        "world_size": cluster.world_size, "devices_per_host": cluster.devices_per_host, "live": list(live),
         "captured": result.classes.captured, "rule": options.data,
         "device": "cuda" if cluster.host.device.kind == "gpu" else "cpu", "attach": options.attach or 0,
     }  # fmt: skip

@@ -29,8 +29,8 @@ from typing import Any, Generic, TypeVar
 
 from windtunnel.base.errors import UserError
 
-FUNCTION = "function.pkl"
-"""The file in the directory of a run with the function that was pickled, and its arguments."""
+PROGRAM = "program.pkl"
+"""The file with a program, for the processes that run it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Script:
     @property
     def name(self) -> str:
         return str(self.path)
+
+    def run(self) -> None:
+        """In this process, as ``python`` runs it."""
+        path = self.path.resolve()
+        sys.argv = [str(path), *self.arguments]
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name="__main__")
 
     def check(self) -> None:
         """Raises:
@@ -65,6 +72,12 @@ class Module:
     @property
     def name(self) -> str:
         return f"-m {self.module}"
+
+    def run(self) -> None:
+        """In this process, as ``python -m`` runs it."""
+        sys.argv = [self.module, *self.arguments]  # runpy puts the file's path in the first place
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
     def check(self) -> None:
         """Look whether there is such a module, without importing anything of the user's.
@@ -115,25 +128,22 @@ class Function:
         """
         if not callable(self.call):
             raise UserError(f"{self.call!r} is no function")
-        self.pickled()
+        packed(self)
 
-    def pickled(self) -> bytes:
-        """The function and its arguments, for the worker."""
-        from cloudpickle import CloudPickler
 
-        class Pickler(CloudPickler):  # type: ignore[misc]
-            """Code goes whole: some versions of cloudpickle leave out the name of its file."""
+@dataclass(frozen=True)
+class _PackedFunction:
+    """A `Function` in another process, which imports nothing of the user's before it is run."""
 
-            dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: _code})
+    name: str
+    paths: list[str]
+    content: bytes
 
-        data = io.BytesIO()
-        try:
-            Pickler(data).dump((self.call, self.arguments))
-            return data.getvalue()
-        except Exception as error:
-            raise UserError(
-                f"{self.name} cannot be sent to the process that emulates it: {type(error).__name__}: {error}"
-            ) from None
+    def run(self) -> None:
+        sys.argv = [self.name]
+        sys.path.extend(place for place in self.paths if place not in sys.path)
+        call, values = pickle.loads(self.content)
+        call(*values)
 
 
 def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
@@ -144,34 +154,30 @@ def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
 Program = Script | Module | Function
 
 
-def what(program: Program) -> dict[str, Any]:
-    """A program as a process is told of it."""
-    fields: dict[str, Any]
-    if isinstance(program, Script):
-        fields = {"script": str(program.path), "arguments": list(program.arguments)}
-    elif isinstance(program, Module):
-        fields = {"module": program.module, "arguments": list(program.arguments)}
-    else:
-        fields = {"arguments": [program.name], "paths": [path for path in sys.path if path]}
-    return {"script": "", "module": "", "paths": []} | fields
+def packed(program: Program) -> bytes:
+    """A program for another process of this machine: unpickled there, it has ``run()``."""
+    if not isinstance(program, Function):
+        return pickle.dumps(program)
+    from cloudpickle import CloudPickler
+
+    class Pickler(CloudPickler):  # type: ignore[misc]
+        """Code goes whole: some versions of cloudpickle leave out the name of its file."""
+
+        dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: _code})
+
+    data = io.BytesIO()
+    try:
+        Pickler(data).dump((program.call, program.arguments))
+    except Exception as error:
+        raise UserError(
+            f"{program.name} cannot be sent to the process that emulates it: {type(error).__name__}: {error}"
+        ) from None
+    return pickle.dumps(_PackedFunction(program.name, [path for path in sys.path if path], data.getvalue()))
 
 
-def run_program(script: str, module: str, arguments: list[str], paths: list[str], directory: Path) -> None:
-    """Run the user's program in this process: a script, a module, or else the function that was pickled."""
-    if script:
-        path = Path(script).resolve()
-        sys.argv = [str(path), *arguments]
-        sys.path.insert(0, str(path.parent))
-        runpy.run_path(str(path), run_name="__main__")
-    elif module:
-        sys.argv = [module, *arguments]  # runpy puts the file's path in the first place
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        sys.path.extend(place for place in paths if place not in sys.path)
-        call, values = pickle.loads((directory / FUNCTION).read_bytes())
-        call(*values)
+def run_packed(file: Path) -> None:
+    """Run the program in a file in this process."""
+    pickle.loads(file.read_bytes()).run()
 
 
 def _find(name: str, places: list[str]) -> ModuleSpec | None:
@@ -219,6 +225,29 @@ class OptimizerCalls(Generic[Mark]):
             ends.append(mark)
             self.current, self.last = [], None
         return ends
+
+
+def follow_steps(mark: Callable[[], Mark], ended: Callable[[Mark], None]) -> OptimizerCalls[Mark]:
+    """Call ``ended`` at the end of each step from now on, with what ``mark`` gave when the last call of an
+    optimiser in it had ended, or where the program says that a step ends there."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    calls: OptimizerCalls[Mark] = OptimizerCalls()
+    marked = False
+
+    def updated(optimizer: Any, *_: Any) -> None:
+        parameters = frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
+        for end in () if marked else calls.add(parameters or frozenset([id(optimizer)]), mark()):
+            ended(end)
+
+    def said() -> None:
+        nonlocal marked
+        marked = True
+        ended(mark())
+
+    register_optimizer_step_post_hook(updated)
+    on_mark.append(said)
+    return calls
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,9 @@ class RankReads:
         group: Any = dist.ProcessGroup
         group.rank = self._listen(group.rank)
 
-    def files(self, script: str) -> list[str]:
+    def files(self, script: Path | None) -> list[str]:
         """The user's own files that were loaded: the script, and what was imported since."""
-        paths = dict.fromkeys([str(Path(script).resolve())] if script else [])
+        paths = dict.fromkeys([str(script.resolve())] if script else [])
         for name in sorted(sys.modules.keys() - self._before):
             file = getattr(sys.modules[name], "__file__", None)
             if isinstance(file, str) and file.endswith(".py") and failure.is_own(file):

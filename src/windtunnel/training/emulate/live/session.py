@@ -21,7 +21,7 @@ from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.graph import Place, Slice
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.progress import kill_tree
-from windtunnel.training.emulate.program import FUNCTION, Function, Program, what
+from windtunnel.training.emulate.program import Program, packed
 
 WORKER_LOG = "worker.txt"
 MESSAGE = re.compile(r"-?\d+-[0-9a-f]{16}-\d+")
@@ -75,13 +75,11 @@ class Session:
     def __enter__(self) -> Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="windtunnel-")
         self.directory = Path(self._scratch.name)
-        device_file = Path(self._scratch.name, "device.pkl")
-        device_file.write_bytes(pickle.dumps(self.cluster.host.device))
-        if isinstance(self.program, Function):
-            Path(self._scratch.name, FUNCTION).write_bytes(self.program.pickled())
+        job_file = self.directory / "job.pkl"
+        job_file.write_bytes(pickle.dumps((self.cluster.host.device, packed(self.program))))
         with open(Path(self._scratch.name, WORKER_LOG), "w") as log:
             self._worker = subprocess.Popen(
-                [sys.executable, "-m", "windtunnel.training.emulate.live.worker", str(device_file)],
+                [sys.executable, "-m", "windtunnel.training.emulate.live.worker", str(job_file)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
             )  # fmt: skip
         return self
@@ -141,10 +139,8 @@ class Session:
         return [self._slice(rank) for rank in ranks]
 
     def _begin_anew(self) -> None:
-        before, self.directory = self.directory, Path(self.directory, "again")
+        self.directory = self.directory / "again"
         self.directory.mkdir()
-        if isinstance(self.program, Function):
-            (before / FUNCTION).rename(self.directory / FUNCTION)
         self.run_for_others.clear()
 
     def check(self, ranks: Sequence[int]) -> list[Slice | None]:
@@ -167,10 +163,8 @@ class Session:
         directory = self.directory
         self.requests += 1
         request = {
-            "number": self.requests,
-            **what(self.program), "ranks": list(ranks),
-            "world_size": self.cluster.world_size, "devices_per_host": self.cluster.devices_per_host,
-            "directory": str(directory),
+            "number": self.requests, "ranks": list(ranks), "world_size": self.cluster.world_size,
+            "devices_per_host": self.cluster.devices_per_host, "directory": str(directory),
             "steps": self.steps, "least": self.least if self.settled is None else 0, "marked": self.marked,
             "jobs": self.jobs, "timeout": self.timeout,
             "earlier": [*self.captured, *self.checked, *sorted(self.run_for_others)], "settled": self.settled,

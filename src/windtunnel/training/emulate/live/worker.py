@@ -32,7 +32,7 @@ from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate.graph import NoteKind, Slice
 from windtunnel.training.emulate.live import failure, native_library, progress
-from windtunnel.training.emulate.program import run_program
+from windtunnel.training.emulate.program import Script
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.live.mailbox import MailboxWait
@@ -55,17 +55,11 @@ optimiser steps; some are there only beside some builds of torch."""
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """What to run: see `session.Session`, which sends it. Without a ``script`` or a ``module`` it is the
-    function that lies pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name.
-    ``steps``, ``least``, ``further`` and ``to_end``: see `ending.Ending`; ``marked`` and ``settled``:
-    `observe.Observer`. ``outline``: only the ranks' outlines are wanted. ``templates``: not all micro-batches
-    are run, see `chunks`."""
+    """Which ranks to run: see `session.Session`, which sends it. ``steps``, ``least``, ``further`` and
+    ``to_end``: see `ending.Ending`; ``marked`` and ``settled``: `observe.Observer`. ``outline``: only the
+    ranks' outlines are wanted. ``templates``: not all micro-batches are run, see `chunks`."""
 
     number: int
-    script: str
-    module: str
-    arguments: list[str]
-    paths: list[str]
     ranks: list[int]
     world_size: int
     devices_per_host: int
@@ -84,8 +78,8 @@ class CaptureRequest:
 
 
 def main() -> None:
-
-    device = pickle.loads(Path(sys.argv[1]).read_bytes())
+    device, program = pickle.loads(Path(sys.argv[1]).read_bytes())
+    program = pickle.loads(program)
     # What outlives the process of a rank that started it becomes a child of this one, and ends with it.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -100,7 +94,7 @@ def main() -> None:
     for line in sys.stdin:
         request = CaptureRequest(**json.loads(line))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _serve(request, device, native)
+        _serve(request, program, device, native)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whatever else ends now leaves nothing behind
         _reap()
         _answer(request, end=True)
@@ -134,7 +128,7 @@ def _import_torch() -> None:
     torch.set_num_threads(1)
 
 
-def _serve(request: CaptureRequest, device: Any, native: Any) -> None:
+def _serve(request: CaptureRequest, program: Any, device: Any, native: Any) -> None:
     """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
     from windtunnel.training.emulate.live.chunks import AGAIN
     from windtunnel.training.emulate.live.mailbox import hanging
@@ -159,7 +153,7 @@ def _serve(request: CaptureRequest, device: Any, native: Any) -> None:
         pid = os.fork()
         if pid == 0:
             native.wt_recorded(events.address)
-            _run_rank(request if templates else plain, rank, earlier, write, device, native)
+            _run_rank(request if templates else plain, program, rank, earlier, write, device, native)
         loop = failure.loop_file(Path(request.directory), rank)
         running[pid] = progress.Watch(pid, rank, stack, events, request.timeout, loop)
         started.add(rank)
@@ -242,8 +236,9 @@ def _end_all() -> None:
 
 
 def _run_rank(
-    request: CaptureRequest, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
-) -> None:
+    request: CaptureRequest, program: Any, rank: int, earlier: frozenset[int], pipe: int, device: Any,
+    native: Any,
+) -> None:  # fmt: skip
     """In the forked child: never returns."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     directory = Path(request.directory)
@@ -258,8 +253,9 @@ def _run_rank(
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     code = 70
     try:
-        observer, ending = _prepare(request, rank, earlier, pipe, device, native)
-        code = _run_program(request, rank, observer, ending)
+        own_file = program.path if isinstance(program, Script) else None
+        observer, ending = _prepare(request, own_file, rank, earlier, pipe, device, native)
+        code = _run_program(request, program, rank, observer, ending)
     except BaseException as error:
         failure.show(error)
     finally:
@@ -269,8 +265,9 @@ def _run_rank(
 
 
 def _prepare(
-    request: CaptureRequest, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
-) -> Any:
+    request: CaptureRequest, script: Path | None, rank: int, earlier: frozenset[int], pipe: int, device: Any,
+    native: Any,
+) -> Any:  # fmt: skip
     """Pretend the world for this rank. Returns its observer, and its ending."""
     import torch
 
@@ -309,7 +306,7 @@ def _prepare(
     the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
 
     def write(slice_: Slice) -> None:
-        whole = replace(slice_, rank_answers=reads.answers, files=reads.files(request.script))
+        whole = replace(slice_, rank_answers=reads.answers, files=reads.files(script))
         written = whole.outline() if request.outline else whole
         data = pickle.dumps(written, protocol=pickle.HIGHEST_PROTOCOL)
         atomic.replace(directory / f"slice-{rank}.pkl", data)
@@ -364,12 +361,9 @@ def _prepare(
     return observer, ending
 
 
-def _run_program(request: CaptureRequest, rank: int, observer: Any, ending: Any) -> int:
+def _run_program(request: CaptureRequest, program: Any, rank: int, observer: Any, ending: Any) -> int:
     """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
     directory = Path(request.directory)
-
-    def run() -> None:
-        run_program(request.script, request.module, request.arguments, request.paths, directory)
 
     def overlooks(error: BaseException) -> bool:
         """The rank failed after its period, where nobody knows yet whether the script has an end."""
@@ -377,7 +371,7 @@ def _run_program(request: CaptureRequest, rank: int, observer: Any, ending: Any)
             ending.failed(failure.sentence(error))
         return bool(ending.following) and not request.to_end
 
-    status = failure.status_of(run, directory, rank, request.outline, overlooks)
+    status = failure.status_of(program.run, directory, rank, request.outline, overlooks)
     if status != 0:
         return status or 0
     if len(observer.events()) == 0:

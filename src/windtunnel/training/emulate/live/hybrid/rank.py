@@ -27,7 +27,6 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.utils.checkpoint
 import torch.utils.data
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
@@ -36,7 +35,7 @@ from windtunnel.training.emulate.live.host import HeldBytes
 from windtunnel.training.emulate.live.hybrid.group import HybridGroup, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, CoordinatorLink, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, MailboxWait
-from windtunnel.training.emulate.program import OptimizerCalls, on_mark, run_program
+from windtunnel.training.emulate.program import PROGRAM, follow_steps, run_packed
 
 FOLLOWED = 2
 """Steps in which tensor memory is counted."""
@@ -47,10 +46,6 @@ class LiveRankRequest:
     """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``attach``: the step
     before which the first live rank stops."""
 
-    script: str
-    module: str
-    arguments: list[str]
-    paths: list[str]
     world_size: int
     devices_per_host: int
     live: list[int]
@@ -70,14 +65,11 @@ class Steps:
     def __init__(self, link: CoordinatorLink, memory: HeldBytes | None, attach: int) -> None:
         self.link, self.memory, self.attach = link, memory, attach
         self.mode = memory.follow() if memory is not None else None
-        self.calls: OptimizerCalls[Figures] = OptimizerCalls()
         self.ended = 0
         self.loss: float | None = None
-        self.marked = False
 
     def install(self) -> None:
-        register_optimizer_step_post_hook(self._updated)
-        on_mark.append(self._marked)
+        self.calls = follow_steps(self._figures, self._end)
         run = torch.autograd.graph._engine_run_backward
 
         def run_and_settle(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,25 +84,18 @@ class Steps:
         for module in (torch.autograd.graph, torch.autograd):
             module._engine_run_backward = run_and_settle  # type: ignore[attr-defined]
 
-    def _marked(self) -> None:
-        self.marked = True
-        with self.link.clock:
-            self._end(self._figures())
-
-    def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        with self.link.clock:
-            updated = frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
-            if not self.marked:
-                for figures in self.calls.add(updated or frozenset([id(optimizer)]), self._figures()):
-                    self._end(figures)
-
     def _figures(self) -> Figures:
         clock = self.link.clock
-        if self.memory is not None and not self.ended and self.calls.last is None:
-            self.memory.take_peak()  # the first step's own is no steady one
-        return clock.own, clock.spent, self.link.calls, self.loss
+        with clock:
+            if self.memory is not None and not self.ended and self.calls.last is None:
+                self.memory.take_peak()  # the first step's own is no steady one
+            return clock.own, clock.spent, self.link.calls, self.loss
 
     def _end(self, figures: Figures) -> None:
+        with self.link.clock:
+            self._tell(figures)
+
+    def _tell(self, figures: Figures) -> None:
         self.ended += 1
         peak = 0
         if self.memory is not None and self.ended >= FOLLOWED:
@@ -149,8 +134,7 @@ def main() -> None:
     attach = request.attach if rank == request.live[0] else 0
     observed = Steps(link, HeldBytes() if on_host else None, attach)
     observed.install()
-    words = (request.script, request.module, request.arguments, request.paths)
-    code = failure.status_of(lambda: run_program(*words, directory), directory, rank) or 0
+    code = failure.status_of(lambda: run_packed(directory / PROGRAM), directory, rank) or 0
     with clock:
         link.tell("end", code)
     sys.stdout.flush()
