@@ -112,20 +112,16 @@ def _call(
 ) -> tuple[tuple[str, int, str, str], Meeting]:
     """Kind, bytes, dtype and backend of a join, and its groups. ``meetings``: those of joins before it, by
     channel and colours."""
-    row, position = job.join_call[join].tolist()
-    calls = job.world.calls[row]
-    call, channel = calls.collective(position), calls.channel(position)
+    _, call, channel, family = job.call(*job.join_call[join].tolist())
     ptr, owners, nodes = job.members
     members = slice(ptr[join], ptr[join + 1])
     colours = tuple(sorted(set(owners[members].tolist())))
     message = channel[1] != COLLECTIVE
     if message:  # both ends of a message are of the sender's channel, and of its colour
         for colour, node in zip(owners[members].tolist(), nodes[members].tolist(), strict=True):
-            there = job.world.calls[job.class_of(colour)]
-            at = int(job.programs[job.class_of(colour)].program.join[node]) % len(there.event)
-            if there.collective(at).kind == "send":
-                channel, colours = there.channel(at), (colour,)
-    family = job.world.family(channel)
+            end = job.call_at(job.class_of(colour), node)
+            if end.row.kind == "send":
+                channel, family, colours = end.channel, end.family, (colour,)
     if (channel, colours) not in meetings:
         if message:
             senders = np.flatnonzero(job.colour == colours[0]).tolist()

@@ -130,9 +130,7 @@ def _about(timing: Timing, colour: int, node: int) -> About:
     if event["kind"] == EventKind.SYNC:
         return About("cudaStreamSynchronize", "cuda_runtime", {"operator": "wait for the device", **args})
     if event["kind"] == EventKind.COLLECTIVE:
-        calls = timing.job.world.calls[row]
-        call = int(program.program.join[node]) % len(calls.event)
-        collective, family = calls.collective(call), timing.job.world.family(calls.channel(call))
+        _, collective, _, family = timing.job.call_at(row, node)
         words = (
             "SendRecv"
             if collective.kind in ("send", "recv")
@@ -164,10 +162,8 @@ def _name(timing: Timing, colour: int, node: int) -> str:
     row = timing.job.class_of(colour)
     program = timing.job.programs[row]
     if program.is_join[node]:
-        calls = timing.job.world.calls[row]
-        call = int(program.program.join[node]) % len(calls.event)
-        family = timing.job.world.family(calls.channel(call))
-        return f"{calls.collective(call).kind} {family.name}"
+        call = timing.job.call_at(row, node)
+        return f"{call.row.kind} {call.family.name}"
     event = program.slice.events[program.event[node % program.nodes]]
     if event["kind"] == EventKind.OP:
         return program.slice.operators[int(event["ref"])].name

@@ -249,11 +249,7 @@ def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     colour = int(stalled.rank[k])
     row = job.class_of(colour)
     calls = job.world.calls[row]
-    join = int(job.programs[row].program.join[stalled.node[k]])
-    call = join % len(calls.event)
-    collective = calls.collective(call)
-    _, direction, distance = channel = calls.channel(call)
-    family = job.world.family(channel)
+    call, collective, (_, direction, distance), family = job.call_at(row, int(stalled.node[k]))
     rank = int(job.leader[colour])
     alike = int((job.colour == colour).sum()) - 1
     words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(collective)}"

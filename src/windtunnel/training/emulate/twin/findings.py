@@ -72,25 +72,13 @@ def collective_table(job: WorldJob, result: ReplayResult, split: StepSplit) -> l
 
 def _key(job: WorldJob, row: int, call: int) -> tuple[object, ...]:
     """Calls of one kind: same family, direction, sizes, dtype, backend."""
-    calls = job.world.calls[row]
-    collective = calls.collective(call)
-    family = calls.channel(call)[0]
-    return (
-        family,
-        collective.kind,
-        collective.in_bytes,
-        collective.out_bytes,
-        collective.dtype,
-        collective.backend,
-    )
+    _, own, channel, _ = job.call(row, call)
+    return channel[0], own.kind, own.in_bytes, own.out_bytes, own.dtype, own.backend
 
 
 def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: float) -> CollectiveUse:
-    calls = job.world.calls[job.class_of(c)]
-    collective = calls.collective(call)
+    _, collective, (_, direction, distance), family = job.call(job.class_of(c), call)
     rank = int(job.leader[c])
-    _, direction, distance = channel = calls.channel(call)
-    family = job.world.family(channel)
     ranks = tuple(family.group(rank).tolist())
     if direction != COLLECTIVE:
         peer = family.peer(rank, distance)
@@ -172,10 +160,7 @@ def _imbalance(job: WorldJob, cluster: Cluster, split: StepSplit) -> tuple[str, 
 
 def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tuple[str, str]:
     program = job.programs[row]
-    calls = job.world.calls[row]
-    call = int(program.program.join[node])
-    collective = calls.collective(call)
-    family = job.world.family(calls.channel(call))
+    _, collective, _, family = job.call_at(row, node)
     phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
     members = family.group(int(job.world.classes.classes[row].members[0]))
     crosses = cluster.placement(tuple(members.tolist())).hosts > 1

@@ -73,9 +73,7 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
     first = int(job.replay.rank_join_ptr[colour]) + last * count
     hybrid_calls, words = [], []
     for position in range(count):
-        call = calls.collective(position)
-        channel = calls.channel(position)
-        family = world.family(channel)
+        _, call, channel, family = job.call(row, position)
         peer = family.peer(rank, channel[2]) if channel[1] != COLLECTIVE else -1
         ranks = tuple(family.group(rank).tolist())
         hybrid_calls.append(HybridCall(call.kind, ranks, max(call.in_bytes, call.out_bytes), peer))

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Channel, ClassCalls
+from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Channel, ClassCalls, Family
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.program import StepProgram
 
@@ -47,6 +48,15 @@ class Crossing:
     key: Longs
     sample: list[Group]
     factor: list[float]
+
+
+class JobCall(NamedTuple):
+    """A call of a class's step: its ``number`` there, what it is, and where it meets others."""
+
+    number: int
+    row: Collective
+    channel: Channel
+    family: Family
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,17 @@ class WorldJob:
 
     def class_of(self, colour: int) -> int:
         return int(self.replay.rank_program[colour])
+
+    def call(self, row: int, number: int) -> JobCall:
+        """Of class ``row``, the call of that number; numbers go on through the copies of the step."""
+        calls = self.world.calls[row]
+        number %= len(calls.event)
+        channel = calls.channel(number)
+        return JobCall(number, calls.collective(number), channel, self.world.family(channel))
+
+    def call_at(self, row: int, node: int) -> JobCall:
+        """Of class ``row``, the call that a join node of its program is."""
+        return self.call(row, int(self.programs[row].program.join[node]))
 
 
 def build(

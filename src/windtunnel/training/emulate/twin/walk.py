@@ -229,14 +229,7 @@ class _Walk:
         return "imbalance" if self.abroad else "compute"
 
     def transfer_kind(self, node: int) -> str:
-        job = self.walker.job
-        calls = job.world.calls[self.row]
-        return f"communication:{job.world.family(calls.channel(self._call(node))).name}"
-
-    def _call(self, node: int) -> int:
-        """The number of a join node's call among the class's calls of one step."""
-        calls = len(self.walker.job.world.calls[self.row].event)
-        return int(self.program.program.join[node]) % calls
+        return f"communication:{self.walker.job.call_at(self.row, node).family.name}"
 
     def _late(self, node: int) -> int:
         """Move to the member of the join that came last. A pipeline's bubble is not looked into."""
