@@ -53,7 +53,7 @@ def calibrate(
 
 def _show(device: Device) -> None:
     from windtunnel.training.emulate.twin.costs.profile import find_profile
-    from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, parameter_rows
+    from windtunnel.training.emulate.twin.costs.roofline import parameter_rows
 
     profile = find_profile(device.name)
     if profile is None:
@@ -64,4 +64,4 @@ def _show(device: Device) -> None:
             typer.echo(f"  {key}: {value}")
         for phase, seconds in profile.host_overhead.items():
             typer.echo(f"  overhead of an operator in {phase}: {seconds * 1e6:.2f} us")
-    print_table(("parameter", "value", "source"), parameter_rows(DEFAULT, device))
+    print_table(("parameter", "value", "source"), parameter_rows(device))

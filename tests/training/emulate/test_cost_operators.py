@@ -12,7 +12,7 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.calibrate.operators import OperatorRecorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.profile import contiguous, cost_of
-from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, ISOLATED
+from windtunnel.training.emulate.twin.costs.roofline import GPU
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
 aten = torch.ops.aten
@@ -180,13 +180,13 @@ def test_fused_adamw_moves_28_bytes_a_parameter():
     ],
 )
 def test_rates_lie_where_published_ones_do(name, op, low, high):
-    cost = cost_of(op, device(name), params=ISOLATED)
+    cost = cost_of(op, device(name), alone=True)
     assert low <= cost.flops / cost.seconds <= high
 
 
 def test_large_elementwise_reaches_the_measured_share_of_bandwidth():
     x = t(1 << 29)
-    cost = cost_of(Operator("aten.clone.default", (x, None), (x,)), device("h200"), params=ISOLATED)
+    cost = cost_of(Operator("aten.clone.default", (x, None), (x,)), device("h200"), alone=True)
     assert cost.bytes / cost.seconds == pytest.approx(4.3e12, rel=0.03)  # device copy measured on an H200
 
 
@@ -228,12 +228,12 @@ def test_host_copies_go_over_pcie():
 
 
 def test_inside_a_job_operators_are_slower_than_by_themselves():
-    part, gpu, x = device("h100-sxm"), DEFAULT.gpu, t(1 << 26)
+    part, gpu, x = device("h100-sxm"), GPU, t(1 << 26)
     for op, share in (
         (mm(4096, 4096, 4096), gpu.in_job_matmul), (flash(1, 8, 4096, True), gpu.in_job),
         (Operator("aten.neg.default", (x,), (x,)), gpu.in_job),
     ):  # fmt: skip
-        alone = cost_of(op, part, params=ISOLATED).seconds
+        alone = cost_of(op, part, alone=True).seconds
         assert cost_of(op, part).seconds == pytest.approx(alone / share)
 
 
@@ -246,12 +246,10 @@ def test_attention_of_triton_is_priced_as_it_and_causal():
         backward = Operator("flash_attn._triton_attention_backward.default", given, (q, q, q))
         for op in (forward, backward):
             assert kind_of(op) == "attention"
-            rates.append(
-                executed_flops(op) / cost_of(op, part, params=ISOLATED).seconds / part.peak("bfloat16")
-            )
+            rates.append(executed_flops(op) / cost_of(op, part, alone=True).seconds / part.peak("bfloat16"))
     assert executed_flops(backward) == 5 * 2 * 2 * 16 * 8192**2 * 128
     whole = 8192 / (8192 + 600), 8192 / (8192 + 300)
-    gpu = DEFAULT.gpu
+    gpu = GPU
     wanted = [
         share * part_of
         for part_of in whole

@@ -16,13 +16,12 @@ from windtunnel.training.emulate.twin.costs.profile import (
     decode,
     encode,
     find_profile,
-    host_seconds,
     host_table,
     read_profile,
     save_profile,
     signature,
 )
-from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, ISOLATED, parameter_rows
+from windtunnel.training.emulate.twin.costs.roofline import parameter_rows
 
 GPU = load_cluster("h100-sxm:1x1").host.device
 CPU = load_cluster("cpu:1x1").host.device
@@ -37,12 +36,12 @@ def mm(m, n, k):
 
 
 def roofline(op):
-    return cost_of(op, GPU, params=ISOLATED).seconds
+    return cost_of(op, GPU, alone=True).seconds
 
 
 def test_a_measured_operator_costs_what_was_measured():
     profile = DeviceProfile("h100-sxm", [(mm(64, 64, 64), 1.25e-3)])
-    cost = cost_of(mm(64, 64, 64), GPU, profile, ISOLATED)
+    cost = cost_of(mm(64, 64, 64), GPU, profile, alone=True)
     assert (cost.seconds, cost.source) == (1.25e-3, "measured")
     assert cost.flops == 2 * 64**3
     # A learning rate or the device does not make it another operator; a stride does.
@@ -56,7 +55,7 @@ def test_measuring_again_replaces():
     profile = DeviceProfile("h100-sxm", [(mm(64, 64, 64), 1.0), (mm(64, 64, 64), 2.0)])
     assert len(profile.operators) == 1
     assert profile.exact(mm(64, 64, 64)) == 2.0
-    assert profile.ratio(mm(64, 64, 64), GPU, DEFAULT) == pytest.approx(2.0 / roofline(mm(64, 64, 64)))
+    assert profile.ratio(mm(64, 64, 64), GPU) == pytest.approx(2.0 / roofline(mm(64, 64, 64)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,7 +63,7 @@ def test_measuring_again_replaces():
 def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower):
     points = [mm(a, b, c) for a in (16, 512, 8192) for b in (16, 8192) for c in (16, 8192)]
     profile = DeviceProfile("h100-sxm", [(op, slower * roofline(op)) for op in points])
-    assert cost_of(mm(m, n, k), GPU, profile, ISOLATED).seconds == pytest.approx(
+    assert cost_of(mm(m, n, k), GPU, profile, alone=True).seconds == pytest.approx(
         slower * roofline(mm(m, n, k))
     )
 
@@ -72,7 +71,7 @@ def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower
 def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():
     small, large = mm(256, 256, 256), mm(8192, 8192, 8192)
     profile = DeviceProfile("h100-sxm", [(small, 3 * roofline(small)), (large, roofline(large))])
-    ratios = [profile.ratio(mm(size, size, size), GPU, DEFAULT) for size in (257, 1024, 8000)]
+    ratios = [profile.ratio(mm(size, size, size), GPU) for size in (257, 1024, 8000)]
     assert 3.0 > ratios[0] > ratios[1] > ratios[2] > 1.0
     assert ratios[0] > 2.9
     assert ratios[2] < 1.1
@@ -167,28 +166,24 @@ def test_what_is_not_a_profile_is_refused_in_one_sentence(tmp_path, text):
 
 def test_every_parameter_has_a_source():
     for part in (GPU, CPU):
-        rows = parameter_rows(DEFAULT, part)
+        rows = parameter_rows(part)
         assert rows
         assert all(source for _, _, source in rows)
 
 
 def test_a_cpu_host_pays_only_what_was_measured_and_a_gpu_host_pays_for_launches():
-    profile = DeviceProfile("cpu", host_overhead={"forward": 4e-6, "backward": 2e-6, "view": 1e-6})
-    assert host_seconds(EventKind.OP, Phase.FORWARD, CPU) == 0.0
-    assert host_seconds(EventKind.OP, Phase.FORWARD, CPU, profile) == 4e-6
-    assert host_seconds(EventKind.OP, Phase.FORWARD, CPU, profile, view=True) == 1e-6
-    assert host_seconds(EventKind.COLLECTIVE, Phase.BACKWARD, CPU, profile) == 0.0
-    forward = host_seconds(EventKind.OP, Phase.FORWARD, GPU)
-    assert 6e-6 <= forward <= 10e-6
-    assert forward > host_seconds(EventKind.OP, Phase.BACKWARD, GPU) > 0
-    assert forward > host_seconds(EventKind.OP, Phase.FORWARD, GPU, view=True) > 0
-    assert 20e-6 <= host_seconds(EventKind.COLLECTIVE, Phase.FORWARD, GPU) <= 30e-6
-
-
-def test_host_tables_hold_the_single_values():
-    ops = [mm(8, 8, 8), Operator("aten.view.default", (), ())]
-    rows, others = host_table(ops, GPU)
-    for phase in Phase:
-        assert rows[0, phase] == host_seconds(EventKind.OP, phase, GPU)
-        assert rows[1, phase] == host_seconds(EventKind.OP, phase, GPU, view=True)
-        assert others[EventKind.SYNC, phase] == host_seconds(EventKind.SYNC, phase, GPU)
+    view = Operator("aten.view.default", (), ())
+    gathered = Operator("fsdp.split_with_sizes_copy.default", (t(4), t(4)), (t(4),))
+    measured = {"forward": 4e-6, "backward": 2e-6, "view": 1e-6, "fsdp_tensor": 3e-6}
+    for profile, solid, light, sharded in (
+        (None, 0, 0, 0),
+        (DeviceProfile("cpu", [], measured), 4, 1, 4 + 6),
+    ):
+        rows, others = host_table([mm(8, 8, 8), view, gathered], CPU, profile)
+        assert rows[:, Phase.FORWARD] == pytest.approx([1e-6 * solid, 1e-6 * light, 1e-6 * sharded])
+        assert rows[0, Phase.OPTIMIZER] == 0 and not others.any()
+    rows, others = host_table([mm(8, 8, 8), view], GPU)
+    (solid, backward), (light, less) = rows[:, [Phase.FORWARD, Phase.BACKWARD]]
+    assert 6e-6 <= solid <= 10e-6 and solid > backward > 0 and solid > light == 2 * less > 0
+    assert (others[EventKind.COLLECTIVE] > others[EventKind.SYNC]).all() and not others[EventKind.OP].any()
+    assert (others[EventKind.FREE] == others[EventKind.ALLOC]).all() and not others[EventKind.STEP].any()

@@ -48,7 +48,7 @@ from windtunnel.training.emulate.twin.costs.profile import (
     host_table,
     operator_seconds,
 )
-from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, host_copy_bytes
+from windtunnel.training.emulate.twin.costs.roofline import GPU, host_copy_bytes
 from windtunnel.training.emulate.twin.costs.work import (
     base_name,
     counted_flops,
@@ -266,7 +266,7 @@ def costs_of(
             return collective_seconds(replace(call, peer=peer), group, cluster, profile, rank=issuer)
         return collective_seconds(call, group, cluster, profile, alternatives=alternatives)
 
-    beside = DEFAULT.gpu.beside_collectives if device.kind == "gpu" else 0.0
+    beside = GPU.beside_collectives if device.kind == "gpu" else 0.0
     return WorldCosts(operators, host_operators, host_events, seconds, beside)
 
 

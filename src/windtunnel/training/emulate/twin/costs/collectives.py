@@ -30,12 +30,7 @@ from functools import lru_cache
 from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
-from windtunnel.training.emulate.twin.costs.roofline import (
-    DEFAULT,
-    CostParameters,
-    GlooParameters,
-    NcclParameters,
-)
+from windtunnel.training.emulate.twin.costs.roofline import GLOO, NCCL
 
 LL, LL128, SIMPLE = 0, 1, 2
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -91,7 +86,7 @@ def sharing_of(cluster: Cluster, placement: GroupPlacement) -> float:
 
 def collective_cost(
     kind: str, nbytes: int, placement: GroupPlacement, cluster: Cluster, *, backend: str = "nccl",
-    sharing: float = 1.0, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT,
+    sharing: float = 1.0, profile: DeviceProfile | None = None,
 ) -> CollectiveCost:  # fmt: skip
     """The cost of one collective of ``kind`` over ``nbytes`` (see the module) by the ranks of ``placement``.
 
@@ -99,38 +94,31 @@ def collective_cost(
     times of this machine, for ``backend="gloo"``. Raises `ValueError` for a kind that there is not.
     """
     if backend == "gloo":
-        seconds = gloo_seconds(kind, nbytes, placement, profile, params.gloo)
+        seconds = gloo_seconds(kind, nbytes, placement, profile)
         bus = nbytes / seconds * bus_factor(kind, placement.ranks) if seconds else 0.0
-        return CollectiveCost(seconds, "ring", "tcp", bus, min(seconds, params.gloo.call_seconds), 0.0)
-    return _nccl_cost(kind, int(nbytes), placement, cluster, float(sharing), params)
+        return CollectiveCost(seconds, "ring", "tcp", bus, min(seconds, GLOO.call_seconds), 0.0)
+    return _nccl_cost(kind, int(nbytes), placement, cluster, float(sharing))
 
 
 @lru_cache(maxsize=65536)
 def _nccl_cost(
-    kind: str,
-    nbytes: int,
-    placement: GroupPlacement,
-    cluster: Cluster,
-    sharing: float,
-    params: CostParameters,
+    kind: str, nbytes: int, placement: GroupPlacement, cluster: Cluster, sharing: float
 ) -> CollectiveCost:
     if kind in ("send", "recv"):
-        return _message(nbytes, placement, cluster, sharing, params)
+        return _message(nbytes, placement, cluster, sharing)
     if kind not in _ALGORITHMS:
         raise ValueError(f"collective {kind!r} is not one of {', '.join(sorted(_ALGORITHMS))}, send, recv")
     if placement.ranks == 1:
         rate = cluster.host.device.memory_bandwidth / 2
         copy = 0.0 if kind == "barrier" else nbytes / rate
-        return CollectiveCost(
-            params.nccl.single_rank + copy, "copy", "Simple", 0.0, params.nccl.single_rank, copy
-        )
+        return CollectiveCost(NCCL.single_rank + copy, "copy", "Simple", 0.0, NCCL.single_rank, copy)
     if kind == "barrier":
         nbytes = 4
     network = _network(placement, cluster, sharing)
     best: tuple[float, str, str, float, float] | None = None
     for algorithm, predict in _ALGORITHMS[kind].items():
         for protocol in (LL, LL128, SIMPLE):
-            predicted = predict(kind, protocol, network, params.nccl)
+            predicted = predict(kind, protocol, network)
             if predicted is None:
                 continue
             latency, bandwidth = predicted
@@ -175,67 +163,67 @@ def _steps(kind: str, net: _Network) -> tuple[int, int]:
     return steps, between
 
 
-def _ring(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+def _ring(kind: str, protocol: int, net: _Network) -> tuple[float, float] | None:
     if protocol == LL128 and not net.nvlink:
         return None
     steps, between = _steps(kind, net)
-    inside = (nccl.ring_nvlink if net.nvlink else nccl.ring_pcie)[protocol]
+    inside = (NCCL.ring_nvlink if net.nvlink else NCCL.ring_pcie)[protocol]
     if net.hosts > 1:
-        inside = max(inside, nccl.network_post * (3 if protocol == SIMPLE else 1))
-    network = nccl.ring_network[protocol] + net.hop
+        inside = max(inside, NCCL.network_post * (3 if protocol == SIMPLE else 1))
+    network = NCCL.ring_network[protocol] + net.hop
     # A broadcast or reduce is a chain of pipelined chunks, and the first chunk passes all ranks too.
-    latency = nccl.ring_base[protocol] + (steps - between) * inside + between * network
+    latency = NCCL.ring_base[protocol] + (steps - between) * inside + between * network
     bandwidth = net.ring
     if protocol == LL:
-        limit = nccl.ll_limit_host if net.hosts == 1 else nccl.ll_limit_network
-        bandwidth = min(bandwidth * nccl.ring_ll, limit)
+        limit = NCCL.ll_limit_host if net.hosts == 1 else NCCL.ll_limit_network
+        bandwidth = min(bandwidth * NCCL.ring_ll, limit)
     elif protocol == LL128:
-        bandwidth *= nccl.ring_ll128_single_rank if net.hosts > 1 and net.local < 2 else nccl.ring_ll128
+        bandwidth *= NCCL.ring_ll128_single_rank if net.hosts > 1 and net.local < 2 else NCCL.ring_ll128
     return latency, bandwidth / bus_factor(kind if kind != "barrier" else "all_reduce", net.ranks)
 
 
-def _tree(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+def _tree(kind: str, protocol: int, net: _Network) -> tuple[float, float] | None:
     if protocol == LL128 and not net.nvlink:
         return None
-    inside = (nccl.tree_nvlink if net.nvlink else nccl.tree_pcie)[protocol]
-    network = nccl.tree_network[protocol] + net.hop
-    latency = nccl.tree_base[protocol] + 2 * (
+    inside = (NCCL.tree_nvlink if net.nvlink else NCCL.tree_pcie)[protocol]
+    network = NCCL.tree_network[protocol] + net.hop
+    latency = NCCL.tree_base[protocol] + 2 * (
         (net.local - 1) * inside + math.ceil(math.log2(net.hosts)) * network
     )
-    bandwidth = net.ring * nccl.tree_bandwidth
+    bandwidth = net.ring * NCCL.tree_bandwidth
     if protocol == LL:
-        limit = nccl.ll_limit_host if net.hosts == 1 else nccl.ll_limit_network
-        bandwidth = min(bandwidth * nccl.tree_ll, limit)
+        limit = NCCL.ll_limit_host if net.hosts == 1 else NCCL.ll_limit_network
+        bandwidth = min(bandwidth * NCCL.tree_ll, limit)
     elif protocol == LL128:
-        bandwidth *= nccl.tree_ll128_host if net.hosts == 1 else nccl.tree_ll128
+        bandwidth *= NCCL.tree_ll128_host if net.hosts == 1 else NCCL.tree_ll128
     return latency, bandwidth / 2
 
 
-def _nvls(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+def _nvls(kind: str, protocol: int, net: _Network) -> tuple[float, float] | None:
     """Adding up in the switch, and over a tree between hosts where there is more than one (NVLSTree)."""
     if not net.nvls or protocol != SIMPLE:
         return None
-    bandwidth = net.host * nccl.nvls_bandwidth
-    latency = nccl.nvls_latency
+    bandwidth = net.host * NCCL.nvls_bandwidth
+    latency = NCCL.nvls_latency
     if net.hosts > 1:
         # Up and down the tree: with two hosts each link carries the data once, with more it carries them
         # twice.
         bandwidth = min(bandwidth, net.cross * net.local / (1 if net.hosts == 2 else 2))
-        latency += 2 * math.ceil(math.log2(net.hosts)) * (nccl.nvls_network + net.hop)
+        latency += 2 * math.ceil(math.log2(net.hosts)) * (NCCL.nvls_network + net.hop)
     return latency, bandwidth
 
 
-def _pat(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+def _pat(kind: str, protocol: int, net: _Network) -> tuple[float, float] | None:
     """Parallel aggregated trees: all_gather and reduce_scatter among hosts with one rank each, in log
     steps."""
     if protocol != SIMPLE or net.hosts < 2 or net.local > 1:
         return None
     depth = math.ceil(math.log2(net.hosts))
-    latency = nccl.pat_base + depth * nccl.pat_network + net.ranks * nccl.pat_rank
-    return latency, net.ring * nccl.pat_bandwidth / bus_factor(kind, net.ranks)
+    latency = NCCL.pat_base + depth * NCCL.pat_network + net.ranks * NCCL.pat_rank
+    return latency, net.ring * NCCL.pat_bandwidth / bus_factor(kind, net.ranks)
 
 
-def _direct(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+def _direct(kind: str, protocol: int, net: _Network) -> tuple[float, float] | None:
     """Every rank sends to every other at once: the slower of what goes over NVLink and over the NICs."""
     if protocol != SIMPLE:
         return None
@@ -244,13 +232,13 @@ def _direct(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tu
     seconds_per_byte = away / net.cross if away else 0.0
     if near:
         seconds_per_byte = max(seconds_per_byte, near / net.host)
-    inside = (nccl.ring_nvlink if net.nvlink else nccl.ring_pcie)[SIMPLE]
-    network = nccl.ring_network[SIMPLE] + net.hop if net.hosts > 1 else 0.0
-    latency = nccl.ring_base[SIMPLE] + (net.ranks - 1) * nccl.all_to_all_peer + inside + network
-    return latency, nccl.all_to_all_efficiency / seconds_per_byte
+    inside = (NCCL.ring_nvlink if net.nvlink else NCCL.ring_pcie)[SIMPLE]
+    network = NCCL.ring_network[SIMPLE] + net.hop if net.hosts > 1 else 0.0
+    latency = NCCL.ring_base[SIMPLE] + (net.ranks - 1) * NCCL.all_to_all_peer + inside + network
+    return latency, NCCL.all_to_all_efficiency / seconds_per_byte
 
 
-Predict = Callable[[str, int, _Network, NcclParameters], tuple[float, float] | None]
+Predict = Callable[[str, int, _Network], tuple[float, float] | None]
 _ALGORITHMS: dict[str, dict[str, Predict]] = {
     "all_reduce": {"ring": _ring, "tree": _tree, "nvls": _nvls}, "barrier": {"ring": _ring, "tree": _tree},
     "all_gather": {"ring": _ring, "pat": _pat}, "reduce_scatter": {"ring": _ring, "pat": _pat},
@@ -259,17 +247,14 @@ _ALGORITHMS: dict[str, dict[str, Predict]] = {
 }  # fmt: skip
 
 
-def _message(
-    nbytes: int, placement: GroupPlacement, cluster: Cluster, sharing: float, params: CostParameters
-) -> CollectiveCost:
-    nccl = params.nccl
+def _message(nbytes: int, placement: GroupPlacement, cluster: Cluster, sharing: float) -> CollectiveCost:
     if placement.hosts > 1 and placement.inter is not None:
-        latency = nccl.message_base + nccl.ring_network[SIMPLE] + placement.latency
+        latency = NCCL.message_base + NCCL.ring_network[SIMPLE] + placement.latency
         rate = placement.inter_bandwidth * placement.inter.efficiency / sharing
     else:
         link = placement.intra or cluster.host.intra
         nvlink = not link.name.startswith(("pcie", "shared"))
-        latency = nccl.message_base + (nccl.ring_nvlink if nvlink else nccl.ring_pcie)[SIMPLE]
+        latency = NCCL.message_base + (NCCL.ring_nvlink if nvlink else NCCL.ring_pcie)[SIMPLE]
         rate = (placement.intra_bandwidth or link.bandwidth) * link.efficiency
     transfer = nbytes / rate
     seconds = latency + transfer
@@ -292,7 +277,7 @@ def full_bytes(collective: Collective, ranks: int) -> int:
 
 def collective_seconds(
     collective: Collective, group: Group, cluster: Cluster, profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT, rank: int = -1, alternatives: Sequence[Alternative] = (),
+    rank: int = -1, alternatives: Sequence[Alternative] = (),
 ) -> float:  # fmt: skip
     """Seconds of ``collective`` by ``group`` on ``cluster`` from the moment that all members are ready.
 
@@ -305,36 +290,29 @@ def collective_seconds(
     else:
         placement = _placement(cluster, group.ranks)
     cost = collective_cost(
-        collective.kind,
-        full_bytes(collective, placement.ranks),
-        placement,
-        cluster,
-        backend=collective.backend,
-        sharing=sharing_of(cluster, placement),
-        profile=profile,
-        params=params,
-    )
-    return or_alternative(cost, collective, group, alternatives, params).seconds
+        collective.kind, full_bytes(collective, placement.ranks), placement, cluster,
+        backend=collective.backend, sharing=sharing_of(cluster, placement), profile=profile,
+    )  # fmt: skip
+    return or_alternative(cost, collective, group, alternatives).seconds
 
 
 def or_alternative(
-    cost: CollectiveCost, collective: Collective, group: Group, alternatives: Sequence[Alternative],
-    params: CostParameters = DEFAULT,
-) -> CollectiveCost:  # fmt: skip
+    cost: CollectiveCost, collective: Collective, group: Group, alternatives: Sequence[Alternative]
+) -> CollectiveCost:
     """``cost``, which is NCCL's best, or that of the ``alternatives`` which is the least below it.
 
     An alternative spares switches, not NCCL's own: its kernel and proxy begin, and what sending to all peers
     at once reaches of a link's rate is the same.
     """
-    kind, ranks, nccl = collective.kind, len(group.ranks), params.nccl
+    kind, ranks = collective.kind, len(group.ranks)
     direct = "direct" in _ALGORITHMS.get(kind, ())
-    begin = nccl.ring_base[SIMPLE] + nccl.ring_network[SIMPLE]
-    begin += (ranks - 1) * nccl.all_to_all_peer if direct else 0.0
+    begin = NCCL.ring_base[SIMPLE] + NCCL.ring_network[SIMPLE]
+    begin += (ranks - 1) * NCCL.all_to_all_peer if direct else 0.0
     for alternative in alternatives if collective.backend == "nccl" else ():
         seconds = alternative.seconds(collective, group)
         if seconds is None:
             continue
-        seconds /= nccl.all_to_all_efficiency if direct else 1.0
+        seconds /= NCCL.all_to_all_efficiency if direct else 1.0
         if begin + seconds < cost.seconds:
             bus = full_bytes(collective, ranks) / (begin + seconds) * bus_factor(kind, ranks)
             cost = CollectiveCost(begin + seconds, alternative.name, "", bus, begin, seconds)
@@ -346,18 +324,16 @@ def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> GroupPlacement:
     return cluster.placement(ranks)
 
 
-def gloo_seconds(
-    kind: str, nbytes: float, placement: GroupPlacement, profile: DeviceProfile | None, params: GlooParameters
-) -> float:
+def gloo_seconds(kind: str, nbytes: float, placement: GroupPlacement, profile: DeviceProfile | None) -> float:
     """Seconds of one collective over ``nbytes`` (`collectives` says of what) by all ranks of ``placement``.
 
     Measured times count only for groups inside one host. Raises `ValueError` for a kind that there is not.
     """
-    bandwidth, latency = params.loopback_bandwidth, params.step_seconds
+    bandwidth, latency = GLOO.loopback_bandwidth, GLOO.step_seconds
     if placement.hosts > 1 and placement.inter is not None:
         bandwidth = placement.inter_bandwidth * placement.inter.efficiency
         latency += placement.latency
-    model = _model(kind, nbytes, placement.ranks, latency, bandwidth, params)
+    model = _model(kind, nbytes, placement.ranks, latency, bandwidth)
     if profile is None or placement.hosts > 1 or placement.ranks < 2:
         return model
     worlds = sorted({world for k, world, _, _ in profile.collectives if k == kind})
@@ -366,22 +342,16 @@ def gloo_seconds(
     nearest = min(worlds, key=lambda world: abs(math.log(world / placement.ranks)))
     points = sorted((size, s) for k, world, size, s in profile.collectives if k == kind and world == nearest)
     # The bytes that pass one link decide, not the buffer: compare at equal bytes for each step.
-    scaled = model / _model(kind, nbytes, nearest, latency, bandwidth, params)
+    scaled = model / _model(kind, nbytes, nearest, latency, bandwidth)
     return _between(points, nbytes) * scaled
 
 
-def _model(
-    kind: str, nbytes: float, ranks: int, latency: float, bandwidth: float, params: GlooParameters
-) -> float:
+def _model(kind: str, nbytes: float, ranks: int, latency: float, bandwidth: float) -> float:
     if ranks < 2:
-        return (
-            params.call_seconds
-            if kind == "barrier"
-            else params.call_seconds + nbytes / params.reduce_bandwidth
-        )
+        return GLOO.call_seconds + (0.0 if kind == "barrier" else nbytes / GLOO.reduce_bandwidth)
     depth = math.ceil(math.log2(ranks))
     piece = nbytes / ranks
-    add = piece / params.reduce_bandwidth
+    add = piece / GLOO.reduce_bandwidth
     steps, each = {
         "all_reduce": (2 * (ranks - 1), piece / bandwidth + add / 2),
         "all_gather": (ranks - 1, piece / bandwidth),
@@ -389,7 +359,7 @@ def _model(
         "reduce_scatter": (2 * (ranks - 1), piece / bandwidth + add / 2),
         "all_to_all": (ranks - 1, piece / bandwidth),
         "broadcast": (depth, nbytes / bandwidth),
-        "reduce": (depth, nbytes / bandwidth + nbytes / params.reduce_bandwidth),
+        "reduce": (depth, nbytes / bandwidth + nbytes / GLOO.reduce_bandwidth),
         "gather": (ranks - 1, piece / bandwidth),
         "scatter": (ranks - 1, piece / bandwidth),
         "barrier": (2 * depth, 0.0),
@@ -398,7 +368,7 @@ def _model(
     }.get(kind, (0, 0.0))
     if not steps:
         raise ValueError(f"collective {kind!r} is unknown")
-    return params.call_seconds + steps * (latency + each)
+    return GLOO.call_seconds + steps * (latency + each)
 
 
 def _between(points: list[tuple[int, float]], nbytes: float) -> float:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import numpy as np
 from windtunnel.calibration import profiles
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, Slice, TensorMeta
-from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, CostParameters, roofline_seconds
+from windtunnel.training.emulate.twin.costs.roofline import GPU, HOST, roofline_seconds
 from windtunnel.training.emulate.twin.costs.work import (
     Kind,
     attention_shapes,
@@ -98,7 +98,7 @@ class DeviceProfile:
         """Measured seconds of this very operator (shapes, dtypes, strides, integer arguments), or None."""
         return self._exact.get(signature(op))
 
-    def ratio(self, op: Operator, device: Device, params: CostParameters) -> float | None:
+    def ratio(self, op: Operator, device: Device, pcie: float = GPU.pcie_bandwidth) -> float | None:
         """Measured over modelled time as the nearest measured operators have it; None without any."""
         kind = kind_of(op)
         series = self._series.get((base_name(op.name), _dtype(op)))
@@ -111,7 +111,7 @@ class DeviceProfile:
         weighted = total = 0.0
         for there, other, seconds in near:
             weight = 1.0 / (math.dist(here, there) ** 2 + 1e-6)
-            model = roofline_seconds(other, kind, device, params)
+            model = roofline_seconds(other, kind, device, pcie)
             weighted += weight * math.log(max(seconds, 1e-9) / model)
             total += weight
         return math.exp(weighted / total)
@@ -251,28 +251,29 @@ class OpCost:
 
 
 def cost_of(
-    op: Operator, device: Device, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT
-) -> OpCost:
-    """The cost of ``op`` on ``device``.
+    op: Operator, device: Device, profile: DeviceProfile | None = None, *,
+    pcie: float = GPU.pcie_bandwidth, alone: bool = False,
+) -> OpCost:  # fmt: skip
+    """The cost of ``op`` on ``device``, which is joined to its host at ``pcie`` bytes/s.
 
     An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline;
-    views are free. All three tell the time of the operator by itself; on a GPU it is stretched by
-    ``params.gpu`` to what it takes inside a training job.
+    views are free. All three tell the time of the operator by itself (``alone``); on a GPU it is stretched to
+    what it takes inside a training job.
     """
     kind = kind_of(op)
-    share = params.gpu.in_job_matmul if kind in ("matmul", "conv") else params.gpu.in_job
+    share = GPU.in_job_matmul if kind in ("matmul", "conv") else GPU.in_job
     source = "modelled" if profile is not None and profile.joules else "measured"
-    slowdown = 1.0 / share if device.kind == "gpu" and source == "measured" else 1.0
+    slowdown = 1.0 / share if device.kind == "gpu" and source == "measured" and not alone else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:
             return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact * slowdown, source)
     if kind == "view" or _is_empty(op):
         return OpCost(kind, 0.0, 0.0, 0.0, "free")
-    model = roofline_seconds(op, kind, device, params)
+    model = roofline_seconds(op, kind, device, pcie)
     source = "roofline"
     if profile is not None:
-        ratio = profile.ratio(op, device, params)
+        ratio = profile.ratio(op, device, pcie)
         if ratio is not None:
             model, source = model * ratio, "interpolated"
     return OpCost(kind, counted_flops(op), moved_bytes(op, kind), model * slowdown, source)
@@ -284,72 +285,42 @@ def _is_empty(op: Operator) -> bool:
 
 
 def operator_seconds(
-    slice_: Slice, cluster: Cluster, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT
+    slice_: Slice, cluster: Cluster, profile: DeviceProfile | None = None
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds of each row of a slice's operator table, float64[len(slice_.operators)].
-
-    The host's own PCIe link replaces the parameter's.
-    """
-    params = replace(params, gpu=replace(params.gpu, pcie_bandwidth=cluster.host.pcie.bandwidth))
-    device = cluster.host.device
-    return np.array([cost_of(op, device, profile, params).seconds for op in slice_.operators], np.float64)
+    """Seconds of each row of a slice's operator table, float64[len(slice_.operators)]."""
+    device, pcie = cluster.host.device, cluster.host.pcie.bandwidth
+    return np.array([cost_of(op, device, profile, pcie=pcie).seconds for op in slice_.operators], np.float64)
 
 
-def host_seconds(
-    kind: EventKind, phase: Phase, device: Device, profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT, *, view: bool = False,
-) -> float:  # fmt: skip
-    """Host seconds of one event of ``kind`` issued in ``phase``.
-
-    ``view``: the operator is free on the device. On a CPU device only operators cost, and only what
-    ``profile`` measured; zero without a profile.
-    """
-    host = params.host
-    if device.kind == "cpu":
-        if kind != EventKind.OP or profile is None:
-            return 0.0
-        return profile.host_overhead.get("view" if view else phase.name.lower(), 0.0)
-    if kind == EventKind.OP:
-        if view and phase != Phase.BACKWARD:
-            return host.view
-        return {
-            Phase.BACKWARD: host.backward_operator if not view else 0.5 * host.view,
-            Phase.OPTIMIZER: host.optimizer_operator,
-            Phase.RECOMPUTE: host.recompute_operator,
-        }.get(phase, host.forward_operator)
-    return {
-        EventKind.ALLOC: host.allocation,
-        EventKind.FREE: host.allocation,
-        EventKind.COLLECTIVE: host.collective,
-        EventKind.WORK_WAIT: host.event,
-        EventKind.RECORD: host.event,
-        EventKind.WAIT: host.event,
-        EventKind.RECORD_STREAM: host.event,
-        EventKind.SYNC: host.sync,
-    }.get(kind, 0.0)
+Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
 def host_table(
-    operators: list[Operator],
-    device: Device,
-    profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT,
-) -> tuple[
-    np.ndarray[tuple[int, int], np.dtype[np.float64]], np.ndarray[tuple[int, int], np.dtype[np.float64]]
-]:
+    operators: list[Operator], device: Device, profile: DeviceProfile | None = None
+) -> tuple[Table, Table]:
     """Host seconds as two tables: of operators, float64[len(operators), phases], and of the other events,
-    float64[event kinds, phases]."""
-    rows = np.zeros((len(operators), len(Phase)))
+    float64[event kinds, phases].
+
+    On a CPU device only operators cost, and only what ``profile`` measured. Views are free on the device.
+    """
     others = np.zeros((len(EventKind), len(Phase)))
-    views = np.array([kind_of(op) == "view" for op in operators], bool)
-    sharding = np.array([len(op.tensors()) if op.name.startswith("fsdp.") else 0 for op in operators])
-    for phase in Phase:
-        solid = host_seconds(EventKind.OP, phase, device, profile, params)
-        light = host_seconds(EventKind.OP, phase, device, profile, params, view=True)
-        rows[:, phase] = np.where(views, light, solid)
-        if device.kind == "cpu" and profile is not None:
-            rows[:, phase] += sharding * profile.host_overhead.get("fsdp_tensor", 0.0)
-        for kind in EventKind:
-            if kind != EventKind.OP:
-                others[kind, phase] = host_seconds(kind, phase, device, profile, params)
-    return rows, others
+    views = np.array([kind_of(op) == "view" for op in operators], bool)[:, None]
+    if device.kind == "cpu":
+        overhead = profile.host_overhead if profile is not None else {}
+        solid = [overhead.get(phase.name.lower(), 0.0) for phase in Phase]
+        sharding = np.array([len(op.tensors()) if op.name.startswith("fsdp.") else 0 for op in operators])
+        rows = np.where(views, overhead.get("view", 0.0), solid)
+        return rows + sharding[:, None] * overhead.get("fsdp_tensor", 0.0), others
+    own = {
+        Phase.BACKWARD: HOST.backward_operator, Phase.OPTIMIZER: HOST.optimizer_operator,
+        Phase.RECOMPUTE: HOST.recompute_operator,
+    }  # fmt: skip
+    solid = [own.get(phase, HOST.forward_operator) for phase in Phase]
+    light = [HOST.view * (0.5 if phase == Phase.BACKWARD else 1.0) for phase in Phase]
+    for seconds, kinds in (
+        (HOST.allocation, (EventKind.ALLOC, EventKind.FREE)), (HOST.collective, EventKind.COLLECTIVE),
+        (HOST.event, (EventKind.WORK_WAIT, EventKind.RECORD, EventKind.WAIT, EventKind.RECORD_STREAM)),
+        (HOST.sync, EventKind.SYNC),
+    ):  # fmt: skip
+        others[kinds, :] = seconds
+    return np.where(views, light, solid), others

@@ -6,10 +6,9 @@ matrix products the rate follows from how tiles fill the multiprocessors in wave
 kernel's published throughput and the length of the sequence. Williams, Waterman and Patterson, "Roofline",
 CACM 2009.
 
-`CostParameters` has the constants, each with its source; ``windtunnel calibrate show DEVICE``
-prints them. A figure marked "inference" was reasoned from neighbours, not read or measured. What belongs to a
-part (peaks, bandwidths, the clock held under the power limit, link efficiencies) stands in the cluster
-catalogue instead.
+Every constant stands with its source; ``windtunnel calibrate show DEVICE`` prints them. A figure marked
+"inference" was reasoned from neighbours, not read or measured. What belongs to a part (peaks, bandwidths, the
+clock held under the power limit, link efficiencies) stands in the cluster catalogue instead.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FA2 = "FlashAttention-2, arXiv:2307.08691, figures 4 to 7"
 FA3 = "FlashAttention-3, arXiv:2407.08608, figures 5 and 6"
 FITTED = "fitted to llm-foundry's published rows of A100 and H100 (benchmarks/training/emulate), one for all"
 TRITON = FITTED + ": by how much a step grows with the sequence, {} TFLOP/s in the job"
-NCCL = "NCCL 2.18+, src/graph/tuning.cc"
+TUNER = "NCCL 2.18+, src/graph/tuning.cc"
 
 
 def figure(value: Any, source: str) -> Any:
@@ -139,34 +138,34 @@ class NcclParameters:
     A triple is (LL, LL128, Simple).
     """
 
-    ring_base: tuple[float, float, float] = figure((6.6e-6, 14.0e-6, 8.4e-6), NCCL)
-    tree_base: tuple[float, float, float] = figure((6.8e-6, 14.0e-6, 8.4e-6), NCCL)
-    ring_nvlink: tuple[float, float, float] = figure((0.6e-6, 1.9e-6, 3.4e-6), NCCL)
-    ring_pcie: tuple[float, float, float] = figure((1.0e-6, 2.5e-6, 5.7e-6), NCCL)
-    ring_network: tuple[float, float, float] = figure((2.7e-6, 4.0e-6, 14.0e-6), NCCL)
-    tree_nvlink: tuple[float, float, float] = figure((0.6e-6, 1.25e-6, 28e-6), NCCL)
-    tree_pcie: tuple[float, float, float] = figure((1.0e-6, 1.9e-6, 28e-6), NCCL)
-    tree_network: tuple[float, float, float] = figure((5.0e-6, 8.5e-6, 28e-6), NCCL)
-    nvls_latency: float = figure(23e-6, NCCL)
-    nvls_network: float = figure(14e-6, NCCL + " (NVLSTree)")
-    network_post: float = figure(1.5e-6, NCCL + ", 1 to 2 us a message, three times that under Simple")
-    ring_ll: float = figure(0.25, NCCL + ": fraction of the bus bandwidth under LL")
-    ring_ll128: float = figure(0.92, NCCL)
-    ring_ll128_single_rank: float = figure(0.7, NCCL + ": one rank a host drives its NIC")
-    tree_bandwidth: float = figure(0.92, NCCL)
-    tree_ll: float = figure(1 / 3.8, NCCL)
-    tree_ll128_host: float = figure(7 / 9, NCCL)
-    tree_ll128: float = figure(120 / 128, NCCL)
-    ll_limit_host: float = figure(87.7e9, NCCL + ", llMaxBws of one Ampere or Hopper host (Volta: 39)")
-    ll_limit_network: float = figure(19e9, NCCL)
+    ring_base: tuple[float, float, float] = figure((6.6e-6, 14.0e-6, 8.4e-6), TUNER)
+    tree_base: tuple[float, float, float] = figure((6.8e-6, 14.0e-6, 8.4e-6), TUNER)
+    ring_nvlink: tuple[float, float, float] = figure((0.6e-6, 1.9e-6, 3.4e-6), TUNER)
+    ring_pcie: tuple[float, float, float] = figure((1.0e-6, 2.5e-6, 5.7e-6), TUNER)
+    ring_network: tuple[float, float, float] = figure((2.7e-6, 4.0e-6, 14.0e-6), TUNER)
+    tree_nvlink: tuple[float, float, float] = figure((0.6e-6, 1.25e-6, 28e-6), TUNER)
+    tree_pcie: tuple[float, float, float] = figure((1.0e-6, 1.9e-6, 28e-6), TUNER)
+    tree_network: tuple[float, float, float] = figure((5.0e-6, 8.5e-6, 28e-6), TUNER)
+    nvls_latency: float = figure(23e-6, TUNER)
+    nvls_network: float = figure(14e-6, TUNER + " (NVLSTree)")
+    network_post: float = figure(1.5e-6, TUNER + ", 1 to 2 us a message, three times that under Simple")
+    ring_ll: float = figure(0.25, TUNER + ": fraction of the bus bandwidth under LL")
+    ring_ll128: float = figure(0.92, TUNER)
+    ring_ll128_single_rank: float = figure(0.7, TUNER + ": one rank a host drives its NIC")
+    tree_bandwidth: float = figure(0.92, TUNER)
+    tree_ll: float = figure(1 / 3.8, TUNER)
+    tree_ll128_host: float = figure(7 / 9, TUNER)
+    tree_ll128: float = figure(120 / 128, TUNER)
+    ll_limit_host: float = figure(87.7e9, TUNER + ", llMaxBws of one Ampere or Hopper host (Volta: 39)")
+    ll_limit_network: float = figure(19e9, TUNER)
     nvls_bandwidth: float = figure(0.61, "nccl-tests, 8 x H100: 480 GB/s bus bandwidth, 1.75 x 0.61 x 450")
-    pat_base: float = figure(8.0e-6, NCCL + " (2.23, PAT)")
-    pat_network: float = figure(4.0e-6, NCCL + " (2.23, PAT), a step of the tree")
-    pat_rank: float = figure(2.8e-6, NCCL + " (2.23, PAT), its linear part")
-    pat_bandwidth: float = figure(0.75, NCCL + " (2.23, PAT)")
+    pat_base: float = figure(8.0e-6, TUNER + " (2.23, PAT)")
+    pat_network: float = figure(4.0e-6, TUNER + " (2.23, PAT), a step of the tree")
+    pat_rank: float = figure(2.8e-6, TUNER + " (2.23, PAT), its linear part")
+    pat_bandwidth: float = figure(0.75, TUNER + " (2.23, PAT)")
     all_to_all_peer: float = figure(0.6e-6, "inference: one send and receive inside a grouped launch")
     all_to_all_efficiency: float = figure(0.85, "inference: of the link's large-message rate")
-    message_base: float = figure(8.4e-6, NCCL + ", base latency of Simple")
+    message_base: float = figure(8.4e-6, TUNER + ", base latency of Simple")
     single_rank: float = figure(3e-6, "inference: a group of one is one device copy")
 
 
@@ -180,32 +179,22 @@ class GlooParameters:
     reduce_bandwidth: float = figure(4.0e9, "inference: summing of one segment by one core")
 
 
-@dataclass(frozen=True)
-class CostParameters:
-    """All of the above."""
-
-    gpu: GpuParameters = GpuParameters()
-    cpu: CpuParameters = CpuParameters()
-    host: HostParameters = HostParameters()
-    nccl: NcclParameters = NcclParameters()
-    gloo: GlooParameters = GlooParameters()
+GPU, CPU, HOST, NCCL, GLOO = (
+    GpuParameters(), CpuParameters(), HostParameters(), NcclParameters(), GlooParameters(),
+)  # fmt: skip
 
 
-DEFAULT = CostParameters()
-# Operators by themselves, as they are benchmarked.
-ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0, in_job_matmul=1.0))
-
-
-def parameter_rows(params: CostParameters, device: Device) -> list[tuple[str, str, str]]:
+def parameter_rows(device: Device) -> list[tuple[str, str, str]]:
     """Rows of (name, value, source) of the tables that apply to ``device``, for printing."""
-    tables = ("cpu", "gloo") if device.kind == "cpu" else ("gpu", "host", "nccl")
+    tables: dict[str, Any] = {"gpu": GPU, "host": HOST, "nccl": NCCL}
+    if device.kind == "cpu":
+        tables = {"cpu": CPU, "gloo": GLOO}
     rows = []
-    for table in tables:
-        part = getattr(params, table)
-        for item in fields(part):
-            value = getattr(part, item.name)
+    for name, table in tables.items():
+        for item in fields(table):
+            value = getattr(table, item.name)
             text = ", ".join(f"{v:.3g}" for v in value) if isinstance(value, tuple) else str(value)
-            rows.append((f"{table}.{item.name}", text, item.metadata["source"]))
+            rows.append((f"{name}.{item.name}", text, item.metadata["source"]))
     return rows
 
 
@@ -216,32 +205,31 @@ AMPERE_TILES = ((128, 256, 1.0), (128, 128, 0.97), (64, 128, 0.86), (64, 64, 0.7
 SPLITS = (1, 2, 4, 8, 16)
 
 
-def roofline_seconds(op: Operator, kind: Kind, device: Device, params: CostParameters) -> float:
-    """Modelled seconds of ``op`` (not a view) on ``device``."""
+def roofline_seconds(op: Operator, kind: Kind, device: Device, pcie: float = GPU.pcie_bandwidth) -> float:
+    """Modelled seconds of ``op`` (not a view) on ``device``, joined to its host at ``pcie`` bytes/s."""
     if device.kind == "cpu":
-        return _cpu_seconds(op, kind, device, params)
-    gpu = params.gpu
+        return _cpu_seconds(op, kind, device)
     if kind == "copy":
-        host_copy = _host_copy_seconds(op, gpu)
+        host_copy = _host_copy_seconds(op, pcie)
         if host_copy is not None:
             return host_copy
     moved = moved_bytes(op, kind)
-    memory = moved / _bandwidth(moved, device, gpu) / _memory_efficiency(op, kind, gpu)
+    memory = moved / _bandwidth(moved, device) / _memory_efficiency(op, kind)
     compute = 0.0
     if kind == "matmul":
-        compute = _matmul_seconds(op, device, gpu)
+        compute = _matmul_seconds(op, device)
     elif kind == "attention":
-        compute = _attention_seconds(op, device, gpu)
+        compute = _attention_seconds(op, device)
     elif kind == "conv":
-        compute = executed_flops(op) / (_peak(op, device) * gpu.conv_issue * device.sustained)
-    return max(compute, memory) + gpu.kernel_seconds + (kernels_of(op, kind, gpu) - 1) * gpu.kernel_gap
+        compute = executed_flops(op) / (_peak(op, device) * GPU.conv_issue * device.sustained)
+    return max(compute, memory) + GPU.kernel_seconds + (kernels_of(op, kind) - 1) * GPU.kernel_gap
 
 
-def kernels_of(op: Operator, kind: Kind, gpu: GpuParameters) -> int:
+def kernels_of(op: Operator, kind: Kind) -> int:
     """How many kernels one call launches."""
     if kind == "optimizer":
         tensors = max((len(arg) for arg in op.inputs if isinstance(arg, tuple)), default=1)
-        return max(1, math.ceil(tensors / gpu.foreach_tensors_per_kernel))
+        return max(1, math.ceil(tensors / GPU.foreach_tensors_per_kernel))
     base = base_name(op.name)
     if base == "embedding_dense_backward":
         return 5
@@ -255,20 +243,20 @@ def _peak(op: Operator, device: Device) -> float:
     return device.peak(tensor.dtype if tensor else "float32")
 
 
-def _rate(op: Operator, device: Device, gpu: GpuParameters) -> float:
+def _rate(op: Operator, device: Device) -> float:
     """FLOP/s that a full wave of a matrix product sustains."""
     tensor = first_tensor(op)
     if tensor and tensor.dtype == "float32":  # float32_matmul_precision 'highest', PyTorch's default
-        return _peak(op, device) * gpu.float32_issue
-    return _peak(op, device) * gpu.matmul_issue * device.sustained
+        return _peak(op, device) * GPU.float32_issue
+    return _peak(op, device) * GPU.matmul_issue * device.sustained
 
 
-def _matmul_seconds(op: Operator, device: Device, gpu: GpuParameters) -> float:
+def _matmul_seconds(op: Operator, device: Device) -> float:
     """Waves of tiles over the multiprocessors, the best of the tile shapes and of splitting K."""
     batch, m, n, k = matmul_shape(op)
     if not batch * m * n * k:
         return 0.0
-    rate = _rate(op, device, gpu) / device.sm_count
+    rate = _rate(op, device) / device.sm_count
     best = math.inf
     for rows, columns, efficiency in HOPPER_TILES if device.capability >= (9, 0) else AMPERE_TILES:
         for height, width in {(rows, columns), (columns, rows)}:
@@ -276,7 +264,7 @@ def _matmul_seconds(op: Operator, device: Device, gpu: GpuParameters) -> float:
             for split in SPLITS:
                 if split > 1 and (k / split < 256 or tiles * split > 2 * device.sm_count):
                     break
-                depth = k / split + gpu.matmul_k_fill
+                depth = k / split + GPU.matmul_k_fill
                 # A persistent kernel's last, partly filled wave runs at a higher clock under a power limit,
                 # and its tiles have the memory system to themselves; waves beyond the first count in part.
                 waves = max(1.0, _waves(tiles * split / device.sm_count))
@@ -290,7 +278,7 @@ def _waves(ratio: float) -> float:
     return ratio if ratio == whole else 0.5 * (ratio + whole + 1)
 
 
-def _attention_seconds(op: Operator, device: Device, gpu: GpuParameters) -> float:
+def _attention_seconds(op: Operator, device: Device) -> float:
     query, key, _, causal, backward = attention_shapes(op)
     base = base_name(op.name)
     hopper = device.capability >= (9, 0)
@@ -299,58 +287,58 @@ def _attention_seconds(op: Operator, device: Device, gpu: GpuParameters) -> floa
         return 0.0
     if "math" in base or (tensor.dtype == "float32" and "cudnn" not in base):
         # No fused kernel at tensor-core rate for float32: the memory-efficient one runs on its CUDA cores.
-        rate = device.peak("float32") * gpu.memory_efficient_attention
+        rate = device.peak("float32") * GPU.memory_efficient_attention
         return executed_flops(op) / rate
     if "efficient" in base:
-        fraction = gpu.memory_efficient_attention
+        fraction = GPU.memory_efficient_attention
     else:
         kernel = "triton" if "triton" in base else "cudnn" if "cudnn" in base and hopper else "attention"
         way = "backward" if backward else "forward"
-        fraction = getattr(gpu, f"{kernel}_{way}_{'hopper' if hopper else 'ampere'}")
+        fraction = getattr(GPU, f"{kernel}_{way}_{'hopper' if hopper else 'ampere'}")
     if "flex" in base:
-        fraction *= gpu.flex_attention
+        fraction *= GPU.flex_attention
     if query[3] <= 64 and "triton" not in base:
-        fraction *= gpu.attention_small_head
+        fraction *= GPU.attention_small_head
     # Under half of the peak these kernels do not reach the power limit of the full part.
     clock = min(1.0, device.sustained / 0.8)
     blocks = query[0] * query[1] * math.ceil((key[2] if backward else query[2]) / 128)
     filling = min(1.0, blocks / device.sm_count)
     # A causal kernel also computes the masked part of the tiles on the diagonal, and its rows differ in
     # length.
-    fill = gpu.attention_sequence_fill * (2.0 if causal else 1.0)
+    fill = GPU.attention_sequence_fill * (2.0 if causal else 1.0)
     fraction *= clock * filling * key[2] / (key[2] + fill)
     return executed_flops(op) / (device.peak(tensor.dtype) * fraction)
 
 
-def _bandwidth(moved: float, device: Device, gpu: GpuParameters) -> float:
+def _bandwidth(moved: float, device: Device) -> float:
     """Memory bandwidth for a working set of ``moved`` bytes: what fits into half of L2 comes from there."""
     if not device.l2_bytes:
         return device.memory_bandwidth
     outside = min(1.0, max(0.0, (moved - 0.5 * device.l2_bytes) / (2.0 * device.l2_bytes)))
-    return device.memory_bandwidth / (outside + (1.0 - outside) / gpu.l2_speedup)
+    return device.memory_bandwidth / (outside + (1.0 - outside) / GPU.l2_speedup)
 
 
-def _memory_efficiency(op: Operator, kind: Kind, gpu: GpuParameters) -> float:
+def _memory_efficiency(op: Operator, kind: Kind) -> float:
     base = base_name(op.name)
     if kind == "copy":
         tensors = [*op.tensors(), *op.outputs]
-        return gpu.memory_copy if all(map(is_contiguous, tensors)) else gpu.memory_strided_copy
+        return GPU.memory_copy if all(map(is_contiguous, tensors)) else GPU.memory_strided_copy
     if kind == "norm" and "backward" in base:
-        return gpu.memory_norm_backward
+        return GPU.memory_norm_backward
     if base == "embedding_dense_backward":
-        return gpu.memory_embedding_backward
+        return GPU.memory_embedding_backward
     return {
-        "elementwise": gpu.memory_elementwise,
-        "compiled": gpu.memory_elementwise,
-        "norm": gpu.memory_norm,
-        "softmax": gpu.memory_softmax,
-        "reduction": gpu.memory_reduction,
-        "embedding": gpu.memory_embedding,
-        "optimizer": gpu.memory_optimizer,
-        "matmul": gpu.memory_matmul,
-        "attention": gpu.memory_matmul,
-        "conv": gpu.memory_matmul,
-    }.get(kind, gpu.memory_other)
+        "elementwise": GPU.memory_elementwise,
+        "compiled": GPU.memory_elementwise,
+        "norm": GPU.memory_norm,
+        "softmax": GPU.memory_softmax,
+        "reduction": GPU.memory_reduction,
+        "embedding": GPU.memory_embedding,
+        "optimizer": GPU.memory_optimizer,
+        "matmul": GPU.memory_matmul,
+        "attention": GPU.memory_matmul,
+        "conv": GPU.memory_matmul,
+    }.get(kind, GPU.memory_other)
 
 
 def host_copy_bytes(op: Operator) -> int | None:
@@ -363,21 +351,20 @@ def host_copy_bytes(op: Operator) -> int | None:
     return max((stored_bytes(tensor) for tensor in [*op.tensors(), *op.outputs]), default=0)
 
 
-def _host_copy_seconds(op: Operator, gpu: GpuParameters) -> float | None:
+def _host_copy_seconds(op: Operator, pcie: float) -> float | None:
     """Seconds of a copy between host and device memory over PCIe, None for one inside the device."""
     size = host_copy_bytes(op)
-    return None if size is None else gpu.host_copy_seconds + size / (gpu.pcie_bandwidth * gpu.pcie_pinned)
+    return None if size is None else GPU.host_copy_seconds + size / (pcie * GPU.pcie_pinned)
 
 
-def _cpu_seconds(op: Operator, kind: Kind, device: Device, params: CostParameters) -> float:
-    cpu = params.cpu
+def _cpu_seconds(op: Operator, kind: Kind, device: Device) -> float:
     moved = moved_bytes(op, kind)
     in_cache = device.l2_bytes and moved < 0.5 * device.l2_bytes
-    bandwidth = device.memory_bandwidth * cpu.memory * (cpu.cache_speedup if in_cache else 1.0)
+    bandwidth = device.memory_bandwidth * CPU.memory * (CPU.cache_speedup if in_cache else 1.0)
     compute = 0.0
     if kind in ("matmul", "attention", "conv"):
-        fraction = {"matmul": cpu.matmul, "attention": cpu.attention, "conv": cpu.conv}[kind]
+        fraction = {"matmul": CPU.matmul, "attention": CPU.attention, "conv": CPU.conv}[kind]
         tensor = first_tensor(op)
         peak = device.peak(tensor.dtype if tensor else "float32")
-        compute = (executed_flops(op) + cpu.matmul_fill) / (peak * fraction)
-    return max(compute, moved / bandwidth) + cpu.operator_seconds
+        compute = (executed_flops(op) + CPU.matmul_fill) / (peak * fraction)
+    return max(compute, moved / bandwidth) + CPU.operator_seconds
