@@ -41,9 +41,14 @@ from benchmarks import ROOT
 from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.calibrate.gloo import Row, calls_of, median_seconds
-from windtunnel.training.emulate.calibrate.measure import measure_operators, on_threads
+from windtunnel.training.emulate.calibrate.measure import (
+    ROWS,
+    WIDTH,
+    measure_operators,
+    on_threads,
+    small_model,
+)
 from windtunnel.training.emulate.calibrate.operators import OperatorRecorder
-from windtunnel.training.emulate.calibrate.overhead import ROWS, WIDTH, small_model
 from windtunnel.training.emulate.graph import EventKind, Slice
 from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.program import Script

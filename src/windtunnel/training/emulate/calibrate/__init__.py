@@ -16,9 +16,8 @@ from windtunnel.cluster.catalogue import processor_name
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.calibrate.gloo import measure_gloo
-from windtunnel.training.emulate.calibrate.measure import measure_operators
+from windtunnel.training.emulate.calibrate.measure import measure_operators, measure_overhead
 from windtunnel.training.emulate.calibrate.operators import grid
-from windtunnel.training.emulate.calibrate.overhead import measure_overhead
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, save_profile
 
 __all__ = [

@@ -8,9 +8,10 @@ slow); index tensors are filled with indices that their table has.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -20,19 +21,19 @@ from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.live.host import describe
 from windtunnel.training.emulate.live.observe import read_operator
 from windtunnel.training.emulate.twin.costs.profile import contiguous
-from windtunnel.training.emulate.twin.costs.work import base_name
+from windtunnel.training.emulate.twin.costs.work import base_name, kind_of
 
 Shape = tuple[int, ...]
+aten = torch.ops.aten
 
 
-def tensor(shape: Shape, dtype: str, *, turned: bool = False) -> TensorMeta:
-    """A contiguous tensor; ``turned``: the transpose of a contiguous matrix."""
-    stride = contiguous(shape) if not turned else (1, shape[0])
-    return TensorMeta(shape, dtype, stride)
+def empty(*shape: int, dtype: str) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 
 def grid(quick: bool, torch_device: str) -> dict[str, list[Operator]]:
-    """Operators by part of the calibration. ``quick`` takes fewer and smaller shapes."""
+    """Operators by part of the calibration, as calls of them on tensors without memory are recorded.
+    ``quick`` takes fewer and smaller shapes."""
     gpu = torch_device == "cuda"
     dtypes = ("bfloat16", "float32")
     limit = (2e13 if gpu else 2e10) / (10 if quick else 1)
@@ -45,144 +46,115 @@ def grid(quick: bool, torch_device: str) -> dict[str, list[Operator]]:
         for width in ((4096,) if gpu else (64, 1024))
         if count >= width
     ]
-    return {
-        "matmul": [op for d in dtypes for op in _matmuls(d, sizes, limit)],
-        "attention": [op for d in (dtypes[:1] if gpu else dtypes) for op in _attention(d, lengths, gpu)],
-        "norm": [op for d, shape in product(dtypes, rows) for op in _norms(d, shape, gpu)],
-        "elementwise": [op for d, count in product(dtypes, counts) for op in _elementwise(d, count)],
-        "reduction": [op for d, shape in product(dtypes, rows) for op in _rows(d, shape)],
-        "embedding": [
-            op for d, shape in product(dtypes, rows[:: 1 if gpu else 2]) for op in _embeddings(d, shape)
-        ],
-        "optimizer": [op for count in counts for op in _optimizers(count)],
-    }
+    operators: dict[str, list[Operator]] = {}
+
+    def part(name: str, call: Callable[..., None], *choices: Iterable[Any]) -> None:
+        with OperatorRecorder() as recorder:
+            for chosen in product(*choices):
+                call(*chosen)
+        operators[name] = [op for op in recorder.operators if kind_of(op) != "view"]
+
+    part(
+        "matmul",
+        _matmuls,
+        dtypes,
+        [shape for shape in product(sizes, repeat=3) if 2.0 * prod(shape) <= limit],
+    )
+    part(
+        "attention",
+        _attention,
+        [gpu],
+        dtypes[:1] if gpu else dtypes,
+        lengths,
+        (4, 16),
+        (64, 128),
+        (True, False),
+    )
+    part("norm", _norms, [gpu], dtypes, rows)
+    part("elementwise", _elementwise, dtypes, counts)
+    part("reduction", _rows, dtypes, rows)
+    part("embedding", _embeddings, dtypes, rows[:: 1 if gpu else 2])
+    part("optimizer", _optimizers, counts)
+    for dtype, shape in product(dtypes, rows):  # which is taken apart where no kernel of it runs
+        x, weight = (TensorMeta(size, dtype, contiguous(size)) for size in (shape, shape[1:]))
+        sums = TensorMeta((shape[0], 1), "float32" if gpu else dtype, (1, 1))
+        norm = Operator("aten._fused_rms_norm.default", (x, shape[1:], weight, 1e-5), (x, sums))
+        operators["norm"].append(norm)
+    return operators
 
 
-def _matmuls(dtype: str, sizes: tuple[int, ...], limit: float) -> list[Operator]:
+def _matmuls(dtype: str, shape: Shape) -> None:
     """The three products of a linear layer: forward with the weight turned, both gradients."""
-    operators = []
-    for m, n, k in product(sizes, sizes, sizes):
-        if 2.0 * m * n * k > limit:
-            continue
-        out = (tensor((m, n), dtype),)
-        a, b = tensor((m, k), dtype), tensor((k, n), dtype)
-        operators.append(Operator("aten.mm.default", (a, tensor((k, n), dtype, turned=True)), out))
-        operators.append(Operator("aten.mm.default", (a, b), out))
-        operators.append(Operator("aten.mm.default", (tensor((m, k), dtype, turned=True), b), out))
-        if m == n:
-            bias = tensor((n,), dtype)
-            right = tensor((k, n), dtype, turned=True)
-            operators.append(Operator("aten.addmm.default", (bias, a, right, 1, 1), out))
-            left, batch = tensor((4, m, k), dtype), tensor((4, k, n), dtype)
-            operators.append(Operator("aten.bmm.default", (left, batch), (tensor((4, m, n), dtype),)))
-    return operators
+    m, n, k = shape
+    a, b = empty(m, k, dtype=dtype), empty(k, n, dtype=dtype)
+    right = empty(n, k, dtype=dtype).t()
+    aten.mm(a, right)
+    aten.mm(a, b)
+    aten.mm(empty(k, m, dtype=dtype).t(), b)
+    if m == n:
+        aten.addmm(empty(n, dtype=dtype), a, right)
+        aten.bmm(empty(4, m, k, dtype=dtype), empty(4, k, n, dtype=dtype))
 
 
-def _attention(dtype: str, lengths: tuple[int, ...], gpu: bool) -> list[Operator]:
-    operators = []
-    for length, heads, width, causal in product(lengths, (4, 16), (64, 128), (True, False)):
-        q = tensor((1, heads, length, width), dtype)
-        sums = TensorMeta((1, heads, length), "float32", (heads * length, length, 1))
-        base = "aten._scaled_dot_product_flash_attention"
-        if gpu:
-            forward = (q, q, q, 0.0, causal, False, None)
-            seed = TensorMeta((2,), "int64", (1,))
-            offset = TensorMeta((), "int64", ())
-            backward = (q, q, q, q, q, sums, None, None, length, length, 0.0, causal, seed, offset, None)
-            operators.append(Operator(f"{base}.default", forward, (q, sums)))
-            operators.append(Operator(f"{base}_backward.default", backward, (q, q, q)))
-        else:
-            # The CPU kernel keeps its sums as (batch, sequence, heads) turned.
-            sums = TensorMeta((1, heads, length), "float32", (heads * length, 1, heads))
-            operators.append(
-                Operator(f"{base}_for_cpu.default", (q, q, q, 0.0, causal, None, None), (q, sums))
-            )
-            operators.append(
-                Operator(
-                    f"{base}_for_cpu_backward.default",
-                    (q, q, q, q, q, sums, 0.0, causal, None, None),
-                    (q, q, q),
-                )
-            )
-    return operators
+def _attention(gpu: bool, dtype: str, length: int, heads: int, width: int, causal: bool) -> None:
+    q = empty(1, heads, length, width, dtype=dtype)
+    if gpu:
+        out, sums = aten._scaled_dot_product_flash_attention(q, q, q, 0.0, causal)[:2]
+        seed, offset = empty(2, dtype="int64"), empty(dtype="int64")
+        aten._scaled_dot_product_flash_attention_backward(
+            q, q, q, q, out, sums, None, None, length, length, 0.0, causal, seed, offset
+        )
+    else:
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, causal)
+        aten._scaled_dot_product_flash_attention_for_cpu_backward(q, q, q, q, out, sums, 0.0, causal)
 
 
-def _norms(dtype: str, shape: Shape, gpu: bool) -> list[Operator]:
-    x, weight = tensor(shape, dtype), tensor(shape[1:], dtype)
+def _norms(gpu: bool, dtype: str, shape: Shape) -> None:
+    x, weight, width = empty(*shape, dtype=dtype), empty(shape[1], dtype=dtype), shape[1:]
     # On a CPU the statistics have the dtype of the weight.
-    sums = TensorMeta((shape[0], 1), "float32" if gpu else dtype, (1, 1))
-    width = (shape[1],)
-    return [
-        Operator("aten.native_layer_norm.default", (x, width, weight, weight, 1e-5), (x, sums, sums)),
-        Operator(
-            "aten.native_layer_norm_backward.default",
-            (x, x, width, sums, sums, weight, weight, (True, True, True)),
-            (x, weight, weight),
-        ),
-        Operator("aten._fused_rms_norm.default", (x, width, weight, 1e-5), (x, sums)),
-    ]
+    sums = empty(shape[0], 1, dtype="float32" if gpu else dtype)
+    aten.native_layer_norm(x, width, weight, weight, 1e-5)
+    aten.native_layer_norm_backward(x, x, width, sums, sums, weight, weight, [True] * 3)
 
 
-def _elementwise(dtype: str, count: int) -> list[Operator]:
-    x = tensor((count,), dtype)
-    other = tensor((count,), "float32" if dtype == "bfloat16" else "bfloat16")
-    return [
-        Operator("aten.add.Tensor", (x, x, 1), (x,)),
-        Operator("aten.mul.Tensor", (x, x), (x,)),
-        Operator("aten.silu.default", (x,), (x,)),
-        Operator("aten.silu_backward.default", (x, x), (x,)),
-        Operator("aten.gelu.default", (x, "none"), (x,)),
-        Operator("aten.rsqrt.default", (x,), (x,)),
-        Operator("aten.pow.Tensor_Scalar", (x, 2), (x,)),
-        Operator("aten.add_.Tensor", (x, x, 1), (x,)),
-        Operator("aten.copy_.default", (x, x, False), (x,)),
-        Operator("aten.copy_.default", (x, other, False), (x,)),
-        Operator("aten.clone.default", (x, None), (x,)),
-        Operator("aten.fill_.Scalar", (x, 0), (x,)),
-        Operator("aten.cat.default", ((x, x), 0), (tensor((2 * count,), dtype),)),
-    ]
+def _elementwise(dtype: str, count: int) -> None:
+    x = empty(count, dtype=dtype)
+    for call in (aten.silu, aten.gelu, aten.rsqrt, aten.clone):
+        call(x)
+    for call in (aten.add, aten.mul, aten.silu_backward, aten.add_, aten.copy_):
+        call(x, x)
+    aten.pow(x, 2)
+    aten.copy_(x, empty(count, dtype="float32" if dtype == "bfloat16" else "bfloat16"))
+    aten.fill_(x, 0)
+    aten.cat([x, x])
 
 
-def _rows(dtype: str, shape: Shape) -> list[Operator]:
-    x = tensor(shape, dtype)
-    tensor_meta = tensor((shape[0], 1), dtype)
-    target = TensorMeta((shape[0],), "int64", (1,))
-    scalar = TensorMeta((), dtype, ())
-    return [
-        Operator("aten.sum.dim_IntList", (x, (0,), True, None), (tensor((1, shape[1]), dtype),)),
-        Operator("aten.mean.dim", (x, (1,), True, None), (tensor_meta,)),
-        Operator("aten._softmax.default", (x, 1, False), (x,)),
-        Operator("aten._log_softmax.default", (x, 1, False), (x,)),
-        Operator("aten._log_softmax_backward_data.default", (x, x, 1, 0), (x,)),
-        Operator("aten.nll_loss_forward.default", (x, target, None, 1, -100), (scalar, scalar)),
-        Operator("aten.nll_loss_backward.default", (scalar, x, target, None, 1, -100, scalar), (x,)),
-    ]
+def _rows(dtype: str, shape: Shape) -> None:
+    x, target, number = empty(*shape, dtype=dtype), empty(shape[0], dtype="int64"), empty(dtype=dtype)
+    aten.sum(x, [0], True)
+    aten.mean(x, [1], True)
+    aten._softmax(x, 1, False)
+    aten._log_softmax(x, 1, False)
+    aten._log_softmax_backward_data(x, x, 1, x.dtype)
+    aten.nll_loss_forward(x, target, None, 1, -100)
+    aten.nll_loss_backward(number, x, target, None, 1, -100, number)
 
 
-def _embeddings(dtype: str, shape: Shape) -> list[Operator]:
+def _embeddings(dtype: str, shape: Shape) -> None:
     rows, width = shape
-    table, indices = tensor((16384, width), dtype), TensorMeta((rows,), "int64", (1,))
-    out = tensor(shape, dtype)
-    return [
-        Operator("aten.embedding.default", (table, indices, -1, False, False), (out,)),
-        Operator("aten.embedding_dense_backward.default", (out, indices, 16384, -1, False), (table,)),
-        Operator("aten.index_select.default", (table, 0, indices), (out,)),
-    ]
+    table, indices = empty(16384, width, dtype=dtype), empty(rows, dtype="int64")
+    aten.embedding(table, indices)
+    aten.embedding_dense_backward(empty(rows, width, dtype=dtype), indices, 16384, -1, False)
+    aten.index_select(table, 0, indices)
 
 
-def _optimizers(count: int) -> list[Operator]:
-    x = (tensor((count,), "float32"),)
-    step = (TensorMeta((), "float32", ()),)
-    return [
-        Operator(
-            "aten._fused_adamw_.default",
-            (x, x, x, x, (), step, 1e-4, 0.9, 0.95, 0.1, 1e-8, False, False, None, None),
-            (*x, *x, *x),
-        ),
-        Operator("aten._foreach_mul_.Scalar", (x, 0.999), x),
-        Operator("aten._foreach_add_.List", (x, x, 1), x),
-        Operator("aten._foreach_addcdiv_.ScalarList", (x, x, x, (0.001,)), x),
-    ]
+def _optimizers(count: int) -> None:
+    x, step = [empty(count, dtype="float32")], [empty(dtype="float32")]
+    options = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
+    aten._fused_adamw_(x, x, x, x, [], step, **options, amsgrad=False, maximize=False)
+    aten._foreach_mul_(x, 0.999)
+    aten._foreach_add_(x, x)
+    aten._foreach_addcdiv_(x, x, x, [0.001])
 
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
