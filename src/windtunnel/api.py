@@ -25,8 +25,8 @@ from windtunnel.training.emulate.run import FailOn, Run
 from windtunnel.training.emulate.summary import Summary
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.sweep.plan import Sweep
     from windtunnel.training.emulate.sweep.result import SweepResult
+    from windtunnel.training.emulate.sweep.spec import Sweep
 
 Program = Callable[..., Any] | Path | str
 DEFAULT = Options()

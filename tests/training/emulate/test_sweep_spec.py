@@ -9,7 +9,7 @@ import pytest
 from windtunnel.base.errors import UserError
 from windtunnel.network.aggregation.twin.fabric import MOST_NEIGHBOURS
 from windtunnel.training.emulate.sweep.execute import groups
-from windtunnel.training.emulate.sweep.plan import load_sweep
+from windtunnel.training.emulate.sweep.spec import load_sweep
 
 GOOD = "script: train.py\nclusters: h100-sxm:1x4\n"
 

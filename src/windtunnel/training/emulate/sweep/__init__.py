@@ -5,7 +5,7 @@ is done, `print_sweep` shows them with the Pareto front of time, memory and cost
 """
 
 from windtunnel.training.emulate.sweep.execute import run_sweep
-from windtunnel.training.emulate.sweep.plan import Point, Sweep, load_sweep
 from windtunnel.training.emulate.sweep.result import print_sweep, result
+from windtunnel.training.emulate.sweep.spec import Point, Sweep, load_sweep
 
 __all__ = ["Point", "Sweep", "load_sweep", "print_sweep", "result", "run_sweep"]

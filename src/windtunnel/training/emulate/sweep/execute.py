@@ -36,8 +36,8 @@ from windtunnel.training.emulate.emulation import Capturing, Progress, capture, 
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.run import Fabrics, emulate, no_fabrics
 from windtunnel.training.emulate.summary import Summary
-from windtunnel.training.emulate.sweep.plan import Point, Sweep
 from windtunnel.training.emulate.sweep.result import Row
+from windtunnel.training.emulate.sweep.spec import Point, Sweep
 
 Elsewhere = Callable[[Sequence[Point], Progress], Iterator[Row]]
 """Gives the outcome of each point as it is there; says meanwhile what it waits for."""
