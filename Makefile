@@ -68,7 +68,7 @@ native: $(VENV)/ready
 
 # Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/benchmarks/frameworks.md. Pulls some 14 GB, once.
 matrix: $(VENV)/ready
-	$(BIN)/python tests/training/emulate/matrix/matrix.py --into $(MATRIX)
+	$(BIN)/python tests/conformance/training/emulate/matrix.py --into $(MATRIX)
 
 # Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/benchmarks/sandbox-programs.md.
 matrix-sandbox: $(VENV)/ready

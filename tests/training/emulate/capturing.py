@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,11 @@ def session(name: str, *arguments: str, cluster: str = "h100-sxm:1x8", **options
     """A session that runs one of the scripts beside the tests."""
     with Session(Script(SCRIPTS / name, arguments), load_cluster(cluster), **options) as one:
         yield one
+
+
+def cases(name: str) -> list[str]:
+    """The cases of a script, of which each rank runs another one."""
+    return re.findall(r"^def case_(\w+)", (SCRIPTS / name).read_text(), re.MULTILINE)
 
 
 def capture(name: str, *arguments: str, ranks: tuple[int, ...] = (0,), **options: Any) -> list[Slice]:

@@ -137,6 +137,17 @@ class Tracer:
 Script = Callable[[Tracer], None]
 
 
+def stepping(do: Script, steps: int = 3) -> Script:
+    """A script of so many steps that do the same."""
+
+    def script(t: Tracer) -> None:
+        for _ in range(steps):
+            do(t)
+            t.step()
+
+    return script
+
+
 def capture_of(
     script: Script, world: list[Group], log: list[int] | None = None
 ) -> Callable[[list[int]], list[Slice]]:

@@ -1,17 +1,17 @@
-"""Values on the device that the host can know: what came from it, what follows, and declared routing."""
+"""Values on the device that the host can know: what came from it, what follows, and declared routing. Large
+host tensors take no memory until something looks at them, and then they hold what they should."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
-from capturing import SCRIPTS, session
+from capturing import cases, session
 
 from windtunnel.training.emulate.graph import EventKind, Slice
 from windtunnel.training.emulate.live.session import Session
 
-NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "known.py").read_text(), re.MULTILINE)
+NAMES, UNTOUCHED = cases("known.py"), cases("untouched.py")
 DECLARED = {name for name in NAMES if "chosen" in name}
 
 
@@ -38,3 +38,14 @@ def test_a_result_as_large_as_its_values_say_makes_the_host_wait(knowing: Sessio
     sized = [i for i in ops if slice_.operators[slice_.events[i]["ref"]].name == "aten.nonzero.default"]
     assert len(sized) == 1 + 8 + 1, "the experts that are hit, the tokens of each, and one mask"
     assert all(slice_.events[i + 1]["kind"] == EventKind.SYNC for i in sized)
+
+
+@pytest.fixture(scope="module")
+def untouched() -> Iterator[Session]:
+    with session("untouched.py") as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_who_looks_finds_what_was_put_there(untouched: Session, name: str) -> None:
+    untouched.capture([UNTOUCHED.index(name)])

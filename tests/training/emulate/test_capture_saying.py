@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from capturing import SCRIPTS, capture, session
+from capturing import capture, cases, session
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.graph import NoteKind, sentences
@@ -15,11 +14,8 @@ from windtunnel.training.emulate.live.mailbox import MailboxWait, hanging
 CLUSTER = "h100-sxm:1x4"
 SAY = "ranks that have not run are taken to say what the one that asks says itself"
 HOLD = "ranks that have not run are taken to hold the values that the one that asks holds itself"
-CASES = [
-    name
-    for name in re.findall(r"^def (case_\w+)", (SCRIPTS / "saying.py").read_text(), re.MULTILINE)
-    if name not in ("case_gathered_of_earlier_ranks", "case_wait_for_each_other")
-]
+OTHERS = ("gathered_of_earlier_ranks", "wait_for_each_other")
+CASES = [f"case_{name}" for name in cases("saying.py") if name not in OTHERS]
 
 
 @pytest.mark.slow

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from capturing import SCRIPTS, session
+from capturing import cases, session
 
 from windtunnel.training.emulate.graph import Category, Slice
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, emulate_memory
 
 GIB = 1 << 30
-NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "needy.py").read_text(), re.MULTILINE)
+NAMES = cases("needy.py")
 SAID = {
     "line": (r"needy\.py:\d+ in case_line", 100),
     "parameter": (r"parameter weight", 90),

@@ -7,7 +7,18 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, fsdp, mesh_groups, pipeline
+from slice_worlds import (
+    Script,
+    Tracer,
+    capture_of,
+    cluster_of,
+    costs_of,
+    ddp,
+    fsdp,
+    mesh_groups,
+    pipeline,
+    stepping,
+)
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.policy.classes import slice_world
@@ -32,11 +43,7 @@ def hangs(script: Script, dims: dict[str, int]) -> str:
 
 
 def scripted(do: Callable[[Tracer], None]) -> Script:
-    def script(t: Tracer) -> None:
-        do(t)
-        t.step()
-
-    return script
+    return stepping(do, steps=1)
 
 
 @pytest.mark.parametrize("ranks", ["auto", "all"])

@@ -1,5 +1,5 @@
-"""Sweeps as they run: failures, resuming, showing. Emulation itself is stood in for, so that this is quick;
-test_sweep_real.py does it with a real script."""
+"""Sweeps as they run: failures, resuming, showing. Emulation itself is stood in for; in the tests of
+conformance a sweep runs a real script."""
 
 from __future__ import annotations
 

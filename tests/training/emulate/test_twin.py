@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slice_reference import step_ends as reference_ends
-from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, mesh_groups, pipeline
+from slice_worlds import (
+    Script,
+    Tracer,
+    capture_of,
+    cluster_of,
+    costs_of,
+    ddp,
+    mesh_groups,
+    pipeline,
+    stepping,
+)
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.graph import EventKind, Phase
@@ -93,60 +104,80 @@ def test_collectives_in_place_are_exposed() -> None:
     assert timing.simulated == 2
 
 
-def test_a_launch_bound_step() -> None:
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            for _ in range(10):
-                t.op(1.0)
-            t.step()
-
-    timing = replayed(script, {"dp": 1}, host=4.0)
-    assert timing.iteration_time_s == 40
-    assert timing.critical_path == {"compute": 10, "launch": 30}
-    assert timing.waits[0].what.startswith("the host thread")
+def launch_bound(t: Tracer) -> None:
+    for _ in range(10):
+        t.op(1.0)
 
 
-def test_the_host_runs_ahead_into_the_next_step() -> None:
-    """A step whose first half is launch-bound hides it behind what the step before left on the device."""
+def launched_ahead(t: Tracer) -> None:
+    """Its first half is launch-bound, behind what the step before left on the device."""
+    for _ in range(4):
+        t.op(0.5)
+    t.op(10.0)
 
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            for _ in range(4):
-                t.op(0.5)
-            t.op(10.0)
-            t.step()
 
-    timing = replayed(script, {"dp": 1}, host=1.0)
-    assert timing.iteration_time_s == 12
-    assert timing.critical_path == {"compute": 12}
+def mostly_without_time(t: Tracer) -> None:
+    for seconds in (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0):
+        t.op(seconds)
+
+
+def reads_the_loss(t: Tracer) -> None:
+    """Issue and wait for the first operator, issue the second behind it, issue the next step meanwhile."""
+    t.op(5.0)
+    t.add(EventKind.SYNC, 0, -2)
+    t.op(1.0)
+
+
+def waits_at_the_end(t: Tracer) -> None:
+    """The wait after the last operator holds the next step back."""
+    t.op(1.0)
+    t.join(t.call("all_reduce", "dp", 5))
+
+
+def waits_for_waits(t: Tracer) -> None:
+    """Stream 1 waits for stream 2, does nothing, and is recorded: who waits for that waits for stream 2."""
+    t.op(7.0, stream=2)
+    t.wait(1, t.record(2))
+    t.wait(0, t.record(1))
+    t.op(1.0)
+    t.op(1.0, stream=1)
+    t.wait(2, t.record(0))
+
+
+def on_the_host(t: Tracer) -> None:
+    """On a CPU operators run on the host thread; gloo runs beside it, and the host waits where it says so."""
+    t.op(2.0)
+    handle = t.call("all_reduce", "dp", 5, on=0, backend="gloo")
+    t.op(3.0)
+    t.add(EventKind.SYNC, 0, -3, handle)
+    t.op(1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "host", "seconds", "path"),
+    [
+        (launch_bound, 1, 4.0, 40, {"compute": 10, "launch": 30}),
+        (launched_ahead, 1, 1.0, 12, {"compute": 12}),
+        (reads_the_loss, 1, 1.0, 1 + 5 + 1, {"compute": 6, "launch": 1}),
+        (waits_at_the_end, 2, 0.0, 6, {"compute": 1, "communication:dp": 5}),
+        (waits_for_waits, 1, 0.0, 8, {"compute": 8}),
+        (on_the_host, 4, 0.0, 2 + 5 + 1, {"compute": 6, "communication:dp": 2}),
+    ],
+)
+def test_what_a_step_takes_on_paper(
+    step: Callable[[Tracer], None], ranks: int, host: float, seconds: float, path: dict[str, float]
+) -> None:
+    kind = "cpu" if step is on_the_host else "gpu"
+    timing = replayed(stepping(step), {"dp": ranks}, host=host, kind=kind)
+    assert timing.iteration_time_s == seconds and timing.critical_path == path
+    same_as_reference(stepping(step), {"dp": ranks}, host=host or 0.25, kind=kind)
 
 
 def test_operators_without_time_cost_the_host_only() -> None:
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            for _ in range(5):
-                t.op(0.0)
-            t.op(1.0)
-            t.op(0.0)
-            t.step()
-
-    timing = replayed(script, {"dp": 1}, host=1.0)
-    assert timing.iteration_time_s == 7
+    timing = replayed(stepping(mostly_without_time), {"dp": 1}, host=1.0)
+    assert timing.critical_path == {"compute": 1, "launch": 6}
+    assert timing.waits[0].what.startswith("the host thread")
     assert timing.job.programs[0].nodes == 1
-
-
-def test_a_host_that_reads_the_loss_stops_running_ahead() -> None:
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            t.op(5.0)
-            t.add(EventKind.SYNC, 0, -2)
-            t.op(1.0)
-            t.step()
-
-    timing = replayed(script, {"dp": 1}, host=1.0)
-    # Issue and wait for the first operator, issue the second behind it, and issue the next step meanwhile.
-    assert timing.iteration_time_s == 1 + 5 + 1
-    assert timing.critical_path == {"compute": 6, "launch": 1}
 
 
 def test_waits_reach_over_the_end_of_a_step() -> None:
@@ -167,52 +198,6 @@ def test_waits_reach_over_the_end_of_a_step() -> None:
     same_as_reference(script, {"dp": 2})
 
 
-def test_a_wait_after_the_last_operator_holds_the_next_step_back() -> None:
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            t.op(1.0)
-            t.join(t.call("all_reduce", "dp", 5))
-            t.step()
-
-    assert replayed(script, {"dp": 2}).iteration_time_s == 6
-    same_as_reference(script, {"dp": 2})
-
-
-def test_a_record_holds_the_waits_before_it() -> None:
-    """Stream 1 waits for stream 2, does nothing, and is recorded: who waits for that waits for stream 2."""
-
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            t.op(7.0, stream=2)
-            t.wait(1, t.record(2))
-            t.wait(0, t.record(1))
-            t.op(1.0)
-            t.op(1.0, stream=1)
-            t.wait(2, t.record(0))
-            t.step()
-
-    same_as_reference(script, {"dp": 1})
-    assert replayed(script, {"dp": 1}).iteration_time_s == 8
-
-
-def test_a_device_that_is_the_host() -> None:
-    """On a CPU operators run on the host thread; gloo runs beside it, and the host waits where it says so."""
-
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            t.op(2.0)
-            handle = t.call("all_reduce", "dp", 5, on=0, backend="gloo")
-            t.op(3.0)
-            t.add(EventKind.SYNC, 0, -3, handle)
-            t.op(1.0)
-            t.step()
-
-    timing = replayed(script, {"dp": 4}, kind="cpu")
-    assert timing.iteration_time_s == 2 + 5 + 1
-    assert timing.critical_path == {"compute": 6, "communication:dp": 2}
-    same_as_reference(script, {"dp": 4}, host=0.25, kind="cpu")
-
-
 def test_a_slow_host_is_waited_for() -> None:
     timing = replayed(
         ddp(buckets=2, transfer=1), {"dp": 8}, devices=2, slow=[Slow(host=3, factor=1.5)], every_rank=False
@@ -224,28 +209,24 @@ def test_a_slow_host_is_waited_for() -> None:
 
 
 def test_imbalance_names_the_late_host() -> None:
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            t.op(4.0)
-            t.call("all_reduce", "dp", 1, on=0)
-            t.op(8.0)
-            t.call("all_reduce", "dp", 1, on=0)
-            t.step()
+    def even(t: Tracer) -> None:
+        t.op(4.0)
+        t.call("all_reduce", "dp", 1, on=0)
+        t.op(8.0)
+        t.call("all_reduce", "dp", 1, on=0)
 
-    timing = replayed(script, {"dp": 4}, devices=2, slow=[Slow(host=1, factor=1.25)])
+    timing = replayed(stepping(even), {"dp": 4}, devices=2, slow=[Slow(host=1, factor=1.25)])
     assert timing.iteration_time_s == 5 + 1 + 10 + 1
     assert timing.critical_rank == 2  # of those that end last the one that computes most
     assert timing.critical_path == {"compute": 15, "communication:dp": 2}
 
     def uneven(t: Tracer) -> None:
-        for _ in range(3):
-            t.op(1.0 if t.rank < 2 else 3.0)
-            t.call("all_reduce", "dp", 1, on=0)
-            t.op(9.0 if t.rank < 2 else 3.0)
-            t.call("all_reduce", "dp", 1, on=0)
-            t.step()
+        t.op(1.0 if t.rank < 2 else 3.0)
+        t.call("all_reduce", "dp", 1, on=0)
+        t.op(9.0 if t.rank < 2 else 3.0)
+        t.call("all_reduce", "dp", 1, on=0)
 
-    timing = replayed(uneven, {"dp": 4}, devices=2)
+    timing = replayed(stepping(uneven), {"dp": 4}, devices=2)
     assert timing.critical_path == {"compute": 10, "imbalance": 2, "communication:dp": 2}
     assert "ranks dp=2-3, which have more to compute" in [wait.what for wait in timing.waits]
 
@@ -253,15 +234,13 @@ def test_imbalance_names_the_late_host() -> None:
 def test_a_slow_link_slows_what_crosses_it() -> None:
     dims = {"dp": 4, "tp": 2}
 
-    def script(t: Tracer) -> None:
-        for _ in range(3):
-            t.call("all_reduce", "tp", 3, on=0)
-            t.call("all_reduce", "dp", 2, on=0)
-            t.op(1.0)
-            t.step()
+    def step(t: Tracer) -> None:
+        t.call("all_reduce", "tp", 3, on=0)
+        t.call("all_reduce", "dp", 2, on=0)
+        t.op(1.0)
 
-    assert replayed(script, dims, devices=2).iteration_time_s == 6
-    timing = replayed(script, dims, devices=2, slow=[Slow(link=2, factor=4.0)])
+    assert replayed(stepping(step), dims, devices=2).iteration_time_s == 6
+    timing = replayed(stepping(step), dims, devices=2, slow=[Slow(link=2, factor=4.0)])
     assert timing.iteration_time_s == 3 + 4 * 2 + 1  # within a host nothing changes
 
 

@@ -17,7 +17,6 @@ from catalogue import PROGRAMS
 from support import quick
 from windtunnel.report.timeline import Timeline, read_trace
 
-pytestmark = pytest.mark.conformance
 GROUPED = True
 
 

@@ -14,9 +14,6 @@ from catalogue import PROGRAMS, STRANGERS, TORCH, Stranger, row, shown, write
 
 from support import quick
 
-pytestmark = pytest.mark.conformance
-
-
 GROUPED = True  # one server has what they all import
 WEIGHTS = {".ckpt", ".distcp", ".pt", ".safetensors"}
 """What the names of files of weights end with."""

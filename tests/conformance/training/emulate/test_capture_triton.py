@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from capturing import capture, operator_names, session, steady_events
 
+from training.emulate.capturing import capture, operator_names, session, steady_events
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.graph import NoteKind, Slice
 from windtunnel.training.emulate.twin.costs.work import counted_flops, moved_bytes
@@ -17,7 +17,7 @@ N, WIDTH = 4096, 1024
 
 @pytest.fixture(scope="module")
 def slice_() -> Slice:
-    return capture("triton_kernels.py")[0]
+    return capture(str(Path(__file__).parent / "programs" / "triton_kernels.py"))[0]
 
 
 def test_every_launch_is_an_operator_of_the_kernels_name(slice_: Slice) -> None:

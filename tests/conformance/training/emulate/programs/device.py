@@ -1,11 +1,9 @@
 """``torch.cuda`` as training scripts use it."""
 
 import os
-import sys
 import tempfile
 
 import torch
-from cases import run
 
 LOCAL = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(LOCAL)
@@ -240,4 +238,6 @@ def case_save_safetensors():
 
 
 if __name__ == "__main__":
-    run(globals(), sys.argv[1:])
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            case()

@@ -1,11 +1,9 @@
 """Parts of models and ways to train them, one step each, on one device."""
 
 import os
-import sys
 
 import torch
 import torch.nn.functional as F
-from cases import run
 from torch import nn
 
 LOCAL = int(os.environ["LOCAL_RANK"])
@@ -188,4 +186,6 @@ def case_low_precision():
 
 
 if __name__ == "__main__":
-    run(globals(), sys.argv[1:])
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            case()

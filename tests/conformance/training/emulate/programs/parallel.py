@@ -1,12 +1,10 @@
 """Ways to spread a model that the examples do not use."""
 
 import os
-import sys
 import tempfile
 
 import torch
 import torch.distributed as dist
-from cases import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -127,4 +125,6 @@ def case_state_dicts():
 
 
 if __name__ == "__main__":
-    run(globals(), sys.argv[1:])
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            case()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.waiting import until
+from training.emulate.capturing import SCRIPTS
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import simulate
 from windtunnel.training.emulate.options import Options
@@ -21,10 +22,7 @@ from windtunnel.training.emulate.run import no_fabrics
 from windtunnel.training.emulate.sweep import load_sweep, run_sweep
 from windtunnel.training.emulate.sweep.execute import emulate_on_ray
 
-pytestmark = pytest.mark.conformance
-
-
-SCRIPT = Path(__file__).parent / "scripts" / "sweep_me.py"
+SCRIPT = SCRIPTS / "sweep_me.py"
 VARYING = ("run_id", "directory", "wall_time_s")
 
 

@@ -4,8 +4,8 @@ Each build is installed once, into an environment of its own, which takes gigaby
 emulated with each of them, and the table goes to docs/benchmarks/frameworks.md. A build with CUDA kernels
 must give every number of the CPU build of its version.
 
-    python tests/training/emulate/matrix/matrix.py                # the builds of the table
-    python tests/training/emulate/matrix/matrix.py 2.14.1-cuda    # others: printed, not written
+    python tests/conformance/training/emulate/matrix.py                # the builds of the table
+    python tests/conformance/training/emulate/matrix.py 2.14.1-cuda    # others: printed, not written
 
 Exit status 0: all ran, and equal; 1: one failed or differs; 2: a build cannot be installed.
 """

@@ -2,11 +2,9 @@
 
 import datetime
 import os
-import sys
 
 import torch
 import torch.distributed as dist
-from cases import run
 from torch.distributed.device_mesh import init_device_mesh
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -153,4 +151,6 @@ def case_work_future():
 
 
 if __name__ == "__main__":
-    run(globals(), sys.argv[1:])
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            case()

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import torch
-from cases import run
 
 FOLDER = Path(os.environ.get("STUCK_FOLDER", "."))
 
@@ -91,4 +90,5 @@ def case_records():
 
 
 if __name__ == "__main__":
-    run(globals(), sys.argv[1:] or ["by-rank"])
+    names = [name for name in globals() if name.startswith("case_")]
+    globals()[sys.argv[1] if sys.argv[1:] else names[int(os.environ["RANK"])]]()

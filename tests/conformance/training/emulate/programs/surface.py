@@ -2,7 +2,6 @@
 sentence."""
 
 import os
-import sys
 import warnings
 
 import torch
@@ -10,7 +9,6 @@ import torch.cuda.amp.common
 import torch.cuda.comm
 import torch.cuda.gds
 import torch.cuda.green_contexts
-from cases import run
 from real_names import real
 
 from windtunnel.training.emulate.live import names
@@ -108,4 +106,6 @@ def case_attention_is_asked_of_what_chooses_it():
 
 
 if __name__ == "__main__":
-    run(globals(), sys.argv[1:])
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            case()
