@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def spec(folder: Path, widths: str, clusters: str = "h100-sxm:1x4", note: str = "") -> Path:
     path = folder / "sweep.yaml"
     path.write_text(
-        f"script: {SCRIPT}\nargs: {note}\ngrid: {{--width: [{widths}]}}\nclusters: ['{clusters}']\n"
+        f"script: {SCRIPT}\nargs: '{note}'\ngrid: {{--width: [{widths}]}}\nclusters: ['{clusters}']\n"
         "options: {ranks: 0, tokens: 64}\n"
     )
     return path
