@@ -13,6 +13,7 @@ from typing import Any
 from support.waiting import until
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.store import CheckpointStore
+from windtunnel.agents.sandbox.store.pages import FRAME
 from windtunnel.linux import cgroup, mounts
 
 COUNTER = """cat > /workspace/count.sh <<'END'
@@ -82,7 +83,7 @@ def flip_image(store: CheckpointStore, id: str, part: float = 0.5) -> None:
     """Flip bits of the last frame that an image uses, in the file."""
     store.settle(whole=True)
     with store.reading() as db:
-        number = store.recipe(id).frames()[-1]
+        number = int(store.recipe(id).places.max()) // FRAME
         (data,) = db.execute("SELECT pages FROM frame WHERE id=?", (number,)).fetchone()
     file, begin = store.path.read_bytes(), int((len(data) - 48) * part)
     # one of two places beside each other does not lie across two pages of the file

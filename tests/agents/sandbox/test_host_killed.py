@@ -34,7 +34,7 @@ from windtunnel.agents.sandbox import box as boxes
 from windtunnel.agents.sandbox import criu as sandbox_criu
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.host import SandboxHost
-from windtunnel.agents.sandbox.store import Writing
+from windtunnel.agents.sandbox.store import Writer
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.machine import Machine, walls
 from windtunnel.agents.sandbox.machine.group import Cgroup
@@ -91,10 +91,9 @@ CHECKPOINT = "box.checkpoint(full=True)"
         "before 1 Inspector rebase",
         "before 1 Cgroup thaw",
         "after 1 Pool sync",
-        "before 1 Writing add_image",
-        "after 1 Writing add_image",
-        "before 1 Writing add_manifest",
-        "after 1 Writing add_manifest",
+        "before 1 Writer add",
+        "after 1 Writer add",
+        "after 1 Store add",
         "before 1 boxes write_record",
     ],
 )

@@ -176,33 +176,30 @@ class Taking:
             if self.keep.content < TurnClass.FILES:
                 self._left_alone()
         folder, keep = self.context.home.dump(self.id), self.keep
-        with self.context.store.writing() as new:
-            if self.image is not None and self.image.id == self.id:
-                last = self.parent.image.id if self.parent and self.parent.image else ""
-                self.image = new.add_image(self.image, folder, like=last)
-            manifest = CheckpointManifest(
-                id=self.id,
-                box=self.spec.name,
-                turn=self.turn,
-                parent=self.parent.id if self.parent else None,
-                turn_class=min(keep.turn_class, keep.content),
-                required=keep.turn_class,
-                reasons=keep.reasons[:20],
-                created=time.time(),
-                files=self.files,
-                image=self.image,
-                shells=self.shells,
-                spec=self.spec,
-                restorable=in_words(self.files, self.image, self.shells),
-                lacks=self.lacks,
-                never=NEVER if self.image is not None else (),
-                freeze_seconds=self.freeze,
-                total_seconds=time.monotonic() - begin,
-                request=self.request,
-                label=self.label,
-                pinned=self.pinned,
-            )
-            new.add_manifest(manifest)
+        manifest = CheckpointManifest(
+            id=self.id,
+            box=self.spec.name,
+            turn=self.turn,
+            parent=self.parent.id if self.parent else None,
+            turn_class=min(keep.turn_class, keep.content),
+            required=keep.turn_class,
+            reasons=keep.reasons[:20],
+            created=time.time(),
+            files=self.files,
+            image=self.image,
+            shells=self.shells,
+            spec=self.spec,
+            restorable=in_words(self.files, self.image, self.shells),
+            lacks=self.lacks,
+            never=NEVER if self.image is not None else (),
+            freeze_seconds=self.freeze,
+            request=self.request,
+            label=self.label,
+            pinned=self.pinned,
+        )
+        images = folder if self.image is not None and self.image.id == self.id else None
+        last = self.parent.image.id if self.parent and self.parent.image else ""
+        manifest = self.context.store.add(manifest, images, like=last, begin=begin)
         shutil.rmtree(folder, ignore_errors=True)
         return manifest
 

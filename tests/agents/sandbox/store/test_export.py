@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from image_making import FolderPool, content, damage, image, keep, manifest, write
+from image_making import FolderPool, content, damage, image, keep, manifest
 
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import CheckpointStore
@@ -58,8 +58,7 @@ def here(tmp_path: Path) -> Side:
     side = Side(tmp_path / "here")
     for number, id in enumerate(IDS):
         tree(side.pool.folder / id, number)
-        keep(side.store, id, image(tmp_path / id, *range(1, 150), 200 + number))
-        write(side.store, manifest(id))
+        side.store.add(manifest(id), image(tmp_path / id, *range(1, 150), 200 + number))
     return side
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import manifest, write
+from image_making import manifest
 
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import KIND, VERSION, CheckpointStore, new_id
@@ -43,10 +43,10 @@ def put(store: CheckpointStore, id: str, data: bytes) -> None:
 
 def test_a_manifest_is_written_once(store: CheckpointStore, tmp_path: Path) -> None:
     one = manifest()
-    write(store, one)
+    store.add(one)
     assert store.load(one.id) == CheckpointStore(tmp_path).load(one.id) == one
     with pytest.raises(ObjectError, match="already"):
-        write(store, replace(one, turn=9))
+        store.add(replace(one, turn=9))
     assert store.load(one.id) == one
     store.drop([one.id])
     store.drop([one.id])
@@ -57,7 +57,7 @@ def test_a_manifest_is_written_once(store: CheckpointStore, tmp_path: Path) -> N
 
 def test_what_is_not_what_was_written_is_refused_by_name(store: CheckpointStore) -> None:
     for id in "ab":
-        write(store, manifest(id))
+        store.add(manifest(id))
     data = seal(KIND, VERSION, manifest("a"))
     for at in range(0, len(data) - 1, 7):
         put(store, "a", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
@@ -78,7 +78,7 @@ def test_find_by_prefix(store: CheckpointStore) -> None:
     with pytest.raises(UserError, match="there is none yet"):
         store.load(store.named("x"))
     for id in ("2026-aa", "2026-ab", "2026-a"):
-        write(store, manifest(id))
+        store.add(manifest(id))
     assert store.load(store.named("2026-ab")).id == "2026-ab"
     assert store.load(store.named("2026-a")).id == "2026-a"
     with pytest.raises(UserError, match="ambiguous: 2026-a, 2026-aa, 2026-ab"):

@@ -10,7 +10,7 @@ import pytest
 from hurt import flip_image, flip_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import cold, content, damage, image, keep, manifest, write
+from image_making import cold, content, damage, image, keep, manifest
 
 from windtunnel.agents.sandbox.store import CheckpointStore, StaleCopy
 from windtunnel.store.objects import ObjectError
@@ -27,7 +27,7 @@ def test_no_flipped_bit_passes(place: float, bit: int) -> None:
         right = {id: content(image(root / id, 1, 2, 3 + number)) for number, id in enumerate("ab")}
         for id in right:
             keep(store, id, root / id)
-        write(store, whole)
+        store.add(whole)
         store.settle(whole=True)
         store.close()
         path = store.path

@@ -1,9 +1,11 @@
-"""The checkpoints of a home: process images, kept page by page, and manifests, in one `Database`.
+"""The checkpoints of a home: process images, kept page by page, and manifests, in one SQLite file.
 
-A checkpoint is one transaction: the new pages of its image in compressed frames, the image's recipe, and its
-manifest, which is never replaced. What it shares with any earlier image is stored once. ``collect``, one
-transaction too, removes frames of which nothing is needed, and makes those smaller of which less than half
-is: pages that are not become zeros, and those that stay keep their places.
+A checkpoint is one transaction, synced at its end: the new pages of its image in compressed frames, the
+image's recipe, and its manifest, which is never replaced. What it shares with any earlier image is stored
+once. Writers follow one another in a write-ahead log, which is synced in order, and readers wait for nobody;
+a process that is killed leaves whole transactions only. ``collect``, one transaction too, removes frames of
+which nothing is needed, and makes those smaller of which less than half is: pages that are not become zeros,
+and those that stay keep their places.
 
 The newest images also stay as they were written (`Copies`); what is restored from them is hashed all the
 same. Every page is checked whenever it is read, and every manifest is sealed. A frame that turns out to be
@@ -22,9 +24,10 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +35,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from windtunnel.agents.sandbox.model import CheckpointManifest, ImagePart
-from windtunnel.agents.sandbox.store.database import VERSION, DamagedFrame, Database
+from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store.pages import (
     DIGEST,
     FRAME,
@@ -41,6 +43,8 @@ from windtunnel.agents.sandbox.store.pages import (
     PAGE,
     Before,
     Copies,
+    Digests,
+    Pages,
     Places,
     Recipe,
     Writer,
@@ -55,7 +59,17 @@ from windtunnel.store.objects.chunks import compress, decompress
 from windtunnel.store.objects.files import ObjectError, checked, object_errors
 from windtunnel.store.objects.manifest import seal, unseal
 
-KIND = "manifest of a sandbox"
+KIND, VERSION = "manifest of a sandbox", 6
+_LOG_BYTES = 8 << 20
+"""A log that is longer than this is brought into the file."""
+_SCHEMA = """
+CREATE TABLE image(id TEXT PRIMARY KEY, recipe BLOB NOT NULL);
+CREATE TABLE frame(id INTEGER PRIMARY KEY, digests BLOB NOT NULL, pages BLOB NOT NULL);
+CREATE TABLE page(digest BLOB PRIMARY KEY, place INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
+"""
+"""``image.recipe``: see `pages.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
+of each. ``page``: where the page of that digest lies."""
 
 
 def new_id() -> str:
@@ -67,46 +81,38 @@ class StaleCopy(ObjectError):
     """The copy of an image was not what was kept, and is dropped; the store has the image."""
 
 
-class Writing:
-    """A checkpoint that is being written: it exists when the block of `Store.writing` has ended."""
+class DamagedFrame(ObjectError):
+    """A frame that cannot be read, or is not what was stored."""
 
-    def __init__(self, store: CheckpointStore, db: sqlite3.Connection) -> None:
-        self._store, self._db = store, db
-        self.images: dict[str, Path] = {}
-
-    def add_image(self, part: ImagePart, images: Path, *, like: str = "") -> ImagePart:
-        """Store the folder ``images``, which stays the caller's; ``part`` with what that takes.
-
-        ``like``: an image that is probably much the same, best the one before of the same sandbox.
-        """
-        used, before = self._store.used(self._db), self._store.before(like)
-        with _never_replaced("image", part.id):
-            size = Writer(self._db, before).add(checked(part.id), images)
-        self.images[part.id] = images
-        return replace(part, bytes_raw=size, bytes_new=self._store.used(self._db) - used)
-
-    def add_manifest(self, manifest: CheckpointManifest) -> None:
-        data = compress(seal(KIND, VERSION, manifest), LEVEL)
-        with _never_replaced("manifest", manifest.id):
-            self._db.execute("INSERT INTO manifest VALUES(?,?)", (checked(manifest.id), data))
+    def __init__(self, number: int, words: str) -> None:
+        super().__init__(words)
+        self.number = number
 
 
-@contextlib.contextmanager
-def _never_replaced(what: str, id: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.IntegrityError:
-        raise ObjectError(f"there is {what} {id} already, and one is never replaced") from None
-
-
-class CheckpointStore(Database):
+class CheckpointStore:
     """The checkpoints in ``folder``, which one process holds. Any method may be called from several threads,
     and raises ObjectError."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError where another version has written it."""
-        super().__init__(folder)
         with object_errors(f"the store {folder} cannot be opened"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path = folder / "store.db"
+            self._idle: list[sqlite3.Connection] = []
+            self._writer, self._settling = threading.Lock(), threading.Lock()
+            self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
+            with self.reading() as db:
+                (version,) = db.execute("PRAGMA user_version").fetchone()
+                if version not in (0, VERSION) or (folder / "images").is_dir():
+                    raise UserError(
+                        f"sandbox: {folder} was made by another version, whose checkpoints are not read; "
+                        "name another home (WINDTUNNEL_SANDBOX_HOME), or remove this one"
+                    )
+                if not version:
+                    db.executescript(
+                        f"PRAGMA page_size={PAGE}; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; "
+                        f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT"
+                    )
             self.copies = Copies(folder / "raw")
             self._work = folder / "work"
             shutil.rmtree(self._work, ignore_errors=True)
@@ -114,20 +120,34 @@ class CheckpointStore(Database):
 
     # --- checkpoints
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Writing]:
-        """What is written within the block is on the disk after it, or else nothing of it is."""
+    def add(
+        self, manifest: CheckpointManifest, images: Path | None = None, *, like: str = "", begin: float = 0.0
+    ) -> CheckpointManifest:
+        """Store a checkpoint; it is on the disk on return, or else nothing of it is.
+
+        ``images``: the files of its process image, where that is a new one; the folder stays the caller's.
+        ``like``: an image that is probably much the same, best the one before of the same sandbox. Returned,
+        and stored, is the manifest with what the image takes, and the time that all took from ``begin`` on.
+        """
         with object_errors("the checkpoint cannot be stored"):
             try:
                 with self.transaction(durable=True) as db:
-                    new = Writing(self, db)
-                    yield new
+                    if images is not None and manifest.image is not None:
+                        used, before, part = self.used(db), self.before(like), manifest.image
+                        size = Writer(db, before).add(checked(part.id), images)
+                        part = replace(part, bytes_raw=size, bytes_new=self.used(db) - used)
+                        manifest = replace(manifest, image=part)
+                    if begin:
+                        manifest = replace(manifest, total_seconds=time.monotonic() - begin)
+                    row = checked(manifest.id), compress(seal(KIND, VERSION, manifest), LEVEL)
+                    db.execute("INSERT INTO manifest VALUES(?,?)", row)
             except BaseException:
                 with contextlib.suppress(OSError):  # what was begun of it gives its room back
                     self.settle(whole=True)
                 raise
-        for id, images in new.images.items():
-            self.copies.put(id, images)
+        if images is not None and manifest.image is not None:
+            self.copies.put(manifest.image.id, images)
+        return manifest
 
     def before(self, id: str) -> Before | None:
         """The copy of that image, if there is one."""
@@ -363,3 +383,88 @@ class CheckpointStore(Database):
             pages[gone], digests[gone] = 0, 0
             packed = compress(pages.reshape(-1).data, LEVEL)
             db.execute("UPDATE frame SET digests=?, pages=? WHERE id=?", (digests.tobytes(), packed, number))
+
+    # --- the file
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one thread; each statement reads what was committed when it began. Raises OSError
+        with the name of the file."""
+        try:
+            db = self._idle.pop() if self._idle else self._connect()
+            try:
+                yield db
+            except BaseException:
+                db.close()
+                raise
+            self._idle.append(db)
+        except sqlite3.IntegrityError as error:  # what is there already is never replaced
+            raise OSError(errno.EEXIST, "it is there already", str(self.path)) from error
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            words = os.strerror(errno.ENOSPC) if full else str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, words, str(self.path)) from error
+
+    @contextlib.contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """``durable``: it, and all before it, is on the disk after the block. Raises OSError."""
+        with self._writer, self.reading() as db:
+            db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+        if durable:
+            self._jobs.submit(self.settle)
+
+    def used(self, db: sqlite3.Connection) -> int:
+        """Bytes of the file that hold something, as the connection reads it."""
+        names = ("page_count", "freelist_count")
+        count, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        return int(count - free) * PAGE
+
+    def settle(self, *, whole: bool = False) -> None:
+        """Bring the log into the file where it has become long. ``whole``: in any case, and to its end."""
+        with contextlib.suppress(FileNotFoundError):
+            if not whole and os.stat(f"{self.path}-wal").st_size < _LOG_BYTES:
+                return
+        # SQLite does not wait for another one that settles, but leaves the log as it is
+        with self._settling, self.reading() as db:
+            db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
+
+    def close(self) -> None:
+        self._jobs.shutdown()
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        db.execute("PRAGMA cell_size_check=ON")
+        db.execute(f"PRAGMA journal_size_limit={4 * _LOG_BYTES}")
+        return db
+
+    def recipe(self, id: str) -> Recipe:
+        """How an image is put together."""
+        with object_errors(f"image {id} cannot be read"), self.reading() as db:
+            row = db.execute("SELECT recipe FROM image WHERE id=?", (checked(id),)).fetchone()
+        if row is None:
+            raise ObjectError(f"there is no image {id}")
+        return Recipe.unpack(id, row[0])
+
+    def frame(self, number: int) -> tuple[Pages, Digests]:
+        """The pages of a frame, not yet checked against their digests."""
+        with self.reading() as db:
+            row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
+        if row is None:
+            raise DamagedFrame(number, f"frame {number} of {self.path} is missing")
+        try:
+            digests = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
+            plain = decompress(row[1], len(digests) * PAGE)
+        except (ValueError, TypeError, zstandard.ZstdError) as error:
+            raise DamagedFrame(number, f"frame {number} of {self.path} is damaged: {error}") from None
+        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests

@@ -121,21 +121,17 @@ def import_checkpoint(
             if files is not None:
                 with (work / "files").open("rb") as source:
                     pool.receive(files.id, source)
-            with store.writing() as new:
-                if image is not None:
-                    image = new.add_image(image, work / "images")
-                # no file of this host is read, and sent to an upstream, because whoever exported it says so
-                spec = replace(old.spec, name=name, proxy_key_file=key_file)
-                manifest = replace(
-                    old, id=id, box=name, parent=None, spec=spec, files=files, image=image, pinned=False
-                )
-                new.add_manifest(manifest)
+            # no file of this host is read, and sent to an upstream, because whoever exported it says so
+            spec = replace(old.spec, name=name, proxy_key_file=key_file)
+            manifest = replace(
+                old, id=id, box=name, parent=None, spec=spec, files=files, image=image, pinned=False
+            )
+            return store.add(manifest, work / "images" if image is not None else None)
         except BaseException:
             with contextlib.suppress(Exception):
                 if files is not None:
                     pool.drop_snapshot(files.id)
             raise
-    return manifest
 
 
 def _complete(place: Files) -> list[str]:

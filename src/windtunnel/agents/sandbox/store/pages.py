@@ -85,11 +85,6 @@ class Recipe:
             yield name, size, first
             first += page_count(size)
 
-    def frames(self) -> list[int]:
-        """Numbers of the frames that hold its pages, in order."""
-        used = self.places[self.places != 0]
-        return [int(number) for number in np.unique(used // FRAME)]
-
 
 def _seal(id: str, body: bytes) -> bytes:
     return hashlib.blake2b(id.encode() + b"\0" + body, digest_size=_CHECK).digest()
