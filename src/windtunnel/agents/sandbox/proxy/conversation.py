@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Loop
-
-Headers = tuple[tuple[str, str], ...]
+from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Reply, ReplyWindow
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -39,37 +38,28 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WI
 """
 
 
-@dataclass
+@dataclass(eq=False)
 class MainLoopRequest:
     """One request of the main loop. ``turn``: the newest turn whose end it was in flight at, 0 until that is
-    known. ``served``: the incarnation in which its reply was last received in full."""
+    known. ``served``: the incarnation in which its reply was last received in full. ``complete``: the reply
+    is on the disk; ``arriving``: it is under way. ``window``: the newest one that it waited for."""
 
     request: str
     digest: str
     turn: int = 0
-    complete: bool = False
     aside: bool = False
     served: int = -1
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the model service answered: status, headers that belong to the end of it, and the bytes."""
-
-    status: int
-    headers: Headers
-    body: bytes
+    complete: bool = False
+    arriving: ArrivingReply | None = None
+    window: ReplyWindow | None = None
 
 
 class Conversation:
-    """The record of one sandbox. ``find`` and ``entries`` only read memory; the rest reads or writes the
-    disk. A reply that was written, and a beginning of a new incarnation, survive a power cut."""
+    """The record of one sandbox. ``find`` and ``begin`` only use memory; the rest reads or writes the disk. A
+    reply that was written, and a beginning of a new incarnation, survive a power cut."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._lock = threading.Lock()
-        self._file = sqlite3.connect(path, timeout=30, check_same_thread=False)
+        self._lock, self._file = threading.Lock(), _opened(path)
         self._file.execute("PRAGMA journal_mode=WAL")
         self._file.execute("PRAGMA synchronous=NORMAL")
         self._file.executescript(SCHEMA)
@@ -78,27 +68,24 @@ class Conversation:
         self.covered = int(state.get("covered", 0))
         """Turns that the checkpoint covers from which this incarnation began."""
         self.agent = _read_loops(state.get("agent", ""))
-        self._entries: dict[str, list[MainLoopRequest]] = {}
-        self._by_request: dict[str, MainLoopRequest] = {}
+        self.entries: dict[str, list[MainLoopRequest]] = {}
+        """By digest, oldest first."""
         rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
         for request, digest, turn, aside, served in rows:
-            self._add(MainLoopRequest(request, digest, turn, True, bool(aside), served))
+            entry = MainLoopRequest(request, digest, turn, bool(aside), served, complete=True)
+            self.entries.setdefault(digest, []).append(entry)
 
     def find(self, digest: str) -> MainLoopRequest | None:
-        """The oldest reply to such a request that this incarnation has not received yet."""
-        for entry in self._entries.get(digest, ()):
-            if entry.complete and not entry.aside and entry.served < self.incarnation:
+        """The oldest such request whose reply this incarnation has not received yet."""
+        for entry in self.entries.get(digest, ()):
+            if not entry.aside and (not entry.complete or entry.served < self.incarnation):
                 return entry
         return None
 
-    def entries(self) -> list[MainLoopRequest]:
-        """All of it, oldest first."""
-        return list(self._by_request.values())
-
     def begin(self, request: str, digest: str) -> MainLoopRequest:
-        """A request is sent to the model. It is only in memory until it is ``answered``."""
+        """Another one. It is only in memory until it is ``answered``."""
         entry = MainLoopRequest(request, digest)
-        self._add(entry)
+        self.entries.setdefault(digest, []).append(entry)
         return entry
 
     def answered(self, entry: MainLoopRequest, reply: Reply) -> None:
@@ -114,24 +101,10 @@ class Conversation:
             )
         entry.complete = True
 
-    def drop(self, entry: MainLoopRequest) -> None:
-        """The model service gave no reply worth keeping."""
-        self._by_request.pop(entry.request, None)
-        self._entries[entry.digest].remove(entry)
-
-    def place(self, entry: MainLoopRequest, turn: int) -> None:
-        """The request was in flight when that turn ended."""
-        entry.turn = turn
+    def save(self, *entries: MainLoopRequest) -> None:
+        """What is known of them has changed."""
         with self._lock, self._file:
-            self._file.execute("UPDATE records SET turn = ? WHERE request = ?", (turn, entry.request))
-
-    def serve(self, entry: MainLoopRequest, incarnation: int) -> None:
-        """The sandbox received the reply, in that incarnation."""
-        entry.served = incarnation
-        with self._lock, self._file:
-            self._file.execute(
-                "UPDATE records SET served = ? WHERE request = ?", (incarnation, entry.request)
-            )
+            self._update(entries)
 
     def reply(self, entry: MainLoopRequest) -> Reply:
         with self._lock:
@@ -149,28 +122,21 @@ class Conversation:
     def begin_anew(self, turn: int, on_purpose: bool) -> None:
         """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before, or
         otherwise, where it was brought back ``on_purpose``."""
-        aside = [entry for entry in self.entries() if on_purpose and (entry.turn >= turn or not entry.turn)]
+        aside = [entry for some in self.entries.values() for entry in some] if on_purpose else []
+        aside = [entry for entry in aside if entry.turn >= turn or not entry.turn]
         self.incarnation += 1
         self.covered = turn
         for entry in aside:
             entry.aside = True
         with self._durably():
-            self._file.executemany(
-                "UPDATE records SET aside = 1 WHERE request = ?", [(entry.request,) for entry in aside]
-            )
+            self._update(aside)
             self._set("incarnation", str(self.incarnation))
             self._set("covered", str(turn))
 
     def copy_to(self, path: Path) -> None:
         """A second record, equal to this one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with self._lock:
-            copy = sqlite3.connect(path)
-            try:
-                self._file.backup(copy)
-            finally:
-                copy.close()
+        with self._lock, contextlib.closing(_opened(path)) as copy:
+            self._file.backup(copy)
 
     def close(self) -> None:
         with self._lock:
@@ -188,12 +154,19 @@ class Conversation:
             finally:
                 self._file.execute("PRAGMA synchronous=NORMAL")
 
-    def _add(self, entry: MainLoopRequest) -> None:
-        self._by_request[entry.request] = entry
-        self._entries.setdefault(entry.digest, []).append(entry)
+    def _update(self, entries: tuple[MainLoopRequest, ...] | list[MainLoopRequest]) -> None:
+        rows = [(entry.turn, entry.aside, entry.served, entry.request) for entry in entries]
+        self._file.executemany("UPDATE records SET turn = ?, aside = ?, served = ? WHERE request = ?", rows)
 
     def _set(self, name: str, value: str) -> None:
         self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """The file, which only this user may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    return sqlite3.connect(path, timeout=30, check_same_thread=False)
 
 
 def _read_loops(text: str) -> AgentLoops:

@@ -1,10 +1,10 @@
 """A reply of the model that is arriving, and the gate of one sandbox, behind which it stays until the
 checkpoint of its turn is safe.
 
-Each request of the main loop opens a *window*. One thread of the sandbox takes them in order: it ends the
-turn, waits for the checkpoint, and settles the window once: safe, with a fault that the policy lets pass, or
-held back. A held reply is recorded: whoever asks for it again opens another window, which has the turn's
-checkpoint made anew. A window that is not settled in time is held, whatever the thread still does.
+Each request of the main loop has a *window*. One thread of the sandbox takes them in order: it ends the turn
+and waits for the checkpoint; then the window is safe, with a fault that the policy lets pass, or held back. A
+held reply is recorded: whoever asks for it again opens another window, which has the turn's checkpoint made
+anew. A window that is not settled in time is held, whatever the thread still does.
 
 A request once sent is read to its end, whether its client still waits or has died: a restored sandbox asks
 again, and is given this reply. A reply counts as complete when its last byte is recorded; its closing event
@@ -15,25 +15,22 @@ stream, everything before the closing event is passed on as it comes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import httpx
 
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.protocol import PendingTurn
-from windtunnel.agents.sandbox.proxy.conversation import Headers, MainLoopRequest, Reply
 from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
+    Headers,
+    ProxyFault,
     Upstream,
-    UpstreamFault,
     fault_body,
     forward,
     reply_headers,
@@ -48,11 +45,19 @@ class BrokeOff(Exception):
     """The reply ended before its end."""
 
 
-class GatedReply:
+@dataclass(frozen=True)
+class Reply:
+    """What the model service answered: status, headers that belong to the end of it, and the bytes."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class ArrivingReply:
     """A reply that is arriving. Lives on the event loop."""
 
-    def __init__(self, entry: MainLoopRequest) -> None:
-        self.entry = entry
+    def __init__(self) -> None:
         self.began = asyncio.Event()
         """Status and headers are there."""
         self.status = 0
@@ -82,10 +87,10 @@ class GatedReply:
                     self._take(chunk, stream, limit)
             if 200 <= self.status < 300:
                 await record(Reply(self.status, self.headers, b"".join(self._released + self._withheld)))
-        except UpstreamFault as fault:
+        except ProxyFault as fault:
             self._fail(fault)
         except BaseException:
-            self._fail(UpstreamFault(503, "ending", "the model proxy is ending"))
+            self._fail(ProxyFault(503, "ending", "the model proxy is ending"))
             raise
         finally:
             self._released += self._withheld
@@ -112,7 +117,7 @@ class GatedReply:
     def _take(self, chunk: bytes, stream: bool, limit: int) -> None:
         self._size += len(chunk)
         if self._size > limit:
-            raise UpstreamFault(502, "reply_too_large", f"the reply is larger than {limit} bytes")
+            raise ProxyFault(502, "reply_too_large", f"the reply is larger than {limit} bytes")
         near = self._tail + chunk  # an event may come in several pieces
         self._tail = near[-LONGEST:]
         if self._withheld or not stream or any(mark in near for mark in CLOSING):
@@ -121,7 +126,7 @@ class GatedReply:
             self._released.append(chunk)
             self._wake()
 
-    def _fail(self, fault: UpstreamFault) -> None:
+    def _fail(self, fault: ProxyFault) -> None:
         if self.began.is_set():
             # what was held back stays back: an agent that saw the closing event would act on this reply
             self.fault, self._withheld = str(fault), []
@@ -157,10 +162,9 @@ class Turning(Protocol):
 @dataclass(eq=False)
 class ReplyWindow:
     """The time between a request of the main loop and the moment its reply may go out. ``turn``: 0 until the
-    turn has ended."""
+    turn has ended. ``fault``: what is wrong with its checkpoint; ``blocked``: the reply is held for that."""
 
     request: str
-    deadline: float
     turn: int = 0
     doing: str = "the end of the turn"
     fault: str = ""
@@ -168,7 +172,6 @@ class ReplyWindow:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: bool = False
     _pending: PendingTurn | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def safe(self) -> bool:
@@ -176,85 +179,67 @@ class ReplyWindow:
 
     def promote(self) -> None:
         """The reply is there: whatever still runs is urgent. May wait for the sandbox's engine."""
-        with self._lock:
-            self._urgent = True
-            pending = self._pending
-        if pending is not None and not pending.done:
-            pending.promote()
+        self._urgent = True
+        if self._pending is not None and not self._pending.done:
+            self._pending.promote()
 
     def attach(self, pending: PendingTurn) -> None:
-        """The checkpoint has been started."""
-        with self._lock:
-            self._pending = pending
-            urgent = self._urgent
-        if urgent:
+        """The checkpoint has been started. Whoever comes second, this or `promote`, knows of both."""
+        self._pending = pending
+        if self._urgent:
             self.promote()
-
-
-Jobs: TypeAlias = "queue.SimpleQueue[tuple[ReplyWindow, Callable[[ReplyWindow], None]] | None]"
 
 
 class Gate:
     """The windows of one sandbox. Its methods are called on the event loop."""
 
     def __init__(self, box: Turning, *, seconds: float) -> None:
-        self._box = box
-        self._seconds = seconds
-        self._loop = asyncio.get_running_loop()
-        self._open: dict[ReplyWindow, asyncio.TimerHandle] = {}
-        self._jobs = self._worker()
+        self._box, self._seconds = box, seconds
+        self._open: dict[ReplyWindow, asyncio.Task[None]] = {}
+        self._thread = self._new_thread()
 
     def open(self, request: str, started: Callable[[ReplyWindow], None], *, ended: int = 0) -> ReplyWindow:
         """End the sandbox's turn in the background. ``started`` is told, on the loop, once the turn has its
         number. ``ended``: the turn has ended with that number, and only wants its checkpoint."""
-        window = ReplyWindow(request, time.monotonic() + self._seconds, ended)
-        self._open[window] = self._loop.call_later(self._seconds, self._give_up, window)
-        self._jobs.put((window, started))
-        return window
+        window = ReplyWindow(request, ended)
 
-    def abandon(self, why: str) -> None:
-        """The sandbox was brought back to an earlier state: what was open says nothing about it."""
-        for window in list(self._open):
-            self._settle(window, why, blocked=True)
-        # the thread may wait for a checkpoint that nobody wants any more
-        self._jobs.put(None)
-        self._jobs = self._worker()
-
-    def close(self) -> None:
-        """Stop waiting; a turn that is ending goes on to its end by itself."""
-        for timer in self._open.values():
-            timer.cancel()
-        self._jobs.put(None)
-
-    def _give_up(self, window: ReplyWindow) -> None:
-        self._settle(window, self._late(window), blocked=True)
-
-    def _late(self, window: ReplyWindow) -> str:
-        return f"{window.doing} was not done within {self._seconds:g} s"
-
-    def _settle(self, window: ReplyWindow, fault: str, *, blocked: bool) -> None:
-        timer = self._open.pop(window, None)
-        if timer is not None:
-            timer.cancel()
-            window.fault, window.blocked = fault, blocked
+        def ended_by(_: asyncio.Task[None]) -> None:
+            self._open.pop(window)
             window.settled.set()
 
-    def _worker(self) -> Jobs:
-        jobs: Jobs = queue.SimpleQueue()
+        self._open[window] = asyncio.create_task(self._settle(window, started))
+        self._open[window].add_done_callback(ended_by)
+        return window
 
-        def work() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-                while (job := jobs.get()) is not None:
-                    window, started = job
-                    if not window.settled.is_set():
-                        fault, blocked = self._keep(window, started)
-                        self._loop.call_soon_threadsafe(partial(self._settle, window, fault, blocked=blocked))
+    def abandon(self) -> None:
+        """The sandbox was brought back to an earlier state: what was open says nothing about it."""
+        self.close("the sandbox was restored meanwhile")
+        self._thread = self._new_thread()
 
-        threading.Thread(target=work, name=f"turn-of-{self._box.name}", daemon=True).start()
-        return jobs
+    def close(self, why: str = "the model proxy is ending") -> None:
+        """Stop waiting; a turn that is ending goes on to its end by itself."""
+        for window, task in self._open.items():
+            window.fault, window.blocked = why, True
+            task.cancel()
+        # the thread may wait for a checkpoint that nobody wants any more
+        self._thread.shutdown(wait=False)
 
-    def _keep(self, window: ReplyWindow, started: Callable[[ReplyWindow], None]) -> tuple[str, bool]:
-        """End the turn and wait until it is kept: what is wrong, and whether the reply is held for it."""
+    def _new_thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, f"turn-of-{self._box.name}")
+
+    async def _settle(self, window: ReplyWindow, started: Callable[[ReplyWindow], None]) -> None:
+        loop = asyncio.get_running_loop()
+        placed, end = lambda: loop.call_soon_threadsafe(started, window), time.monotonic() + self._seconds
+        try:
+            async with asyncio.timeout(self._seconds):
+                kept = await loop.run_in_executor(self._thread, self._keep, window, placed, end)
+        except TimeoutError:
+            kept = self._late(window), True
+        window.fault, window.blocked = kept
+
+    def _keep(self, window: ReplyWindow, placed: Callable[[], object], end: float) -> tuple[str, bool]:
+        """End the turn and wait until it is kept, up to ``end``: what is wrong, and whether the reply is held
+        for it."""
         try:
             if window.turn:
                 window.doing = "the checkpoint"
@@ -263,8 +248,8 @@ class Gate:
                 pending = self._box.end_turn(request=window.request)
                 window.turn, window.doing = self._box.turns, "the checkpoint"
                 window.attach(pending)
-                self._loop.call_soon_threadsafe(started, window)
-                lacks = pending.wait(max(window.deadline - time.monotonic(), 0.0)).lacks
+                placed()
+                lacks = pending.wait(max(end - time.monotonic(), 0.0)).lacks
         except IncompleteError as error:
             return str(error), True
         except TimeoutError:
@@ -276,3 +261,6 @@ class Gate:
                 blocked = True
             return f"{window.doing} failed: {error}", blocked
         return "; ".join(map(str, lacks)), False
+
+    def _late(self, window: ReplyWindow) -> str:
+        return f"{window.doing} was not done within {self._seconds:g} s"

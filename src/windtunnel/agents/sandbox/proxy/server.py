@@ -19,12 +19,11 @@ from windtunnel.agents.sandbox.proxy import LoopThread
 from windtunnel.agents.sandbox.proxy.conversation import Conversation
 from windtunnel.agents.sandbox.proxy.gate import Turning
 from windtunnel.agents.sandbox.proxy.session import LOG, AgentSession
-from windtunnel.agents.sandbox.proxy.upstream import Upstream
+from windtunnel.agents.sandbox.proxy.upstream import ProxyFault, Upstream
 from windtunnel.agents.sandbox.proxy.wire import (
     AgentConnection,
     Gone,
     ProxyLimits,
-    ProxyRefused,
     read_request,
     send_fault,
 )
@@ -155,12 +154,12 @@ class ModelProxy:
             await serving
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        session = self._sessions.get(name)
+        session, started = self._sessions.get(name), False
         if session is None:
-            return await send_fault(send, 404, "unknown_sandbox", f"no sandbox {name!r} is served here")
+            fault = ProxyFault(404, "unknown_sandbox", f"no sandbox {name!r} is served here")
+            return await send_fault(send, fault)
         if session.open >= self._bounds.open_box:
-            return await send_fault(send, 503, "overloaded", "too many requests are under way")
-        started = False
+            return await send_fault(send, ProxyFault(503, "overloaded", "too many requests are under way"))
 
         async def send_noted(message: Message) -> None:
             nonlocal started
@@ -170,10 +169,10 @@ class ModelProxy:
         session.open += 1
         try:
             await session.answer(await read_request(scope, receive, self._bounds), receive, send_noted)
-        except ProxyRefused as refusal:
-            LOG.info("sandbox %s: %s", name, refusal)
+        except ProxyFault as fault:
+            LOG.info("sandbox %s: %s", name, fault)
             if not started:
-                await send_fault(send, refusal.status, refusal.kind, str(refusal), refusal.retry_after)
+                await send_fault(send, fault)
         except Gone:
             return
         finally:

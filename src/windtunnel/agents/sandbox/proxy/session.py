@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,31 +20,24 @@ import httpx
 from starlette.types import Receive, Send
 
 from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
-from windtunnel.agents.sandbox.proxy.conversation import Conversation, Headers, MainLoopRequest, Reply
-from windtunnel.agents.sandbox.proxy.gate import BrokeOff, Gate, GatedReply, ReplyWindow, Turning
+from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
+from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, BrokeOff, Gate, Reply, ReplyWindow, Turning
 from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
+    Headers,
+    ProxyFault,
     Upstream,
-    UpstreamFault,
     forward,
     reply_headers,
     steps_up,
 )
-from windtunnel.agents.sandbox.proxy.wire import (
-    ProxyLimits,
-    ProxyRefused,
-    send_fault,
-    send_reply,
-    send_whole,
-    while_connected,
-)
+from windtunnel.agents.sandbox.proxy.wire import ProxyLimits, send_reply, send_whole, while_connected
 
 LOG = logging.getLogger("windtunnel.sandbox.proxy")
 WARNING = "x-windtunnel-checkpoint"
 """Header of a reply that goes out though its turn's checkpoint is not whole: what lacks, and why."""
 RETRY = 5
 """Seconds after which to ask again for a reply that is held back."""
-WINDOWS_KEPT = 64
 READ_ON_LOOP = 64 * 1024
 """Bytes of a body up to which reading it is quicker than starting a thread for it."""
 
@@ -68,8 +60,6 @@ class AgentSession:
         self._client = client
         self._bounds = bounds
         self._gate = Gate(box, seconds=bounds.gate)
-        self._windows: OrderedDict[str, ReplyWindow] = OrderedDict()
-        self._under_way: dict[str, GatedReply] = {}
         self._writing = asyncio.Lock()
         self._ending = asyncio.Event()
         self._exchanges: set[asyncio.Task[Any]] = set()
@@ -79,10 +69,10 @@ class AgentSession:
     # ---------------------------------------------------------------------------------------------
 
     async def answer(self, request: AgentRequest, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever it is. Raises ProxyRefused."""
+        """Answer one request, whatever it is. Raises ProxyFault."""
         if steps_up(request.path):
             words = "the path has a step up, '..', which could leave the base path of the upstream"
-            raise ProxyRefused(400, "bad_request", words)
+            raise ProxyFault(400, "bad_request", words)
         outline = await self._of_main_loop(request)
         if outline is not None:
             await self._main(request, outline, receive, send)
@@ -113,60 +103,50 @@ class AgentSession:
 
     async def _through(self, request: AgentRequest, send: Send) -> None:
         """Pass a request on, and its reply back, without looking at either."""
-        started = False
-        try:
-            async with forward(self._client, self._upstream, request) as response:
-                started = True
-                await send_reply(send, response.status_code, reply_headers(response), response.aiter_raw())
-        except UpstreamFault as fault:
-            LOG.warning("sandbox %s: %s", self.name, fault)
-            if not started:
-                await send_fault(send, fault.status, fault.kind, str(fault))
+        async with forward(self._client, self._upstream, request) as response:
+            await send_reply(send, response.status_code, reply_headers(response), response.aiter_raw())
 
     async def _main(self, request: AgentRequest, outline: Outline, receive: Receive, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation
-        exchange = self._under_way.get(outline.digest)
-        entry = exchange.entry if exchange is not None else conversation.find(outline.digest)
-        if entry is None:
-            exchange = self._ask(request, outline)
-            entry = exchange.entry
+        entry = conversation.find(outline.digest)
+        if entry is None or not (entry.complete or entry.arriving):
+            entry = self._ask(request, outline, entry)
         window = self._window(entry)
-        delivering = self._deliver(entry, exchange, window, send)
+        delivering = self._deliver(entry, entry.arriving, window, send)
         if await while_connected(receive, delivering, self._ending) and entry.complete:
-            self._windows.pop(entry.digest, None)
+            entry.window = None
             if conversation.incarnation == incarnation and not entry.aside:
                 entry.served = incarnation
-                self._write(conversation.serve, entry, incarnation)
+                self._write(conversation.save, entry)
 
-    def _ask(self, request: AgentRequest, outline: Outline) -> GatedReply:
-        """Send the request to the model, whoever waits for it later."""
-        if len(self._under_way) >= self._bounds.open_box:
-            raise ProxyRefused(503, "overloaded", "too many requests of this sandbox are under way")
-        entry = self._conversation.begin(f"{outline.digest[:12]}-{uuid4().hex[:12]}", outline.digest)
-        exchange = self._under_way[outline.digest] = GatedReply(entry)
-        self._spawn(self._exchanges, self._run(exchange, request))
-        return exchange
+    def _ask(self, request: AgentRequest, outline: Outline, entry: MainLoopRequest | None) -> MainLoopRequest:
+        """Send the request to the model, whoever waits for it later. ``entry``: where that was done before,
+        and there was no reply worth keeping."""
+        if len(self._exchanges) >= self._bounds.open_box:
+            raise ProxyFault(503, "overloaded", "too many requests of this sandbox are under way")
+        if entry is None:
+            name = f"{outline.digest[:12]}-{uuid4().hex[:12]}"
+            entry = self._conversation.begin(name, outline.digest)
+        entry.arriving = ArrivingReply()
+        self._spawn(self._exchanges, self._run(entry, entry.arriving, request))
+        return entry
 
-    async def _run(self, exchange: GatedReply, request: AgentRequest) -> None:
-        entry = exchange.entry
-
+    async def _run(self, entry: MainLoopRequest, arriving: ArrivingReply, request: AgentRequest) -> None:
         async def record(reply: Reply) -> None:
             if not await self._write(self._conversation.answered, entry, reply):
                 LOG.warning("sandbox %s: the reply is not recorded", self.name)
 
         try:
-            await exchange.run(self._client, self._upstream, request, self._bounds.reply, record)
+            await arriving.run(self._client, self._upstream, request, self._bounds.reply, record)
         finally:
-            if self._under_way.get(entry.digest) is exchange:
-                del self._under_way[entry.digest]
+            entry.arriving = None
             if not entry.complete:
-                what = exchange.fault or f"the model service answered with status {exchange.status}"
+                what = arriving.fault or f"the model service answered with status {arriving.status}"
                 LOG.warning("sandbox %s: %s", self.name, what)
-                self._conversation.drop(entry)
 
     def _window(self, entry: MainLoopRequest) -> ReplyWindow | None:
         """The window that this reply has to wait for; None when a restored checkpoint covers its turn."""
-        window = self._windows.get(entry.digest)
+        window = entry.window
         if window is not None and (window.safe or not window.settled.is_set()):
             return window
         if 0 < entry.turn <= self._conversation.covered:
@@ -176,21 +156,19 @@ class AgentSession:
         def placed(window: ReplyWindow) -> None:
             if self._conversation.incarnation == incarnation:
                 entry.turn = window.turn
-                self._write(self._conversation.place, entry, window.turn)
+                self._write(self._conversation.save, entry)
 
         # a turn that has ended, and is not kept, is not ended again: its checkpoint is
         ended = window.turn if window is not None else 0
-        window = self._windows[entry.digest] = self._gate.open(entry.request, placed, ended=ended)
-        while len(self._windows) > WINDOWS_KEPT:
-            self._windows.popitem(last=False)
-        return window
+        entry.window = self._gate.open(entry.request, placed, ended=ended)
+        return entry.window
 
     async def _deliver(
-        self, entry: MainLoopRequest, exchange: GatedReply | None, window: ReplyWindow | None, send: Send
+        self, entry: MainLoopRequest, arriving: ArrivingReply | None, window: ReplyWindow | None, send: Send
     ) -> None:
         """Wait for the reply and for the checkpoint, and send the one once the other is safe."""
-        if exchange is not None:
-            await exchange.began.wait()
+        if arriving is not None:
+            await arriving.began.wait()
         warning: Headers = ()
         if window is not None:
             if not window.settled.is_set():
@@ -198,14 +176,14 @@ class AgentSession:
                 await window.settled.wait()
             if window.blocked:
                 words = f"the reply is held back, since its turn is not kept: {window.fault}"
-                raise ProxyRefused(503, "held", f"{words}; it is recorded, ask again", RETRY)
+                raise ProxyFault(503, "held", f"{words}; it is recorded, ask again", RETRY)
             warning = ((WARNING, _single_line(window.fault)),) if window.fault else ()
-        if exchange is None:
+        if arriving is None:
             reply = await asyncio.to_thread(self._conversation.reply, entry)
             await send_whole(send, reply.status, reply.headers + warning, reply.body)
             return
         with contextlib.suppress(BrokeOff):
-            await send_reply(send, exchange.status, exchange.headers + warning, exchange.chunks())
+            await send_reply(send, arriving.status, arriving.headers + warning, arriving.chunks())
 
     # --- restores
     # ---------------------------------------------------------------------------------------------
@@ -213,10 +191,10 @@ class AgentSession:
     async def restored(self, turn: int, *, on_purpose: bool) -> None:
         """The sandbox begins anew after ``turn``. Replies under way go to whoever asks for them again, but
         where it was brought back ``on_purpose``, to have others."""
-        self._gate.abandon("the sandbox was restored meanwhile")
-        self._windows.clear()
-        if on_purpose:
-            self._under_way.clear()
+        self._gate.abandon()
+        for entries in self._conversation.entries.values():
+            for entry in entries:
+                entry.window = None
         await self._change(self._conversation.begin_anew, turn, on_purpose)
 
     async def copy_to(self, path: Path) -> None:

@@ -22,9 +22,9 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from windtunnel.agents.sandbox.proxy.conversation import Headers
 from windtunnel.base.errors import UserError
 
+Headers = tuple[tuple[str, str], ...]
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
 FORWARDED = frozenset({"forwarded", "via", "x-real-ip"})
 """What proxies tell of where a request came from; from inside a sandbox it would be made up."""
@@ -40,13 +40,15 @@ DECODINGS = 4
 """How often a path is decoded at most: servers behind servers decode twice, hardly more."""
 
 
-class UpstreamFault(Exception):
-    """The service could not be reached, or broke off."""
+class ProxyFault(Exception):
+    """The agent is answered with an error: its request is refused, or the service could not be reached or
+    broke off."""
 
-    def __init__(self, status: int, kind: str, words: str) -> None:
+    def __init__(self, status: int, kind: str, words: str, retry_after: int = 1) -> None:
         super().__init__(words)
         self.status = status
         self.kind = kind
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def key_header(key: str, route: str, sent_names: Iterable[str]) -> tuple[str, st
 async def forward(
     client: httpx.AsyncClient, upstream: Upstream, request: AgentRequest
 ) -> AsyncIterator[httpx.Response]:
-    """The service's response, its body not yet read. Raises UpstreamFault, also for what happens while the
+    """The service's response, its body not yet read. Raises ProxyFault, also for what happens while the
     body is read within the block."""
     origin, base = split_base(upstream.url)
     # httpx would normalise a URL; this is what it is told to ask for instead
@@ -204,7 +206,7 @@ def fault_body(kind: str, words: str) -> bytes:
 
 
 def _request_headers(request: AgentRequest, upstream: Upstream) -> Headers:
-    """What goes to the upstream of an agent's headers, and what the host adds. Raises UpstreamFault where the
+    """What goes to the upstream of an agent's headers, and what the host adds. Raises ProxyFault where the
     key cannot be read."""
     left, own = HOP_BY_HOP | FORWARDED | {"host", "content-length", "expect"}, dict[str, str]()
     if upstream.key_file is not None:
@@ -212,7 +214,7 @@ def _request_headers(request: AgentRequest, upstream: Upstream) -> Headers:
             key = read_key(upstream.key_file)
         except UserError as error:
             words = str(error).removeprefix("model proxy: ")
-            raise UpstreamFault(503, "key_unreadable", words) from None
+            raise ProxyFault(503, "key_unreadable", words) from None
         own = dict([key_header(key, request.route, dict(request.headers))])
         left |= CREDENTIALS | own.keys()
     left |= _named_in_connection(request.headers)
@@ -230,14 +232,14 @@ def _named_in_connection(headers: Headers) -> set[str]:
     }
 
 
-def _fault_of(error: Exception, where: str) -> UpstreamFault:
+def _fault_of(error: Exception, where: str) -> ProxyFault:
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.PoolTimeout):
-        return UpstreamFault(503, "overloaded", "too many requests are under way")
+        return ProxyFault(503, "overloaded", "too many requests are under way")
     if isinstance(error, httpx.ConnectTimeout):
-        return UpstreamFault(504, "upstream_timeout", f"{where} cannot be reached: {words}")
+        return ProxyFault(504, "upstream_timeout", f"{where} cannot be reached: {words}")
     if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return UpstreamFault(502, "upstream_unreachable", f"{where} cannot be reached: {words}")
+        return ProxyFault(502, "upstream_unreachable", f"{where} cannot be reached: {words}")
     if isinstance(error, httpx.TimeoutException):
-        return UpstreamFault(504, "upstream_timeout", f"{where} did not answer in time: {words}")
-    return UpstreamFault(502, "upstream_broke_off", f"{where} broke off: {words}")
+        return ProxyFault(504, "upstream_timeout", f"{where} did not answer in time: {words}")
+    return ProxyFault(502, "upstream_broke_off", f"{where} broke off: {words}")

@@ -17,8 +17,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from windtunnel.agents.sandbox.proxy.conversation import Headers
-from windtunnel.agents.sandbox.proxy.upstream import AgentRequest, fault_body
+from windtunnel.agents.sandbox.proxy.upstream import AgentRequest, Headers, ProxyFault, fault_body
 
 LARGEST_HEAD = 64 * 1024
 LOG = logging.getLogger(__name__)
@@ -43,16 +42,6 @@ class ProxyLimits:
     silence: float = 600.0
     sending: float = 120.0
     ending: float = 5.0
-
-
-class ProxyRefused(Exception):
-    """The request is answered by the model proxy itself, with an error."""
-
-    def __init__(self, status: int, kind: str, words: str, retry_after: int = 1) -> None:
-        super().__init__(words)
-        self.status = status
-        self.kind = kind
-        self.retry_after = retry_after
 
 
 class Gone(Exception):
@@ -130,10 +119,10 @@ def head_fault(target: bytes, headers: list[tuple[bytes, bytes]], version: str) 
 
 
 async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> AgentRequest:
-    """The whole request. Raises ProxyRefused where it is too large, too slow or not for the upstream, Gone
+    """The whole request. Raises ProxyFault where it is too large, too slow or not for the upstream, Gone
     where it does not end."""
     if scope["method"] in ("CONNECT", "TRACE"):  # for tunnels, and to show what was added on the way
-        raise ProxyRefused(405, "method_not_allowed", f"{scope['method']} is not passed on")
+        raise ProxyFault(405, "method_not_allowed", f"{scope['method']} is not passed on")
     headers = tuple(
         (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
     )
@@ -148,14 +137,14 @@ async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> A
                 size, more = max(size, len(body)), message.get("more_body", False)
     except TimeoutError:
         words = f"the body did not arrive within {bounds.sending:g} s"
-        raise ProxyRefused(408, "request_timeout", words) from None
+        raise ProxyFault(408, "request_timeout", words) from None
     if size > bounds.body:
-        raise ProxyRefused(413, "request_too_large", f"the body has more than {bounds.body} bytes")
+        raise ProxyFault(413, "request_too_large", f"the body has more than {bounds.body} bytes")
     return AgentRequest(scope["method"], scope["target"], headers, bytes(body))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
-    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises ProxyRefused
+    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises ProxyFault
     where the proxy ends first.
 
     The request's body has been read, so that the only thing still to be received is the client's leaving.
@@ -168,7 +157,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], end
             working.result()
             return True
         if ending.is_set():
-            raise ProxyRefused(503, "ending", "the model proxy is ending; ask again")
+            raise ProxyFault(503, "ending", "the model proxy is ending; ask again")
         return False
     finally:
         for task in (working, *others):
@@ -195,14 +184,14 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> 
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_fault(send: Send, status: int, kind: str, words: str, retry_after: int = 1) -> None:
-    body = fault_body(kind, words)
+async def send_fault(send: Send, fault: ProxyFault) -> None:
+    body = fault_body(fault.kind, str(fault))
     headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-    if status == 503:
-        headers.append(("retry-after", str(retry_after)))
-    if status in (408, 413):  # the rest of the body is not waited for
+    if fault.status == 503:
+        headers.append(("retry-after", str(fault.retry_after)))
+    if fault.status in (408, 413):  # the rest of the body is not waited for
         headers.append(("connection", "close"))
-    await send_whole(send, status, tuple(headers), body)
+    await send_whole(send, fault.status, tuple(headers), body)
 
 
 async def _begin(send: Send, status: int, headers: Headers) -> None:
