@@ -30,21 +30,18 @@ from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
     POLICIES,
     BringBack,
-    CheckpointHistory,
     CheckpointPlan,
     CheckpointRequest,
     Decision,
     Endangered,
-    Forget,
     Notice,
     Observation,
     Occasion,
-    Queued,
     Restore,
     SaveOrder,
     Shortfall,
 )
-from windtunnel.agents.sandbox.policy.queues import StoredCheckpoint
+from windtunnel.agents.sandbox.policy.queues import CheckpointHistory, Forget, Queued, StoredCheckpoint
 from windtunnel.base.plain import from_plain, to_plain
 
 Draw = np.random.Generator

@@ -40,13 +40,8 @@ from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects
-from windtunnel.agents.sandbox.policy import (
-    RETENTION,
-    CheckpointPlan,
-    CheckpointRequest,
-    Occasion,
-    PolicyName,
-)
+from windtunnel.agents.sandbox.policy import CheckpointPlan, CheckpointRequest, Occasion, PolicyName
+from windtunnel.agents.sandbox.policy.queues import RETENTION
 from windtunnel.agents.sandbox.traces import Trace
 from windtunnel.agents.sandbox.twin import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile

@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.agents.sandbox.context import EngineClosed, JobEngine, Pending, settled
 from windtunnel.agents.sandbox.model import TurnClass, TurnRecord
-from windtunnel.agents.sandbox.policy import Pick, Queued
+from windtunnel.agents.sandbox.policy.queues import Pick, Queued
 
 
 def line(number: int) -> TurnRecord:

@@ -28,15 +28,13 @@ from windtunnel.agents.sandbox.policy import (
     Endangered,
     Notice,
     Occasion,
-    Pick,
-    Queues,
     SaveOrder,
     Settle,
     Shortfall,
     decide,
-    forgettable,
 )
 from windtunnel.agents.sandbox.policy.effects import process_changed, promote
+from windtunnel.agents.sandbox.policy.queues import Pick, Queues, forgettable
 
 paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 changes = st.builds(

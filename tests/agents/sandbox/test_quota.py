@@ -14,7 +14,7 @@ from windtunnel.agents.sandbox.files import Pool, btrfs_pool
 from windtunnel.agents.sandbox.files.btrfs_pool import FRESHENED
 from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
-from windtunnel.agents.sandbox.policy import disk_limit
+from windtunnel.agents.sandbox.policy.queues import disk_limit
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root

@@ -54,15 +54,11 @@ from windtunnel.agents.sandbox.policy import (
     POLICIES,
     Decision,
     Observation,
-    Pick,
     PolicyName,
-    Queued,
-    Queues,
     Settle,
     Shortfall,
-    disk_limit,
-    picked,
 )
+from windtunnel.agents.sandbox.policy.queues import Pick, Queued, Queues, disk_limit, picked
 from windtunnel.agents.sandbox.proxy import HostProxy
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.base import atomic

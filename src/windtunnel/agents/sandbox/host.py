@@ -19,12 +19,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import IO, Unpack
+from typing import IO, NamedTuple, Unpack
 
 from windtunnel.agents.sandbox import checks
-from windtunnel.agents.sandbox import policy as policies
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.context import (
     FAULTS,
@@ -59,16 +57,15 @@ from windtunnel.agents.sandbox.model import (
 )  # fmt: skip
 from windtunnel.agents.sandbox.observe import service_line
 from windtunnel.agents.sandbox.place import Home, Unclaimed, checked_name, default_home
-from windtunnel.agents.sandbox.policy import (
-    READS_EFFECTS,
+from windtunnel.agents.sandbox.policy import READS_EFFECTS, Endangered, Notice, PolicyName, Save
+from windtunnel.agents.sandbox.policy.queues import (
     RETENTION,
-    Endangered,
-    Notice,
+    CheckpointHistory,
+    Forget,
     Pick,
-    PolicyName,
     Queued,
-    Save,
-)  # fmt: skip
+    forgettable,
+)
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.side_effects import SideEffectError
@@ -77,8 +74,16 @@ from windtunnel.agents.sandbox.store.export import destination, export_checkpoin
 from windtunnel.base.errors import UserError
 
 NO_TIME = "no time is left"
-CheckpointHistory = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str, ...]]
-"""Checkpoints to drop; ids of parts that stay; snapshots and images that exist."""
+
+
+class StoredParts(NamedTuple):
+    """What lies in pool and store. ``forgettable``: checkpoints that nobody needs; ``needed``: ids of parts
+    that stay; ``snapshots`` and ``images``: those that exist."""
+
+    forgettable: tuple[str, ...]
+    needed: Set[str]
+    snapshots: tuple[str, ...]
+    images: tuple[str, ...]
 
 
 class SandboxHost:
@@ -201,23 +206,14 @@ class SandboxHost:
             checks.checked_names(names, count)
         manifest = self._checkpoint_of(checkpoint, terms)
         fork_names = list(names) if names else self._free_names(manifest.box, count)
-        boxes: list[Box] = []
-        try:
-            with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs = [pool.submit(self._fork_one, manifest, name, terms) for name in fork_names]
-                failed = None
-                for job in jobs:
-                    try:
-                        boxes.append(job.result())
-                    except Exception as error:
-                        failed = failed or error
-                if failed is not None:
-                    raise failed
-        except BaseException:
-            for box in boxes:
-                self.remove(box.name)
-            raise
-        return boxes
+        with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
+            jobs = [pool.submit(self._fork_one, manifest, name, terms) for name in fork_names]
+        if failed := next((error for job in jobs if (error := job.exception())), None):
+            for job in jobs:
+                if job.exception() is None:
+                    self.remove(job.result().name)
+            raise failed
+        return [job.result() for job in jobs]
 
     def remove(self, name: str) -> None:
         """Kill a sandbox and forget it, with all checkpoints that no other sandbox rests on."""
@@ -284,31 +280,26 @@ class SandboxHost:
         workers = context.engine.workers
         order = log.decide(Notice(float(seconds), workers, tuple(endangered.values())))
         saved: list[str] = []
-        save = partial(self._save_box, boxes, endangered, begin + seconds, saved)
+
+        def save(planned: Save) -> Saved:
+            box, before = boxes[planned.name], boxes[planned.name].tip
+            saved.append(planned.name)
+            late = Notice(begin + seconds - time.monotonic(), 1, (endangered[planned.name],))
+            if not (answer := log.decide(late, write=False)).saves:  # that there is time is no news
+                log.decided(late, answer)
+                return Saved(before, fault=NO_TIME)
+            try:
+                manifest = box.save(planned.most)
+            except Exception as error:
+                return Saved(box.tip, fault=str(error))
+            whole = before if manifest.lacks and manifest.id != before else ""
+            return Saved(manifest.id, manifest.lacks, box.refuses(manifest), whole)
+
         with ThreadPoolExecutor(workers) as pool:
             names = [planned.name for planned in order.saves]
             outcome = dict(zip(names, pool.map(save, order.saves), strict=True))
         log.did(saved=saved)
         return {name: outcome.get(name, Saved(box.tip, fault=NO_TIME)) for name, box in boxes.items()}
-
-    def _save_box(
-        self, boxes: dict[str, Box], endangered: dict[str, Endangered], end: float, saved: list[str],
-        planned: Save,
-    ) -> Saved:  # fmt: skip
-        """One of those that a notice saves. ``end``: by the monotonic clock; ``saved``: the names so far."""
-        box, log = boxes[planned.name], self.context.log("")
-        saved.append(planned.name)
-        before = box.tip
-        late = Notice(end - time.monotonic(), 1, (endangered[planned.name],))
-        if not (order := log.decide(late, write=False)).saves:  # that there is time is no news
-            log.decided(late, order)
-            return Saved(before, fault=NO_TIME)
-        try:
-            manifest = box.save(planned.most)
-        except Exception as error:
-            return Saved(box.tip, fault=str(error))
-        whole = before if manifest.lacks and manifest.id != before else ""
-        return Saved(manifest.id, manifest.lacks, box.refuses(manifest), whole)
 
     # --- the past
 
@@ -317,13 +308,15 @@ class SandboxHost:
         context = self.context
         with self._lock:
             names = {*self._boxes, *self._claims}
-            dropped, needed, snapshots, images = self._past(write=not dry_run)
+            parts = self._parts(write=not dry_run)
             if dry_run:
-                left = [*context.pool.unclaimed(names, set(needed)), *launch.unclaimed(context.home, names)]
-                return GcReport(dropped, tuple(words for words, _ in left), 0)
+                left = [
+                    *context.pool.unclaimed(names, set(parts.needed)), *launch.unclaimed(context.home, names)
+                ]  # fmt: skip
+                return GcReport(parts.forgettable, tuple(words for words, _ in left), 0)
             used = context.pool.usage()[0]
-            self._drop(dropped, needed, snapshots, images)
-            gone = [f"snapshot {snapshot}" for snapshot in snapshots if snapshot not in needed]
+            self._drop(parts)
+            gone = [f"snapshot {snapshot}" for snapshot in parts.snapshots if snapshot not in parts.needed]
             # snapshots are dropped already; those that are there now may be of checkpoints just being made
             gone += removed([*context.pool.unclaimed(names, None), *launch.unclaimed(context.home, names)])
             for folder in context.home.boxes.iterdir():
@@ -331,8 +324,9 @@ class SandboxHost:
                     shutil.rmtree(folder, ignore_errors=True)
                     gone.append(f"folder of sandbox {folder.name}")
             freed = context.store.collect() + max(0, used - context.pool.usage()[0])
-        context.report(SandboxEvent("collected", "", f"{len(dropped)} checkpoints, {len(gone)} leftovers"))
-        return GcReport(dropped, tuple(gone), freed)
+        words = f"{len(parts.forgettable)} checkpoints, {len(gone)} leftovers"
+        context.report(SandboxEvent("collected", "", words))
+        return GcReport(parts.forgettable, tuple(gone), freed)
 
     def close(self) -> None:
         """Let go of the home. Checkpoints under way are finished; the sandboxes run on.
@@ -540,10 +534,10 @@ class SandboxHost:
     def _drop_forgettable(self) -> None:
         """Remove the manifests that retention lets go of, then what only they needed."""
         with self._lock:
-            self._drop(*self._past())
+            self._drop(self._parts())
 
-    def _past(self, *, write: bool = True) -> CheckpointHistory:
-        """What may be dropped now. ``write``: it will be, so it goes into the logs.
+    def _parts(self, *, write: bool = True) -> StoredParts:
+        """What there is, and may be dropped now. ``write``: it will be, so it goes into the logs.
 
         Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
         is being made, then what has been; what is finished in between is in one of the last two.
@@ -558,26 +552,24 @@ class SandboxHost:
         tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
         tips |= {f"in use: {used}": used for used in tuple(context.in_use)}
 
-        def decide(box: str, past: policies.CheckpointHistory) -> policies.Forget:
+        def decide(box: str, past: CheckpointHistory) -> Forget:
             log = context.log(box if box in self._boxes else "")
             forget = log.decide(past, write=False)
             if write and forget.checkpoints:  # asked again and again, it is news only where something goes
                 log.decided(past, forget)
             return forget
 
-        dropped, needed = policies.forgettable(manifests, tips, context.retention, decide)
+        dropped, needed = forgettable(manifests, tips, context.retention, decide)
         if problems:
             # what a manifest that cannot be read needs is not known, and it may be readable again
             needed |= {*snapshots, *images}
-        return tuple(dropped), needed | making, snapshots, images
+        return StoredParts(tuple(dropped), needed | making, snapshots, images)
 
-    def _drop(
-        self, dropped: tuple[str, ...], needed: Set[str], snapshots: tuple[str, ...], images: tuple[str, ...]
-    ) -> None:
-        self.context.store.drop(dropped, set(images) - needed)
-        if dropped:
-            self.context.log("").did(dropped=dropped)
-        for snapshot in set(snapshots) - needed:
+    def _drop(self, parts: StoredParts) -> None:
+        self.context.store.drop(parts.forgettable, set(parts.images) - parts.needed)
+        if parts.forgettable:
+            self.context.log("").did(dropped=parts.forgettable)
+        for snapshot in set(parts.snapshots) - parts.needed:
             self.context.pool.drop_snapshot(snapshot)
 
     def _pick(self, queued: Queued) -> Pick:

@@ -13,15 +13,8 @@ from parity import events, recorded
 from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.policy import (
-    POLICIES,
-    CheckpointHistory,
-    CheckpointRequest,
-    Notice,
-    PolicyName,
-    Queued,
-    Restore,
-)
+from windtunnel.agents.sandbox.policy import POLICIES, CheckpointRequest, Notice, PolicyName, Restore
+from windtunnel.agents.sandbox.policy.queues import CheckpointHistory, Queued
 from windtunnel.agents.sandbox.twin import (
     PEEKED,
     SHARES,

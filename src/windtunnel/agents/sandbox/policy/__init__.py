@@ -21,49 +21,7 @@ from typing import Literal
 
 from windtunnel.agents.sandbox.model import LESS, LackKind, PolicyInput, References, TurnClass, TurnEffects
 from windtunnel.agents.sandbox.policy.effects import class_of
-from windtunnel.agents.sandbox.policy.queues import (
-    RETENTION,
-    CheckpointHistory,
-    Forget,
-    Pick,
-    Queued,
-    Queues,
-    disk_limit,
-    forgettable,
-    forgotten,
-    picked,
-)
-
-__all__ = [
-    "CAPABILITY",
-    "POLICIES",
-    "READS_EFFECTS",
-    "RETENTION",
-    "BringBack",
-    "CheckpointHistory",
-    "CheckpointPlan",
-    "CheckpointRequest",
-    "Decision",
-    "Endangered",
-    "Forget",
-    "Notice",
-    "Observation",
-    "Occasion",
-    "Pick",
-    "PolicyName",
-    "Queued",
-    "Queues",
-    "Restore",
-    "Save",
-    "SaveOrder",
-    "Settle",
-    "Shortfall",
-    "decide",
-    "disk_limit",
-    "forgettable",
-    "forgotten",
-    "picked",
-]  # fmt: skip
+from windtunnel.agents.sandbox.policy.queues import CheckpointHistory, Forget, Pick, Queued, forgotten, picked
 
 CAPABILITY = "agents.sandbox"
 PolicyName = Literal["semantic", "full", "files", "conversation"]

@@ -38,21 +38,18 @@ from windtunnel.agents.sandbox.model import (
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy import (
     BringBack,
-    CheckpointHistory,
     CheckpointPlan,
     CheckpointRequest,
     Decision,
-    Forget,
     Notice,
     Observation,
-    Pick,
-    Queued,
     Restore,
     SaveOrder,
     Settle,
     Shortfall,
-)  # fmt: skip
+)
 from windtunnel.agents.sandbox.policy.effects import class_of
+from windtunnel.agents.sandbox.policy.queues import CheckpointHistory, Forget, Pick, Queued
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn
 
 SHARES = (0.75, 0.05, 0.12, 0.08)

@@ -28,10 +28,9 @@ from windtunnel.agents.sandbox.policy import (
     Notice,
     Occasion,
     PolicyName,
-    Queues,
     SaveOrder,
-    picked,
-)  # fmt: skip
+)
+from windtunnel.agents.sandbox.policy.queues import Queues, picked
 from windtunnel.agents.sandbox.twin import Session, merged, uncovered
 from windtunnel.engines.events import (
     Environment,
