@@ -40,7 +40,7 @@ from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import PartError, PoolError, SandboxError
-from windtunnel.agents.sandbox.files import LeftOut, Pool, btrfs, open_pool
+from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.inventory.sockets import leave_repair
 from windtunnel.agents.sandbox.machine import Machine, launch
@@ -421,8 +421,8 @@ class SandboxHost:
         """A new running sandbox, with its first checkpoint."""
         context, name = self.context, spec.name
         limit = disk_limit_of(context, spec)
-        notes: list[str] = []
-        image = context.pool.import_image(spec.image, notes.append)
+        left_out: list[str] = []
+        image = context.pool.import_image(spec.image, left_out)
         with self._making(Record(spec=spec, created=time.time(), image=image)) as box:
             context.pool.create(name, image, limit)
             root = context.pool.mount(name)
@@ -434,7 +434,6 @@ class SandboxHost:
                 if box.run(service_line(service, command), timeout=30).exit_code != 0:
                     raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
         if self._rootless:
-            left_out = [note for note in notes if isinstance(note, LeftOut)]
             for words in (*left_out, *machine.limits_missed):
                 context.report(SandboxEvent("created", name, words))
         return box

@@ -54,7 +54,7 @@ def filled(tmp_path: Path, raw: bytes, name: str = "image.tar") -> Path:
 
 
 def fill(source: Path, target: Path) -> None:
-    look_at(str(source)).fill(target, lambda text: None, 0, lambda count: None)
+    look_at(str(source)).fill(target, 0, lambda count: None)
 
 
 def zstd(raw: bytes) -> bytes:
@@ -236,7 +236,7 @@ def test_the_image_of_a_machine(tmp_path: Path) -> None:
     target.mkdir()
     machine(root)
     packages = host_image.closure(host_image.installed(STATUS), ["bash", "coreutils"])
-    host_image.fill(target, packages, lambda text: None, root)
+    assert host_image.fill(target, packages, root) == []
     assert sorted(path.name for path in (target / "usr/bin").iterdir()) == [
         "awk", "bash", "mawk", "tool",
     ]  # fmt: skip
@@ -260,7 +260,7 @@ def test_the_image_of_a_machine_with_more_of_it(tmp_path: Path) -> None:
     assert host_image.more(f"host+other,{tools},bash") == (["bash", "other"], [tools])
     packages = host_image.chosen_packages(tmp_path / "machine", extra=["other"])
     assert "other" in [package.name for package in packages]
-    host_image.fill(target, packages, lambda text: None, tmp_path / "machine", [tools, single])
+    host_image.fill(target, packages, tmp_path / "machine", [tools, single])
     assert (target / tools.relative_to("/") / "bin/mine").read_text() == "mine"
     assert (target / single.relative_to("/")).read_text() == "single"
 

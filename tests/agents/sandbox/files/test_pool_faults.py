@@ -21,11 +21,13 @@ import signal, sys
 from pathlib import Path
 from windtunnel.agents.sandbox.files import Pool, open_pool
 
-def stop(text):
+def stop(*_):
     print("importing", flush=True)
     signal.pause()
 
-{"btrfs": open_pool, "copy": Pool}[sys.argv[2]](Path(sys.argv[1])).import_image(sys.argv[3], stop)
+pool = {"btrfs": open_pool, "copy": Pool}[sys.argv[2]](Path(sys.argv[1]))
+pool._publish = stop
+pool.import_image(sys.argv[3])
 """
 
 
@@ -118,10 +120,19 @@ def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_being_made_is_no_leftover(opened: Opener, image: Path, kind: str) -> None:
-    pool, found = opened(kind), list[str]()
-    pool.import_image(str(image), lambda words: found.extend([words, *removed(pool.unclaimed(set(), set()))]))
-    assert len(found) == 1 and len(pool.images()) == 1
+def test_what_is_being_made_is_no_leftover(
+    opened: Opener, image: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, found = opened(kind), list[list[str]]()
+    publish = type(pool)._publish
+
+    def collected(self: Pool, path: Path, name: Path) -> None:
+        found.append(removed(pool.unclaimed(set(), set())))
+        publish(self, path, name)
+
+    monkeypatch.setattr(type(pool), "_publish", collected)
+    pool.import_image(str(image))
+    assert found == [[]] and len(pool.images()) == 1
 
 
 def test_a_stale_mount_is_collected(opened: Opener, image: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from windtunnel.agents.sandbox.files import btrfs
 from windtunnel.agents.sandbox.files.btrfs_pool import BtrfsPool
 from windtunnel.agents.sandbox.files.pool import Pool, faults
-from windtunnel.agents.sandbox.files.tree import LeftOut
 
-__all__ = ["LeftOut", "Pool", "open_pool"]
+__all__ = ["Pool", "open_pool"]
 
 
 def open_pool(folder: Path, *, size: int | None = None) -> Pool:

@@ -21,11 +21,11 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.files.tree import Copier, LeftOut, attributes
+from windtunnel.agents.sandbox.files.tree import Copier, attributes
 from windtunnel.base.errors import UserError
 
 RECIPE = 4
@@ -146,22 +146,17 @@ def digest(packages: list[Package]) -> str:
 
 
 def fill(
-    target: Path,
-    packages: list[Package],
-    progress: Callable[[str], None],
-    root: Path = Path("/"),
-    folders: Sequence[Path] = (),
-) -> None:
-    """Make the root in the empty folder ``target``, with ``folders`` of this machine in their places."""
+    target: Path, packages: list[Package], root: Path = Path("/"), folders: Sequence[Path] = ()
+) -> list[str]:
+    """Make the root in the empty folder ``target``, with ``folders`` of this machine in their places. What is
+    left out since this user may not read it, in words."""
     copier = Copier()
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         merged = root / name
         if merged.is_symlink():
             os.symlink(os.readlink(merged), target / name)
             (target / "usr" / name).mkdir(parents=True, exist_ok=True)
-    for count, package in enumerate(packages):
-        if count % 20 == 0:
-            progress(f"host image: {count} of {len(packages)} packages")
+    for package in packages:
         for path in _listed(root, package):
             if LEFT_OUT.match(path):
                 continue
@@ -171,7 +166,6 @@ def fill(
     _alternatives_links(root, target, copier)
     _etc(root, target, copier)
     for folder in folders:
-        progress(f"host image: {folder}")
         place = target / folder.relative_to("/")
         if place.is_file() or (place.exists() and any(place.iterdir())):
             raise UserError(
@@ -183,10 +177,10 @@ def fill(
             copier.tree(str(folder), str(place))
         else:
             copier.entry(str(folder.resolve()), str(place))
-    if copier.skipped:
-        some = ", ".join(copier.skipped[:3]) + (", ..." if len(copier.skipped) > 3 else "")
-        words = f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})"
-        progress(LeftOut(words))
+    some, count = ", ".join(copier.skipped[:3]), len(copier.skipped)
+    more = ", ..." if count > 3 else ""
+    words = f"host image: {count} files that this user may not read are left out ({some}{more})"
+    return [words] if count else []
 
 
 def _listed(root: Path, package: Package) -> list[str]:

@@ -86,16 +86,16 @@ class Pool:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
 
-    def import_image(self, source: str, progress: Callable[[str], None] | None = None) -> str:
+    def import_image(self, source: str, left_out: list[str] | None = None) -> str:
         """Bring an image in (``host``, a folder, a tarball, an OCI layout, an imported name), whole or not at
-        all; its name here."""
+        all; its name here. ``left_out``: gets, in words, what is not in it: this user may not read it."""
         if source in self.images():
             return source
         image = look_at(source)
         with self._importing:
             if image.name in self.images():
                 return image.name
-            report, chain = progress or (lambda text: None), image.chain()
+            chain = image.chain()
             there = max(
                 (count for count, name in enumerate(chain, 1) if (self._layers / name).is_dir()), default=0
             )
@@ -107,10 +107,12 @@ class Pool:
                 if origin is None:
                     path.chmod(0o755)
                 keep = lambda count: self._share(path, self._layers / chain[count - 1])  # noqa: E731
-                image.fill(path, report, there, keep)
+                lacking = image.fill(path, there, keep)
                 if look_at(source).name != image.name:
                     raise UserError(f"image {source!r}: it was changed while it was read; import it again")
                 self._publish(path, self._images / image.name)
+        if left_out is not None:
+            left_out += lacking
         return image.name
 
     def images(self) -> list[str]:

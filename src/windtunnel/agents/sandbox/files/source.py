@@ -31,18 +31,18 @@ REGISTRY = "docker://"
 PATIENCE = 1800.0
 """Seconds that an image may take to come."""
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?/")
-Progress = Callable[[str], None]
 Keep = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Source:
-    """``fill(target, progress, there, keep)`` makes the root in an empty folder; what it raises leaves that
-    folder to its caller. ``layers``: the digests of what it is made of; where there are some, the folder may
-    hold the first of them already (how many: ``there``); ``keep`` is called with their number after each."""
+    """``fill(target, there, keep)`` makes the root in an empty folder, and says what is left out; what it
+    raises leaves that folder to its caller. ``layers``: the digests of what it is made of; where there are
+    some, the folder may hold the first of them already (how many: ``there``); ``keep`` is called with their
+    number after each."""
 
     name: str
-    fill: Callable[[Path, Progress, int, Keep], None]
+    fill: Callable[[Path, int, Keep], list[str]]
     layers: Callable[[], tuple[str, ...]] = tuple
 
     def chain(self) -> list[str]:
@@ -71,7 +71,7 @@ def look_at(source: str) -> Source:
         digest = hashlib.blake2s(repr((parts, folders)).encode(), digest_size=6).hexdigest()
         return Source(
             f"host-{digest if folders else parts[0]}",
-            lambda target, progress, *_: host_image.fill(target, packages, progress, folders=folders),
+            lambda target, *_: host_image.fill(target, packages, folders=folders),
         )
     if source.startswith(REGISTRY):
         digest = json.loads(_skopeo(source, "inspect", source))["Digest"]
@@ -97,16 +97,14 @@ def _of_layers(source: str, reference: str, name: str) -> Source:
     """The image that skopeo calls ``reference``."""
     layers = lambda: tuple(json.loads(_skopeo(source, "inspect", reference))["Layers"])  # noqa: E731
 
-    def fill(target: Path, progress: Progress, there: int, keep: Keep) -> None:
+    def fill(target: Path, there: int, keep: Keep) -> list[str]:
         with tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp") as folder:
-            progress(f"fetching {source}")
             _skopeo(source, "copy", "--quiet", reference, f"oci:{folder}:image")
-            layers = _manifest(Path(folder))
-            for count, layer in enumerate(layers[there:], there + 1):
-                progress(f"layer {count} of {len(layers)}")
+            for count, layer in enumerate(_manifest(Path(folder))[there:], there + 1):
                 what = f"image {source!r}, layer {count}"
                 archive.unpack(_blob(Path(folder), layer), target, what, layered=True)
                 keep(count)
+        return []
 
     return Source(name, fill, layers)
 
@@ -144,14 +142,14 @@ def _name(path: Path, digest: str) -> str:
     return f"{base}-{digest[:12]}"
 
 
-def _copy(path: Path, target: Path, progress: Progress, *_: object) -> None:
-    progress(f"copying {path}")
+def _copy(path: Path, target: Path, *_: object) -> list[str]:
     Copier().tree(str(path), str(target), leave_out=lambda inner: target == Path(inner))
+    return []
 
 
-def _unpack(path: Path, target: Path, progress: Progress, *_: object) -> None:
-    progress(f"unpacking {path}")
+def _unpack(path: Path, target: Path, *_: object) -> list[str]:
     archive.unpack(path, target, f"image {str(path)!r}")
+    return []
 
 
 def _digest_of_path(path: Path) -> str:

@@ -27,12 +27,6 @@ OWN = frozenset(("btrfs.compression", "security.selinux"))
 _NO_SHARING = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
 
 
-class LeftOut(str):
-    """Said of an image that is being made: something that it lacks."""
-
-    __slots__ = ()
-
-
 def walk(folder: str) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder in the order of names, each folder before what is in it."""
     with _entered(folder):
@@ -52,7 +46,7 @@ class Copier:
     share: bool = True
     """Whether blocks may still turn out to be shareable; cleared at the first refusal."""
     skipped: list[str] = field(default_factory=list)
-    """Paths that this user may not make (devices without root)."""
+    """Paths that this user may not make (devices without root), or not read."""
 
     def tree(self, source: str, target: str, leave_out: Callable[[str], bool] = lambda path: False) -> None:
         """Copy what is in ``source`` into the existing folder ``target``, and then its own attributes."""
