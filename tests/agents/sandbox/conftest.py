@@ -15,7 +15,10 @@ import pytest
 
 import support.small_image  # noqa: F401 - the image of the hosts of this process
 from agents.sandbox import tiny_root
+from agents.sandbox.daemon.daemons import client, daemon_home, shared_daemon
 from windtunnel.agents.sandbox.files import btrfs
+
+__all__ = ["client", "daemon_home", "shared_daemon"]
 
 
 def missing() -> str:
@@ -121,7 +124,7 @@ def events(host: Any) -> Iterator[list[Any]]:
 @pytest.fixture
 def misbehaving(host: Any, tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """From the call on, the host's CRIU runs some lines of shell first; it is itself again after the test."""
-    from hurt import wrapped_criu
+    from agents.sandbox.hurt import wrapped_criu
 
     parts, real = host.context, host.context.criu
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import flip_image
 
+from agents.sandbox.hurt import flip_image
 from windtunnel.agents.sandbox.errors import SandboxError
 
 pytestmark = pytest.mark.root

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, fill, flip_manifest, frozen, small_disk, turn
 
+from agents.sandbox.hurt import COUNT, COUNTER, checked, fill, flip_manifest, frozen, small_disk, turn
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass

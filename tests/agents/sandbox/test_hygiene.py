@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, traces, turn
 
+from agents.sandbox.hurt import COUNT, COUNTER, checked, traces, turn
 from support.waiting import until
 from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import Guard

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, turn
 
+from agents.sandbox.hurt import COUNT, COUNTER, checked, turn
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.files import Pool

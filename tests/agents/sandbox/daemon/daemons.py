@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import fakehost
 import pytest
 
+from agents.sandbox.daemon import fakehost
 from windtunnel.agents.sandbox.client import Client, connect
 
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fakehost
 import httpx
 import pytest
 
+from agents.sandbox.daemon import fakehost
 from support.certificates import Authority
 from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.daemon.server import run as serve_home

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import fakehost
 import pytest
 
+from agents.sandbox.daemon import fakehost
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch

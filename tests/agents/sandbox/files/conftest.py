@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from pool_support import KINDS, Opener, need_btrfs
 
+from agents.sandbox.files.pool_support import KINDS, Opener, need_btrfs
 from windtunnel.agents.sandbox.files import Pool, open_pool
 from windtunnel.linux import mounts
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from windtunnel.agents.sandbox.files import Pool, btrfs
+from windtunnel.agents.sandbox.files.source import look_at
 
 KINDS = ("btrfs", "copy")
 Opener = Callable[..., Pool]
@@ -61,3 +64,38 @@ def emptied(folder: Path) -> None:
             shutil.rmtree(entry.path)
         else:
             os.unlink(entry.path)
+
+
+def tarball(*members: tuple[str, str, bytes | str]) -> bytes:
+    """Members as (kind, name, body or target)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for kind, name, body in members:
+            member = tarfile.TarInfo(name)
+            member.uid, member.gid = os.getuid(), os.getgid()
+            if kind == "file":
+                assert isinstance(body, bytes)
+                member.size = len(body)
+                tar.addfile(member, io.BytesIO(body))
+                continue
+            member.type = {
+                "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hardlink": tarfile.LNKTYPE,
+                "fifo": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE, "odd": b"Z",
+            }[kind]  # fmt: skip
+            member.mode = 0o755
+            member.linkname = str(body)
+            member.devmajor, member.devminor = 1, 3
+            tar.addfile(member)
+    return out.getvalue()
+
+
+def filled(tmp_path: Path, raw: bytes, name: str = "image.tar") -> Path:
+    (tmp_path / name).write_bytes(raw)
+    target = tmp_path / "target"
+    target.mkdir()
+    fill(tmp_path / name, target)
+    return target
+
+
+def fill(source: Path, target: Path) -> None:
+    look_at(str(source)).fill(target, 0, lambda count: None)

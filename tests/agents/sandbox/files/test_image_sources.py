@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
 import os
 import subprocess
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pool_support import Opener, need_root, state
 
+from agents.sandbox.files.pool_support import Opener, filled, need_root, state, tarball
 from support import small_image
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import archive, host_image
 from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.base.errors import UserError
-
-
-def tarball(*members: tuple[str, str, bytes | str]) -> bytes:
-    """Members as (kind, name, body or target)."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for kind, name, body in members:
-            member = tarfile.TarInfo(name)
-            member.uid, member.gid = os.getuid(), os.getgid()
-            if kind == "file":
-                assert isinstance(body, bytes)
-                member.size = len(body)
-                tar.addfile(member, io.BytesIO(body))
-                continue
-            member.type = {
-                "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hardlink": tarfile.LNKTYPE,
-                "fifo": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE, "odd": b"Z",
-            }[kind]  # fmt: skip
-            member.mode = 0o755
-            member.linkname = str(body)
-            member.devmajor, member.devminor = 1, 3
-            tar.addfile(member)
-    return out.getvalue()
-
-
-def filled(tmp_path: Path, raw: bytes, name: str = "image.tar") -> Path:
-    (tmp_path / name).write_bytes(raw)
-    target = tmp_path / "target"
-    target.mkdir()
-    fill(tmp_path / name, target)
-    return target
-
-
-def fill(source: Path, target: Path) -> None:
-    look_at(str(source)).fill(target, 0, lambda count: None)
 
 
 def zstd(raw: bytes) -> bytes:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pool_support import KINDS, Opener, need_root, state
 
+from agents.sandbox.files.pool_support import KINDS, Opener, need_root, state
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.host import removed

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pool_support import KINDS, Opener, need_btrfs, need_root, state
 
+from agents.sandbox.files.pool_support import KINDS, Opener, need_btrfs, need_root, state
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool

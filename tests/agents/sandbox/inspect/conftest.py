@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from inspect_cell import Cell, unified
 
+from agents.sandbox.inspect.inspect_cell import Cell, unified
 from windtunnel.agents.sandbox.inspect import Inspector, kernel
 
 _NAMES = itertools.count(1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from inspect_cell import Cell, files_may_have_changed
 
+from agents.sandbox.inspect.inspect_cell import Cell, files_may_have_changed
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import SandboxPart
 from windtunnel.linux.snapshot import read_snapshot

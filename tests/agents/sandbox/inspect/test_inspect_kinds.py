@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from inspect_cell import Cell
 
+from agents.sandbox.inspect.inspect_cell import Cell
 from windtunnel.agents.sandbox.errors import InspectError, PoolError
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.model import FileChange, References, SandboxPart, TurnClass

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspect_cell import Cell, files_may_have_changed
 
+from agents.sandbox.inspect.inspect_cell import Cell, files_may_have_changed
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.inspect.files import MOST, ChangedPaths
 from windtunnel.agents.sandbox.inspect.kernel import CREATED, DELETED, MODIFIED, RENAMED

@@ -7,8 +7,8 @@ from __future__ import annotations
 import platform
 
 import pytest
-from inspect_cell import Cell
 
+from agents.sandbox.inspect.inspect_cell import Cell
 from support.waiting import until
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel, memory
 from windtunnel.agents.sandbox.model import References, TurnClass

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_model import FakeModel
-from fake_turns import FakeBox
 
+from agents.sandbox.proxy.fake_model import FakeModel
+from agents.sandbox.proxy.fake_turns import FakeBox
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.server import ModelProxy, conversation_file
 from windtunnel.agents.sandbox.proxy.upstream import Upstream

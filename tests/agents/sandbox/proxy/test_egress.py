@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_model import FakeModel
-from ways_out import asked
 
+from agents.sandbox.proxy.fake_model import FakeModel
+from agents.sandbox.proxy.ways_out import asked
 from windtunnel.agents.sandbox.proxy.egress import is_listed, parse_allowed, reachable
 from windtunnel.base.errors import UserError
 

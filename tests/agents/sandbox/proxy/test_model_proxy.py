@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_model import FakeModel
 
+from agents.sandbox.proxy.fake_model import FakeModel
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.errors import IncompleteError

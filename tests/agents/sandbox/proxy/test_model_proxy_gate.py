@@ -6,10 +6,10 @@ import json
 import threading
 
 import pytest
-from fake_model import Plan, answer, events
-from fake_turns import FakeBox
-from model_bench import Bench, chat
 
+from agents.sandbox.proxy.fake_model import Plan, answer, events
+from agents.sandbox.proxy.fake_turns import FakeBox
+from agents.sandbox.proxy.model_bench import Bench, chat
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import Lack

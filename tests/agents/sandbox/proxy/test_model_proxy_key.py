@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_turns import FakeBox
-from model_bench import Bench, chat, plain
 
+from agents.sandbox.proxy.fake_turns import FakeBox
+from agents.sandbox.proxy.model_bench import Bench, chat, plain
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.proxy import with_address
 from windtunnel.agents.sandbox.proxy.server import ModelProxy

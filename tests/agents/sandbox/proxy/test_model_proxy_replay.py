@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from fake_model import Plan, answer, events
-from fake_turns import FakeBox
-from model_bench import Bench, chat, recorded
 
+from agents.sandbox.proxy.fake_model import Plan, answer, events
+from agents.sandbox.proxy.fake_turns import FakeBox
+from agents.sandbox.proxy.model_bench import Bench, chat, recorded
 from support.waiting import until
 from windtunnel.agents.sandbox.proxy.server import ModelProxy, conversation_file
 

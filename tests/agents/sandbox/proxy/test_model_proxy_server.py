@@ -6,10 +6,10 @@ import socket
 
 import httpx
 import pytest
-from fake_model import answer
-from fake_turns import FakeBox
-from model_bench import Bench, chat, recorded
 
+from agents.sandbox.proxy.fake_model import answer
+from agents.sandbox.proxy.fake_turns import FakeBox
+from agents.sandbox.proxy.model_bench import Bench, chat, recorded
 from support.waiting import until
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 from windtunnel.base.errors import UserError

@@ -6,11 +6,11 @@ import posixpath
 from urllib.parse import unquote
 
 import pytest
-from fake_turns import FakeBox
 from hypothesis import given
 from hypothesis import strategies as st
-from model_bench import Bench, plain
 
+from agents.sandbox.proxy.fake_turns import FakeBox
+from agents.sandbox.proxy.model_bench import Bench, plain
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 from windtunnel.agents.sandbox.proxy.upstream import join_target, split_base, steps_up
 from windtunnel.base.errors import UserError

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_payments import Payments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.sandbox.side_effects.fake_payments import Payments
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import HostProxy

@@ -14,8 +14,8 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from image_making import FolderPool, content, damage, image, keep, manifest
 
+from agents.sandbox.store.image_making import FolderPool, content, damage, image, keep, manifest
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store.export import export_checkpoint, import_checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import manifest
 
+from agents.sandbox.store.image_making import manifest
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import KIND, VERSION, CheckpointStore, new_id
 from windtunnel.base.errors import UserError

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import cold, content, damage, frames, image, keep, made, page, stored
 
+from agents.sandbox.store.image_making import cold, content, damage, frames, image, keep, made, page, stored
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store import pages as image_pages
 from windtunnel.base.errors import UserError

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hurt import flip_image, flip_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import cold, content, damage, image, keep, manifest
 
+from agents.sandbox.hurt import flip_image, flip_in_place
+from agents.sandbox.store.image_making import cold, content, damage, image, keep, manifest
 from windtunnel.agents.sandbox.store import CheckpointStore, StaleCopy
 from windtunnel.store.objects import ObjectError
 

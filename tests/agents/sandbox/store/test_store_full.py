@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hurt import fill
-from image_making import content, damage, frames, image, keep
 
+from agents.sandbox.hurt import fill
+from agents.sandbox.store.image_making import content, damage, frames, image, keep
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.store.objects import ObjectError
 

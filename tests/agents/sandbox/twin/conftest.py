@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from plain_costs import plain_costs
 
+from agents.sandbox.twin.plain_costs import plain_costs
 from windtunnel.agents.sandbox.costs import SandboxCosts
 
 

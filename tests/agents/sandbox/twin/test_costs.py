@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from plain_costs import plain_costs
 
+from agents.sandbox.twin.plain_costs import plain_costs
 from windtunnel.agents.sandbox.calibrate import calibrate, fitted
 from windtunnel.agents.sandbox.costs import (
     SHIPPED,

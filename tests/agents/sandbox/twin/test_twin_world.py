@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_costs import plain_costs
 
+from agents.sandbox.twin.plain_costs import plain_costs
 from parity import events, recorded
 from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, frozen, turn
 
+from agents.sandbox.hurt import COUNT, COUNTER, checked, frozen, turn
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import TurnClass
 
-pytestmark = [pytest.mark.conformance, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 
 def test_criu_killed_in_the_middle_of_a_dump(

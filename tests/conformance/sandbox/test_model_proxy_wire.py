@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_model import FakeModel
-from fake_turns import FakeBox
-from model_bench import Bench, plain
 
+from agents.sandbox.proxy.fake_model import FakeModel
+from agents.sandbox.proxy.fake_turns import FakeBox
+from agents.sandbox.proxy.model_bench import Bench, plain
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
-
-pytestmark = pytest.mark.conformance
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /v1/x HTTP/1.1\r\nhost: x\r\n"

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_support import Opener, need_root
-from test_image_sources import fill, filled, tarball
 
+from agents.sandbox.files.pool_support import Opener, fill, filled, need_root, tarball
 from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.base.errors import UserError
 
-pytestmark = pytest.mark.conformance
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 

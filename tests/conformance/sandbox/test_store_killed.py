@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_making import content, damage, frames, image, keep, manifest
 
+from agents.sandbox.store.image_making import content, damage, frames, image, keep, manifest
 from windtunnel.agents.sandbox.store import CheckpointStore
-
-pytestmark = pytest.mark.conformance
 
 
 def kept(folder: Path, id: str, images: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from windtunnel.agents.sandbox.inspect import memory
 
-pytestmark = [pytest.mark.conformance, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 BLOCKED = {
     "nanosleep": "import time; time.sleep(0.4)",

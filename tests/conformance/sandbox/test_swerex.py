@@ -19,8 +19,6 @@ faults = pytest.importorskip("swerex.exceptions")
 
 from windtunnel.agents.sandbox.adapters.swerex import SandboxDeployment, SandboxRuntime  # noqa: E402
 
-pytestmark = pytest.mark.conformance
-
 
 @pytest.fixture
 def runtime(client: Client) -> SandboxRuntime:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from ways_out import asked
 
-pytestmark = pytest.mark.conformance
+from agents.sandbox.proxy.ways_out import asked
 
 REFUSED = [
     (b"CONNECT elsewhere.example:443 HTTP/1.1\r\n\r\n", 403, b"elsewhere.example:443 is not on the list"),

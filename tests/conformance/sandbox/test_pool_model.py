@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pool_support import KINDS, Opener, emptied, state
 
+from agents.sandbox.files.pool_support import KINDS, Opener, emptied, state
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.host import removed
-
-pytestmark = pytest.mark.conformance
 
 PATHS = ("a", "b", "dir", "dir/a", "dir/b", "dir/sub", "dir/sub/a", "other", "other/a")
 DEEDS = (

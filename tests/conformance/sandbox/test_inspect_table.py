@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import pytest
-from inspect_cell import Cell, files_may_have_changed
 
+from agents.sandbox.inspect.inspect_cell import Cell, files_may_have_changed
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.linux.snapshot import read_snapshot
 
-pytestmark = [pytest.mark.conformance, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 BEFORE = r"""
 mkdir -p old/deep; echo 1 > old/a; echo 2 > old/b; echo 3 > old/deep/c; seq 1000 > big

@@ -12,7 +12,7 @@ import pytest
 from support.waiting import until
 from windtunnel.linux import processes
 
-pytestmark = [pytest.mark.conformance, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 # a database whose shared index is mapped and locked, and a child that has copies of all descriptors
 DATABASE = """

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, frozen, traces, turn
 
 from agents.sandbox.conftest import fresh_home
+from agents.sandbox.hurt import COUNT, COUNTER, checked, frozen, traces, turn
 from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux import cgroup
 
-pytestmark = [pytest.mark.conformance, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 
 SHOW = "echo $X; cat /workspace/f"
