@@ -20,7 +20,9 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,7 +41,6 @@ from windtunnel.agents.sandbox.model import (
     GcReport,
     Lack,
     RestoreReport,
-    SandboxEvent,
     SandboxSpec,
     Saved,
     TurnClass,
@@ -47,6 +48,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.agents.sandbox.protocol import SandboxHistory
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import from_plain, to_plain
@@ -84,40 +86,48 @@ class FakePending:
         return self._turn
 
 
+@dataclass(frozen=True)
+class State:
+    """What the next process knows of a sandbox."""
+
+    spec: SandboxSpec
+    status: str = "running"
+    turns: tuple[TurnRecord, ...] = ()
+    checkpoints: tuple[CheckpointManifest, ...] = ()
+    base: str = ""
+
+
 class FakeBox:
-    def __init__(self, host: FakeHost, spec: SandboxSpec) -> None:
-        self.host, self.spec, self.name = host, spec, spec.name
-        self.folder = host.folder / spec.name
-        self.files = self.folder / "files"
+    def __init__(self, folder: Path, state: State | None = None) -> None:
+        self.name, self.folder, self.files = folder.name, folder, folder / "files"
         self._lock = threading.RLock()
         self._shells: dict[str, threading.Lock] = {}
-
-    def state(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
-        return loaded
+        self.files.mkdir(parents=True, exist_ok=True)
+        self.state = state or from_plain(State, json.loads((folder / "state").read_text()))
+        self.save()
 
     def save(self, **changes: Any) -> None:
-        state = self.state() if (self.folder / "state.json").exists() else {}
-        temporary = self.folder / f"state.{threading.get_ident()}"
-        temporary.write_text(json.dumps({**state, **changes}))
-        temporary.replace(self.folder / "state.json")
+        self.state = replace(self.state, **changes)
+        atomic.replace(self.folder / "state", json.dumps(to_plain(self.state)))
 
-    def info(self) -> BoxInfo:
-        state = self.state()
-        tip = state["checkpoints"][-1]["id"] if state["checkpoints"] else ""
-        status = state["status"]
-        image, network = self.spec.image, self.spec.network
-        return BoxInfo(
-            self.name, status, os.getpid(), state["turns"], tip, image, network, 1.0, ("sh",), state["base"]
-        )
+    @property
+    def spec(self) -> SandboxSpec:
+        return self.state.spec
 
     @property
     def tip(self) -> str:
-        return self.info().tip
+        return self.state.checkpoints[-1].id if self.state.checkpoints else ""
 
     @property
     def turns(self) -> int:
-        return self.info().turns
+        return len(self.state.turns)
+
+    def info(self) -> BoxInfo:
+        image, network, state = self.spec.image, self.spec.network, self.state
+        pid, turns = os.getpid(), self.turns
+        return BoxInfo(
+            self.name, state.status, pid, turns, self.tip, image, network, 1.0, ("sh",), state.base
+        )
 
     def shells(self) -> list[str]:
         return ["main"]
@@ -140,12 +150,10 @@ class FakeBox:
         with self._lock:
             lock = self._shells.setdefault(shell, threading.Lock())
         with lock:
-            if self.state()["status"] != "running":
+            if self.state.status != "running":
                 raise SandboxDied(f"sandbox {self.name} is dead: its processes are gone")
-            begin = time.monotonic()
-            text = command if isinstance(command, str) else shlex.join(command)
             process = subprocess.Popen(
-                ["bash", "-c", text],
+                ["bash", "-c", command if isinstance(command, str) else shlex.join(command)],
                 cwd=self.files,
                 stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -155,56 +163,14 @@ class FakeBox:
             )
             if stdin is not None:
                 threading.Thread(target=_feed, args=(process, stdin), daemon=True).start()
-            outputs = {"stdout": bytearray(), "stderr": bytearray()}
-            ended = "exit"
-            with selectors.DefaultSelector() as selector:
-                for name in outputs:
-                    selector.register(getattr(process, name), selectors.EVENT_READ, name)
-                while selector.get_map():
-                    for key, _ in selector.select(0.02):
-                        data = os.read(key.fd, 1 << 20)  # in pieces no larger than the real host's
-                        if data == b"":
-                            selector.unregister(key.fileobj)
-                            continue
-                        outputs[key.data] += data
-                        while on_output is not None:
-                            with contextlib.suppress(BlockingIOError):
-                                on_output(key.data, data)
-                                break
-                    if ended == "exit":
-                        if cancel is not None and cancel.is_set():
-                            ended = "cancelled"
-                        elif timeout is not None and time.monotonic() - begin > timeout:
-                            ended = "timeout"
-                        if ended != "exit":
-                            with contextlib.suppress(ProcessLookupError):
-                                os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-            for pipe in (process.stdout, process.stderr):
-                assert pipe is not None
-                pipe.close()
-            seconds = time.monotonic() - begin
-            out, err, tails = bytes(outputs["stdout"]), bytes(outputs["stderr"]), ()
-            if on_output is not None:  # as the real host does
-                tails = tuple(name for name, data in outputs.items() if len(data) > TAIL)
-                out, err = out[-TAIL:], err[-TAIL:]
-            status = code if ended == "exit" else None
-            return TurnResult(out, err, status, seconds, ended, "", tails)  # type: ignore[arg-type]
+            return _watched(process, timeout, cancel, on_output)
 
     def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{uuid.uuid4().hex}")
-        try:
-            with temporary.open("wb") as out:
-                if isinstance(data, bytes):
-                    out.write(data)
-                else:
-                    shutil.copyfileobj(data, out, 1 << 16)
-            temporary.chmod(mode)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic.replacing(target) as part, part.open("wb") as out:
+            shutil.copyfileobj(io.BytesIO(data) if isinstance(data, bytes) else data, out, 1 << 16)
+            part.chmod(mode)
 
     def get(self, path: str) -> bytes:
         out = io.BytesIO()
@@ -232,19 +198,13 @@ class FakeBox:
     def port(self, port: int) -> str:
         return f"http://127.0.0.1:{port}"
 
-    @contextlib.contextmanager
-    def turn(self, request: str = "") -> Iterator[None]:
-        yield
-        self.end_turn(request)
-
     def end_turn(self, request: str = "", *, urgent: bool = False) -> FakePending:
         with self._lock:
-            number = self.state()["turns"] + 1
+            number, reasons = self.turns + 1, ("modified /a",)
             turn = TurnRecord(
-                number, TurnClass.FILES, TurnClass.FILES, ("modified /a",), "c", 1.0, 0.5, 0.1, 7, request
+                number, TurnClass.FILES, TurnClass.FILES, reasons, "c", 1.0, 0.5, 0.1, 7, request
             )
-            self.save(turns=number, log=[*self.state()["log"], to_plain(turn)])
-            self.host.report(SandboxEvent("turn", self.name, str(number)))
+            self.save(turns=(*self.state.turns, turn))
             return FakePending(self, turn)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -259,16 +219,16 @@ class FakeBox:
         self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
     ) -> CheckpointManifest:
         with self._lock:
-            checkpoints = self.state()["checkpoints"]
+            number = len(self.state.checkpoints)
             manifest = CheckpointManifest(
-                id=f"c{len(checkpoints) + 1}-{uuid.uuid4().hex[:6]}",
+                id=f"c{number + 1}-{uuid.uuid4().hex[:6]}",
                 box=self.name,
-                turn=self.state()["turns"],
-                parent=checkpoints[-1]["id"] if checkpoints else self.state()["base"] or None,
+                turn=self.turns,
+                parent=self.tip or self.state.base or None,
                 turn_class=TurnClass.FULL if full else TurnClass.FILES,
                 required=TurnClass.FULL if full else TurnClass.FILES,
                 reasons=("asked for",),
-                created=1000.0 + len(checkpoints),
+                created=1000.0 + number,
                 files=FilesPart("f", "copy", 4096),
                 image=None,
                 shells=(),
@@ -279,14 +239,14 @@ class FakeBox:
                 pinned=pin,
             )
             shutil.copytree(self.files, self.folder / "snapshots" / manifest.id)
-            self.save(checkpoints=[*checkpoints, to_plain(manifest)])
+            self.save(checkpoints=(*self.state.checkpoints, manifest))
             if manifest.lacks and not allow_less:
                 raise IncompleteError("odd is not kept", manifest.lacks, manifest=manifest)
             return manifest
 
     def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
         with self._lock:
-            known = [one["id"] for one in self.state()["checkpoints"]]
+            known = [one.id for one in self.state.checkpoints]
             found = [one for one in known if one.startswith(checkpoint)] if checkpoint else known[-1:]
             if not found:
                 raise UserError(f"sandbox {self.name}: checkpoint {checkpoint!r} is unknown")
@@ -299,22 +259,52 @@ class FakeBox:
                 raise IncompleteError("odd does not come back", report.lacks, report=report)
             return report
 
-    def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport:
-        return self.restore(checkpoint, allow_less=allow_less)
+    rollback = restore
 
     def log(self) -> SandboxHistory:
-        state = self.state()
-        return SandboxHistory(
-            tuple(from_plain(CheckpointManifest, one) for one in state["checkpoints"]),
-            tuple(from_plain(TurnRecord, one) for one in state["log"]),
-        )
+        return SandboxHistory(self.state.checkpoints, self.state.turns)
 
     def diff(self, older: str, newer: str = "") -> Diff:
         return Diff((FileChange("/a", "modified", 3),), ("new",), ())
 
     def stop(self) -> None:
-        with self._lock:
-            self.save(status="stopped")
+        self.save(status="stopped")
+
+
+def _watched(
+    process: subprocess.Popen[bytes],
+    timeout: float | None,
+    cancel: threading.Event | None,
+    on_output: Callable[[str, bytes], None] | None,
+) -> TurnResult:
+    """What comes of a command, cut off where that is due."""
+    begin, sizes, outputs = time.monotonic(), Counter[str](), {"stdout": b"", "stderr": b""}
+    ended: Any = "exit"
+    with process, selectors.DefaultSelector() as selector:
+        for name in outputs:
+            selector.register(getattr(process, name), selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select(0.02):
+                data = os.read(key.fd, 1 << 20)  # in pieces no larger than the real host's
+                if data == b"":
+                    selector.unregister(key.fileobj)
+                    continue
+                sizes[key.data] += len(data)
+                outputs[key.data] = (outputs[key.data] + data)[-TAIL if on_output else 0 :]
+                while on_output is not None:
+                    with contextlib.suppress(BlockingIOError):
+                        on_output(key.data, data)
+                        break
+            if ended == "exit" and cancel is not None and cancel.is_set():
+                ended = "cancelled"
+            elif ended == "exit" and timeout is not None and time.monotonic() - begin > timeout:
+                ended = "timeout"
+            if ended != "exit":
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    status = process.returncode if ended == "exit" else None
+    tails = tuple(name for name in outputs if on_output is not None and sizes[name] > TAIL)
+    return TurnResult(*outputs.values(), status, time.monotonic() - begin, ended, "", tails)
 
 
 def _feed(process: subprocess.Popen[bytes], stdin: Any) -> None:
@@ -327,45 +317,33 @@ def _feed(process: subprocess.Popen[bytes], stdin: Any) -> None:
 
 
 class FakeHost:
-    def __init__(self, home: Path, report: Callable[[Any], None] = lambda event: None) -> None:
+    def __init__(self, home: Path) -> None:
         self.folder = home / "fake"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.report = report
-        self._boxes: dict[str, FakeBox] = {}
-        self.closed = False
-        for file in self.folder.glob("*/spec.json"):
-            spec = from_plain(SandboxSpec, json.loads(file.read_text()))
-            self._boxes[spec.name] = FakeBox(self, spec)
+        self._boxes = {file.parent.name: FakeBox(file.parent) for file in self.folder.glob("*/state")}
 
-    def create(self, spec: SandboxSpec) -> FakeBox:
+    def create(self, spec: SandboxSpec, base: str = "") -> FakeBox:
         checked_spec(spec)
-        if spec.image == "full":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        if spec.image == "bug":
-            raise KeyError("surprise")
-        if spec.image == "missing":
-            raise UserError(f"sandbox: image {spec.image!r} is unknown")
-        box = FakeBox(self, spec)
-        box.files.mkdir(parents=True)
-        box.save(status="running", turns=0, checkpoints=[], log=[], base="")
-        (box.folder / "spec.json").write_text(json.dumps(to_plain(spec)))
-        self._boxes[spec.name] = box
-        self.report(SandboxEvent("created", spec.name, spec.image))
-        return box
+        faults: dict[str, Exception] = {
+            "full": OSError(errno.ENOSPC, "No space left on device"), "bug": KeyError("surprise"),
+            "missing": UserError(f"sandbox: image {spec.image!r} is unknown"),
+        }  # fmt: skip
+        if spec.image in faults:
+            raise faults[spec.image]
+        self._boxes[spec.name] = FakeBox(self.folder / spec.name, State(spec, base=base))
+        return self._boxes[spec.name]
 
     def get(self, name: str) -> FakeBox:
         if name not in self._boxes:
-            raise UserError(
-                f"sandbox: {name!r} is unknown; there are: {', '.join(self._boxes) or 'none yet'}"
-            )
+            existing = ", ".join(self._boxes) or "none yet"
+            raise UserError(f"sandbox: {name!r} is unknown; there are: {existing}")
         return self._boxes[name]
 
     def boxes(self) -> list[BoxInfo]:
         return [self._boxes[name].info() for name in sorted(self._boxes)]
 
     def remove(self, name: str) -> None:
-        box = self._boxes.pop(name)
-        shutil.rmtree(box.folder)
+        shutil.rmtree(self._boxes.pop(name).folder)
 
     def fork(
         self,
@@ -375,27 +353,20 @@ class FakeHost:
         names: Sequence[str] | None = None,
         allow_less: bool = False,
     ) -> list[FakeBox]:
-        for source in self._boxes.values():
-            for one in source.state()["checkpoints"]:
-                if checkpoint in (one["id"], source.name):
-                    made = []
-                    for number in range(count):
-                        name = names[number] if names else f"{source.name}-{number + 1}"
-                        box = self.create(from_plain(SandboxSpec, {**to_plain(source.spec), "name": name}))
-                        shutil.copytree(
-                            source.folder / "snapshots" / one["id"], box.files, dirs_exist_ok=True
-                        )
-                        box.save(base=one["id"])
-                        made.append(box)
-                    return made
-        raise UserError(f"sandbox: checkpoint {checkpoint!r} is unknown")
+        every = ((box, one.id) for box in self._boxes.values() for one in box.state.checkpoints)
+        source, id = next((box, id) for box, id in every if checkpoint in (id, box.name))
+        made = []
+        for name in names or [f"{source.name}-{number + 1}" for number in range(count)]:
+            box = self.create(replace(source.spec, name=name), id)
+            shutil.copytree(source.folder / "snapshots" / id, box.files, dirs_exist_ok=True)
+            made.append(box)
+        return made
 
     def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> FakeBox:
         return self.create(SandboxSpec(name=name, image=url))
 
     def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> CheckpointManifest:
-        box = self._boxes[checkpoint]
-        return box.log().checkpoints[-1]
+        return self._boxes[checkpoint].state.checkpoints[-1]
 
     def notice(self, seconds: float) -> dict[str, Saved]:
         made = {name: box.checkpoint("notice", allow_less=True) for name, box in self._boxes.items()}
@@ -405,11 +376,11 @@ class FakeHost:
         return GcReport(("old",), ("mount /x",), 0 if dry_run else 4096)
 
     def close(self) -> None:
-        self.closed = True
+        return None
 
 
-def open_host(home: Path, report: Callable[[Any], None], lock: IO[str]) -> FakeHost:
-    return FakeHost(home, report)
+def open_host(home: Path, *_: Any) -> FakeHost:
+    return FakeHost(home)
 
 
 def facilities() -> list[Facility]:
