@@ -1,12 +1,22 @@
 """Fixtures of real sandboxes and of their parts, as in the sandbox's own tests."""
 
-from agents.sandbox.conftest import client, events, home, host, make, misbehaving, shared_daemon
-from agents.sandbox.files.conftest import opened
+from agents.sandbox.conftest import (
+    client,
+    events,
+    home,
+    host,
+    make,
+    misbehaving,
+    new_home,
+    shared_daemon,
+    small_root,
+)
+from agents.sandbox.files.conftest import image, opened
 from agents.sandbox.inspect.conftest import cell, cells, inspector
 from agents.sandbox.proxy.model_bench import bench, model, proxy
 from agents.sandbox.proxy.ways_out import way
 
 __all__ = [
-    "bench", "cell", "cells", "client", "events", "home", "host", "inspector", "make", "misbehaving", "model",
-    "opened", "proxy", "shared_daemon", "way",
+    "bench", "cell", "cells", "client", "events", "home", "host", "image", "inspector", "make", "misbehaving",
+    "model", "new_home", "opened", "proxy", "shared_daemon", "small_root", "way",
 ]  # fmt: skip

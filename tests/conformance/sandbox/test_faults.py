@@ -245,7 +245,6 @@ while True:
 """
 
 
-@pytest.mark.conformance
 def test_a_process_that_waits_for_its_child_of_vfork(host: Any, events: list[Any]) -> None:
     """It counts as frozen, and CRIU cannot stop it."""
     box = host.create(SandboxSpec("births"))

@@ -99,7 +99,6 @@ def test_a_full_disk_of_copies_keeps_what_it_has(image: Path, tmp_path: Path) ->
         mounts.unmount(disk)
 
 
-@pytest.mark.conformance
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: Path, kind: str) -> None:
     pool = opened(kind)
