@@ -49,8 +49,7 @@ def frozen(home: Path) -> list[str]:
 
 
 def traces(home: Path) -> list[str]:
-    """What a home has left on this machine: mounts, loop devices, control groups, network devices and
-    processes."""
+    """What a home has left on this machine: mounts, loop devices, control groups and processes."""
     home_text, tag = str(home), Home(home).tag
     found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home_text in line]
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
@@ -61,7 +60,6 @@ def traces(home: Path) -> list[str]:
     for point in {points.unified, *points.v1.values()}:
         if (point / f"windtunnel-{tag}").exists():
             found.append(str(point / f"windtunnel-{tag}"))
-    found += [name for name in os.listdir("/sys/class/net") if name.startswith(f"wt{tag[:5]}")]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):

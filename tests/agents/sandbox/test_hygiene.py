@@ -39,7 +39,7 @@ def test_nothing_is_left_of_a_home(own_home: Path) -> None:
     from windtunnel.agents.sandbox.host import SandboxHost
 
     with SandboxHost(own_home) as host:
-        box = host.create(SandboxSpec("a", network="host"))
+        box = host.create(SandboxSpec("a", network="egress"))
         turn(box, SETUP)
         host.fork("a", 2)
         assert traces(own_home)

@@ -165,8 +165,6 @@ class SandboxHost:
         """
         checks.checked_spec(spec)
         spec = with_address(spec)
-        if self._rootless:
-            launch.check(spec)
         with self._claimed(spec.name):
             box = self._from_image(spec)
         self.context.report(SandboxEvent("created", spec.name, box.image))

@@ -37,9 +37,9 @@ class TurnClass(IntEnum):
 
 
 Change = Literal["created", "modified", "deleted", "renamed", "metadata"]
-NETWORKS = ("off", "host", "proxy", "egress")
-"""off: loopback alone. host: a veth pair whose other end the host owns. proxy: loopback, on which only the
-host's model proxy listens."""
+NETWORKS = ("off", "proxy", "egress")
+"""off: loopback alone. proxy: the host's model proxy listens on it. egress: the host's HTTP proxy and name
+server do."""
 
 
 D = TypeVar("D")
@@ -202,9 +202,9 @@ class SandboxSpec:
         "tarball, an OCI layout, or 'docker://NAME' of a registry (by skopeo).",
     )  # fmt: skip
     network: str = option(
-        "off", "off: loopback alone. host: this host and nothing behind it. proxy: the model API alone. "
+        "off", "off: loopback alone. proxy: the model API alone. "
         "egress: public hosts, or those listed, by an HTTP proxy that logs.",
-        metavar="off|host|proxy|egress[:HOST,*.HOST]",
+        metavar="off|proxy|egress[:HOST,*.HOST]",
     )  # fmt: skip
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     environment: dict[str, str] = option(  # noqa: RUF009 - a field

@@ -35,7 +35,7 @@ def default_home() -> Path:
 
 
 def checked_name(name: str) -> str:
-    """``name``, or UserError: it becomes a folder, a host name, a cgroup and part of a network device."""
+    """``name``, or UserError: it becomes a folder, a host name and a cgroup."""
     if not NAME.fullmatch(name):
         raise UserError(
             f"sandbox: name {name!r} is not accepted; use a lower-case letter or digit, then up to 47 "
@@ -46,7 +46,7 @@ def checked_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """The folder of one host's sandboxes. ``tag`` keeps cgroups and devices of several homes apart."""
+    """The folder of one host's sandboxes. ``tag`` keeps the cgroups of several homes apart."""
 
     path: Path
 

@@ -1,8 +1,11 @@
-"""The mounts of a sandbox: its own, read-only below every mount, and made again where they were weakened."""
+"""The mounts of a sandbox: its own, read-only below every mount, and made again where they were weakened; its
+network."""
 
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +67,13 @@ def test_what_a_killed_host_leaves_is_made_anew(box: Machine) -> None:
     assert os.statvfs(point).f_flag & os.ST_RDONLY
     walls.release(box.home, "half")
     assert not point.exists() and not walls.has_devices(box.home, "half")
+
+
+def test_a_listener_inside_belongs_to_the_host(box: Machine) -> None:
+    with walls.socket_inside(box.externals.netns, "listen on", 8400) as listener:
+        served = threading.Thread(target=lambda: listener.accept()[0].sendall(b"from the host"))
+        served.start()
+        assert box.run("cat </dev/tcp/127.0.0.1/8400", timeout=60).text == "from the host"
+        served.join()
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", 8400), 1)

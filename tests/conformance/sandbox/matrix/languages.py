@@ -49,7 +49,6 @@ LANGUAGES: tuple[MatrixRow, ...] = (
         "program",
         "the connection is closed after a restore and in forks, never half there; another one goes on",
         files=("caller.py",),
-        network="host",
         outside=True,
         start="exec python3 /row/caller.py",
         ready="test $(grep -o '[0-9]*$' /row/out | tail -n 1) -gt 20",

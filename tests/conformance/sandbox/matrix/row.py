@@ -55,7 +55,7 @@ class MatrixRow:
     should be refused."""
     network: str = "off"
     outside: bool = False
-    """A server of the host answers at the port $ROW_OUTSIDE (`outside`); needs the network ``host``."""
+    """Its network is ``egress``, to a server of the host at the port $ROW_OUTSIDE (`outside`)."""
     by_command: bool = False
     """Through the command line and its daemon, so that what is told is exit statuses."""
     seconds: float = 60.0

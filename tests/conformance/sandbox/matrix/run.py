@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 
@@ -59,7 +60,10 @@ def outcomes_of(
 
     def one(arena: Arena, row: MatrixRow, image: str) -> None:
         with ExitStack() as beside:
-            more = beside.enter_context(outside.answering()) if row.outside else {}
+            more = {}
+            if row.outside:
+                port = beside.enter_context(outside.answering())
+                row, more = replace(row, network=f"egress:localhost:{port}"), {"ROW_OUTSIDE": str(port)}
             found[row.name] = judged(arena, row, image, environment(row) | more)
         shown(found[row.name])
 

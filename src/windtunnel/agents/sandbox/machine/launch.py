@@ -3,8 +3,8 @@ what a crash leaves.
 
 A user without root has sandboxes where the kernel lets users make namespaces. He is 0 inside, and nobody else
 exists there. Namespaces, refused system calls and capabilities are those of every sandbox; what root would
-add is absent, and said: control groups (see ``group``), networks that the host owns, process images. A root
-is not mounted on the host, so nothing is left of a sandbox but its folder.
+add is absent, and said: control groups (see ``group``) and process images. A root is not mounted on the host,
+so nothing is left of a sandbox but its folder.
 
 A crash of the host leaves parts that no sandbox owns any more, and sandboxes that stand still.
 
@@ -43,7 +43,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
 from windtunnel.linux import LinuxError, cgroup
 from windtunnel.linux.namespaces import holds_namespace
-from windtunnel.linux.network import remove_link
 
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -103,15 +102,6 @@ def demand() -> None:
         raise UserError(f"sandbox: without root, sandboxes need user namespaces, and {why}{helps}")
 
 
-def check(spec: SandboxSpec) -> None:
-    """Raises UserError for what a sandbox without root cannot have."""
-    if spec.network == "host":
-        raise UserError(
-            "sandbox: network 'host' is not accepted without root, because its devices need root; use 'off' "
-            "or 'proxy', or run it as root"
-        )
-
-
 def group(home: Home, box: str) -> Cgroup | UserProcesses:
     """What holds the sandbox's processes together: control groups, or without root its pid namespace."""
     return UserProcesses(home, box) if rootless() else Cgroup(home.tag, box)
@@ -134,7 +124,7 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
             root, channel, walls.netns_file(home, spec.name), processes.path, processes.procs
         ), missed
     folder = walls.devices(home, spec.name)
-    netns = walls.make_network(home, spec.name, spec.network)
+    netns = walls.make_network(home, spec.name)
     mounts = [*channel, ("/dev", "dev", folder)]
     mounts += [
         (f"/proc/{name}", f"proc-{name}", folder / "masked")
@@ -213,8 +203,8 @@ def _read(file: Path) -> str:
 
 
 def unclaimed(home: Home, owned: set[str]) -> Unclaimed:
-    """Control groups, network namespaces, /dev and network devices of this home that no sandbox of ``owned``
-    has. What runs in such a group is killed with it."""
+    """Control groups, network namespaces and /dev of this home that no sandbox of ``owned`` has. What runs in
+    such a group is killed with it."""
 
     def named(pattern: str, there: Callable[[Path], bool]) -> list[str]:
         """Sandboxes whose folder has such an entry, which is not only a name."""
@@ -235,9 +225,6 @@ def unclaimed(home: Home, owned: set[str]) -> Unclaimed:
         parts.append((f"network namespace of sandbox {name}", partial(walls.remove_network, home, name)))
     for name in named("dev", lambda path: walls.has_devices(home, path.parent.name)):
         parts.append((f"/dev of sandbox {name}", partial(walls.release, home, name)))
-    devices = {name for name in psutil.net_if_addrs() if name.startswith(f"wt{home.tag[:5]}")}
-    for name in sorted(devices - {walls.device_name(home, box) for box in owned}):
-        parts.append((f"network device {name}", partial(remove_link, name)))
     return parts
 
 

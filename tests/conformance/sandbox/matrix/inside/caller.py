@@ -2,27 +2,25 @@
 one and goes on at the number that had no answer. A connection that hangs, or answers with another number, is
 told."""
 
-import fcntl
+import http.client
 import os
 import socket
-import struct
 import time
 
-GET_ADDRESS = 0x8915
 PATIENCE = 20.0
 
 
-def host() -> str:
-    """The address before this sandbox's own is the host's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        said = fcntl.ioctl(any_socket, GET_ADDRESS, struct.pack("256s", b"eth0"))
-    return socket.inet_ntoa((int.from_bytes(said[20:24], "big") - 1).to_bytes(4, "big"))
+def connected() -> socket.socket:
+    way = http.client.HTTPConnection("127.0.0.1", 3128, timeout=PATIENCE)
+    way.set_tunnel("localhost", int(os.environ["ROW_OUTSIDE"]))
+    way.connect()
+    return way.sock
 
 
 def main() -> None:
     number = ended = 0
     while True:
-        with socket.create_connection((host(), int(os.environ["ROW_OUTSIDE"])), PATIENCE) as plug:
+        with connected() as plug:
             try:
                 number = talk(plug, number)
                 break
