@@ -13,7 +13,7 @@ from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import CriuError, IncompleteError
 from windtunnel.agents.sandbox.machine.launch import unclaimed
-from windtunnel.agents.sandbox.model import Saved, TurnClass, TurnRecord
+from windtunnel.agents.sandbox.model import SandboxSpec, Saved, TurnClass, TurnRecord
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -255,7 +255,6 @@ def test_a_notice_saves_what_runs_and_says_what_it_could_not(host: Any, make: Ca
 
 def test_sandboxes_come_and_go_beside_each_other(host: Any, make: Callable[..., Any]) -> None:
     """What they share (folders of groups, /dev) is made and removed under each other's hands."""
-    from windtunnel.agents.sandbox.model import SandboxSpec
 
     def one(number: int) -> bytes:
         box = host.create(SandboxSpec(f"beside-{number}"))
@@ -265,3 +264,26 @@ def test_sandboxes_come_and_go_beside_each_other(host: Any, make: Callable[..., 
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(one, range(12))) == [f"{number}\n".encode() for number in range(12)]
+
+
+def test_what_this_host_lacks_is_told_when_it_opens(
+    new_home: Path, small_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windtunnel.agents.sandbox import host as hosts
+    from windtunnel.agents.sandbox.files import btrfs
+    from windtunnel.agents.sandbox.inspect import kernel
+
+    monkeypatch.setattr(btrfs, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
+    monkeypatch.setattr(hosts, "find_criu", lambda: None)
+    monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
+    told: list[Any] = []
+    with hosts.SandboxHost(new_home, on_event=told.append) as host:
+        assert host.context.pool.kind == "copy" and host.context.criu is None
+        box = host.create(SandboxSpec("a", image=str(small_root)))
+        assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES
+        box.restore()
+        assert box.run("echo $X; cat /workspace/f").stdout == b"1\n1\n"
+    words = [event.detail for event in told if event.kind == "weaker"]
+    assert any("mkfs.btrfs is missing; install btrfs-progs" in one for one in words), told
+    assert any("CRIU is missing" in one and "windtunnel sandbox setup" in one for one in words)
+    assert any("looked at by" in one for one in words)

@@ -3,7 +3,9 @@ next host finds everything, and nothing is left on the machine."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -14,8 +16,11 @@ import pytest
 
 from agents.sandbox.conftest import fresh_home
 from agents.sandbox.hurt import COUNT, COUNTER, checked, frozen, traces, turn
+from agents.sandbox.proxy.fake_model import FakeModel
+from agents.sandbox.proxy.test_model_proxy import ASK, ask
 from support import preloaded
-from support.waiting import until
+from support.waiting import gone, until
+from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux import cgroup
@@ -377,3 +382,20 @@ def test_a_long_life(own_home: Path, seed: int) -> None:
     finally:
         life.host.close()
     assert not [line for line in traces(own_home) if "process" in line]
+
+
+def test_an_agent_asks_once_more_when_the_daemon_was_killed(own_home: Path, model: FakeModel) -> None:
+    with connect(own_home) as client:
+        box = client.create(SandboxSpec("a", network="proxy", proxy_upstream=model.url))
+        model.plan.answer.clear()
+        box.run(f"{{ {ASK % 'first'}\n}} > /workspace/first 2>&1 </dev/null &")
+        model.wait_for(1)
+        daemon = client.health().pid
+        os.kill(daemon, signal.SIGKILL)
+        until(lambda: gone(daemon))
+        box = client.get("a")  # starts the next daemon
+        until(lambda: b"Disconnected" in box.get("/workspace/first"))
+        model.plan.answer.set()
+        assert ask(box, "first") == "2"
+        client.remove("a")
+        client.down()

@@ -38,6 +38,11 @@ REFUSED = {
     "an absolute target": b"GET http://evil/ HTTP/1.1\r\nhost: x\r\n\r\n",
     "a chunk by bare line feed": CHUNKED + b"2\nab\r\n0\r\n\r\n",
 }
+LEAVING = (
+    "/..", "/../v1", "/v1/../../x", "/%2e%2e/x", "/.%2E/x", "/a/..%2f..%2fx", "/%252e%252e/x", "/..%5cx",
+    "/..;a=b/x", "//../x", "/./../x", "/a/b/../../../c",
+    "/v1/a/../b", "/x/%2e%2e/y",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -83,4 +88,20 @@ def test_methods_that_show_or_tunnel_are_refused(bench: Bench, proxy: ModelProxy
     for method, target in (("TRACE", "/x"), ("CONNECT", "/x"), ("CONNECT", "host:80")):
         asked = f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n"
         assert plain(bench.ports[box.name], asked)[0] in (400, 405)
+    assert not bench.model.calls
+
+
+def test_targets_that_leave_the_base_are_refused(bench: Bench) -> None:
+    base = bench.model.url + "/base/v1/"
+    proxy = bench.proxy()
+    box = bench.serve(proxy, FakeBox(), upstream=base)
+    own = bench.ports[box.name]
+    for target in LEAVING:
+        for prefix in ("", "/v1"):
+            asked = f"POST {prefix}{target} HTTP/1.1\r\nhost: x\r\n\r\n"
+            status, body = plain(own, asked)
+            assert status == 400, asked
+            assert b"a step up" in body
+    for target in ("/v1/..%2F", "/v1/.."):
+        assert plain(own, f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n")[0] == 400, "the version is the base's"
     assert not bench.model.calls

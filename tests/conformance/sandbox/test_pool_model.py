@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.sandbox.files.pool_support import KINDS, Opener, emptied, state
-from windtunnel.agents.sandbox.files import Pool
+from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool
 from windtunnel.agents.sandbox.host import removed
 
 PATHS = ("a", "b", "dir", "dir/a", "dir/b", "dir/sub", "dir/sub/a", "other", "other/a")
@@ -192,3 +192,29 @@ def test_other_bytes_under_the_same_size_and_time_are_seen(world: World) -> None
     assert told(pool, "first", "third", None) == {"/same": "modified"}
     pool.clone("check", "second")
     assert (pool.mount("check") / "same").read_bytes() == b" first"
+
+
+def test_roots_that_come_and_go_leave_their_room_to_others(
+    opened: Opener, image: Path, tmp_path: Path
+) -> None:
+    pool, disk = opened("btrfs", size=256 << 20), btrfs.image_of(tmp_path / "pool")
+    name, data, size = pool.import_image(str(image)), os.urandom(24 << 20), disk.stat().st_blocks
+    assert size * 512 >= 256 << 20, "all of it is taken at once"
+    for number in range(45):
+        if number % 15 == 14:  # as when its host comes anew
+            pool = open_pool(tmp_path / "pool")
+            continue
+        pool.create("box", name)
+        with (pool.mount("box") / "workspace/big").open("wb") as file:
+            file.write(data)
+        if number % 3:
+            pool.snapshot("box", "kept")
+        if number % 3 == 2:
+            pool.clone("box", "kept")
+        pool.drop_box("box")
+        if number % 3:
+            pool.drop_snapshot("kept")
+        btrfs.waited_for_room(tmp_path / "pool")
+    assert disk.stat().st_blocks == size
+    left = len(btrfs.counts(tmp_path / "pool"))
+    assert left < 64 + 8, f"{left} quota groups of roots that are gone"

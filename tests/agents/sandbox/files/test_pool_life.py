@@ -51,33 +51,6 @@ def test_a_root_is_the_image_and_a_snapshot_brings_it_back(pool: Pool, image: Pa
     assert pool.unclaimed(set(), {"second"}) == []
 
 
-@pytest.mark.conformance
-def test_roots_that_come_and_go_leave_their_room_to_others(
-    opened: Opener, image: Path, tmp_path: Path
-) -> None:
-    pool, disk = opened("btrfs", size=256 << 20), btrfs.image_of(tmp_path / "pool")
-    name, data, size = pool.import_image(str(image)), os.urandom(24 << 20), disk.stat().st_blocks
-    assert size * 512 >= 256 << 20, "all of it is taken at once"
-    for number in range(45):
-        if number % 15 == 14:  # as when its host comes anew
-            pool = open_pool(tmp_path / "pool")
-            continue
-        pool.create("box", name)
-        with (pool.mount("box") / "workspace/big").open("wb") as file:
-            file.write(data)
-        if number % 3:
-            pool.snapshot("box", "kept")
-        if number % 3 == 2:
-            pool.clone("box", "kept")
-        pool.drop_box("box")
-        if number % 3:
-            pool.drop_snapshot("kept")
-        btrfs.waited_for_room(tmp_path / "pool")
-    assert disk.stat().st_blocks == size
-    left = len(btrfs.counts(tmp_path / "pool"))
-    assert left < 64 + 8, f"{left} quota groups of roots that are gone"
-
-
 def test_mounting_twice_is_one_private_mount(pool: Pool, image: Path) -> None:
     need_root()
     pool.create("box", pool.import_image(str(image)))

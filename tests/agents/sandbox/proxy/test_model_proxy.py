@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,10 +13,8 @@ from typing import Any
 import pytest
 
 from agents.sandbox.proxy.fake_model import FakeModel
-from support.waiting import gone, until
-from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.errors import IncompleteError
-from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import Shortfall
 
 pytestmark = pytest.mark.root
@@ -120,22 +116,3 @@ def test_a_key_of_the_host_is_nowhere_but_at_the_model(
     own = ["grep", "-rlaF", "--exclude=netns", key, *folders, *host.home.path.glob("*.sqlite*")]
     found = subprocess.run(own, capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stdout) == (1, ""), found
-
-
-@pytest.mark.conformance
-@pytest.mark.slow
-def test_an_agent_asks_once_more_when_the_daemon_was_killed(own_home: Path, model: FakeModel) -> None:
-    with connect(own_home) as client:
-        box = client.create(SandboxSpec("a", network="proxy", proxy_upstream=model.url))
-        model.plan.answer.clear()
-        box.run(f"{{ {ASK % 'first'}\n}} > /workspace/first 2>&1 </dev/null &")
-        model.wait_for(1)
-        daemon = client.health().pid
-        os.kill(daemon, signal.SIGKILL)
-        until(lambda: gone(daemon))
-        box = client.get("a")  # starts the next daemon
-        until(lambda: b"Disconnected" in box.get("/workspace/first"))
-        model.plan.answer.set()
-        assert ask(box, "first") == "2"
-        client.remove("a")
-        client.down()

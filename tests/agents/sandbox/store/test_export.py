@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -153,44 +151,6 @@ def test_parts_older_than_the_checkpoint_stay_apart_from_it(here: Side, tmp_path
     assert there.take_in(str(tmp_path / "place")).image is None
 
 
-@pytest.mark.conformance
-def test_damage_at_the_place_is_named_and_nothing_is_taken_in(here: Side, tmp_path: Path) -> None:
-    def damaged(place: Path) -> Iterator[tuple[Path, str]]:
-        """Damage every object in turn: flip a bit, cut it short, remove it."""
-        for path in sorted(place.rglob("*")):
-            if not path.is_file():
-                continue
-            data = path.read_bytes()
-            middle = len(data) // 2
-            for what, wrong in (
-                ("flip", data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]),
-                ("cut", data[:-1]),
-                ("gone", None),
-            ):
-                if wrong is None:
-                    path.unlink()
-                else:
-                    path.write_bytes(wrong)
-                yield path, what
-            path.write_bytes(data)
-
-    place = tmp_path / "place"
-    here.export(here.store.load(IDS[0]), str(place))
-    there = Side(tmp_path / "there")
-    for path, what in damaged(place):
-        if path.parent.name == "checkpoints" and what == "gone":
-            with pytest.raises(UserError, match="holds no complete checkpoint"):
-                there.take_in(str(place))
-        else:
-            with pytest.raises(ObjectError) as raised:
-                there.take_in(str(place))
-            assert f"{place}/" in str(raised.value)
-            assert path.name in str(raised.value)
-        assert there.is_empty()
-        assert list((there.folder / "pages" / "work").iterdir()) == []
-    assert there.take_in(str(place)).box == "copy"
-
-
 def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> None:
     place = tmp_path / "place"
     here.export(here.store.load(IDS[0]), str(place))
@@ -200,40 +160,6 @@ def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> 
     there = Side(tmp_path / "there")
     got = there.take_in(f"{place}#{IDS[1]}")
     assert damage(there.store, got.id) == []
-
-
-@pytest.mark.conformance
-def test_an_export_that_breaks_off_is_no_checkpoint(
-    here: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, counting = LocalFiles._write, Lock()
-    total = stop = 0
-
-    def counted(self: LocalFiles, name: str, blocks: Any) -> None:
-        nonlocal total
-        with counting:  # several threads write
-            total += 1
-            fails = total == stop
-        if fails:
-            raise OSError(f"{name} cannot be written: the line is dead")
-        real(self, name, blocks)
-
-    monkeypatch.setattr(LocalFiles, "_write", counted)
-    there = Side(tmp_path / "there")
-    here.export(here.store.load(IDS[1]), str(tmp_path / "whole"))
-    places = [str(tmp_path / f"place{at}") for at in range(1, total + 1)]
-    assert len(places) > 8
-    for at, place in enumerate(places, 1):
-        total, stop = 0, at
-        with pytest.raises(ObjectError, match="the line is dead"):
-            here.export(here.store.load(IDS[0]), place)
-        with pytest.raises(UserError, match="no complete checkpoint"):
-            there.take_in(place)
-    stop = 0
-    for place in (places[0], places[len(places) // 2], places[-1]):
-        here.export(here.store.load(IDS[0]), place)
-        got = there.take_in(place)
-        assert damage(there.store, got.id) == []
 
 
 def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -161,27 +160,6 @@ def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> No
     # pages that went are stored again, those that stayed are not
     assert keep(store, "c", image(tmp_path / "c", 5, 7, 99)).bytes_new < 4 * 4096
     assert damage(store, "c") == []
-
-
-@pytest.mark.conformance
-def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "store")
-    folders = [image(tmp_path / f"c{one}", *range(1, 60), 100 + one) for one in range(24)]
-
-    def work(number: int) -> None:
-        keep(store, f"c{number}", folders[number], like=f"c{number - 4}")
-        if number % 5 == 0:
-            store.collect()
-        if number % 3 == 0:
-            store.materialise(f"c{number}", tmp_path / f"mid{number}")
-
-    with ThreadPoolExecutor(6) as jobs:
-        list(jobs.map(work, range(24)))
-    store.close()
-    store = cold(tmp_path / "store")
-    for number, folder in enumerate(folders):
-        store.materialise(f"c{number}", tmp_path / f"out{number}")
-        assert content(tmp_path / f"out{number}") == content(folder)
 
 
 def test_what_a_dead_process_was_working_on_is_removed(tmp_path: Path) -> None:

@@ -3,51 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agents.sandbox.hurt import flip_image, flip_in_place
-from agents.sandbox.store.image_making import cold, content, damage, image, keep, manifest
+from agents.sandbox.store.image_making import cold, content, damage, image, keep
 from windtunnel.agents.sandbox.store import CheckpointStore, StaleCopy
 from windtunnel.store.objects import ObjectError
-
-
-@pytest.mark.conformance
-@settings(max_examples=150, deadline=None)
-@given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
-def test_no_flipped_bit_passes(place: float, bit: int) -> None:
-    """Anywhere in the file: what comes out is right, or nothing does."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        store, whole = CheckpointStore(root / "store"), manifest("m")
-        right = {id: content(image(root / id, 1, 2, 3 + number)) for number, id in enumerate("ab")}
-        for id in right:
-            keep(store, id, root / id)
-        store.add(whole)
-        store.settle(whole=True)
-        store.close()
-        path = store.path
-        flip_in_place(path, int(place * path.stat().st_size), 1 << bit)
-        try:
-            store = cold(root / "store")
-        except ObjectError as error:
-            assert str(path) in str(error)
-            return
-        for id in right:
-            try:
-                store.materialise(id, root / f"out-{id}")
-            except ObjectError:
-                assert not (root / f"out-{id}").exists()
-            else:
-                assert content(root / f"out-{id}") == right[id]
-        try:
-            assert store.load("m") == whole
-        except ObjectError as error:
-            assert "m" in str(error)
 
 
 def test_a_damaged_page_serves_nothing_and_is_stored_anew(tmp_path: Path) -> None:

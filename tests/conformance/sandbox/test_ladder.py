@@ -36,7 +36,6 @@ def dies(box: Any) -> None:
     until(lambda: box.info().status == "dead")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("criu", "pool", "no_ebpf"),
     [
@@ -100,7 +99,6 @@ def test_a_rung(
         checked(host)
 
 
-@pytest.mark.slow
 def test_down_the_ladder_and_up_again(own_home: Path) -> None:
     """CRIU goes away and comes back while the sandbox runs."""
     from windtunnel.agents.sandbox.host import SandboxHost
@@ -145,26 +143,3 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
 
 def counts(box: Any) -> bool:
     return any("count.sh" in line for line in box.info().processes)
-
-
-def test_what_this_host_lacks_is_told_when_it_opens(
-    new_home: Path, small_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from windtunnel.agents.sandbox import host as hosts
-    from windtunnel.agents.sandbox.files import btrfs
-    from windtunnel.agents.sandbox.inspect import kernel
-
-    monkeypatch.setattr(btrfs, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
-    monkeypatch.setattr(hosts, "find_criu", lambda: None)
-    monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
-    told: list[Any] = []
-    with hosts.SandboxHost(new_home, on_event=told.append) as host:
-        assert host.context.pool.kind == "copy" and host.context.criu is None
-        box = host.create(SandboxSpec("a", image=str(small_root)))
-        assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES
-        box.restore()
-        assert box.run("echo $X; cat /workspace/f").stdout == b"1\n1\n"
-    words = [event.detail for event in told if event.kind == "weaker"]
-    assert any("mkfs.btrfs is missing; install btrfs-progs" in one for one in words), told
-    assert any("CRIU is missing" in one and "windtunnel sandbox setup" in one for one in words)
-    assert any("looked at by" in one for one in words)
