@@ -345,14 +345,12 @@ class Box:
             self._context, self.machine(), log, new_id(), self.spec, number, look, keep, self._tip,
             self._doubt, request, label, pin,
         )  # fmt: skip
-        self._context.in_use.append(taking.id)
         try:
-            manifest = taking.run()
+            with self._context.using(taking.id):
+                manifest = taking.run()
         except SandboxError as error:
             self._doubt = f"the last checkpoint failed: {error}"
             raise
-        finally:
-            self._context.in_use.remove(taking.id)
         self._doubt = ""
         self._log.did(content=to_plain(manifest.content), image=manifest.image is not None)
         self._tip, self._lacks = manifest, manifest.lacks
@@ -482,18 +480,12 @@ class Box:
         self._context.pool.unmount(self.name)
 
     def adopt(
-        self,
-        machine: Machine,
-        manifest: CheckpointManifest | None,
-        *,
-        doubt: str = "",
-        lacks: tuple[Lack, ...] = (),
+        self, machine: Machine, manifest: CheckpointManifest | None, lacks: tuple[Lack, ...] = ()
     ) -> None:
         """Go on with ``machine``, which is in the state of ``manifest`` but for ``lacks``."""
         others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
-        if manifest is not None and others and not doubt:
-            doubt = "processes ran before they were watched"
-        self._machine, self._tip, self._doubt, self._lacks = machine, manifest, doubt, lacks
+        self._doubt = "processes ran before they were watched" if manifest is not None and others else ""
+        self._machine, self._tip, self._lacks = machine, manifest, lacks
         self._accepted = -1, {}
         self._pending = None
         self._save(

@@ -19,11 +19,12 @@ Source: Crab (arXiv 2604.28138), section 5.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -247,13 +248,22 @@ class SandboxContext:
     retention: int
     policy: PolicyName
     in_use: list[str]
-    """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""
+    """Checkpoints that are being made or restored, once for each."""
     restorable: set[str]
     """Checkpoints whose processes have come back on this host since it was opened."""
     proxy: HostProxy
     report: Callable[[SandboxEvent], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
+
+    @contextlib.contextmanager
+    def using(self, checkpoint: str) -> Iterator[None]:
+        """Within the block nothing of that checkpoint is dropped."""
+        self.in_use.append(checkpoint)
+        try:
+            yield
+        finally:
+            self.in_use.remove(checkpoint)
 
     def log(self, box: str) -> SandboxLog:
         """The log of that sandbox, and what decides of it; with the empty name, of the host."""

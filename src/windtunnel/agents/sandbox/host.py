@@ -67,7 +67,7 @@ from windtunnel.agents.sandbox.policy.queues import (
     forgettable,
 )
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less, wipe
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
@@ -453,18 +453,12 @@ class SandboxHost:
 
     def _forget(self, name: str, box: Box) -> None:
         """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
-        home, pool = self.context.home, self.context.pool
         with contextlib.suppress(*FAULTS, SideEffectError, UserError):
             self.context.proxy.forget(name)
         with contextlib.suppress(*FAULTS):
             box.halt()
-        with contextlib.suppress(*FAULTS):
-            Machine.clear(home, name)
-        with contextlib.suppress(*FAULTS):
-            pool.unmount(name)
-        with contextlib.suppress(*FAULTS):
-            pool.drop_box(name)
-        shutil.rmtree(home.box(name), ignore_errors=True)
+        wipe(self.context, name)
+        shutil.rmtree(self.context.home.box(name), ignore_errors=True)
 
     def _take_over(self) -> None:
         """Find the sandboxes of the home: watch those that still run, and note which do not.

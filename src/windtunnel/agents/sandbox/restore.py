@@ -20,7 +20,7 @@ import errno
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -77,7 +77,7 @@ def bring_back(
     SandboxError when even the files cannot be brought back; then nothing runs, and the checkpoint is
     untouched.
     """
-    with _in_use(context, manifest.id):
+    with context.using(manifest.id):
         return _Restoring(context, log, spec, manifest).run()
 
 
@@ -93,18 +93,23 @@ def rehearse(
         return
     trial = replace(spec, name=f"{spec.name[:36]}.{secrets.token_hex(4)}")
     try:
-        with _in_use(context, manifest.id), contextlib.suppress(_Rehearsed):
+        with context.using(manifest.id), contextlib.suppress(_Rehearsed):
             _Restoring(context, log, trial, manifest, rehearsal_of=spec.name).run()
     except SandboxError as error:
         if not _is_full(error):
             raise
     finally:
+        wipe(context, trial.name)
+
+
+def wipe(context: SandboxContext, name: str) -> None:
+    """Remove all of a sandbox but its folder and its checkpoints; never raises, what stays is found by
+    ``gc``."""
+    pool = context.pool
+    steps: list[Callable[[str], None]] = [partial(Machine.clear, context.home), pool.unmount, pool.drop_box]
+    for step in steps:
         with contextlib.suppress(*FAULTS):
-            Machine.clear(context.home, trial.name)
-        with contextlib.suppress(*FAULTS):
-            context.pool.unmount(trial.name)
-        with contextlib.suppress(*FAULTS):
-            context.pool.drop_box(trial.name)
+            step(name)
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -116,15 +121,6 @@ def _is_full(error: BaseException | None) -> bool:
 
 class _Rehearsed(Exception):
     """The processes stand as they should; they are not to run."""
-
-
-@contextlib.contextmanager
-def _in_use(context: SandboxContext, checkpoint: str) -> Iterator[None]:
-    context.in_use.append(checkpoint)
-    try:
-        yield
-    finally:
-        context.in_use.remove(checkpoint)
 
 
 class _Restoring:

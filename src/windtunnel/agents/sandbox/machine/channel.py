@@ -44,9 +44,9 @@ from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open
 
 
 @contextlib.contextmanager
-def open_beneath(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> Iterator[int]:
+def open_beneath(root: int, path: str, flags: int, resolve: int = IN_ROOT) -> Iterator[int]:
     """`open_inside`, closed at the end."""
-    descriptor = open_inside(root, path, flags, mode, resolve=resolve)
+    descriptor = open_inside(root, path, flags, resolve=resolve)
     try:
         yield descriptor
     finally:
