@@ -171,10 +171,9 @@ class Journal:
                     happened = self._ask(box, entry, check)
                     if happened is not None:
                         return happened
-            self._write(own, key, intent, turn, "planned", token)
-            return self._make(
-                SideEffect(own, key, intent, turn, "planned", token, None, ""), box, call, doubt
-            )
+            planned = SideEffect(own, key, intent, turn, "planned", token, None, "")
+            self._write(planned)
+            return self._make(planned, box, call, doubt)
 
     def side_effects(self, box: str) -> list[SideEffect]:
         """All that a sandbox sees, its ancestors' before the fork too, in the order of their turns."""
@@ -224,27 +223,26 @@ class Journal:
         if happened is not None:
             with self._transaction():
                 own = self._line(box)  # what it knows now of an ancestor's is its own
-            self._write(own, entry.key, entry.intent, entry.turn, "done", entry.token, _json(happened))
+            self._write(replace(entry, line=own, state="done", result=happened, fault=""))
         return happened
 
     def _make(self, planned: SideEffect, box: str, call: Callable[[str], Any], doubt: bool) -> Any:
-        record = (planned.line, planned.key, planned.intent, planned.turn)
         try:
             result = call(planned.token)
         except NotDone as error:
             # that this call did nothing says nothing about an earlier one
-            self._write(*record, "unknown" if doubt else "failed", planned.token, fault=str(error))
+            self._write(replace(planned, state="unknown" if doubt else "failed", fault=str(error)))
             raise
         except BaseException as error:
-            self._write(*record, "unknown", planned.token, fault=f"{type(error).__name__}: {error}")
+            self._write(replace(planned, state="unknown", fault=f"{type(error).__name__}: {error}"))
             raise
+        done = replace(planned, state="done")
         try:
-            text = _json(result)
+            self._write(replace(done, result=result))
         except (TypeError, ValueError) as error:
             fault = f"its result cannot be recorded: {error}"
-            self._write(*record, "done", planned.token, fault=fault)
+            self._write(replace(done, fault=fault))
             raise SideEffectError(f"{_words(box, planned)} happened, but {fault}") from error
-        self._write(*record, "done", planned.token, text)
         return result
 
     def _find(self, box: str, key: str) -> SideEffect | None:
@@ -253,18 +251,11 @@ class Journal:
             row = self._file.execute(SEEN + " WHERE key = ? ORDER BY depth LIMIT 1", (box, key)).fetchone()
         return _read(row) if row else None
 
-    def _write(
-        self,
-        line: int,
-        key: str,
-        intent: str,
-        turn: int,
-        state: State,
-        token: str,
-        result: str | None = None,
-        fault: str = "",
-    ) -> None:
-        row = (line, key, intent, turn, state, token, result, fault)
+    def _write(self, effect: SideEffect) -> None:
+        """Raises TypeError or ValueError, with nothing written, for a result that JSON cannot hold."""
+        of, result = effect, effect.result
+        text = None if result is None else json.dumps(result, allow_nan=False)
+        row = (of.line, of.key, of.intent, of.turn, of.state, of.token, text, of.fault)
         with self._transaction():
             self._file.execute("INSERT OR REPLACE INTO effects VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
@@ -316,7 +307,3 @@ def _words(box: str, side_effect: SideEffect) -> str:
 def _read(row: tuple[Any, ...]) -> SideEffect:
     effect = SideEffect(*row)
     return effect if effect.result is None else replace(effect, result=json.loads(effect.result))
-
-
-def _json(result: Any) -> str:
-    return json.dumps(result, allow_nan=False)
