@@ -168,7 +168,7 @@ class ReplyWindow:
     turn: int = 0
     doing: str = "the end of the turn"
     fault: str = ""
-    blocked: bool = False
+    blocked: bool = True
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: bool = False
     _pending: PendingTurn | None = None
@@ -235,6 +235,8 @@ class Gate:
                 kept = await loop.run_in_executor(self._thread, self._keep, window, placed, end)
         except TimeoutError:
             kept = self._late(window), True
+        except RuntimeError:  # there is no thread any more
+            kept = "the model proxy is ending", True
         window.fault, window.blocked = kept
 
     def _keep(self, window: ReplyWindow, placed: Callable[[], object], end: float) -> tuple[str, bool]:
