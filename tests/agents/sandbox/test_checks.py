@@ -27,7 +27,7 @@ SPEC = SandboxSpec("x")
     [
         ("name", "X", "name 'X' is not accepted"),
         ("image", " ", "image ' ' is not accepted; give 'host'"),
-        ("network", "bridge", "network 'bridge' is not accepted; use off, host, proxy"),
+        ("network", "bridge", "network 'bridge' is not accepted; use off, proxy"),
         ("network", "proxy", "go together; given are 'proxy' and ''"),
         ("proxy_upstream", "https://api", "go together; given are 'off' and 'https://api'"),
         ("environment", {"A=B": "c"}, "environment key 'A=B' is not accepted; it has no '='"),

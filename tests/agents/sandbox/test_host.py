@@ -280,7 +280,7 @@ def test_what_this_host_lacks_is_told_when_it_opens(
     with hosts.SandboxHost(new_home, on_event=told.append) as host:
         assert host.context.pool.kind == "copy" and host.context.criu is None
         box = host.create(SandboxSpec("a", image=str(small_root)))
-        assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES
+        assert turn(box, "X=1; echo 1 > /workspace/f")[1].turn_class >= TurnClass.FILES
         box.restore()
         assert box.run("echo $X; cat /workspace/f").stdout == b"1\n1\n"
     words = [event.detail for event in told if event.kind == "weaker"]
