@@ -2,14 +2,17 @@
 
 from agents.sandbox.conftest import (
     client,
+    daemon_home,
     events,
     home,
     host,
     make,
     misbehaving,
     new_home,
+    own_home,
     shared_daemon,
     small_root,
+    spare,
 )
 from agents.sandbox.files.conftest import image, opened
 from agents.sandbox.inspect.conftest import cell, cells, inspector
@@ -17,6 +20,7 @@ from agents.sandbox.proxy.model_bench import bench, model, proxy
 from agents.sandbox.proxy.ways_out import way
 
 __all__ = [
-    "bench", "cell", "cells", "client", "events", "home", "host", "image", "inspector", "make", "misbehaving",
-    "model", "new_home", "opened", "proxy", "shared_daemon", "small_root", "way",
+    "bench", "cell", "cells", "client", "daemon_home", "events", "home", "host", "image", "inspector", "make",
+    "misbehaving", "model", "new_home", "opened", "own_home", "proxy", "shared_daemon", "small_root", "spare",
+    "way",
 ]  # fmt: skip
