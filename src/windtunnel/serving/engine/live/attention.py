@@ -116,7 +116,7 @@ class AttentionPass:
 
     def _batches(self, window: int | None) -> _Batches:
         """The products to be made."""
-        groups: dict[tuple[Slots, int, int, int], list[tuple[Piece, Spans]]] = {}
+        groups: dict[tuple[Slots, int, int, int, int], list[tuple[Piece, Spans]]] = {}
         for piece, readers in self._readers.items():
             spans: Spans = []
             for query, at, length in readers:
@@ -127,11 +127,12 @@ class AttentionPass:
             # readers are in the order of their tokens: a block leaves out the keys of those behind it
             for block in range(0, len(spans), BLOCK):
                 part = spans[block : block + BLOCK]
-                groups.setdefault((piece.slots, place, block, len(part)), []).append((piece, part))
+                last = part[-1][2] if place == TAILS else 0  # no tail is done with another one's longer span
+                groups.setdefault((piece.slots, place, block, len(part), last), []).append((piece, part))
         batches: list[_Batch] = []
         parts: list[list[int]] = [[] for _ in range(self._queries)]
         total = 0
-        for (slots, place, _, each), members in groups.items():
+        for (slots, place, _, each, _), members in groups.items():
             count, indices = len(members), [piece.index for piece, _ in members]
             places: slice | Tensor = slice(indices[0], indices[0] + 1)
             rows = list(range(count))
