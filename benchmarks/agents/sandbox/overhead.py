@@ -39,7 +39,7 @@ from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import SandboxHost
-from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects
+from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects, TurnRecord
 from windtunnel.agents.sandbox.policy import CheckpointPlan, CheckpointRequest, Occasion, PolicyName
 from windtunnel.agents.sandbox.policy.queues import RETENTION
 from windtunnel.agents.sandbox.traces import Trace
@@ -272,7 +272,7 @@ def record(
     before = {manifest.id for manifest in box.log().checkpoints}
     earlier = len(box.decisions())
     began = time.monotonic()
-    ended: list[tuple[float, float, float, Pending]] = []
+    ended: list[tuple[float, float, float, Pending[TurnRecord]]] = []
     gates: list[float | None] = []
     for turn in trace.turns:
         began_at, cpu = time.monotonic(), box.machine().cgroup.usage()[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.context import EngineClosed, JobEngine, Pending, settled
+from windtunnel.agents.sandbox.context import EngineClosed, JobEngine, Pending
 from windtunnel.agents.sandbox.model import TurnClass, TurnRecord
 from windtunnel.agents.sandbox.policy.queues import Pick, Queued
 
@@ -33,7 +33,7 @@ class Held:
         self.first = self.engine.submit("first", block)
         assert begun.wait(60)
 
-    def submit(self, box: str, *, urgent: bool = False) -> Pending:
+    def submit(self, box: str, *, urgent: bool = False) -> Pending[TurnRecord]:
         def work() -> TurnRecord:
             self.order.append(box)
             return line(1)
@@ -80,4 +80,4 @@ def test_waiting_is_bounded_and_a_settled_turn_is_done() -> None:
         held.first.wait(0.01)
     assert held.finish() == []
     assert held.first.wait(60).number == 0
-    assert settled("x", line(5)).wait(0).number == 5
+    assert Pending("x", lambda: line(5)).run().wait(0).number == 5

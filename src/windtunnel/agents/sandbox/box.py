@@ -31,7 +31,6 @@ from windtunnel.agents.sandbox.context import (
     Record,
     SandboxContext,
     SandboxLog,
-    settled,
     write_record,
 )
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
@@ -86,7 +85,7 @@ class Box:
         """What somebody who asked accepts, of which turn."""
         self._machine = machine
         self._lock = threading.RLock()
-        self._pending: Pending | None = None
+        self._pending: Pending[TurnRecord] | None = None
         self._turn_began = 0.0
 
     # --- what it is
@@ -221,7 +220,7 @@ class Box:
         yield
         self.end_turn(request)
 
-    def end_turn(self, request: str = "", *, urgent: bool = False) -> Pending:
+    def end_turn(self, request: str = "", *, urgent: bool = False) -> Pending[TurnRecord]:
         """End the turn: decide what it needs, and start that. A turn that needs nothing is done at once."""
         with self._lock:
             self._gate()
@@ -241,7 +240,8 @@ class Box:
             )  # fmt: skip
             self._turn_began = 0.0
             if keep.content is TurnClass.NONE:
-                return settled(self.name, self._end(turn))
+                turn = self._end(turn)
+                return Pending(self.name, lambda: turn).run()
             work = partial(self._cover_turn, turn, look, keep)
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
             return self._pending
@@ -320,21 +320,11 @@ class Box:
             look = observe(self._context, self.name, machine, self._tip, self._doubt, occasion, **more)
             keep = log.decide(look)
             if keep.content > TurnClass.NONE:
-                work = partial(self._cover_now, log, look, keep, label, pin)
+                work = partial(self._cover, log, self._record.turns, look, keep, label=label, pin=pin)
                 self._context.engine.submit(self.name, work, urgent=True).wait()
             assert self._tip is not None
             self._hold(self._tip, log)
             return self._tip
-
-    def _cover_now(
-        self, log: SandboxLog, look: CheckpointRequest, keep: CheckpointPlan, label: str, pin: bool
-    ) -> TurnRecord:
-        number = self._record.turns
-        manifest = self._cover(log, number, look, keep, label=label, pin=pin)
-        turn_class, checkpoint = manifest.turn_class, manifest.id
-        return TurnRecord(
-            number, turn_class, keep.turn_class, keep.reasons, checkpoint, time.time(), 0.0, 0.0, 0
-        )
 
     def _cover(
         self, log: SandboxLog, number: int, look: CheckpointRequest, keep: CheckpointPlan, *,

@@ -31,8 +31,11 @@ if TYPE_CHECKING:  # they have the same methods, which type checkers read there
     from typing import Self
 
     from windtunnel.agents.sandbox.box import Box as _Box
-    from windtunnel.agents.sandbox.context import Pending as _Pending
+    from windtunnel.agents.sandbox.context import Pending
     from windtunnel.agents.sandbox.host import SandboxHost as _Host
+    from windtunnel.agents.sandbox.model import TurnRecord
+
+    _Pending = Pending[TurnRecord]
 else:
     _Box = _Pending = _Host = object
 

@@ -28,8 +28,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.errors import IncompleteError, PartError
@@ -74,6 +75,7 @@ FAULTS = (PartError, ObjectError, OSError)
 NO_IMAGES = "they are not kept without root"
 """Why an ordinary user's host keeps no processes."""
 D = TypeVar("D")
+T = TypeVar("T")
 Status = Literal["making", "running", "stopped", "dead"]
 
 
@@ -287,21 +289,23 @@ class EngineClosed(Exception):
     """The host was closed before the job could run."""
 
 
-class Pending:
-    """The checkpoint of a turn, under way. ``finished``: when it was settled, by the monotonic clock;
-    ``reported``: its fault was raised to somebody."""
+class Pending(Generic[T]):
+    """A checkpoint under way, whose end gives a ``T``. ``finished``: when it was settled, by the monotonic
+    clock; ``reported``: its fault was raised to somebody."""
 
-    def __init__(self, box: str, job: str = "", engine: JobEngine | None = None) -> None:
+    def __init__(
+        self, box: str, work: Callable[[], T], job: str = "", engine: JobEngine | None = None
+    ) -> None:
         self.box, self.job, self.finished, self.reported = box, job, 0.0, False
-        self._engine = engine
-        self._outcome: Future[TurnRecord] = Future()
+        self._work, self._engine = work, engine
+        self._outcome: Future[T] = Future()
 
     @property
     def done(self) -> bool:
         return self._outcome.done()
 
-    def wait(self, timeout: float | None = None) -> TurnRecord:
-        """The turn's line of the log once its checkpoint is safe.
+    def wait(self, timeout: float | None = None) -> T:
+        """Of a turn its line of the log, once its checkpoint is safe.
 
         Raises TimeoutError when it is not after ``timeout`` seconds, and whatever the checkpoint failed with.
         """
@@ -315,20 +319,17 @@ class Pending:
         if self._engine is not None and not self.done:
             self._engine.promote(self)
 
-    def settle(self, outcome: TurnRecord | BaseException) -> None:
-        """End it: with the turn's line, or with the fault."""
+    def run(self, before: Callable[[], object] = lambda: None) -> Pending[T]:
+        """Do the work, after ``before``, and end with what it gives, or with the fault of either."""
+        try:
+            before()
+            settle = partial(self._outcome.set_result, self._work())
+        except BaseException as error:  # it belongs to whoever waits
+            settle = partial(self._outcome.set_exception, error)
+        del self._work  # with all that it holds
         self.finished = time.monotonic()
-        if isinstance(outcome, BaseException):
-            self._outcome.set_exception(outcome)
-        else:
-            self._outcome.set_result(outcome)
-
-
-def settled(box: str, turn: TurnRecord) -> Pending:
-    """A pending checkpoint that has nothing left to do."""
-    pending = Pending(box)
-    pending.settle(turn)
-    return pending
+        settle()
+        return self
 
 
 class JobEngine:
@@ -347,7 +348,7 @@ class JobEngine:
         self._decide, self._chosen = decide, chosen
         self.workers = workers or os.cpu_count() or 1
         self._queues = Queues()
-        self._jobs: dict[str, tuple[Pending, Callable[[], TurnRecord]]] = {}
+        self._jobs: dict[str, Pending[Any]] = {}
         self._changed = threading.Condition()
         self._count = 0
         self._closing = False
@@ -358,19 +359,18 @@ class JobEngine:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, box: str, work: Callable[[], TurnRecord], *, urgent: bool = False) -> Pending:
+    def submit(self, box: str, work: Callable[[], T], *, urgent: bool = False) -> Pending[T]:
         """Queue ``work``; what it returns or raises settles the pending checkpoint."""
         with self._changed:
             if self._closing:
                 raise EngineClosed("the host is being closed")
             self._count += 1
-            pending = Pending(box, f"{box}/{self._count}", self)
-            self._jobs[pending.job] = (pending, work)
+            pending = self._jobs[f"{box}/{self._count}"] = Pending(box, work, f"{box}/{self._count}", self)
             self._queues.add(pending.job, urgent=urgent)
             self._changed.notify()
         return pending
 
-    def promote(self, pending: Pending) -> None:
+    def promote(self, pending: Pending[Any]) -> None:
         with self._changed:
             self._queues.promote(pending.job)
 
@@ -395,10 +395,8 @@ class JobEngine:
                         return
                     self._changed.wait()
                 pick = self._decide(queued)
-                pending, work = self._jobs.pop(self._queues.take(pick))
-            try:
-                if len(queued.urgent) + len(queued.normal) > 1:
-                    self._chosen(pending.box, queued, pick)
-                pending.settle(work())
-            except BaseException as error:  # it belongs to whoever waits for the job
-                pending.settle(error)
+                pending = self._jobs.pop(self._queues.take(pick))
+            if len(queued.urgent) + len(queued.normal) > 1:
+                pending.run(partial(self._chosen, pending.box, queued, pick))
+            else:
+                pending.run()
