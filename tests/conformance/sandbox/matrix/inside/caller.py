@@ -20,13 +20,14 @@ def connected() -> socket.socket:
 def main() -> None:
     number = ended = 0
     while True:
-        with connected() as plug:
-            try:
+        try:
+            with connected() as plug:
                 number = talk(plug, number)
                 break
-            except (ConnectionError, EOFError) as error:
-                ended += 1
-                print(f"connection {ended} has ended: {error!r}", flush=True)
+        except (ConnectionError, EOFError) as error:  # refused, until the way out is there again
+            ended += 1
+            print(f"connection {ended} has ended: {error!r}", flush=True)
+            time.sleep(0.02)
     print(f"ended well after {number} messages, {ended} connections before the last", flush=True)
 
 
