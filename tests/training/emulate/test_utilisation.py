@@ -1,14 +1,24 @@
-"""MFU: each dtype at its own peak, never more than 1."""
+"""The work of a step: tokens that several ranks look up together are counted once; of MFU each dtype counts
+at its own peak, and it is never more than 1."""
+
+from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from capturing import SCRIPTS, session
+from rich.console import Console
 
 from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.model import UNITS
-from windtunnel.training.emulate.emulation import StepWork, utilisation
+from windtunnel.report.terminal import print_summary
+from windtunnel.training.emulate.emulation import StepWork, measure, utilisation
 from windtunnel.training.emulate.graph import DTYPE_BYTES
+from windtunnel.training.emulate.options import Options
+from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.run import emulate
 
 
 def work(model, hardware=None, run=None):
@@ -64,3 +74,28 @@ def test_more_than_the_peak_is_never_printed():
     told = utilisation(impossible, 1.0, 1, part, measured=True)
     assert told.mfu == told.hfu == 1.0
     assert "at 882% of the peak that h100-sxm is said to have" in told.notes[0].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas"), [("group", 2), ("mesh", 2), ("data", 4), ("frozen", 4), ("taught", 4)]
+)
+def test_tokens_are_counted_once_where_ranks_share_them(kind: str, replicas: int) -> None:
+    with session("tokens.py", kind, cluster="h100-sxm:1x4") as one:
+        classes = slice_world(one.capture, 4, [0])
+    assert measure(classes).tokens == replicas * 3 * 10
+
+
+def test_tokens_of_a_model_without_a_table_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    summary = emulate(SCRIPTS / "tokens.py", ["none"], "h100-sxm:1x2").summary
+    shown = summary.to_json()
+    assert shown["tokens_per_iteration"] is shown["tokens_per_second_per_device"] is None
+    assert "tokens_per_iteration" not in shown["provenance"]
+    with open(tmp_path / "text", "w") as file:
+        print_summary(shown, Console(file=file))
+    pages = (tmp_path / "text").read_text(), Path(summary.directory, "report.html").read_text()
+    assert not any("tokens" in page.lower().replace("tokens.py", "") for page in pages)
+    given = Options(tokens=7)
+    assert emulate(SCRIPTS / "tokens.py", ["none"], "h100-sxm:1x2", given).summary.tokens_per_iteration == 7
