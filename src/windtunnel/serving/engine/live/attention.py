@@ -21,8 +21,6 @@ from windtunnel.serving.engine.live.segments import Piece, Sequence, Slots
 
 BLOCK = 64
 """Queries that read a piece in one product: its scores stay in a cache."""
-FRONT, TAILS = -1, -2
-"""In the place of a slot: all in front, which a query each reads; tails of which each has several readers."""
 LOWEST = -1e30  # stands for no score at all: finite, so that the difference of two of them is a number
 Spans = list[tuple[int, int, int]]
 """Who reads a piece: query, and the first and the last key that it sees, excluded."""
@@ -35,7 +33,7 @@ class _Batch:
     or None."""
 
     slots: Slots
-    places: slice | Tensor
+    places: slice
     low: int
     high: int
     readers: Tensor
@@ -116,54 +114,48 @@ class AttentionPass:
 
     def _batches(self, window: int | None) -> _Batches:
         """The products to be made."""
-        groups: dict[tuple[Slots, int, int, int, int], list[tuple[Piece, Spans]]] = {}
+        groups: dict[tuple[Slots, int, int], list[tuple[Piece, Spans]]] = {}
         for piece, readers in self._readers.items():
             spans: Spans = []
             for query, at, length in readers:
                 low, high = 0 if window is None else max(0, at - window + 1), min(length, at + 1)
                 if low < high:
                     spans.append((query, low, high))
-            place = FRONT if len(readers) == 1 else piece.index if piece.ends else TAILS
+            place = -1 if len(readers) == 1 else piece.index
             # readers are in the order of their tokens: a block leaves out the keys of those behind it
             for block in range(0, len(spans), BLOCK):
-                part = spans[block : block + BLOCK]
-                last = part[-1][2] if place == TAILS else 0  # no tail is done with another one's longer span
-                groups.setdefault((piece.slots, place, block, len(part), last), []).append((piece, part))
+                members = groups.setdefault((piece.slots, place, block), [])
+                members.append((piece, spans[block : block + BLOCK]))
         batches: list[_Batch] = []
         parts: list[list[int]] = [[] for _ in range(self._queries)]
         total = 0
-        for (slots, place, _, each, _), members in groups.items():
-            count, indices = len(members), [piece.index for piece, _ in members]
-            places: slice | Tensor = slice(indices[0], indices[0] + 1)
-            rows = list(range(count))
-            if place == FRONT:
-                count, rows = self._front[slots], indices
-                places = slice(0, count)
-            elif count > 1:
-                places = torch.tensor(indices, device=self._device)
-            for row, (_, spans) in zip(rows, members, strict=True):
+        for (slots, place, _), members in groups.items():
+            begin, count = (0, self._front[slots]) if place < 0 else (place, 1)
+            rows = {piece.index - begin: spans for piece, spans in members}
+            each = len(members[0][1])
+            for row, spans in rows.items():
                 for number, (query, _, _) in enumerate(spans, total + row * each):
                     parts[query].append(number)
             total += count * each
-            spans_of = dict(zip(rows, (spans for _, spans in members), strict=True))
-            batches.append(self._batch(slots, places, count, spans_of))
+            batches.append(self._batch(slots, slice(begin, begin + count), rows))
         most = max(map(len, parts))
         numbers = [(*places, *(-1,) * (most - len(places))) for places in parts]
         tensor = torch.tensor(numbers, device=self._device)
         return _Batches(batches, tensor, tensor < 0 if any(len(places) < most for places in parts) else None)
 
-    def _batch(self, slots: Slots, places: slice | Tensor, count: int, spans: Mapping[int, Spans]) -> _Batch:
-        """Of ``count`` slots, those that are read by ``spans``, which are as many of each."""
+    def _batch(self, slots: Slots, places: slice, spans: Mapping[int, Spans]) -> _Batch:
+        """``spans``: who reads each of the slots, if anybody does; as many each."""
         everyone = list(chain.from_iterable(spans.values()))
         low, high = min(span[1] for span in everyone), max(span[2] for span in everyone)
-        rows = torch.tensor([(0, low, high)] * (count * len(everyone) // len(spans))).view(count, -1, 3)
-        rows[list(spans)] = torch.tensor(list(spans.values()))
-        rows = rows.to(self._device)
+        nobody = [(0, low, high)] * (len(everyone) // len(spans))
+        rows = torch.tensor(
+            [spans.get(row, nobody) for row in range(places.stop - places.start)], device=self._device
+        )
         mask = None
         if any(span[1:] != (low, high) for span in everyone):
             keys = torch.arange(low, high, device=self._device)
             out = (keys < rows[..., 1, None]) | (keys >= rows[..., 2, None])  # (count, each, keys)
-            mask = torch.zeros(out.shape, device=self._device).masked_fill_(out, LOWEST)[:, None, :, None]
+            mask = torch.where(out, LOWEST, 0.0)[:, None, :, None]
         return _Batch(slots, places, low, high, rows[..., 0].flatten(), mask)
 
 
