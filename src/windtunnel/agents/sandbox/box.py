@@ -381,7 +381,8 @@ class Box:
                     rehearse(self._context, log, self.spec, manifest)
                 self.halt()
                 self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
-                machine, report = bring_back(self._context, log, self.spec, manifest)
+                serve = partial(self._context.proxy.serve, self, self.spec)
+                machine, report = bring_back(self._context, log, self.spec, manifest, serve)
             except IncompleteError:
                 if self._machine is None:
                     self.halt()
@@ -487,7 +488,6 @@ class Box:
             turns=manifest.turn if manifest else self._record.turns,
         )
         self.watch()
-        self._context.proxy.serve(self, self.spec, machine.externals.netns)
 
     def watch(self) -> None:
         """Have the inspector look at it from now on; what was before is covered by the newest checkpoint."""

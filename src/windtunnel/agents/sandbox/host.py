@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, Unpack
 
@@ -408,7 +409,8 @@ class SandboxHost:
             refuse_less(context, log, manifest)
             if fresh:
                 context.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, report = bring_back(context, log, spec, manifest)
+            serve = partial(context.proxy.serve, box, spec)
+            machine, report = bring_back(context, log, spec, manifest, serve)
             if fresh:
                 machine.freshen(spec.hostname or name)
             box.adopt(machine, manifest, lacks=report.lacks)
@@ -427,6 +429,7 @@ class SandboxHost:
             checks.need_shell(root, spec.image)
             machine = Machine.start(context.home, spec, root)
             box.adopt(machine, None)
+            context.proxy.serve(box, spec, machine.externals.netns)
             box.checkpoint()
             for service, command in spec.services.items():
                 if box.run(service_line(service, command), timeout=30).exit_code != 0:

@@ -70,15 +70,17 @@ def bring_back(
     log: SandboxLog,
     spec: SandboxSpec,
     manifest: CheckpointManifest,
+    serve: Callable[[Path], None],
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``, which `refuse_less` let through.
 
-    The caller has stopped what ran before. Raises IncompleteError when something else turned out to lack, and
+    ``serve`` is called with its network before a process runs that could look for what is served there. The
+    caller has stopped what ran before. Raises IncompleteError when something else turned out to lack, and
     SandboxError when even the files cannot be brought back; then nothing runs, and the checkpoint is
     untouched.
     """
     with context.using(manifest.id):
-        return _Restoring(context, log, spec, manifest).run()
+        return _Restoring(context, log, spec, manifest, serve).run()
 
 
 def rehearse(
@@ -94,7 +96,7 @@ def rehearse(
     trial = replace(spec, name=f"{spec.name[:36]}.{secrets.token_hex(4)}")
     try:
         with context.using(manifest.id), contextlib.suppress(_Rehearsed):
-            _Restoring(context, log, trial, manifest, rehearsal_of=spec.name).run()
+            _Restoring(context, log, trial, manifest, lambda netns: None, rehearsal_of=spec.name).run()
     except SandboxError as error:
         if not _is_full(error):
             raise
@@ -129,9 +131,10 @@ class _Restoring:
 
     def __init__(
         self, context: SandboxContext, log: SandboxLog, spec: SandboxSpec, manifest: CheckpointManifest,
-        *, rehearsal_of: str = "",
+        serve: Callable[[Path], None], *, rehearsal_of: str = "",
     ) -> None:  # fmt: skip
         self._context, self._log, self._spec, self._manifest = context, log, spec, manifest
+        self._serve = serve
         self._rehearsal, self._name = bool(rehearsal_of), rehearsal_of or spec.name
         self._begin = time.monotonic()
         self._restored = ["files"]
@@ -166,6 +169,7 @@ class _Restoring:
                 raise _Rehearsed
             if machine is None:
                 machine = Machine.start(context.home, spec, self._files())
+                self._serve(machine.externals.netns)
             if back.shells:
                 self._replay_shells(machine)
             if back.services:
@@ -228,6 +232,7 @@ class _Restoring:
                 confirm = begun.result()
                 externals = replace(prepared.result(), root=root)
                 Machine.lay_channel(externals, folder / CHANNEL_KEPT)
+            self._serve(externals.netns)
             note.touch()
             group = launch.group(context.home, spec.name)
             with group.first(), group.roomy():

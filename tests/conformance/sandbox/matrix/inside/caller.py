@@ -20,14 +20,13 @@ def connected() -> socket.socket:
 def main() -> None:
     number = ended = 0
     while True:
-        try:
-            with connected() as plug:
+        with connected() as plug:  # which is there before this goes on
+            try:
                 number = talk(plug, number)
                 break
-        except (ConnectionError, EOFError) as error:  # refused, until the way out is there again
-            ended += 1
-            print(f"connection {ended} has ended: {error!r}", flush=True)
-            time.sleep(0.02)
+            except (ConnectionError, EOFError) as error:
+                ended += 1
+                print(f"connection {ended} has ended: {error!r}", flush=True)
     print(f"ended well after {number} messages, {ended} connections before the last", flush=True)
 
 
