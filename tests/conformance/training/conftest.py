@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support import quick
-from training.conftest import go as go  # a fixture
+from training.host_helpers import go as go  # a fixture
 
 
 @pytest.fixture(scope="module")
