@@ -21,6 +21,7 @@ import pickle
 import runpy
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -227,23 +228,29 @@ class OptimizerCalls(Generic[Mark]):
         return ends
 
 
-def follow_steps(mark: Callable[[], Mark], ended: Callable[[Mark], None]) -> OptimizerCalls[Mark]:
+def follow_steps(
+    mark: Callable[[], Mark], ended: Callable[[Mark], None],
+    aside: AbstractContextManager[object] = nullcontext(),  # noqa: B008
+) -> OptimizerCalls[Mark]:  # fmt: skip
     """Call ``ended`` at the end of each step from now on, with what ``mark`` gave when the last call of an
-    optimiser in it had ended, or where the program says that a step ends there."""
+    optimiser in it had ended, or where the program says that a step ends there. All that is done for it is
+    done in ``aside``."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     calls: OptimizerCalls[Mark] = OptimizerCalls()
     marked = False
 
     def updated(optimizer: Any, *_: Any) -> None:
-        parameters = frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
-        for end in () if marked else calls.add(parameters or frozenset([id(optimizer)]), mark()):
-            ended(end)
+        with aside:
+            parameters = frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
+            for end in () if marked else calls.add(parameters or frozenset([id(optimizer)]), mark()):
+                ended(end)
 
     def said() -> None:
         nonlocal marked
         marked = True
-        ended(mark())
+        with aside:
+            ended(mark())
 
     register_optimizer_step_post_hook(updated)
     on_mark.append(said)

@@ -69,7 +69,7 @@ class Steps:
         self.loss: float | None = None
 
     def install(self) -> None:
-        self.calls = follow_steps(self._figures, self._end)
+        self.calls = follow_steps(self._figures, self._end, self.link.clock)
         run = torch.autograd.graph._engine_run_backward
 
         def run_and_settle(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,16 +86,11 @@ class Steps:
 
     def _figures(self) -> Figures:
         clock = self.link.clock
-        with clock:
-            if self.memory is not None and not self.ended and self.calls.last is None:
-                self.memory.take_peak()  # the first step's own is no steady one
-            return clock.own, clock.spent, self.link.calls, self.loss
+        if self.memory is not None and not self.ended and self.calls.last is None:
+            self.memory.take_peak()  # the first step's own is no steady one
+        return clock.own, clock.spent, self.link.calls, self.loss
 
     def _end(self, figures: Figures) -> None:
-        with self.link.clock:
-            self._tell(figures)
-
-    def _tell(self, figures: Figures) -> None:
         self.ended += 1
         peak = 0
         if self.memory is not None and self.ended >= FOLLOWED:
