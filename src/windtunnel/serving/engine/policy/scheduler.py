@@ -288,18 +288,17 @@ class EngineScheduler:
 
     def _plan(self, now: float, rows: int) -> admission.Decision:
         """What `engine.policy` decides; who is admitted is admitted, who is refused is gone."""
-        limits, budget = self.limits, self.limits.chunk
+        limits, budget, backlog = self.limits, self.limits.chunk, 0
         filling: list[admission.Filling] = []
         for (number, unit), part in self._unfilled():
-            if budget <= 0:
-                break
-            stop = _stop(() if unit else self._running[number].stops, part.depth, part.goal) - part.depth
-            filling.append(admission.Filling(number, unit, part.goal - part.depth, stop))
-            budget -= stop
+            backlog += part.goal - part.depth
+            if budget > 0:
+                stop = _stop(() if unit else self._running[number].stops, part.depth, part.goal) - part.depth
+                filling.append(admission.Filling(number, unit, part.goal - part.depth, stop))
+                budget -= stop
         free, slots = limits.kv - self.reserved, limits.rows - len(self._running)
         observation = admission.Observation(
-            now, rows, slots, free, limits.chunk,
-            sum(part.goal - part.depth for _, part in self._unfilled()), tuple(filling),
+            now, rows, slots, free, limits.chunk, backlog, tuple(filling),
             self._candidates_to_admit(budget, slots, free), self.time,
         )  # fmt: skip
         decision = self._admit(observation)

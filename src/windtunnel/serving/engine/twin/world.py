@@ -152,19 +152,13 @@ def serve(
 def count_alike(step: ScheduledStep, truth: StepTime, factor: float, now: float, coming: float) -> int:
     """How many steps in a row may be taken: all that begin before the next arrival, and none after
     ``step.until``."""
-    limit = min(coming, step.until) - now
-    if step.repeat == 1 or limit == inf:
+    if step.repeat == 1 or coming == step.until == inf:
         return step.repeat
+    limit, bisect = (step.until, bisect_right) if step.until < coming else (coming, bisect_left)
     first, more = factor * step.total(truth, 1), factor * truth.kv * len(step.rows)
-
-    def begins(number: int) -> float:
-        """Seconds from now on, counted from 0."""
-        return number * first + more * (number * (number - 1) // 2)
-
-    later = range(1, min(step.repeat, int(max(0.0, limit) / first) + 2))
-    return 1 + min(
-        bisect_left(later, coming - now, key=begins), bisect_right(later, step.until - now, key=begins)
-    )
+    later = range(1, min(step.repeat, int(max(0.0, limit - now) / first) + 2))
+    # seconds until the one after so many begins
+    return 1 + bisect(later, limit - now, key=lambda n: n * first + more * (n * (n - 1) // 2))
 
 
 @dataclass
