@@ -258,7 +258,7 @@ def test_short_numbers_are_served_as_well_as_the_model_does(family: str, dtype: 
     with torch.no_grad():
         wanted = plain(input_ids=torch.tensor([tokens])).logits[0, -1]
         off = short(input_ids=torch.tensor([tokens])).logits[0, -1].float() - wanted
-    assert (found - wanted).abs().mean() < 2 * off.abs().mean()
+    assert (found - wanted).abs().max() < 2 * off.abs().max()
 
 
 def test_a_row_without_numbers_harms_no_other() -> None:

@@ -177,12 +177,15 @@ def _products(
         scores = scores.tanh_().mul_(softcap)
     if batch.mask is not None:
         scores.view(count, shared, each, group, -1).add_(batch.mask)
-    logs = scores.logsumexp(-1, keepdim=True) if several else scores
-    weights = scores.sub_(logs).exp_() if several else scores.softmax(-1)
-    products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float()
+    top = scores.amax(-1, keepdim=True)
+    # divided afterwards: shares of many keys are too small for 16 bits, up to one they are not
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    products = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
     products = products.view(count, shared, each, group, -1).transpose(1, 2).reshape(readers, heads, -1)
     if not several:
         return products, products
+    logs = top.add_(total.log_())
     return products, logs.view(count, shared, each, group).transpose(1, 2).reshape(readers, heads)
 
 
