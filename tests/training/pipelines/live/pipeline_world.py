@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,15 @@ import torch.distributed as dist
 
 from support import preloaded
 from support.waiting import until
+from training.pipelines.live.pipeline_problems import Problem, plain
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.training.elastic.live.calls import HostAgent, News, TrainerWelcome
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up
+PROBLEM = Problem()
+
+expected = cache(plain)
 
 
 @dataclass
@@ -304,3 +309,14 @@ def _child(environment: dict[str, str], log: str, train: Callable[..., Any], arg
     from windtunnel.training.elastic.live.run import run
 
     run(lambda job: train(job, *args), backend="gloo", timeout=BOUND)
+
+
+def check(world: World, problem: Problem = PROBLEM) -> None:
+    losses, hashes = expected(problem)
+    assert world.result()["hashes"] == hashes
+    assert world.steps() == losses
+
+
+def layouts(world: World) -> list[tuple[str, list[list[int]], int]]:
+    """How each layout came about, its pipelines, and the step that it went on with."""
+    return [(event["how"], event["pipelines"], event["step"]) for event in world.of_kind("layout")]
