@@ -297,6 +297,11 @@ class Taking:
             words = ", ".join(self.words[pid] for pid in gone)
             context.report(SandboxEvent("failed", self.spec.name, f"ended by the failed dump: {words}"))
         killed = [self.alone[pid] for pid in gone if pid in self.alone]
+        # an image that is made now has no shell, and its restore replays none
+        shells = {
+            pid: Lack("shells", f"shell {name}: its process", "") for name, pid in machine.shells().items()
+        }
+        killed += [shells[pid] for pid in gone if pid in shells]
         self.lacks += because(killed, f"a dump that failed ended it: {why}")
         how = "may have broken" if error.interrupted else "broke"
         broken = self._broken(doubtful=error.interrupted)
