@@ -16,12 +16,14 @@ SECRET = b"the secret of these tests"
 SIZE = 4 << 20
 JOURNAL = 2 << 20
 STRIKES = """
-import sys
+import errno, os, sys
 from windtunnel.data.group.live import engine
-from windtunnel.linux.faults import inject_at
-inject_at(engine.RegionEngine, *{point!r})
+from windtunnel.linux import faults
+faults.InjectedError = lambda text: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+faults.inject_at(engine.RegionEngine, *{point!r})
 engine.main(sys.argv[1:])
 """
+"""What is raised on purpose is the error of a full disk."""
 
 
 class Replicas:

@@ -157,7 +157,7 @@ def test_an_operation_that_fails_when_its_bytes_are_there_leaves_equal_regions(
     """Whoever failed has done as many operations as others have, and more bytes."""
     with replicas(tmp_path) as found:
         found.engines[name].stop()
-        found.start(name, point=("_put", "after", 30, "full"))
+        found.start(name, point=("_put", "after", 30, "raise"))
         group = found.group()
         done, swaps = worked(group, 60)
         with pytest.raises(GroupHalted, match=f"{name} fails: No space left on device"):
