@@ -11,6 +11,7 @@ import pytest
 
 from support import preloaded
 from support.waiting import until
+from windtunnel.agents.sandbox import host as sandbox_host
 from windtunnel.agents.sandbox.errors import CriuError, IncompleteError
 from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec, Saved, TurnClass, TurnRecord
@@ -182,6 +183,20 @@ def test_forks_go_their_own_ways(host: Any, make: Callable[..., Any]) -> None:
     assert box.run(ASK).stdout == b"2"
     for number, fork in enumerate(forks):
         assert fork.run("cat /workspace/f").stdout == f"{number}\n".encode()
+
+
+def test_an_interrupt_while_it_forks_leaves_no_fork(
+    host: Any, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(jobs: list[Any]) -> None:
+        raise KeyboardInterrupt
+
+    box = make()
+    turn(box, "echo base > /workspace/f")
+    monkeypatch.setattr(sandbox_host, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        host.fork(box.name, 2)
+    assert [info.name for info in host.boxes()] == [box.name]
 
 
 def test_a_fork_survives_the_removal_of_what_it_was_forked_from(host: Any, make: Callable[..., Any]) -> None:

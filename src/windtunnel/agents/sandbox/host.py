@@ -17,7 +17,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -205,14 +205,17 @@ class SandboxHost:
             checks.checked_names(names, count)
         manifest = self._checkpoint_of(checkpoint, terms)
         fork_names = list(names) if names else self._free_names(manifest.box, count)
-        with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-            jobs = [pool.submit(self._fork_one, manifest, name, terms) for name in fork_names]
-        if failed := next((error for job in jobs if (error := job.exception())), None):
+        jobs: list[Future[Box]] = []
+        try:
+            with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
+                jobs += [pool.submit(self._fork_one, manifest, name, terms) for name in fork_names]
+                wait(jobs)  # an interrupt ends this; what has begun is still waited for, at the block's end
+            return [job.result() for job in jobs]
+        except BaseException:
             for job in jobs:
                 if job.exception() is None:
                     self.remove(job.result().name)
-            raise failed
-        return [job.result() for job in jobs]
+            raise
 
     def remove(self, name: str) -> None:
         """Kill a sandbox and forget it, with all checkpoints that no other sandbox rests on."""
