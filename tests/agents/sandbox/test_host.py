@@ -144,7 +144,7 @@ def test_a_restore_that_fails_leaves_what_runs_as_it_was(
     host: Any, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = make()
-    box.run("sleep 1000 </dev/null >/dev/null 2>&1 & echo first > /workspace/f")
+    box.run(f"{SLEEP}; echo first > /workspace/f")
     first = box.checkpoint().id
     box.run("echo second > /workspace/f; X=2")
 
