@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
-from support.waiting import PATIENCE
+import pytest
+
+from support.waiting import PATIENCE, until
 from windtunnel.linux import processes
+from windtunnel.linux.system import ends_with_parent
 
 
 def test_a_process_is_looked_at() -> None:
@@ -86,3 +90,18 @@ def test_the_stubborn_are_killed_at_last() -> None:
         assert stubborn.stdout is not None and stubborn.stdout.readline() == b"up\n"
         processes.end({stubborn.pid}, (0.05, 0.05))
         assert stubborn.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_command_ends_with_the_thread_that_started_it() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        started.append(subprocess.Popen(ends_with_parent(["sleep", "1000"])))
+        until(lambda: processes.command_line(started[0].pid) == "sleep 1000")
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert started[0].wait() == -signal.SIGKILL
+    with pytest.raises(FileNotFoundError, match="'no-such-program'"):
+        ends_with_parent(["no-such-program"])

@@ -13,7 +13,7 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -142,6 +142,22 @@ def adopt_orphans() -> None:
 def end_with_parent() -> None:
     """This process is killed when the one that started it ends."""
     checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def ends_with_parent(words: Sequence[str], network: int | None = None) -> list[str]:
+    """The command ``words``, in the network namespace of descriptor ``network``, as one that is killed when
+    the thread that starts it ends.
+
+    util-linux does both. Python of this process must not run between a fork and an exec (``preexec_fn``):
+    where a library has threads, such as gRPC, what it does at a fork can abort the child.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+    """
+    if shutil.which(words[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
+    enter = [] if network is None else ["nsenter", f"--net=/proc/{os.getpid()}/fd/{network}"]
+    return [*enter, "setpriv", "--pdeathsig", "KILL", "--", *words]
 
 
 def sync_file_system(folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import struct
 import subprocess
 import threading
@@ -21,14 +20,13 @@ from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, namespaces, network
-from windtunnel.linux.system import checked, libc
+from windtunnel.linux.system import ends_with_parent
 
 TUN = Path("/dev/net/tun")
 DEVICE = "wt0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Of the sending side, and of the other one."""
 _SET_INTERFACE, _PLAIN_TUN = 0x400454CA, 0x0001 | 0x1000  # packets of IP, without a header of TUN's own
-_DIE_WITH_PARENT = 1
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,7 @@ class Side:
 
     def start(self, words: Sequence[str], **pipes: Any) -> subprocess.Popen[str]:
         """A program inside, which ends with the calling thread. Raises OSError."""
-
-        def inside() -> None:
-            namespaces.enter(self.network)
-            checked(libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0), "prctl")
-
-        return subprocess.Popen(words, preexec_fn=inside, text=True, **pipes)
+        return subprocess.Popen(ends_with_parent(words, self.network), text=True, **pipes)
 
 
 def missing() -> str | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.base.errors import HostError
-from windtunnel.linux.system import end_with_parent
+from windtunnel.linux.system import ends_with_parent
 from windtunnel.trust.attest.messages import pack
 from windtunnel.trust.attest.quote import BOOT, LOADS
 
@@ -65,11 +65,10 @@ def swtpm(folder: Path) -> Iterator[Tpm]:
     folder.mkdir()
     sockets = folder / "tpm", folder / "tpm.ctrl"  # tpm2-tools expects the second under that name
     server, control = (f"type=unixio,path={path}" for path in sockets)
-    process = subprocess.Popen(
-        ["swtpm", "socket", "--tpm2", "--tpmstate", f"dir={folder}", "--server", server, "--ctrl", control,
-         "--flags", "not-need-init,startup-clear", "--log", f"file={folder / 'log'}"],
-        preexec_fn=end_with_parent,
-    )  # fmt: skip
+    process = subprocess.Popen(ends_with_parent([
+        "swtpm", "socket", "--tpm2", "--tpmstate", f"dir={folder}", "--server", server, "--ctrl", control,
+        "--flags", "not-need-init,startup-clear", "--log", f"file={folder / 'log'}",
+    ]))  # fmt: skip
     try:
         _answers(process, sockets[1])
         tpm, context = Tpm(folder), folder / "context"
