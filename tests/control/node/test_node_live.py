@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from windtunnel.control.node.agents import Prediction
 from windtunnel.control.node.live.agent import PLACE, AgentSlot
 from windtunnel.control.node.live.cpu import NOTE, setting
 from windtunnel.linux import LinuxError
+from windtunnel.linux.processes import descendants
 from windtunnel.store import eventlog
 
 GROUPED = True
@@ -107,9 +109,11 @@ def test_the_agent_of_the_page_runs_and_cleans_up_when_its_program_is_killed(tmp
     log, workers = tmp_path / "node.jsonl", tmp_path / "workers"
     with subprocess.Popen([sys.executable, "agent.py"], cwd=tmp_path) as program:
         until(lambda: effects(log, "predict"), "a prediction that is acted on")
+        mapped = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in descendants(program.pid))
+        (slot,) = set(re.findall(r"/dev/shm/windtunnel-node-.*/slot", mapped))
         program.kill()
     until(lambda: sum("counts" in row for row in eventlog.read(log)) == 2, "both processes to end")
-    assert workers.read_text() == "0"
+    assert workers.read_text() == "0" and not Path(slot).parent.exists()
 
 
 @root

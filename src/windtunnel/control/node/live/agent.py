@@ -19,6 +19,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import shutil
 import signal
 import struct
 import tempfile
@@ -129,6 +130,7 @@ def _act(actuator: Actuator, schedule: Schedule, guards: Guards, slot: Path, pat
         _repeat(lambda now: loop.turn(now, place.read()), schedule.act, parent)
     finally:
         actuator.clean_up()
+        shutil.rmtree(slot.parent, ignore_errors=True)  # a parent that was killed cannot
         log.append("counts", counts=dict(loop.counts))
 
 
