@@ -55,6 +55,7 @@ def test_base_path_holds(upstream: str, target: str, asked: str) -> None:
         "ftp://x", "http://", "https:///v1", "http://a b", "http://host/v1?key=1", "http://host/#a",
         "http://user:hunter2@host/", "http://host:port", "http://host:0", "http://host/a/../b",
         "http://host/%2e%2e/b", "http://host/\r\nX: y", "http://[::1", "http://hést/",
+        "http://999.1.1.1", "http://xn--a",
     ],
 )  # fmt: skip
 def test_upstream_that_is_none(url: str) -> None:

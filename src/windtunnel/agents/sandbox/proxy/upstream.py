@@ -89,8 +89,8 @@ def split_base(url: str) -> tuple[str, str]:
     refused = f"model proxy: upstream {url!r} is not accepted; give http(s)://host[:port][/path]"
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
+        usable = parts.scheme in ("http", "https") and httpx.URL(url).host and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
         raise UserError(refused) from None
     if not usable or not PRINTABLE.fullmatch(url):
         raise UserError(refused)
@@ -189,7 +189,7 @@ async def forward(
             yield response
         finally:
             await response.aclose()
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+    except httpx.HTTPError as error:
         raise _fault_of(error, httpx.URL(upstream.url).host) from error
 
 
@@ -236,9 +236,7 @@ def _fault_of(error: Exception, where: str) -> ProxyFault:
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.PoolTimeout):
         return ProxyFault(503, "overloaded", "too many requests are under way")
-    if isinstance(error, httpx.ConnectTimeout):
-        return ProxyFault(504, "upstream_timeout", f"{where} cannot be reached: {words}")
-    if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL):
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return ProxyFault(502, "upstream_unreachable", f"{where} cannot be reached: {words}")
     if isinstance(error, httpx.TimeoutException):
         return ProxyFault(504, "upstream_timeout", f"{where} did not answer in time: {words}")
