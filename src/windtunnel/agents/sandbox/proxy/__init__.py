@@ -75,7 +75,7 @@ class LoopThread:
 
 LOG = logging.getLogger("windtunnel.sandbox.ports")
 MOST = 256
-"""Connections to one port."""
+"""Connections to one port; further ones wait."""
 
 
 class Ports:
@@ -142,15 +142,11 @@ class Ports:
         return {int(port): outside for port, outside in json.loads(text).items()}
 
     async def _serve(self, listener: socket.socket, netns: Path, port: int) -> asyncio.Server:
-        tasks: set[asyncio.Task[None]] = set()
+        free = asyncio.Semaphore(MOST)
 
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if len(tasks) >= MOST:
-                writer.close()
-                return
-            task = asyncio.create_task(_forward(netns, port, reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            async with free:
+                await _forward(netns, port, reader, writer)
 
         return await asyncio.start_server(connected, sock=listener)
 

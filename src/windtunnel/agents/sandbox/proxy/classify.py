@@ -254,19 +254,20 @@ class Verdict:
 
 def classify(outline: Outline, agent: AgentLoops) -> Verdict:
     """Judge a request that a model answers."""
-    for place in reversed(range(len(agent.loops))):
-        reason = _same_loop(outline, agent.loops[place])
-        if reason and outline.system == agent.loops[place].system:
+    grown = [
+        (place, reason) for place, loop in enumerate(agent.loops) if (reason := _same_loop(outline, loop))
+    ]
+    for place, reason in reversed(grown):
+        if outline.system == agent.loops[place].system:
             return _main(outline, agent, reason, place)
     if not outline.tools:
         if _begins_helper(outline.opening) or _begins_helper(outline.last):
             return Verdict("helper", "a known helper prompt", agent)
         if outline.max_tokens is not None and outline.max_tokens <= TINY:
             return Verdict("helper", f"no tools and at most {outline.max_tokens} tokens", agent)
-    for place in reversed(range(len(agent.loops))):
-        reason = _same_loop(outline, agent.loops[place])
-        if reason:
-            return _main(outline, agent, reason + ", under another system prompt", place)
+    if grown:
+        place, reason = grown[-1]
+        return _main(outline, agent, reason + ", under another system prompt", place)
     if not agent.loops:
         return _main(outline, agent, "the first request" + (" with tools" if outline.tools else ""))
     if outline.tools and not any(loop.tools for loop in agent.loops):

@@ -15,18 +15,16 @@ The file lies outside the sandbox's root. Of a request its digest is kept, so th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Loop
+from windtunnel.agents.sandbox.proxy.classify import AgentLoops
 from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Reply, ReplyWindow
+from windtunnel.base.plain import from_plain, to_plain
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -55,19 +53,19 @@ class MainLoopRequest:
 
 
 class Conversation:
-    """The record of one sandbox. ``find`` and ``begin`` only use memory; the rest reads or writes the disk. A
-    reply that was written, and a beginning of a new incarnation, survive a power cut."""
+    """The record of one sandbox. ``find`` and ``begin`` only use memory; the rest reads or writes the disk,
+    from one thread at a time. What was written survives a power cut."""
 
     def __init__(self, path: Path) -> None:
-        self._lock, self._file = threading.Lock(), _opened(path)
+        self._file = _opened(path)
         self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=NORMAL")
+        self._file.execute("PRAGMA synchronous=FULL")
         self._file.executescript(SCHEMA)
         state = dict(self._file.execute("SELECT name, value FROM state").fetchall())
         self.incarnation = int(state.get("incarnation", 0))
         self.covered = int(state.get("covered", 0))
         """Turns that the checkpoint covers from which this incarnation began."""
-        self.agent = _read_loops(state.get("agent", ""))
+        self.agent = from_plain(AgentLoops, json.loads(state.get("agent", "{}")))
         self.entries: dict[str, list[MainLoopRequest]] = {}
         """By digest, oldest first."""
         rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
@@ -90,7 +88,7 @@ class Conversation:
 
     def answered(self, entry: MainLoopRequest, reply: Reply) -> None:
         """Write down the whole reply; from now on it can be given again."""
-        with self._durably():
+        with self._file:
             self._file.execute(
                 "INSERT INTO records (request, digest, turn, status, headers, body, answered, aside, served) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -103,21 +101,19 @@ class Conversation:
 
     def save(self, *entries: MainLoopRequest) -> None:
         """What is known of them has changed."""
-        with self._lock, self._file:
+        with self._file:
             self._update(entries)
 
     def reply(self, entry: MainLoopRequest) -> Reply:
-        with self._lock:
-            status, headers, body = self._file.execute(
-                "SELECT status, headers, body FROM records WHERE request = ?", (entry.request,)
-            ).fetchone()
+        status, headers, body = self._file.execute(
+            "SELECT status, headers, body FROM records WHERE request = ?", (entry.request,)
+        ).fetchone()
         return Reply(status, tuple((name, value) for name, value in json.loads(headers)), bytes(body))
 
     def learn(self, agent: AgentLoops) -> None:
         """Keep what is known of the agent's loops."""
-        self.agent = agent
-        with self._lock, self._file:
-            self._set("agent", json.dumps(dataclasses.asdict(agent)))
+        with self._file:
+            self._set("agent", json.dumps(to_plain(agent)))
 
     def begin_anew(self, turn: int, on_purpose: bool) -> None:
         """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before, or
@@ -128,31 +124,18 @@ class Conversation:
         self.covered = turn
         for entry in aside:
             entry.aside = True
-        with self._durably():
+        with self._file:
             self._update(aside)
             self._set("incarnation", str(self.incarnation))
             self._set("covered", str(turn))
 
     def copy_to(self, path: Path) -> None:
         """A second record, equal to this one."""
-        with self._lock, contextlib.closing(_opened(path)) as copy:
+        with contextlib.closing(_opened(path)) as copy:
             self._file.backup(copy)
 
     def close(self) -> None:
-        with self._lock:
-            self._file.close()
-
-    @contextlib.contextmanager
-    def _durably(self) -> Iterator[None]:
-        """A transaction that survives a power cut, and with it all before it. The others do without: what
-        they would lose is asked again, or counts as not known."""
-        with self._lock:
-            self._file.execute("PRAGMA synchronous=FULL")
-            try:
-                with self._file:
-                    yield
-            finally:
-                self._file.execute("PRAGMA synchronous=NORMAL")
+        self._file.close()
 
     def _update(self, entries: tuple[MainLoopRequest, ...] | list[MainLoopRequest]) -> None:
         rows = [(entry.turn, entry.aside, entry.served, entry.request) for entry in entries]
@@ -167,11 +150,3 @@ def _opened(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return sqlite3.connect(path, timeout=30, check_same_thread=False)
-
-
-def _read_loops(text: str) -> AgentLoops:
-    if not text:
-        return AgentLoops()
-    raw = json.loads(text)
-    loops = tuple(Loop(**{**loop, "messages": tuple(loop["messages"])}) for loop in raw["loops"])
-    return AgentLoops(loops, raw["stranger"], raw["strange"])

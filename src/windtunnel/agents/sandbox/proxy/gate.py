@@ -15,7 +15,6 @@ stream, everything before the closing event is passed on as it comes.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -196,7 +195,7 @@ class Gate:
     def __init__(self, box: Turning, *, seconds: float) -> None:
         self._box, self._seconds = box, seconds
         self._open: dict[ReplyWindow, asyncio.Task[None]] = {}
-        self._thread = self._new_thread()
+        self._thread = ThreadPoolExecutor(1, f"turn-of-{box.name}")
 
     def open(self, request: str, started: Callable[[ReplyWindow], None], *, ended: int = 0) -> ReplyWindow:
         """End the sandbox's turn in the background. ``started`` is told, on the loop, once the turn has its
@@ -211,37 +210,29 @@ class Gate:
         self._open[window].add_done_callback(ended_by)
         return window
 
-    def abandon(self) -> None:
-        """The sandbox was brought back to an earlier state: what was open says nothing about it."""
-        self.close("the sandbox was restored meanwhile")
-        self._thread = self._new_thread()
-
-    def close(self, why: str = "the model proxy is ending") -> None:
-        """Stop waiting; a turn that is ending goes on to its end by itself."""
+    def close(self, why: str) -> None:
+        """Hold what is open back, and open no more; a turn that is ending goes on to its end by itself."""
         for window, task in self._open.items():
             window.fault, window.blocked = why, True
             task.cancel()
         # the thread may wait for a checkpoint that nobody wants any more
         self._thread.shutdown(wait=False)
 
-    def _new_thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, f"turn-of-{self._box.name}")
-
     async def _settle(self, window: ReplyWindow, started: Callable[[ReplyWindow], None]) -> None:
         loop = asyncio.get_running_loop()
-        placed, end = lambda: loop.call_soon_threadsafe(started, window), time.monotonic() + self._seconds
+
+        def placed() -> object:
+            return loop.call_soon_threadsafe(started, window)
+
         try:
             async with asyncio.timeout(self._seconds):
-                kept = await loop.run_in_executor(self._thread, self._keep, window, placed, end)
+                kept = await loop.run_in_executor(self._thread, self._keep, window, placed)
         except TimeoutError:
             kept = self._late(window), True
-        except RuntimeError:  # there is no thread any more
-            kept = "the model proxy is ending", True
         window.fault, window.blocked = kept
 
-    def _keep(self, window: ReplyWindow, placed: Callable[[], object], end: float) -> tuple[str, bool]:
-        """End the turn and wait until it is kept, up to ``end``: what is wrong, and whether the reply is held
-        for it."""
+    def _keep(self, window: ReplyWindow, placed: Callable[[], object]) -> tuple[str, bool]:
+        """End the turn and wait until it is kept: what is wrong, and whether the reply is held for it."""
         try:
             if window.turn:
                 window.doing = "the checkpoint"
@@ -251,7 +242,7 @@ class Gate:
                 window.turn, window.doing = self._box.turns, "the checkpoint"
                 window.attach(pending)
                 placed()
-                lacks = pending.wait(max(end - time.monotonic(), 0.0)).lacks
+                lacks = pending.wait(self._seconds).lacks
         except IncompleteError as error:
             return str(error), True
         except TimeoutError:

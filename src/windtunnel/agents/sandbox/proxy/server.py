@@ -12,22 +12,14 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
 
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import LoopThread
 from windtunnel.agents.sandbox.proxy.conversation import Conversation
 from windtunnel.agents.sandbox.proxy.gate import Turning
-from windtunnel.agents.sandbox.proxy.session import LOG, AgentSession
-from windtunnel.agents.sandbox.proxy.upstream import ProxyFault, Upstream
-from windtunnel.agents.sandbox.proxy.wire import (
-    AgentConnection,
-    Gone,
-    ProxyLimits,
-    read_request,
-    send_fault,
-)
-from windtunnel.base.errors import UserError
+from windtunnel.agents.sandbox.proxy.session import AgentSession
+from windtunnel.agents.sandbox.proxy.upstream import Upstream
+from windtunnel.agents.sandbox.proxy.wire import AgentConnection, ProxyLimits
 from windtunnel.base.web import WebServer
 
 
@@ -53,13 +45,13 @@ class ModelProxy:
         served already, ``listener`` takes the place of the last: a restore gives it a new network."""
 
         async def begin() -> None:
-            if box.name not in self._sessions:
+            session = self._sessions.get(box.name)
+            if session is None:
                 conversation = self._conversation(box.name)
-                self._sessions[box.name] = AgentSession(
-                    box, upstream, conversation, self._client, self._bounds
-                )
+                session = AgentSession(box, upstream, conversation, self._client, self._bounds)
+                self._sessions[box.name] = session
             await self._hang_up(box.name)
-            await self._listen(listener, box.name)
+            await self._listen(listener, session)
 
         self._loop.call(begin())
 
@@ -81,15 +73,13 @@ class ModelProxy:
         session = self._sessions.get(name)
         if session is not None:
             self._loop.call(session.restored(turn, on_purpose=on_purpose))
-        elif conversation_file(self._home, name).exists():
+        else:
             with contextlib.closing(self._conversation(name)) as conversation:
                 conversation.begin_anew(turn, on_purpose)
 
     def forked(self, source: str, name: str, turn: int) -> None:
         """To be called before ``serve`` of a fork: it has the conversation of ``source`` up to ``turn``."""
         there = conversation_file(self._home, name)
-        if there.exists():
-            raise UserError(f"model proxy: sandbox {name!r} has a conversation already")
         session = self._sessions.get(source)
         if session is not None:
             self._loop.call(session.copy_to(there))
@@ -104,10 +94,9 @@ class ModelProxy:
         async def end() -> None:
             for server, _ in self._servers.values():
                 server.should_exit = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._bounds.ending):
-                    while any(session.open for session in self._sessions.values()):
-                        await asyncio.sleep(0.02)
+            if self._servers:
+                serving = [serving for _, serving in self._servers.values()]
+                await asyncio.wait(serving, timeout=self._bounds.ending)
             await asyncio.gather(*(session.close() for session in self._sessions.values()))
             await asyncio.gather(*(self._hang_up(name) for name in list(self._servers)))
             await self._client.aclose()
@@ -126,15 +115,12 @@ class ModelProxy:
         limits = httpx.Limits(max_connections=bounds.open_total, max_keepalive_connections=64)
         return httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=trust_env)
 
-    async def _listen(self, listener: socket.socket, name: str) -> None:
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._answer(name, scope, receive, send)
-
+    async def _listen(self, listener: socket.socket, session: AgentSession) -> None:
         config = uvicorn.Config(
-            app, http=AgentConnection, lifespan="off", ws="none", access_log=False, log_config=None,
+            session, http=AgentConnection, lifespan="off", ws="none", access_log=False, log_config=None,
             proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=75,
             limit_concurrency=2 * self._bounds.open_box,
-            timeout_graceful_shutdown=max(int(self._bounds.ending), 1),
+            timeout_graceful_shutdown=int(2 * self._bounds.ending) + 1,
         )  # fmt: skip
         server = WebServer(config)
         listener.setblocking(False)
@@ -145,35 +131,10 @@ class ModelProxy:
             await asyncio.sleep(0.001)
         if serving.done():
             serving.result()
-        self._servers[name] = (server, serving)
+        self._servers[session.name] = (server, serving)
 
     async def _hang_up(self, name: str) -> None:
         server, serving = self._servers.pop(name, (None, None))
         if server is not None and serving is not None:
             server.should_exit = True
             await serving
-
-    async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        session, started = self._sessions.get(name), False
-        if session is None:
-            fault = ProxyFault(404, "unknown_sandbox", f"no sandbox {name!r} is served here")
-            return await send_fault(send, fault)
-        if session.open >= self._bounds.open_box:
-            return await send_fault(send, ProxyFault(503, "overloaded", "too many requests are under way"))
-
-        async def send_noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        session.open += 1
-        try:
-            await session.answer(await read_request(scope, receive, self._bounds), receive, send_noted)
-        except ProxyFault as fault:
-            LOG.info("sandbox %s: %s", name, fault)
-            if not started:
-                await send_fault(send, fault)
-        except Gone:
-            return
-        finally:
-            session.open -= 1

@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
-from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, BrokeOff, Gate, Reply, ReplyWindow, Turning
+from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, BrokeOff, Gate, ReplyWindow, Turning
 from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
     Headers,
@@ -31,8 +33,17 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     reply_headers,
     steps_up,
 )
-from windtunnel.agents.sandbox.proxy.wire import ProxyLimits, send_reply, send_whole, while_connected
+from windtunnel.agents.sandbox.proxy.wire import (
+    Gone,
+    ProxyLimits,
+    read_request,
+    send_fault,
+    send_reply,
+    send_whole,
+    while_connected,
+)
 
+T = TypeVar("T")
 LOG = logging.getLogger("windtunnel.sandbox.proxy")
 WARNING = "x-windtunnel-checkpoint"
 """Header of a reply that goes out though its turn's checkpoint is not whole: what lacks, and why."""
@@ -43,7 +54,7 @@ READ_ON_LOOP = 64 * 1024
 
 
 class AgentSession:
-    """One sandbox's way to its model. Lives on the event loop."""
+    """One sandbox's way to its model, as an ASGI application. Lives on the event loop."""
 
     def __init__(
         self,
@@ -54,30 +65,47 @@ class AgentSession:
         bounds: ProxyLimits,
     ) -> None:
         self.name = box.name
-        self.open = 0
+        self._box = box
         self._upstream = upstream
         self._conversation = conversation
         self._client = client
         self._bounds = bounds
         self._gate = Gate(box, seconds=bounds.gate)
-        self._writing = asyncio.Lock()
+        self._disk = ThreadPoolExecutor(1, f"conversation-of-{box.name}")
         self._ending = asyncio.Event()
-        self._exchanges: set[asyncio.Task[Any]] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._exchanges: set[asyncio.Task[None]] = set()
 
     # --- requests
     # ---------------------------------------------------------------------------------------------
 
-    async def answer(self, request: AgentRequest, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever it is. Raises ProxyFault."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever it is."""
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            request = await read_request(scope, receive, self._bounds)
+            await while_connected(receive, self._answer(request, send_noted), self._ending)
+        except ProxyFault as fault:
+            LOG.info("sandbox %s: %s", self.name, fault)
+            if not started:
+                await send_fault(send, fault)
+        except Gone:
+            return
+
+    async def _answer(self, request: AgentRequest, send: Send) -> None:
         if steps_up(request.path):
             words = "the path has a step up, '..', which could leave the base path of the upstream"
             raise ProxyFault(400, "bad_request", words)
         outline = await self._of_main_loop(request)
         if outline is not None:
-            await self._main(request, outline, receive, send)
-        else:
-            await while_connected(receive, self._through(request, send), self._ending)
+            return await self._main(request, outline, send)
+        async with forward(self._client, self._upstream, request) as response:
+            await send_reply(send, response.status_code, reply_headers(response), response.aiter_raw())
 
     async def _of_main_loop(self, request: AgentRequest) -> Outline | None:
         """The request as the main loop's; None where it is another one."""
@@ -101,19 +129,13 @@ class AgentSession:
     def _read(self, request: AgentRequest) -> Outline:
         return read(request.route, dict(request.headers), request.body, limit=self._bounds.body)
 
-    async def _through(self, request: AgentRequest, send: Send) -> None:
-        """Pass a request on, and its reply back, without looking at either."""
-        async with forward(self._client, self._upstream, request) as response:
-            await send_reply(send, response.status_code, reply_headers(response), response.aiter_raw())
-
-    async def _main(self, request: AgentRequest, outline: Outline, receive: Receive, send: Send) -> None:
+    async def _main(self, request: AgentRequest, outline: Outline, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation
         entry = conversation.find(outline.digest)
         if entry is None or not (entry.complete or entry.arriving):
             entry = self._ask(request, outline, entry)
-        window = self._window(entry)
-        delivering = self._deliver(entry, entry.arriving, window, send)
-        if await while_connected(receive, delivering, self._ending) and entry.complete:
+        await self._deliver(entry, entry.arriving, self._window(entry), send)
+        if entry.complete:
             entry.window = None
             if conversation.incarnation == incarnation and not entry.aside:
                 entry.served = incarnation
@@ -128,14 +150,13 @@ class AgentSession:
             name = f"{outline.digest[:12]}-{uuid4().hex[:12]}"
             entry = self._conversation.begin(name, outline.digest)
         entry.arriving = ArrivingReply()
-        self._spawn(self._exchanges, self._run(entry, entry.arriving, request))
+        exchange = asyncio.create_task(self._run(entry, entry.arriving, request))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._exchanges.discard)
         return entry
 
     async def _run(self, entry: MainLoopRequest, arriving: ArrivingReply, request: AgentRequest) -> None:
-        async def record(reply: Reply) -> None:
-            if not await self._write(self._conversation.answered, entry, reply):
-                LOG.warning("sandbox %s: the reply is not recorded", self.name)
-
+        record = partial(self._write, self._conversation.answered, entry)
         try:
             await arriving.run(self._client, self._upstream, request, self._bounds.reply, record)
         finally:
@@ -172,14 +193,14 @@ class AgentSession:
         warning: Headers = ()
         if window is not None:
             if not window.settled.is_set():
-                self._spawn(self._tasks, asyncio.to_thread(window.promote))
+                asyncio.get_running_loop().run_in_executor(None, window.promote)
                 await window.settled.wait()
             if window.blocked:
                 words = f"the reply is held back, since its turn is not kept: {window.fault}"
                 raise ProxyFault(503, "held", f"{words}; it is recorded, ask again", RETRY)
             warning = ((WARNING, _single_line(window.fault)),) if window.fault else ()
         if arriving is None:
-            reply = await asyncio.to_thread(self._conversation.reply, entry)
+            reply = await self._on_disk(self._conversation.reply, entry)
             await send_whole(send, reply.status, reply.headers + warning, reply.body)
             return
         with contextlib.suppress(BrokeOff):
@@ -191,15 +212,16 @@ class AgentSession:
     async def restored(self, turn: int, *, on_purpose: bool) -> None:
         """The sandbox begins anew after ``turn``. Replies under way go to whoever asks for them again, but
         where it was brought back ``on_purpose``, to have others."""
-        self._gate.abandon()
+        self._gate.close("the sandbox was restored meanwhile")
+        self._gate = Gate(self._box, seconds=self._bounds.gate)
         for entries in self._conversation.entries.values():
             for entry in entries:
                 entry.window = None
-        await self._change(self._conversation.begin_anew, turn, on_purpose)
+        await self._on_disk(self._conversation.begin_anew, turn, on_purpose)
 
     async def copy_to(self, path: Path) -> None:
         """Write a second record of the conversation, as it is now."""
-        await self._change(self._conversation.copy_to, path)
+        await self._on_disk(self._conversation.copy_to, path)
 
     async def close(self) -> None:
         """End everything under way. A reply that is held for its checkpoint is not let out: the agent asks
@@ -208,34 +230,24 @@ class AgentSession:
         for task in list(self._exchanges):
             task.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
-        self._gate.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._bounds.ending)
-        await asyncio.to_thread(self._conversation.close)
+        self._gate.close("the model proxy is ending")
+        await self._on_disk(self._conversation.close)
+        self._disk.shutdown(wait=False)
 
-    # --- the record is written in the order of these calls, and never on the loop
+    # --- the record is read and written in the order of these calls, and never on the loop
     # ---------------------------------------------------------------------------------------------
 
-    def _write(self, change: Callable[..., None], *what: Any) -> asyncio.Task[bool]:
-        async def write() -> bool:
+    def _on_disk(self, work: Callable[..., T], *what: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._disk, work, *what)
+
+    def _write(self, change: Callable[..., None], *what: Any) -> asyncio.Future[None]:
+        def write() -> None:
             try:
-                await self._change(change, *what)
+                change(*what)
             except (sqlite3.Error, OSError) as error:
                 LOG.warning("sandbox %s: the conversation cannot be written: %s", self.name, error)
-                return False
-            return True
 
-        return self._spawn(self._tasks, write())
-
-    async def _change(self, change: Callable[..., None], *what: Any) -> None:
-        async with self._writing:
-            await asyncio.to_thread(change, *what)
-
-    def _spawn(self, tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        return task
+        return self._on_disk(write)
 
 
 def _single_line(words: str) -> str:

@@ -143,9 +143,8 @@ async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> A
     return AgentRequest(scope["method"], scope["target"], headers, bytes(body))
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
-    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises ProxyFault
-    where the proxy ends first.
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> None:
+    """Run ``work`` to its end, or until the client leaves. Raises ProxyFault where the proxy ends first.
 
     The request's body has been read, so that the only thing still to be received is the client's leaving.
     """
@@ -155,10 +154,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], end
         await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
-            return True
-        if ending.is_set():
+        elif ending.is_set():
             raise ProxyFault(503, "ending", "the model proxy is ending; ask again")
-        return False
     finally:
         for task in (working, *others):
             task.cancel()
