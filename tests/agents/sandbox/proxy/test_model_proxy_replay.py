@@ -159,6 +159,12 @@ def test_forks_share_what_was_said_before(bench: Bench, proxy: ModelProxy) -> No
     assert bench.ask(box, next_request(replies[:1])).reply() == replies[1], "the source has its own record"
 
 
+def test_a_fork_of_a_sandbox_that_is_gone_leaves_nothing_of_it(bench: Bench, proxy: ModelProxy) -> None:
+    proxy.forked("gone", "fork", 2)
+    bench.serve(proxy, FakeBox("fork"))
+    assert not bench.home.box("gone").exists()
+
+
 def test_record_outlives_the_proxy(bench: Bench) -> None:
     before = bench.proxy()
     box = bench.serve(before, FakeBox())

@@ -83,7 +83,7 @@ class ModelProxy:
         session = self._sessions.get(source)
         if session is not None:
             self._loop.call(session.copy_to(there))
-        else:
+        elif conversation_file(self._home, source).exists():
             with contextlib.closing(self._conversation(source)) as conversation:
                 conversation.copy_to(there)
         self.restored(name, turn, on_purpose=True)
