@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import (
-    SandboxCosts,
-    SandboxProfile,
-    cost_table,
-    profile_path,
-    save_costs,
-)
+from windtunnel.agents.sandbox.costs import SandboxCosts, SandboxProfile, profile_path, save_costs
 from windtunnel.agents.sandbox.model import CheckpointManifest, SandboxLimits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares, quartile
@@ -249,7 +243,7 @@ def _sized(host: SandboxHost, name: str, memory: int, processes: int, samples: S
 def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
     """`calibrate` for ``windtunnel calibrate agents.sandbox``."""
     profile = calibrate(quick=quick, progress=progress)
-    return Calibrated(Path(profile.path), profile.origin, cost_table(profile))
+    return Calibrated(Path(profile.path), f"{profile.origin}; {profile.provenance['errors']}")
 
 
 def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:

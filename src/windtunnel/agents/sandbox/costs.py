@@ -11,13 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.calibration import profiles
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 VERSION = 2
 SHIPPED = Path(__file__).with_name("costs.json")
@@ -182,31 +179,3 @@ def save_costs(profile: SandboxProfile, path: Path) -> None:
         "costs": {name: float(f"{value:.4g}") for name, value in asdict(profile.costs).items()},
     }
     profiles.save(path, VERSION, content)
-
-
-OPERATIONS = {
-    "decide": "decide on a turn",
-    "shell": "checkpoint of shells",
-    "files_freeze": "checkpoint of files, frozen",
-    "files_after": "checkpoint of files, after",
-    "full_freeze": "full checkpoint, frozen",
-    "full_after": "full checkpoint, after",
-    "restore": "restore",
-    "create": "create",
-}
-
-
-def cost_table(profile: SandboxProfile) -> Table:
-    """The figures of a profile, with where they come from as the caption."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    caption = "; ".join(f"{key}: {value}" for key, value in profile.provenance.items())
-    heads = ("operation", "seconds", "each MB", "each process")
-    table = Table(*heads, box=SIMPLE_HEAD, caption=caption, caption_justify="left")
-    costs = asdict(profile.costs)
-    for name, words in OPERATIONS.items():
-        each = [(costs.get(f"{name}_per_{what}"), scale) for what, scale in (("byte", 1e9), ("process", 1e3))]
-        more = [f"{value * scale:.3f} ms" if value else "" for value, scale in each]
-        table.add_row(words, f"{costs[name] * 1e3:.2f} ms", *more)
-    return table
