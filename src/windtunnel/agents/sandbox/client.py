@@ -271,33 +271,31 @@ async def connect_async(where: Where = None, *given: Any, **options: Any) -> Awa
     return Awaitable(await asyncio.get_running_loop().run_in_executor(threads, open_client), threads)
 
 
-AT_ONCE = 200
-"""Folders or links that one command makes."""
-
-
 def put_folder(box: AnySandbox, source: Path, target: str) -> None:
     """Copy the folder ``source`` of this machine to ``target``, with what it holds.
 
     Raises IncompleteError, after all else is copied, where it holds what is neither file, folder nor link.
     """
-    folders, links, lacks = [f"mkdir -p -- {shlex.quote(target)}"], [], []
+    script, lacks = [f"mkdir -p -- {shlex.quote(target)}"], []
     files: list[tuple[Path, str, int]] = []
     for entry in sorted(source.rglob("*")):
         inside = f"{target}/{entry.relative_to(source)}"
         mode = entry.lstat().st_mode
         if stat.S_ISLNK(mode):
-            links.append(f"ln -sfn -- {shlex.quote(os.readlink(entry))} {shlex.quote(inside)}")
+            script.append(f"ln -sfn -- {shlex.quote(os.readlink(entry))} {shlex.quote(inside)}")
         elif stat.S_ISDIR(mode):
-            folders.append(f"mkdir -p -m {mode & 0o777:o} -- {shlex.quote(inside)}")
+            script.append(f"mkdir -p -m {mode & 0o777:o} -- {shlex.quote(inside)}")
         elif stat.S_ISREG(mode):
             files.append((entry, inside, mode & 0o777))
         else:
             lacks.append(Lack("files", str(entry), "it is neither file, folder nor link"))
-    _run_all(box, folders)
+    made = box.run('"${BASH:-sh}" -e', stdin=os.fsencode("\n".join(script)))
+    if made.exit_code != 0:
+        words = made.stderr.decode(errors="replace").strip() or made.note
+        raise UserError(f"sandbox {box.name}: the folder cannot be made: {words}")
     for file, inside, mode in files:
         with file.open("rb") as data:
             box.put(inside, data, mode)
-    _run_all(box, links)
     _refuse(lacks, source)
 
 
@@ -329,19 +327,6 @@ def is_folder(box: AnySandbox, path: str) -> bool:
     except (UserError, OSError):
         return False
     return True
-
-
-def _run_all(box: AnySandbox, lines: list[str]) -> None:
-    for part in _parts(lines):
-        result = box.run(f"({'; '.join(['set -e', *part])})")
-        if result.exit_code != 0:
-            words = result.stderr.decode(errors="replace").strip() or result.note
-            raise UserError(f"sandbox {box.name}: the folder cannot be made: {words}")
-
-
-def _parts(lines: list[str]) -> Iterator[list[str]]:
-    for at in range(0, len(lines), AT_ONCE):
-        yield lines[at : at + AT_ONCE]
 
 
 def _refuse(lacks: list[Lack], source: object) -> None:

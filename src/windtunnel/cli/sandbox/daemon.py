@@ -105,13 +105,11 @@ def serve(
         options = {"--tcp": tcp, "--http": http, "--token": token and token.absolute()}
         words = [str(word) for option, value in options.items() if value for word in (option, value)]
         return typer.echo(unit(home, context.obj.tls, words), nl=False)
-    from windtunnel.agents.sandbox.daemon import certificates, checked_token
+    from windtunnel.agents.sandbox.daemon import keys_of
     from windtunnel.agents.sandbox.daemon.server import end, run
-    from windtunnel.base.keys import Keys
 
-    secret = checked_token(_token(token)).encode() if tcp or http else b""
     run(
-        home, keys=Keys(secret, certificates(context.obj.tls)) if secret else None,
+        home, keys=keys_of(_token(token), context.obj.tls) if tcp or http else None,
         tcp=_listen("--tcp", tcp), http=_listen("--http", http),
         ready=lambda where: typer.echo(f"serving on {where}"),
     )  # fmt: skip

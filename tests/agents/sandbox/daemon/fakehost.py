@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.checks import checked_spec
-from windtunnel.agents.sandbox.daemon import certificates, server
+from windtunnel.agents.sandbox.daemon import keys_of, server
 from windtunnel.agents.sandbox.daemon.server import end, run
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied
 from windtunnel.agents.sandbox.model import (
@@ -50,7 +50,6 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.protocol import SandboxHistory
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
-from windtunnel.base.keys import Keys
 from windtunnel.base.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -421,7 +420,7 @@ def main() -> None:
     try:
         run(
             given.home,
-            keys=Keys(given.token.encode(), certificates(given.tls)) if given.token else None,
+            keys=keys_of(given.token, given.tls),
             **{
                 name: None if port is None else ("127.0.0.1", port)
                 for name, port in (("tcp", given.tcp), ("http", given.http))

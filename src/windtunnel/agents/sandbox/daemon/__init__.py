@@ -24,7 +24,6 @@ from windtunnel.base.errors import HostError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.base.keys import Keys
-    from windtunnel.base.tls import Certificates
 
 
 ERRORS = (SandboxDied, IncompleteError, SandboxError, HostError)
@@ -77,32 +76,26 @@ def address(where: str | os.PathLike[str] | None, token: str | None = None, tls:
     host, port = host_and_port(where.partition("://")[2].rstrip("/"))
     if not where.startswith("tcp://") or not host:
         raise UserError(f"sandbox: URL {where!r} is not accepted; use tcp://HOST:PORT")
-    secret = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
-    if not secret:
+    keys = keys_of(token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", ""), tls)
+    if keys is None:
         raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
     if tls is None:
         refuse_open(host, where)
+    return Address(None, f"tcp://{host}:{port}", keys)
+
+
+def keys_of(token: str, tls: Tls) -> Keys | None:
+    """What proves a peer by ``token``; None without one. Raises UserError: it is not one that an HTTP header
+    could hold, or the files of ``tls`` cannot be used."""
     from windtunnel.base.keys import Keys
-
-    return Address(None, f"tcp://{host}:{port}", Keys(checked_token(secret).encode(), certificates(tls)))
-
-
-def certificates(tls: Tls) -> Certificates | None:
-    """Raises UserError: they cannot be used."""
-    if not tls:
-        return None
     from windtunnel.base.tls import Certificates
 
-    loaded = Certificates.load(tls)
-    loaded.verify()
-    return loaded
-
-
-def checked_token(token: str) -> str:
-    """Raises UserError: it is not one that an HTTP header could hold."""
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UserError("sandbox: the token must be ASCII without spaces")
-    return token
+    certificates = Certificates.load(tls) if tls else None
+    if certificates is not None:
+        certificates.verify()
+    return Keys(token.encode(), certificates) if token else None
 
 
 def host_and_port(text: str) -> tuple[str, int]:
