@@ -17,7 +17,6 @@ from windtunnel.agents.sandbox.model import (
     BoxInfo,
     CheckpointManifest,
     Diff,
-    Facility,
     FolderEntry,
     GcReport,
     RestoreReport,
@@ -178,9 +177,6 @@ class AnyDaemon(Protocol):
     """The process that holds the sandboxes of a home."""
 
     def health(self) -> DaemonHealth: ...
-
-    def doctor(self) -> list[Facility]:
-        """What the host has or lacks, and what follows."""
 
     def down(self) -> None:
         """End the daemon; the sandboxes run on."""

@@ -34,7 +34,6 @@ from windtunnel.agents.sandbox.model import (
     BoxInfo,
     CheckpointManifest,
     Diff,
-    Facility,
     FileChange,
     FilesPart,
     FolderEntry,
@@ -382,13 +381,6 @@ def open_host(home: Path, *_: Any) -> FakeHost:
     return FakeHost(home)
 
 
-def facilities() -> list[Facility]:
-    return [
-        Facility("root", True, "uid 0", "sandboxes"),
-        Facility("criu", False, "not found", "memory is kept", "windtunnel sandbox setup"),
-    ]
-
-
 @contextlib.contextmanager
 def daemon(home: Path, *arguments: str) -> Iterator[Process]:
     """A daemon of ``home`` in a process of its own, ready; it is killed at the end if it still runs."""
@@ -414,7 +406,7 @@ def main() -> None:
     parser.add_argument("--token", default="")
     parser.add_argument("--idle", type=float)
     given = parser.parse_args()
-    server.open_host, server.facilities = open_host, facilities
+    server.open_host = open_host
     with (given.home / "starts").open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     try:

@@ -42,7 +42,6 @@ def test_a_spec_and_a_checkpoint_travel_whole(client: Client) -> None:
     assert client.gc(dry_run=True).bytes_freed == 0 and client.gc().bytes_freed == 4096
     assert client.export("a", "/tmp/x").box == "a"
     assert client.import_("/tmp/x", "z").info().image == "/tmp/x"
-    assert {one.name: one.present for one in client.doctor()} == {"root": True, "criu": False}
 
 
 def test_output_is_exact_whatever_its_bytes_are(client: Client) -> None:

@@ -28,7 +28,7 @@ from typing import IO, Any
 from windtunnel import __version__
 from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socket_of
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.model import Facility, SandboxEvent
+from windtunnel.agents.sandbox.model import SandboxEvent
 from windtunnel.agents.sandbox.place import Home, checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, DaemonHealth, PendingTurn
 from windtunnel.base.errors import UserError, WindtunnelError
@@ -73,9 +73,6 @@ class Daemon:
 
     def health(self) -> DaemonHealth:
         return DaemonHealth(os.getpid(), str(self.home), __version__)
-
-    def doctor(self) -> list[Facility]:
-        return facilities()
 
     def down(self) -> None:
         self.stop()
@@ -140,12 +137,6 @@ def open_host(home: Path, on_event: Callable[[SandboxEvent], None], lock: IO[str
     from windtunnel.agents.sandbox.host import SandboxHost
 
     return SandboxHost(home, on_event=on_event, lock=lock)
-
-
-def facilities() -> list[Facility]:
-    from windtunnel.agents.sandbox.criu.doctor import doctor
-
-    return doctor()
 
 
 def _live(
