@@ -10,7 +10,7 @@ from agents.sandbox.proxy.fake_model import FakeModel
 from agents.sandbox.proxy.fake_turns import FakeBox
 from agents.sandbox.proxy.model_bench import Bench, plain
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy import HostProxy
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /v1/x HTTP/1.1\r\nhost: x\r\n"
@@ -67,7 +67,7 @@ def test_a_doubtful_request_is_refused(listening: tuple[Bench, int], what: str) 
     assert plain(port, GET + b"\r\n")[0] == 200, "other connections are served"
 
 
-def test_a_trailer_is_no_header(bench: Bench, proxy: ModelProxy) -> None:
+def test_a_trailer_is_no_header(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     asked = CHUNKED + b"2\r\nab\r\n0\r\nx-slipped: in\r\n\r\n"
     assert plain(bench.ports[box.name], asked)[0] == 200
@@ -75,7 +75,7 @@ def test_a_trailer_is_no_header(bench: Bench, proxy: ModelProxy) -> None:
     assert call.body == b"ab" and "x-slipped" not in call.headers
 
 
-def test_a_header_cannot_be_slipped_in_by_the_target(bench: Bench, proxy: ModelProxy) -> None:
+def test_a_header_cannot_be_slipped_in_by_the_target(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     assert plain(bench.ports[box.name], "GET /x%0d%0aEvil:%201 HTTP/1.1\r\nhost: x\r\n\r\n")[0] == 200
     (call,) = bench.model.calls
@@ -83,7 +83,7 @@ def test_a_header_cannot_be_slipped_in_by_the_target(bench: Bench, proxy: ModelP
     assert "evil" not in call.headers
 
 
-def test_methods_that_show_or_tunnel_are_refused(bench: Bench, proxy: ModelProxy) -> None:
+def test_methods_that_show_or_tunnel_are_refused(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     for method, target in (("TRACE", "/x"), ("CONNECT", "/x"), ("CONNECT", "host:80")):
         asked = f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n"

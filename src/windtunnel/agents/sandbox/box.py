@@ -380,7 +380,7 @@ class Box:
                 if self._machine is not None and self._machine.alive():
                     rehearse(self._context, log, self.spec, manifest)
                 self.halt()
-                self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
+                self._context.proxy.restored(self.name, manifest.turn, on_purpose=on_purpose)
                 serve = partial(self._context.proxy.serve, self, self.spec)
                 machine, report = bring_back(self._context, log, self.spec, manifest, serve)
             except IncompleteError:

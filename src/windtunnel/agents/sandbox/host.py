@@ -411,7 +411,7 @@ class SandboxHost:
         with self._making(record) as box:
             refuse_less(context, log, manifest)
             if fresh:
-                context.proxy.forked(manifest.box, spec, manifest.turn)
+                context.proxy.forked(manifest.box, name, manifest.turn)
             serve = partial(context.proxy.serve, box, spec)
             machine, report = bring_back(context, log, spec, manifest, serve)
             if fresh:

@@ -17,9 +17,9 @@ import pytest
 from agents.sandbox.proxy.fake_model import FakeModel
 from agents.sandbox.proxy.fake_turns import FakeBox
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy.server import ModelProxy, conversation_file
-from windtunnel.agents.sandbox.proxy.upstream import Upstream
-from windtunnel.agents.sandbox.proxy.wire import ProxyLimits
+from windtunnel.agents.sandbox.proxy import HostProxy
+from windtunnel.agents.sandbox.proxy.conversation import conversation_file
+from windtunnel.agents.sandbox.proxy.upstream import ProxyLimits, Upstream
 
 PATIENCE = 60.0
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -70,24 +70,24 @@ class Asked(threading.Thread):
 
 
 class Bench:
-    """ModelProxy, model and sandboxes."""
+    """HostProxy, model and sandboxes."""
 
     def __init__(self, home: Home, model: FakeModel) -> None:
         self.home, self.model = home, model
-        self.proxies: list[ModelProxy] = []
+        self.proxies: list[HostProxy] = []
         self.ports: dict[str, int] = {}
 
-    def proxy(self, **options: Any) -> ModelProxy:
+    def proxy(self, **options: Any) -> HostProxy:
         options.setdefault("ending", 1.0)
-        made = ModelProxy(self.home, ProxyLimits(**options), trust_env=False)
+        made = HostProxy(self.home, ProxyLimits(**options), trust_env=False)
         self.proxies.append(made)
         return made
 
-    def serve(self, proxy: ModelProxy, box: FakeBox, upstream: Upstream | str = "") -> FakeBox:
+    def serve(self, proxy: HostProxy, box: FakeBox, upstream: Upstream | str = "") -> FakeBox:
         listener = socket.create_server(("127.0.0.1", 0))
         self.ports[box.name] = listener.getsockname()[1]
         where = upstream if isinstance(upstream, Upstream) else Upstream(upstream or self.model.url)
-        proxy.serve(box, where, listener)
+        proxy.serve_model(box, where, listener)
         return box
 
     def url(self, box: FakeBox, path: str = "/v1/chat/completions") -> str:
@@ -149,5 +149,5 @@ def bench(tmp_path: Path, model: FakeModel) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def proxy(bench: Bench) -> ModelProxy:
+def proxy(bench: Bench) -> HostProxy:
     return bench.proxy()

@@ -13,10 +13,10 @@ from agents.sandbox.proxy.model_bench import Bench, chat
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import Lack
-from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy import HostProxy
 
 
-def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, proxy: ModelProxy) -> None:
+def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
     bench.model.wait_for(calls=1)
@@ -28,7 +28,7 @@ def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, pro
     assert len(box.requests) == 1
 
 
-def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: ModelProxy) -> None:
+def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: HostProxy) -> None:
     bench.model.plan.answer.clear()
     box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
@@ -42,7 +42,7 @@ def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: Mode
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: ModelProxy, path: str) -> None:
+def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: HostProxy, path: str) -> None:
     bench.model.plan.events = threading.Semaphore(1)
     box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go", stream=True), path)
@@ -60,7 +60,7 @@ def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: Mode
     assert asked.headers["content-type"] == "text/event-stream"
 
 
-def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: ModelProxy) -> None:
+def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     held = bench.ask(box, chat("go"))
     box.pending(1)
@@ -81,7 +81,7 @@ FAULTS = [OSError("the disk\nis full"), IncompleteError("gdb is not kept", LACKS
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reply_is_held_back_until_its_turn_is_kept(
-    bench: Bench, proxy: ModelProxy, fault: Exception
+    bench: Bench, proxy: HostProxy, fault: Exception
 ) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     box.checkpoint_error = fault
@@ -100,7 +100,7 @@ def test_a_reply_is_held_back_until_its_turn_is_kept(
     assert (len(bench.model.calls), box.turns, box.checkpoints) == (1, 1, 3)
 
 
-def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: ModelProxy) -> None:
+def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
     box.pending(1).lacks = LACKS
@@ -110,7 +110,7 @@ def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: Mode
 
 
 @pytest.mark.parametrize("allows", [False, True])
-def test_a_turn_that_cannot_be_ended(bench: Bench, proxy: ModelProxy, allows: bool) -> None:
+def test_a_turn_that_cannot_be_ended(bench: Bench, proxy: HostProxy, allows: bool) -> None:
     box = bench.serve(proxy, FakeBox())
     box.error, box.allows = RuntimeError("sandbox one is dead"), allows
     asked = bench.ask(box, chat("go"))
@@ -137,7 +137,7 @@ def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 529])
 def test_errors_of_the_service_are_passed_on_and_not_recorded(
-    bench: Bench, proxy: ModelProxy, status: int
+    bench: Bench, proxy: HostProxy, status: int
 ) -> None:
     bench.model.plan.status = status
     box = bench.serve(proxy, FakeBox())
@@ -150,7 +150,7 @@ def test_errors_of_the_service_are_passed_on_and_not_recorded(
     assert box.turns == 1, "the repeat belongs to the turn that has ended"
 
 
-def test_service_that_is_down(bench: Bench, proxy: ModelProxy) -> None:
+def test_service_that_is_down(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox(), upstream="http://127.0.0.1:9")
     asked = bench.ask(box, chat("go"))
     assert b"cannot be reached" in asked.reply()
@@ -158,7 +158,7 @@ def test_service_that_is_down(bench: Bench, proxy: ModelProxy) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
-def test_stream_that_breaks_off_is_seen_to(bench: Bench, proxy: ModelProxy, sent: int) -> None:
+def test_stream_that_breaks_off_is_seen_to(bench: Bench, proxy: HostProxy, sent: int) -> None:
     """Even after its closing event: what is not recorded must not be acted on."""
     bench.model.plan = Plan(break_after=sent)
     bench.model.plan.answer.set()

@@ -10,8 +10,7 @@ import pytest
 from agents.sandbox.proxy.fake_turns import FakeBox
 from agents.sandbox.proxy.model_bench import Bench, chat, plain
 from windtunnel.agents.sandbox.model import SandboxSpec
-from windtunnel.agents.sandbox.proxy import with_address
-from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy import HostProxy, with_address
 from windtunnel.agents.sandbox.proxy.upstream import CREDENTIALS, Upstream, key_header, read_key
 from windtunnel.base.errors import UserError
 
@@ -47,7 +46,7 @@ def test_key_is_told_as_the_api_wants_it(path: str, sent: dict[str, str], told: 
 
 
 def test_key_replaces_what_the_agent_sent_and_can_be_changed(
-    bench: Bench, proxy: ModelProxy, key_file: Path
+    bench: Bench, proxy: HostProxy, key_file: Path
 ) -> None:
     box = bench.serve(proxy, FakeBox(), upstream=Upstream(bench.model.url, key_file=key_file))
     dummies = {"Authorization": "Bearer dummy", "x-api-key": "dummy"}
@@ -66,7 +65,7 @@ def test_key_replaces_what_the_agent_sent_and_can_be_changed(
     ]
 
 
-def test_key_that_others_can_read_is_used_no_more(bench: Bench, proxy: ModelProxy, key_file: Path) -> None:
+def test_key_that_others_can_read_is_used_no_more(bench: Bench, proxy: HostProxy, key_file: Path) -> None:
     box = bench.serve(proxy, FakeBox(), upstream=Upstream(bench.model.url, key_file=key_file))
     asked = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
     assert plain(bench.ports[box.name], asked)[0] == 200

@@ -12,7 +12,8 @@ from agents.sandbox.proxy.fake_model import Plan, answer, events
 from agents.sandbox.proxy.fake_turns import FakeBox
 from agents.sandbox.proxy.model_bench import Bench, chat, recorded
 from support.waiting import until
-from windtunnel.agents.sandbox.proxy.server import ModelProxy, conversation_file
+from windtunnel.agents.sandbox.proxy import HostProxy
+from windtunnel.agents.sandbox.proxy.conversation import conversation_file
 
 PATH = "/v1/chat/completions"
 
@@ -31,7 +32,7 @@ def next_request(replies: list[bytes], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_restored_sandbox_is_answered_byte_for_byte(bench: Bench, proxy: ModelProxy, stream: bool) -> None:
+def test_restored_sandbox_is_answered_byte_for_byte(bench: Bench, proxy: HostProxy, stream: bool) -> None:
     box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 4, stream=stream)
     proxy.restored(box.name, 2, on_purpose=False)
@@ -50,7 +51,7 @@ def test_restored_sandbox_is_answered_byte_for_byte(bench: Bench, proxy: ModelPr
     assert len(bench.model.calls) == 4
 
 
-def test_other_request_after_a_restore_asks_the_model(bench: Bench, proxy: ModelProxy) -> None:
+def test_other_request_after_a_restore_asks_the_model(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 3)
     proxy.restored(box.name, 1, on_purpose=False)
@@ -60,7 +61,7 @@ def test_other_request_after_a_restore_asks_the_model(bench: Bench, proxy: Model
     assert bench.ask(box, next_request([b"something else"])).reply() == answer(4, PATH)
 
 
-def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, proxy: ModelProxy) -> None:
+def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, proxy: HostProxy) -> None:
     bench.model.plan.events = threading.Semaphore(1)
     box = bench.serve(proxy, FakeBox())
     first = bench.ask(box, chat("go", stream=True))
@@ -74,7 +75,7 @@ def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, proxy: Model
     assert len(bench.model.calls) == 1
 
 
-def test_repeat_attaches_to_the_request_under_way(bench: Bench, proxy: ModelProxy) -> None:
+def test_repeat_attaches_to_the_request_under_way(bench: Bench, proxy: HostProxy) -> None:
     bench.model.plan.events = threading.Semaphore(1)
     box = bench.serve(proxy, FakeBox())
     first = bench.ask(box, chat("go", stream=True))
@@ -90,7 +91,7 @@ def test_repeat_attaches_to_the_request_under_way(bench: Bench, proxy: ModelProx
     assert box.turns == 1
 
 
-def test_same_question_again_is_a_wish_for_another_answer(bench: Bench, proxy: ModelProxy) -> None:
+def test_same_question_again_is_a_wish_for_another_answer(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     two = [bench.ask(box, chat("go")).reply() for _ in range(2)]
     assert two == [answer(1, PATH), answer(2, PATH)]
@@ -98,7 +99,7 @@ def test_same_question_again_is_a_wish_for_another_answer(bench: Bench, proxy: M
     assert [bench.ask(box, chat("go")).reply() for _ in range(3)] == [*two, answer(3, PATH)]
 
 
-def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, proxy: ModelProxy) -> None:
+def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     dying = bench.ask(box, chat("go"))
     assert box.pending(1).promoted.wait(60)
@@ -114,7 +115,7 @@ def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, proxy: M
     again.reply()
 
 
-def test_rollback_on_purpose_asks_anew(bench: Bench, proxy: ModelProxy) -> None:
+def test_rollback_on_purpose_asks_anew(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 4)
     proxy.restored(box.name, 2, on_purpose=True)
@@ -129,7 +130,7 @@ def test_rollback_on_purpose_asks_anew(bench: Bench, proxy: ModelProxy) -> None:
     assert len(bench.model.calls) == 5
 
 
-def test_rollback_lets_go_of_the_reply_under_way(bench: Bench, proxy: ModelProxy) -> None:
+def test_rollback_lets_go_of_the_reply_under_way(bench: Bench, proxy: HostProxy) -> None:
     bench.model.plan.answer.clear()
     box = bench.serve(proxy, FakeBox())
     old = bench.ask(box, chat("go"))
@@ -145,7 +146,7 @@ def test_rollback_lets_go_of_the_reply_under_way(bench: Bench, proxy: ModelProxy
     assert bench.ask(box, chat("go")).reply() == new.reply()
 
 
-def test_forks_share_what_was_said_before(bench: Bench, proxy: ModelProxy) -> None:
+def test_forks_share_what_was_said_before(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 3)
     fork = FakeBox("fork")
@@ -159,7 +160,7 @@ def test_forks_share_what_was_said_before(bench: Bench, proxy: ModelProxy) -> No
     assert bench.ask(box, next_request(replies[:1])).reply() == replies[1], "the source has its own record"
 
 
-def test_a_fork_of_a_sandbox_that_is_gone_leaves_nothing_of_it(bench: Bench, proxy: ModelProxy) -> None:
+def test_a_fork_of_a_sandbox_that_is_gone_leaves_nothing_of_it(bench: Bench, proxy: HostProxy) -> None:
     proxy.forked("gone", "fork", 2)
     bench.serve(proxy, FakeBox("fork"))
     assert not bench.home.box("gone").exists()
@@ -181,7 +182,7 @@ def test_record_outlives_the_proxy(bench: Bench) -> None:
     assert box.turns == turns, "which loop is the main one is remembered"
 
 
-def test_keys_are_neither_recorded_nor_told(bench: Bench, proxy: ModelProxy) -> None:
+def test_keys_are_neither_recorded_nor_told(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     secret = {"authorization": "Bearer hidden-key-1", "x-api-key": "hidden-key-2"}
     bench.ask(box, chat("go"), **secret).reply()
@@ -195,7 +196,7 @@ def test_keys_are_neither_recorded_nor_told(bench: Bench, proxy: ModelProxy) -> 
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
 
 
-def test_record_that_cannot_be_written_does_not_stop_the_agent(bench: Bench, proxy: ModelProxy) -> None:
+def test_record_that_cannot_be_written_does_not_stop_the_agent(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     with sqlite3.connect(conversation_file(bench.home, box.name)) as file:
         file.execute("DROP TABLE records")

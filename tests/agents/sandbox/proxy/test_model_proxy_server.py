@@ -11,7 +11,7 @@ from agents.sandbox.proxy.fake_model import answer
 from agents.sandbox.proxy.fake_turns import FakeBox
 from agents.sandbox.proxy.model_bench import Bench, chat, recorded
 from support.waiting import until
-from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy import HostProxy
 from windtunnel.base.errors import UserError
 
 
@@ -53,7 +53,7 @@ def test_requests_under_way_are_bounded(bench: Bench) -> None:
         assert one.reply()
 
 
-def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: ModelProxy) -> None:
+def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     proxy.forget(box.name)
     with pytest.raises(httpx.ConnectError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.sandbox.proxy.fake_turns import FakeBox
 from agents.sandbox.proxy.model_bench import Bench, plain
-from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy import HostProxy
 from windtunnel.agents.sandbox.proxy.upstream import join_target, split_base, steps_up
 from windtunnel.base.errors import UserError
 
@@ -22,7 +22,7 @@ KEPT = (
 )  # fmt: skip
 
 
-def test_targets_arrive_as_they_were_sent(bench: Bench, proxy: ModelProxy) -> None:
+def test_targets_arrive_as_they_were_sent(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox(), upstream=bench.model.url + "/base")
     for target in KEPT:
         status, _ = plain(bench.ports[box.name], f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -82,7 +82,7 @@ def test_no_reading_of_an_accepted_target_is_above_the_base(parts: list[str], de
         assert posixpath.normpath(reading).startswith("/base/v1"), reading
 
 
-def test_a_request_passes_but_for_what_it_says_of_its_way(bench: Bench, proxy: ModelProxy) -> None:
+def test_a_request_passes_but_for_what_it_says_of_its_way(bench: Bench, proxy: HostProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     dropped = {
         "Forwarded": "for=1", "X-Forwarded-For": "1", "X-Forwarded-Host": "evil", "X-Forwarded-Anything": "1",

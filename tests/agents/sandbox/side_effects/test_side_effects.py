@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.sandbox.side_effects.fake_payments import Payments
-from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import HostProxy
 from windtunnel.agents.sandbox.side_effects import (
@@ -136,10 +135,7 @@ def test_forks_share_what_was_before_and_nothing_after(journal: Journal, payment
     assert pay("root", 1, "before") != before, "a new sandbox of the old name"
 
 
-@pytest.mark.parametrize("network", ["off", "proxy"])
-def test_a_fork_shares_what_was_before_in_an_earlier_process(
-    tmp_path: Path, payments: Payments, network: str
-) -> None:
+def test_a_fork_shares_what_was_before_in_an_earlier_process(tmp_path: Path, payments: Payments) -> None:
     def pay(proxy: HostProxy, box: str) -> Any:
         return proxy.journal.perform(box, 1, "pay", lambda key: payments.charge(1, key))
 
@@ -147,7 +143,7 @@ def test_a_fork_shares_what_was_before_in_an_earlier_process(
     before = pay(first, "root")
     first.close()
     proxy = HostProxy(Home(tmp_path))
-    proxy.forked("root", SandboxSpec("leaf", network=network), 1)
+    proxy.forked("root", "leaf", 1)
     assert pay(proxy, "leaf") == before and len(payments.charges()) == 1
     proxy.close()
 

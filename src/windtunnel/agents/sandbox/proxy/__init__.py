@@ -31,15 +31,18 @@ from windtunnel.agents.sandbox.machine.walls import netns_file, socket_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import egress
+from windtunnel.agents.sandbox.proxy.conversation import Conversation, conversation_file
 from windtunnel.agents.sandbox.proxy.egress import copy_stream
 from windtunnel.agents.sandbox.proxy.gate import Turning
-from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key
+from windtunnel.agents.sandbox.proxy.upstream import ProxyLimits, Upstream, new_client, read_key
 from windtunnel.agents.sandbox.side_effects import Journal
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.proxy.server import ModelProxy
+    import httpx
+
+    from windtunnel.agents.sandbox.proxy.session import AgentSession
 
 
 T = TypeVar("T")
@@ -211,14 +214,18 @@ def egress_environment() -> dict[str, str]:
 
 
 class HostProxy:
-    """Starts what a sandbox's network needs; does nothing for sandboxes that need nothing."""
+    """Starts what a sandbox's network needs; does nothing for sandboxes that need nothing.
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    ``bounds``: of the model APIs. ``trust_env``: the host's proxy settings hold on the way to the model.
+    """
+
+    def __init__(self, home: Home, bounds: ProxyLimits | None = None, *, trust_env: bool = True) -> None:
+        self._home, self._bounds, self._trust_env = home, bounds or ProxyLimits(), trust_env
+        self._sessions: dict[str, AgentSession] = {}
         self._egress: dict[str, egress.Egress] = {}
+        self._client: httpx.AsyncClient | None = None
         self._loop: LoopThread | None = None
         self.ports = Ports(home, self.loop)
-        self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
         self._lock = threading.Lock()
 
@@ -230,15 +237,12 @@ class HostProxy:
                 self._journal = Journal(self._home.path / JOURNAL)
             return self._journal
 
-    def proxy(self) -> ModelProxy:
-        """The model proxy, started now if it was not yet."""
-        # a host without such a sandbox does without an HTTP server
-        from windtunnel.agents.sandbox.proxy.server import ModelProxy
-
+    def loop(self) -> LoopThread:
+        """Where all is served, started now if it was not yet."""
         with self._lock:
-            if self._proxy is None:
-                self._proxy = ModelProxy(self._home)
-            return self._proxy
+            if self._loop is None:
+                self._loop = LoopThread("sandbox-network")
+            return self._loop
 
     def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:
         """Be the model API, the way out and the ports of a sandbox that has just begun to run, or to run
@@ -250,63 +254,88 @@ class HostProxy:
             key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
             listener = socket_inside(netns, "listen on", PORT)
             try:
-                self.proxy().serve(box, Upstream(spec.proxy_upstream, key_file=key_file), listener)
+                self.serve_model(box, Upstream(spec.proxy_upstream, key_file=key_file), listener)
             except BaseException:
                 listener.close()
                 raise
         if is_egress(spec):
+            self._end(self._egress, box.name)
             way = egress.Egress(spec.network, self._home.box(box.name) / "egress.log")
-            self._end_egress(box.name)
             listener = socket_inside(netns, "listen on", egress.PROXY_PORT)
             names = socket_inside(netns, "receive on", egress.DNS_PORT)
             self.loop().call(way.listen(listener, names))
             self._egress[box.name] = way
         self.ports.serve(box.name)
 
-    def _end_egress(self, name: str) -> None:
-        way = self._egress.pop(name, None)
+    def serve_model(self, box: Turning, upstream: Upstream, listener: socket.socket) -> None:
+        """Be the model API of a sandbox on ``listener``, which is the proxy's from then on."""
+        # a host without such a sandbox does without an HTTP server
+        from windtunnel.agents.sandbox.proxy.session import AgentSession
+
+        async def begin() -> None:
+            session = self._sessions.get(box.name)
+            if session is None:
+                self._client = self._client or new_client(self._bounds, self._trust_env)
+                record = Conversation(conversation_file(self._home, box.name))
+                session = AgentSession(box, upstream, record, self._client, self._bounds)
+                self._sessions[box.name] = session
+            await session.listen(listener)
+
+        self.loop().call(begin())
+
+    def _end(self, ways: dict[str, Any], name: str) -> None:
+        way = ways.pop(name, None)
         if way is not None:
             self.loop().call(way.close())
 
-    def loop(self) -> LoopThread:
-        """Where egress and ports are served, started now if it was not yet."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = LoopThread("sandbox-network")
-            return self._loop
-
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
-        self._end_egress(name)
+        self._end(self._egress, name)
+        self._end(self._sessions, name)
         self.ports.forget(name)
-        if self._proxy is not None:
-            self._proxy.forget(name)
         if (self._home.path / JOURNAL).exists():
             self.journal.retire(name)
 
-    def restored(self, spec: SandboxSpec, turn: int, *, on_purpose: bool) -> None:
+    def restored(self, name: str, turn: int, *, on_purpose: bool) -> None:
         """Before the processes run again as they were after ``turn``. What they ask again is answered from
-        the record, except where somebody rolled back ``on_purpose`` and wants another answer."""
-        if spec.network == "proxy":
-            self.proxy().restored(spec.name, turn, on_purpose=on_purpose)
+        the record. Where somebody rolled back ``on_purpose``, the replies that followed ``turn`` are kept but
+        not given again."""
+        session = self._sessions.get(name)
+        record = conversation_file(self._home, name)
+        if session is not None:
+            self.loop().call(session.restored(turn, on_purpose=on_purpose))
+        elif record.exists():
+            with contextlib.closing(Conversation(record)) as conversation:
+                conversation.begin_anew(turn, on_purpose)
 
-    def forked(self, source: str, spec: SandboxSpec, turn: int) -> None:
+    def forked(self, source: str, name: str, turn: int) -> None:
         """Before a fork of ``source`` runs: it has the conversation, and the side effects, up to ``turn``."""
-        if spec.network == "proxy":
-            self.proxy().forked(source, spec.name, turn)
+        session = self._sessions.get(source)
+        record, there = conversation_file(self._home, source), conversation_file(self._home, name)
+        if session is not None:
+            self.loop().call(session.copy_to(there))
+        elif record.exists():
+            with contextlib.closing(Conversation(record)) as conversation:
+                conversation.copy_to(there)
+        self.restored(name, turn, on_purpose=True)
         if (self._home.path / JOURNAL).exists():
-            self.journal.fork(source, spec.name, turn)
+            self.journal.fork(source, name, turn)
 
     def close(self) -> None:
-        """Answer what is under way, then end."""
-        for name in list(self._egress):
-            self._end_egress(name)
+        """Stop listening, give what is under way ``ProxyLimits.ending`` seconds, then end."""
+        patience = self._bounds.ending
+
+        async def end() -> None:
+            await asyncio.gather(*(session.close(patience) for session in self._sessions.values()))
+            await asyncio.gather(*(way.close() for way in self._egress.values()))
+            if self._client is not None:
+                await self._client.aclose()
+
         self.ports.close()
-        with self._lock:
-            if self._loop is not None:
-                self._loop.close()
-            if self._proxy is not None:
-                self._proxy.close()
-            if self._journal is not None:
-                self._journal.close()
-            self._proxy = self._journal = None
+        if self._loop is not None and not self._loop.closed:
+            with contextlib.suppress(TimeoutError):
+                self._loop.call(end(), 4 * patience)
+            self._loop.close()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.classify import AgentLoops
 from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Reply, ReplyWindow
 from windtunnel.base.plain import from_plain, to_plain
@@ -34,6 +35,11 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
+
+
+def conversation_file(home: Home, box: str) -> Path:
+    """Where a sandbox's conversation is recorded: on the host, out of the sandbox's reach."""
+    return home.box(box) / "conversation.sqlite"
 
 
 @dataclass(eq=False)

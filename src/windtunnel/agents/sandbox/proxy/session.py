@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
+import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
@@ -28,20 +30,22 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
     Headers,
     ProxyFault,
+    ProxyLimits,
     Upstream,
     forward,
     reply_headers,
     steps_up,
 )
 from windtunnel.agents.sandbox.proxy.wire import (
+    AgentConnection,
     Gone,
-    ProxyLimits,
     read_request,
     send_fault,
     send_reply,
     send_whole,
     while_connected,
 )
+from windtunnel.base.web import WebServer
 
 T = TypeVar("T")
 LOG = logging.getLogger("windtunnel.sandbox.proxy")
@@ -74,6 +78,34 @@ class AgentSession:
         self._disk = ThreadPoolExecutor(1, f"conversation-of-{box.name}")
         self._ending = asyncio.Event()
         self._exchanges: set[asyncio.Task[None]] = set()
+        self._server: tuple[WebServer, asyncio.Task[None]] | None = None
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Be asked at ``listener``, and no more where it was: a restore gives a sandbox a new network."""
+        await self._hang_up()
+        config = uvicorn.Config(
+            self, http=AgentConnection, lifespan="off", ws="none", access_log=False, log_config=None,
+            proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=75,
+            limit_concurrency=2 * self._bounds.open_box,
+            timeout_graceful_shutdown=int(2 * self._bounds.ending) + 1,
+        )  # fmt: skip
+        server = WebServer(config)
+        listener.setblocking(False)
+        # connections inherit it; else each reply waits 40 ms for an acknowledgement between head and body
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.001)
+        if serving.done():
+            serving.result()
+        self._server = server, serving
+
+    async def _hang_up(self, patience: float | None = None) -> None:
+        """Listen no more, and let what is under way end, for at most ``patience`` seconds."""
+        if self._server is not None:
+            server, serving = self._server
+            server.should_exit = True
+            await asyncio.wait([serving], timeout=patience)
 
     # --- requests
     # ---------------------------------------------------------------------------------------------
@@ -223,14 +255,16 @@ class AgentSession:
         """Write a second record of the conversation, as it is now."""
         await self._on_disk(self._conversation.copy_to, path)
 
-    async def close(self) -> None:
-        """End everything under way. A reply that is held for its checkpoint is not let out: the agent asks
-        again, and whoever serves the sandbox then gives it from the record."""
+    async def close(self, patience: float = 0.0) -> None:
+        """End what is under way after ``patience`` seconds. A reply that is held for its checkpoint stays
+        back: the agent asks again, and whoever serves the sandbox then gives it from the record."""
+        await self._hang_up(patience)
         self._ending.set()
         for task in list(self._exchanges):
             task.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
         self._gate.close("the model proxy is ending")
+        await self._hang_up()
         await self._on_disk(self._conversation.close)
         self._disk.shutdown(wait=False)
 

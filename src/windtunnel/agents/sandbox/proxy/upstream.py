@@ -40,6 +40,26 @@ DECODINGS = 4
 """How often a path is decoded at most: servers behind servers decode twice, hardly more."""
 
 
+@dataclass(frozen=True)
+class ProxyLimits:
+    """What one model proxy takes on, in bytes, requests and seconds.
+
+    ``gate``: how long a reply is held for its checkpoint. ``connect`` and ``silence``: how long the model
+    service may take to be reached, and to send nothing in the middle. ``sending``: how long a client may take
+    to send a body. ``ending``: how long what is under way may take when the proxy closes.
+    """
+
+    body: int = 64 * 2**20
+    reply: int = 64 * 2**20
+    open_total: int = 512
+    open_box: int = 32
+    gate: float = 120.0
+    connect: float = 15.0
+    silence: float = 600.0
+    sending: float = 120.0
+    ending: float = 5.0
+
+
 class ProxyFault(Exception):
     """The agent is answered with an error: its request is refused, or the service could not be reached or
     broke off."""
@@ -165,6 +185,13 @@ def key_header(key: str, route: str, sent_names: Iterable[str]) -> tuple[str, st
 
 
 # --- and what comes back ------------------------------------------------------------------------------------
+
+
+def new_client(bounds: ProxyLimits, trust_env: bool) -> httpx.AsyncClient:
+    """The connections to model services."""
+    timeout = httpx.Timeout(bounds.silence, connect=bounds.connect, pool=bounds.connect)
+    limits = httpx.Limits(max_connections=bounds.open_total, max_keepalive_connections=64)
+    return httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=trust_env)
 
 
 @asynccontextmanager

@@ -11,37 +11,22 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from windtunnel.agents.sandbox.proxy.upstream import AgentRequest, Headers, ProxyFault, fault_body
+from windtunnel.agents.sandbox.proxy.upstream import (
+    AgentRequest,
+    Headers,
+    ProxyFault,
+    ProxyLimits,
+    fault_body,
+)
 
 LARGEST_HEAD = 64 * 1024
 LOG = logging.getLogger(__name__)
 LOG.setLevel(logging.ERROR)  # uvicorn's: a warning for each odd request would let a sandbox fill the log
-
-
-@dataclass(frozen=True)
-class ProxyLimits:
-    """What one model proxy takes on, in bytes, requests and seconds.
-
-    ``gate``: how long a reply is held for its checkpoint. ``connect`` and ``silence``: how long the model
-    service may take to be reached, and to send nothing in the middle. ``sending``: how long a client may take
-    to send a body. ``ending``: how long what is under way may take when the proxy closes.
-    """
-
-    body: int = 64 * 2**20
-    reply: int = 64 * 2**20
-    open_total: int = 512
-    open_box: int = 32
-    gate: float = 120.0
-    connect: float = 15.0
-    silence: float = 600.0
-    sending: float = 120.0
-    ending: float = 5.0
 
 
 class Gone(Exception):
