@@ -61,7 +61,7 @@ def test_claude_code_session() -> None:
         main("look around", "yes", "found", system="You are an agent for Claude Code. Explore."),
         step(3, "fix it", "ok", "result", "ok", "result"),
         step(4, "a summary of all that", "go on"),
-    ) == ["helper", "helper", "main", "helper", "main", "helper", "helper", "main", "main"]
+    ) == ["main", "helper", "main", "helper", "main", "helper", "helper", "main", "main"]
 
 
 def test_agent_without_tools_is_told_by_growth() -> None:

@@ -3,8 +3,7 @@
 An agent asks its model for more than its next step: a title, a summary, how many tokens a text has, whether a
 command is harmless; and it may run agents of its own. Only a request of the main loop ends a turn. The
 strongest evidence is growth: its messages begin with those of the main loop's last request. Then come the
-system prompt, the tools and the model that the main loop uses, and what is known of the helper prompts of
-well-known agents.
+system prompt, the tools and the model that the main loop uses.
 
 In doubt a request is *main*: a checkpoint too many costs a little, one too few loses the turn's boundary.
 
@@ -24,7 +23,6 @@ import gzip
 import hashlib
 import io
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -37,8 +35,6 @@ VOLATILE = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key
 """Fields of a request that say nothing about what is asked."""
 BILLING = "x-anthropic-billing-header:"
 """A block that Claude Code puts first in its system prompt, with a value that differs in every request."""
-TEXT_KEPT = 4000
-"""Characters of the system prompt and of the last message that are kept for comparing."""
 
 
 class Unreadable(Exception):
@@ -50,9 +46,8 @@ class Outline:
     """What a model request asks, without its words.
 
     ``digest``: equal where the same is asked. ``system`` and ``tools``: digests, empty for none.
-    ``messages``: a digest each, less the system prompt's. ``opening`` and ``last``: the beginning of the
-    system prompt and of the last message. ``follows``: it names the reply that it goes on from (the service
-    has the conversation so far).
+    ``messages``: a digest each, less the system prompt's. ``follows``: it names the reply that it goes on
+    from (the service has the conversation so far).
     """
 
     digest: str
@@ -61,9 +56,6 @@ class Outline:
     system: str
     tools: str
     messages: tuple[str, ...]
-    max_tokens: int | None = None
-    opening: str = ""
-    last: str = ""
     follows: bool = False
 
 
@@ -92,7 +84,6 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
     parts = [_text(_plain(message)) for message in messages]
     system, tools = _system_of(shape, content, messages), content.get("tools") or content.get("functions")
     plain_head = _text({"path": path.rstrip("/"), "asked": _plain(head)})
-    limits = [content.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     return Outline(
         digest=_digest("\n".join((plain_head, *parts))),
         shape=shape,
@@ -100,9 +91,6 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
         system=_digest(_text(_plain(system))) if system else "",
         tools=_digest(_text(_plain(tools))) if tools else "",
         messages=tuple(_digest(part) for part in parts[_leading_system(messages) :]),
-        max_tokens=next((value for value in limits if isinstance(value, int)), None),
-        opening=_words(system)[:TEXT_KEPT],
-        last=_words(messages[-1])[:TEXT_KEPT] if messages else "",
         follows=bool(content.get("previous_response_id") or content.get("conversation")),
     )
 
@@ -178,18 +166,6 @@ def _is_billing(value: Any) -> bool:
     return isinstance(value, dict) and str(value.get("text", "")).startswith(BILLING)
 
 
-def _words(value: Any) -> str:
-    """The text in a message or a system prompt, without its structure."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        inner = value.get("text", value.get("content"))
-        return "" if _is_billing(value) or inner is None else _words(inner)
-    if isinstance(value, list):
-        return "\n".join(filter(None, map(_words, value)))
-    return ""
-
-
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
@@ -199,27 +175,9 @@ def _digest(text: str) -> str:
 
 
 LOOPS_KEPT = 8
-TINY = 64
-"""A request without tools for at most this many tokens is a helper."""
 TAKEOVER = 3
 """After so many requests in a row without one of the main loop, another conversation with tools counts as
 one too."""
-HELPERS = (
-    r"(please |now )?(write|generate|create|give|suggest)\b[^.\n]{0,60}\b(title|name|topic)\b[^.\n]{0,40}"
-    r"(conversation|chat|session|thread|task)",
-    r"you are a (title|summary|commit message) generator",
-    r"you are a helpful (ai )?assistant tasked with summarizing conversations",
-    # Claude Code
-    r"analyze if this message indicates a new conversation topic",
-    r"summarize this coding conversation in under \d+ characters",
-    r"your task is to process bash commands that an ai coding agent",
-    r"you are an expert at analyzing git history",
-    # OpenHands, Aider
-    r"you are maintaining a context-aware state summary for an interactive agent",
-    r"\*briefly\* summarize this partial conversation about programming",
-    r"you are an expert software engineer that generates concise, one-line git commit messages",
-)
-"""Beginnings of the system prompt or of the last message of well-known agents' helpers, without case."""
 
 
 @dataclass(frozen=True)
@@ -257,17 +215,10 @@ def classify(outline: Outline, agent: AgentLoops) -> Verdict:
     grown = [
         (place, reason) for place, loop in enumerate(agent.loops) if (reason := _same_loop(outline, loop))
     ]
-    for place, reason in reversed(grown):
-        if outline.system == agent.loops[place].system:
-            return _main(outline, agent, reason, place)
-    if not outline.tools:
-        if _begins_helper(outline.opening) or _begins_helper(outline.last):
-            return Verdict("helper", "a known helper prompt", agent)
-        if outline.max_tokens is not None and outline.max_tokens <= TINY:
-            return Verdict("helper", f"no tools and at most {outline.max_tokens} tokens", agent)
     if grown:
-        place, reason = grown[-1]
-        return _main(outline, agent, reason + ", under another system prompt", place)
+        same = [each for each in grown if outline.system == agent.loops[each[0]].system]
+        place, reason = (same or grown)[-1]
+        return _main(outline, agent, reason if same else f"{reason}, under another system prompt", place)
     if not agent.loops:
         return _main(outline, agent, "the first request" + (" with tools" if outline.tools else ""))
     if outline.tools and not any(loop.tools for loop in agent.loops):
@@ -313,8 +264,3 @@ def _main(outline: Outline, agent: AgentLoops, reason: str, place: int | None = 
     others = [loop for number, loop in enumerate(agent.loops) if number != place]
     others = [other for other in others if (other.system, other.shape) != (loop.system, loop.shape)]
     return Verdict("main", reason, AgentLoops((*others, loop)[-LOOPS_KEPT:]))
-
-
-def _begins_helper(text: str) -> bool:
-    start = text.lstrip()
-    return any(re.match(pattern, start, re.IGNORECASE) for pattern in HELPERS)
