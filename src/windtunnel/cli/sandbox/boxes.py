@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
-from windtunnel.agents.sandbox.protocol import AnySandbox
+from windtunnel.agents.sandbox.model import BoxInfo, SandboxLimits, SandboxSpec
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
 from windtunnel.cli.common import Json, print_columns
 from windtunnel.cli.options import takes
 from windtunnel.cli.sandbox.common import (
@@ -47,15 +47,12 @@ def create(
     typer.echo(f"{name} runs; 'windtunnel sandbox exec {name} -- COMMAND' or 'shell {name}'")
 
 
-def list_all(context: typer.Context, as_json: Json = False) -> None:
+@calls(AnyHost.boxes)
+def list_all(sandboxes: list[BoxInfo]) -> None:
     """List the sandboxes; with --json also their processes.
 
     Example: windtunnel sandbox ls
     """
-    with client(context) as daemon:
-        sandboxes = daemon.boxes()
-    if as_json:
-        return print_json(sandboxes)
     if not sandboxes:
         return typer.echo("No sandboxes yet: start with `windtunnel sandbox create NAME`.")
     head = ("name", "status", "turns", "newest checkpoint", "image", "network", "created")

@@ -200,10 +200,7 @@ def _interruptible() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         cancel.set()
 
-    try:
-        before = signal.signal(signal.SIGINT, interrupted)
-    except ValueError as error:  # not the main thread
-        raise UserError("sandbox: commands must be run from the main thread") from error
+    before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield cancel
     finally:

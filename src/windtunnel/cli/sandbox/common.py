@@ -138,7 +138,6 @@ WORDS = {
     ),
     "seconds": typer.Argument(min=0.001, help="Seconds until the machine is taken."),
     "dry_run": typer.Option("--dry-run", help="Print what would be removed, and remove nothing."),
-    "what": typer.Argument(metavar="CHECKPOINT|NAME", help="A checkpoint, or a sandbox; by default all."),
     "port": typer.Argument(metavar="PORT", help="A listening TCP port inside the sandbox."),
 }  # fmt: skip
 """How the parameters of methods are written; those that are not here are not on the command line."""
