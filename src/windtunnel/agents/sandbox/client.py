@@ -271,13 +271,15 @@ async def connect_async(where: Where = None, *given: Any, **options: Any) -> Awa
     return Awaitable(await asyncio.get_running_loop().run_in_executor(threads, open_client), threads)
 
 
-def put_folder(box: AnySandbox, source: Path, target: str) -> None:
-    """Copy the folder ``source`` of this machine to ``target``, with what it holds.
+def put_path(box: AnySandbox, source: Path, target: str) -> None:
+    """Copy the file or folder ``source`` of this machine to ``target``, with what it holds.
 
     Raises IncompleteError, after all else is copied, where it holds what is neither file, folder nor link.
     """
+    if not source.is_dir():
+        return _put_file(box, source, target)
     script, lacks = [f"mkdir -p -- {shlex.quote(target)}"], []
-    files: list[tuple[Path, str, int]] = []
+    files: list[tuple[Path, str]] = []
     for entry in sorted(source.rglob("*")):
         inside = f"{target}/{entry.relative_to(source)}"
         mode = entry.lstat().st_mode
@@ -286,47 +288,51 @@ def put_folder(box: AnySandbox, source: Path, target: str) -> None:
         elif stat.S_ISDIR(mode):
             script.append(f"mkdir -p -m {mode & 0o777:o} -- {shlex.quote(inside)}")
         elif stat.S_ISREG(mode):
-            files.append((entry, inside, mode & 0o777))
+            files.append((entry, inside))
         else:
             lacks.append(Lack("files", str(entry), "it is neither file, folder nor link"))
     made = box.run('"${BASH:-sh}" -e', stdin=os.fsencode("\n".join(script)))
     if made.exit_code != 0:
         words = made.stderr.decode(errors="replace").strip() or made.note
         raise UserError(f"sandbox {box.name}: the folder cannot be made: {words}")
-    for file, inside, mode in files:
-        with file.open("rb") as data:
-            box.put(inside, data, mode)
-    _refuse(lacks, source)
+    for file, inside in files:
+        _put_file(box, file, inside)
+    return _refuse(lacks, source)
 
 
-def get_folder(box: AnySandbox, source: str, target: Path) -> None:
-    """Copy the folder ``source`` of a sandbox to ``target`` on this machine, with what it holds. Raises as
-    `put_folder` does."""
+def _put_file(box: AnySandbox, source: Path, target: str) -> None:
+    with source.open("rb") as data:
+        box.put(target, data, os.fstat(data.fileno()).st_mode & 0o777)
+
+
+def get_path(box: AnySandbox, source: str, target: Path) -> None:
+    """Copy the file or folder ``source`` of a sandbox to ``target`` on this machine, with what it holds.
+    Raises as `put_path` does."""
+    try:
+        entries = box.listdir(source)
+    except (UserError, OSError):
+        return _get_file(box, source, target)
     target.mkdir(parents=True, exist_ok=True)
     lacks = []
-    for entry in box.listdir(source):
+    for entry in entries:
         inside, here = f"{source.rstrip('/')}/{entry.name}", target / entry.name
         if entry.kind == "folder":
-            get_folder(box, inside, here)
+            get_path(box, inside, here)
         elif entry.kind == "link":
             here.unlink(missing_ok=True)
             here.symlink_to(entry.target)
         elif entry.kind == "file":
-            with atomic.replacing(here) as part, part.open("wb") as out:
-                box.get_to(inside, out)
+            _get_file(box, inside, here)
             here.chmod(entry.mode & 0o777)
         else:
             lacks.append(Lack("files", inside, "it is neither file, folder nor link"))
-    _refuse(lacks, source)
+    return _refuse(lacks, source)
 
 
-def is_folder(box: AnySandbox, path: str) -> bool:
-    """Whether that is a folder of the sandbox."""
-    try:
-        box.listdir(path)
-    except (UserError, OSError):
-        return False
-    return True
+def _get_file(box: AnySandbox, source: str, target: Path) -> None:
+    # a file that came only in part must not be taken for the whole one
+    with atomic.replacing(target) as part, part.open("wb") as out:
+        box.get_to(source, out)
 
 
 def _refuse(lacks: list[Lack], source: object) -> None:

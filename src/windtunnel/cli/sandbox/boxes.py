@@ -110,18 +110,16 @@ def put(
 
     Example: windtunnel sandbox put demo notes.txt /workspace/
     """
+    from windtunnel.agents.sandbox.client import put_path
+
     sandbox = box(context, name)
     if source == "-":
         return sandbox.put(path, sys.stdin.buffer)
     file = Path(os.path.expanduser(source))
     if path.endswith("/"):
         path += file.name
-    if os.path.isdir(file):
-        from windtunnel.agents.sandbox.client import put_folder
-
-        return put_folder(sandbox, file, path)
-    with file_errors(f"sandbox put: {file}", "a regular file is needed"), file.open("rb") as data:
-        sandbox.put(path, data, os.fstat(data.fileno()).st_mode & 0o777)
+    with file_errors(f"sandbox put: {file}"):
+        put_path(sandbox, file, path)
 
 
 def get(
@@ -136,8 +134,7 @@ def get(
 
     Example: windtunnel sandbox get demo /workspace/notes.txt notes.txt
     """
-    from windtunnel.agents.sandbox.client import get_folder, is_folder
-    from windtunnel.base import atomic
+    from windtunnel.agents.sandbox.client import get_path
 
     sandbox = box(context, name)
     if target == "-":
@@ -147,11 +144,8 @@ def get(
     into = Path(os.path.expanduser(target))
     if os.path.isdir(into):
         into /= Path(path).name
-    if is_folder(sandbox, path):
-        return get_folder(sandbox, path, into)
-    # a file that came only in part must not be taken for the whole one
-    with file_errors(f"sandbox get: {into}"), atomic.replacing(into) as part, part.open("wb") as out:
-        sandbox.get_to(path, out)
+    with file_errors(f"sandbox get: {into}"):
+        get_path(sandbox, path, into)
 
 
 @calls(AnySandbox.port)

@@ -97,7 +97,7 @@ def moment(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def file_errors(what: str, more: str = "") -> Iterator[None]:
+def file_errors(what: str) -> Iterator[None]:
     """What is wrong with a file of this machine, in a sentence: a full disk is a fault of the host."""
     try:
         yield
@@ -105,7 +105,7 @@ def file_errors(what: str, more: str = "") -> Iterator[None]:
         if error.errno is None:  # a time that ran out at the daemon
             raise
         kind = HostError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UserError
-        raise kind(f"{what}: {error.strerror}{f'; {more}' if more else ''}") from error
+        raise kind(f"{what}: {error.strerror}") from error
 
 
 CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of an id; see `log`.")

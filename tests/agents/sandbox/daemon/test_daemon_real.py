@@ -12,7 +12,7 @@ import pytest
 
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
-from windtunnel.agents.sandbox.client import connect, get_folder, put_folder
+from windtunnel.agents.sandbox.client import connect, get_path, put_path
 from windtunnel.agents.sandbox.daemon.server import home_lock
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
@@ -75,14 +75,14 @@ def test_input_folders_and_a_terminal_of_a_real_sandbox(own_home: Path, tmp_path
             (tmp_path / "in" / "deep" / "empty").mkdir(parents=True)
             (tmp_path / "in" / "deep" / "it's").write_bytes(data)
             (tmp_path / "in" / "link").symlink_to("deep/it's")
-            put_folder(box, tmp_path / "in", "/workspace/x")
+            put_path(box, tmp_path / "in", "/workspace/x")
             assert box.run("cat /workspace/x/link").stdout == data
-            get_folder(box, "/workspace/x", tmp_path / "out")
+            get_path(box, "/workspace/x", tmp_path / "out")
             assert (tmp_path / "out" / "deep" / "empty").is_dir()
             assert (tmp_path / "out" / "link").read_bytes() == data
             os.mkfifo(tmp_path / "in" / "fifo")
             with pytest.raises(IncompleteError, match="fifo"):
-                put_folder(box, tmp_path / "in", "/workspace/x")
+                put_path(box, tmp_path / "in", "/workspace/x")
             typed = b"tty; exit 5\n"
             shown = box.run(terminal_of("exec sh -i"), shell="terminal", stdin=typed, timeout=60)
             assert b"/dev/pts/" in shown.stdout and shown.exit_code == 5

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
-from windtunnel.agents.sandbox.client import put_folder
+from windtunnel.agents.sandbox.client import put_path
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -149,7 +149,7 @@ class SandboxRuntime(rex.AbstractRuntime):
         source = Path(request.source_path)
         if not source.exists():
             raise FileNotFoundError(f"upload: {source} does not exist")
-        await asyncio.to_thread(self._upload, source, request.target_path)
+        await asyncio.to_thread(put_path, self.box, source, request.target_path)
         await self._end_turn()
         return rex.UploadResponse()
 
@@ -188,13 +188,6 @@ class SandboxRuntime(rex.AbstractRuntime):
                 f"Error while checking bash command \n{command!r}\n---- Stderr ----\n{words}",
                 extra_info={"bash_stdout": _text(checked.stdout), "bash_stderr": words},
             )
-
-    def _upload(self, source: Path, target: str) -> None:
-        if source.is_dir():
-            return put_folder(self.box, source, target)
-        with source.open("rb") as data:
-            self.box.put(target, data, source.stat().st_mode & 0o777)
-        return None
 
 
 class SandboxDeployment(AbstractDeployment):
