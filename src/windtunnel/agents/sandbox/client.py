@@ -46,8 +46,7 @@ class _Daemon(RemoteLink):
     """The connections to the daemon at ``place``, with what goes wrong in a sentence."""
 
     def __init__(self, place: Address, *, start: bool) -> None:
-        self.place = place
-        home = place.home
+        self._home = home = place.home
         super().__init__(
             place.address, keys=place.keys, errors=ERRORS,
             start=functools.partial(ensure, home) if start and home is not None else None,
@@ -67,11 +66,12 @@ class _Daemon(RemoteLink):
 
     @contextlib.contextmanager
     def _in_words(self) -> Iterator[None]:
-        place = self.place
         try:
             yield
         except NobodyAnswers as error:
-            what = f"no daemon of home {place.home} runs" if place.home else f"nobody answers at {place.url}"
+            what = (
+                f"no daemon of home {self._home} runs" if self._home else f"nobody answers at {self.address}"
+            )
             raise UserError(f"sandbox: {what} ({error.__cause__ or error})") from error
         except CallLost as error:
             raise SandboxError(
@@ -80,7 +80,7 @@ class _Daemon(RemoteLink):
         except PermissionError as error:
             if error.errno is not None:
                 raise
-            raise UserError(f"sandbox: the token for {place.url} is missing or wrong") from error
+            raise UserError(f"sandbox: the token for {self.address} is missing or wrong") from error
 
 
 @forwards(PendingTurn)

@@ -58,7 +58,7 @@ def test_errors_are_those_of_the_standard_library(box: RemoteBox) -> None:
         ours.run(box, ["sh", "-c", "echo out; sleep 600"], timeout=0.3, stdout=ours.PIPE)
     assert late.value.output == b"out\n"
     with pytest.raises(real.CalledProcessError):
-        ours.check_call(box, ["false"])
+        ours.check_output(box, ["false"])
 
 
 @pytest.mark.parametrize(

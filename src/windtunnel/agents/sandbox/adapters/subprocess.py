@@ -1,4 +1,4 @@
-"""``subprocess``-like calls that run in a sandbox: ``run``, ``check_call`` and ``check_output``.
+"""``subprocess``-like calls that run in a sandbox: ``run`` and ``check_output``.
 
 A command runs in a subshell of a persistent shell that is set aside for this, so that neither its directory
 nor its variables reach the next one. Differences from the standard library: there is no standard input (it is
@@ -25,8 +25,8 @@ SHELL = "subprocess"
 Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 __all__ = [
-    "DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "TimeoutExpired", "check_call", "check_output",
-    "command_line", "run",
+    "DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "TimeoutExpired", "check_output", "command_line",
+    "run",
 ]  # fmt: skip
 
 
@@ -72,10 +72,6 @@ def run(
     if check:
         completed.check_returncode()
     return completed
-
-
-def check_call(box: AnySandbox, args: Argv, **options: Any) -> int:
-    return run(box, args, check=True, **options).returncode
 
 
 def check_output(box: AnySandbox, args: Argv, **options: Any) -> Any:

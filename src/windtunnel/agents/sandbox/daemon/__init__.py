@@ -41,16 +41,12 @@ GONE_SECONDS = 150.0
 
 @dataclass(frozen=True)
 class Address:
-    """``home``: the folder whose daemon is meant; None for one that is reached over TCP at ``url``."""
+    """``home``: the folder whose daemon is meant; None for one that is reached over TCP. ``address``: as
+    `windtunnel.base.calls` has it."""
 
     home: Path | None
-    url: str
+    address: str
     keys: Keys | None = field(default=None, repr=False)
-
-    @property
-    def address(self) -> str:
-        """As `windtunnel.base.calls` has it."""
-        return f"unix:{socket_of(self.home)}" if self.home else f"tcp:{self.url.removeprefix('tcp://')}"
 
 
 def socket_of(home: Path) -> Path:
@@ -72,7 +68,8 @@ def address(where: str | os.PathLike[str] | None, token: str | None = None, tls:
     if where is None:
         where = os.environ.get("WINDTUNNEL_SANDBOX_URL") or default_home()
     if not (isinstance(where, str) and "://" in where):
-        return Address(Path(where).absolute(), "")
+        home = Path(where).absolute()
+        return Address(home, f"unix:{socket_of(home)}")
     host, port = host_and_port(where.partition("://")[2].rstrip("/"))
     if not where.startswith("tcp://") or not host:
         raise UserError(f"sandbox: URL {where!r} is not accepted; use tcp://HOST:PORT")
@@ -81,7 +78,7 @@ def address(where: str | os.PathLike[str] | None, token: str | None = None, tls:
         raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
     if tls is None:
         refuse_open(host, where)
-    return Address(None, f"tcp://{host}:{port}", keys)
+    return Address(None, f"tcp:{host}:{port}", keys)
 
 
 def keys_of(token: str, tls: Tls) -> Keys | None:

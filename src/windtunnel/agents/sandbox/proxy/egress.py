@@ -33,7 +33,7 @@ PROXY_PORT, DNS_PORT = 3128, 53
 USUAL_PORTS = (80, 443)
 """Of an entry of the list that names no port."""
 MOST = 64
-"""Connections of one sandbox, and as many questions for names."""
+"""Connections of one sandbox and its questions for names, all together."""
 LARGEST_HEAD = 16 * 1024
 HEAD_SECONDS, CONNECT_SECONDS, TIME_TO_LIVE = 30.0, 15.0, 30
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -205,8 +205,7 @@ class Egress(asyncio.DatagramProtocol):
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._log = logging.Logger("egress")
         self._log.addHandler(self._handler)
-        self._connections: set[asyncio.Task[None]] = set()
-        self._questions: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._names: asyncio.DatagramTransport | None = None
 
@@ -220,27 +219,26 @@ class Egress(asyncio.DatagramProtocol):
             self._server.close()
         if self._names is not None:
             self._names.close()
-        tasks = [*self._connections, *self._questions]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._handler.close()
 
-    def _spawn(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- the proxy
     # ------------------------------------------------------------------------------------------
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._spawn(self._connections, self._serve(reader, writer))
+        self._spawn(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         what = "a request"
         try:
-            if len(self._connections) > MOST:
+            if len(self._tasks) > MOST:
                 raise EgressRefused(503, f"more than {MOST} connections are under way")
             async with asyncio.timeout(HEAD_SECONDS):
                 head = read_head(await reader.readuntil(b"\r\n\r\n"))
@@ -299,8 +297,8 @@ class Egress(asyncio.DatagramProtocol):
         self._names = transport
 
     def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
-        if len(self._questions) < MOST:
-            self._spawn(self._questions, self._answer(data, address))
+        if len(self._tasks) < MOST:
+            self._spawn(self._answer(data, address))
 
     async def _answer(self, data: bytes, address: tuple[str, int]) -> None:
         """Answer a question for A or AAAA; another, or of a name that is not on the list, with none."""
