@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -82,48 +82,44 @@ def emulate(
         _show(answers)
 
 
-Columns = dict[str, tuple[str, Callable[[Any], str]]]
-SECONDS, PERCENT = units.seconds, "{:.0%}".format
-POLICY: Columns = {"policy": ("policy", str)}
-DENSITIES: Columns = {
-    **POLICY,
-    "sandboxes": ("density", str),
-    "overhead": ("overhead", lambda share: f"{max(0.0, share):.2%}"),
-    "gate p95": ("gate_p95", SECONDS),
-    "p99": ("gate_p99", SECONDS),
-    "hidden": ("hidden", "{:.1%}".format),
-    "freeze": ("freeze_p95", SECONDS),
-    "CPU": ("cpu_busy", PERCENT),
-    "fits": ("fits", lambda fits: "yes" if fits else "no"),
-}
-BREAKS: Columns = {
-    **POLICY,
-    "bears": ("bears", str),
-    "breaks at": ("breaks", lambda number: "none found" if number is None else str(number)),
-    "searched up to": ("searched", str),
-    "memory holds": ("fits", str),
-}
-NOTICES: Columns = {
-    **POLICY,
-    "notice": ("notice", SECONDS),
-    "turns lost": ("turns_lost", "{:.2f}".format),
-    "work again": ("seconds_lost", SECONDS),
-    "whole": ("saved", PERCENT),
-}
-
-
 def _show(answers: EmulationAnswers) -> None:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answers.classes.items())
     typer.echo(f"Emulated, not measured. {answers.setting}.")
     typer.echo(f"Turns: {shares}. {answers.assumed}.")
     typer.echo(f"Costs: {answers.origin}.")
-    where = "Where policies break: overhead above 1.9 %, or p95 of gate waits above 1 ms"
-    tables: tuple[tuple[str, Iterable[Any], Columns], ...] = (
-        ("Density", answers.densities, DENSITIES),
-        (where, answers.breaks, BREAKS),
-        ("A host goes", answers.spots, NOTICES),
+    _table(
+        "Density",
+        ("policy", "sandboxes", "overhead", "gate p95", "p99", "hidden", "freeze", "CPU", "fits"),
+        [
+            (
+                row.policy, str(row.density), f"{max(0.0, row.overhead):.2%}", units.seconds(row.gate_p95),
+                units.seconds(row.gate_p99), f"{row.hidden:.1%}", units.seconds(row.freeze_p95),
+                f"{row.cpu_busy:.0%}", "yes" if row.fits else "no",
+            )
+            for row in answers.densities
+        ],
+    )  # fmt: skip
+    _table(
+        "Where policies break: overhead above 1.9 %, or p95 of gate waits above 1 ms",
+        ("policy", "bears", "breaks at", "searched up to", "memory holds"),
+        [
+            (row.policy, str(row.bears), str(row.breaks or "none found"), str(row.searched), str(row.fits))
+            for row in answers.breaks
+        ],
     )
-    for title, rows, columns in tables:
-        cells = [[word(getattr(row, name)) for name, word in columns.values()] for row in rows]
-        typer.echo(f"\n{title} (emulated)")
-        print_columns(list(columns), cells, list(columns)[1:])
+    _table(
+        "A host goes",
+        ("policy", "notice", "turns lost", "work again", "whole"),
+        [
+            (
+                row.policy, units.seconds(row.notice), f"{row.turns_lost:.2f}",
+                units.seconds(row.seconds_lost), f"{row.saved:.0%}",
+            )
+            for row in answers.spots
+        ],
+    )  # fmt: skip
+
+
+def _table(title: str, head: Sequence[str], rows: list[tuple[str, ...]]) -> None:
+    typer.echo(f"\n{title} (emulated)")
+    print_columns(head, rows, head[1:])

@@ -30,7 +30,8 @@ from typing import Any, Literal
 import zstandard
 
 Shape = Literal["chat", "responses", "messages"]
-
+SHAPES: dict[str, Shape] = {"/chat/completions": "chat", "/responses": "responses", "/messages": "messages"}
+"""By how the path of a request ends."""
 VOLATILE = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key", "stream_options"})
 """Fields of a request that say nothing about what is asked."""
 BILLING = "x-anthropic-billing-header:"
@@ -59,19 +60,9 @@ class Outline:
     follows: bool = False
 
 
-def shape_of(path: str) -> Shape | None:
-    """Which kind of model request a POST to this path is; None: none."""
-    end = path.rstrip("/")
-    if end.endswith("/chat/completions"):
-        return "chat"
-    if end.endswith("/responses"):
-        return "responses"
-    return "messages" if end.endswith("/messages") else None
-
-
 def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> Outline:
     """Understand a request; ``limit`` bounds what a compressed body may unpack to. Raises Unreadable."""
-    shape = shape_of(path)
+    shape = next((shape for end, shape in SHAPES.items() if path.rstrip("/").endswith(end)), None)
     if shape is None:
         raise Unreadable(f"no model request is made to {path}")
     try:

@@ -23,7 +23,7 @@ import httpx
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
+from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
 from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, BrokeOff, Gate, ReplyWindow, Turning
 from windtunnel.agents.sandbox.proxy.upstream import (
@@ -53,8 +53,6 @@ WARNING = "x-windtunnel-checkpoint"
 """Header of a reply that goes out though its turn's checkpoint is not whole: what lacks, and why."""
 RETRY = 5
 """Seconds after which to ask again for a reply that is held back."""
-READ_ON_LOOP = 64 * 1024
-"""Bytes of a body up to which reading it is quicker than starting a thread for it."""
 
 
 class AgentSession:
@@ -141,13 +139,11 @@ class AgentSession:
 
     async def _of_main_loop(self, request: AgentRequest) -> Outline | None:
         """The request as the main loop's; None where it is another one."""
-        if request.method != "POST" or shape_of(request.route) is None:
+        if request.method != "POST":
             return None
+        headers, limit = dict(request.headers), self._bounds.body
         try:
-            if len(request.body) <= READ_ON_LOOP:
-                outline = self._read(request)
-            else:
-                outline = await asyncio.to_thread(self._read, request)
+            outline = await asyncio.to_thread(read, request.route, headers, request.body, limit=limit)
         except Unreadable as error:
             LOG.info("sandbox %s: a request is passed on, not understood: %s", self.name, error)
             return None
@@ -157,9 +153,6 @@ class AgentSession:
             self._conversation.agent = verdict.agent
             self._write(self._conversation.learn, verdict.agent)
         return outline if verdict.kind == "main" else None
-
-    def _read(self, request: AgentRequest) -> Outline:
-        return read(request.route, dict(request.headers), request.body, limit=self._bounds.body)
 
     async def _main(self, request: AgentRequest, outline: Outline, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation

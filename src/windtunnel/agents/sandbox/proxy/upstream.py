@@ -79,9 +79,6 @@ class Upstream:
     url: str
     key_file: Path | None = None
 
-    def __post_init__(self) -> None:
-        split_base(self.url)
-
 
 @dataclass(frozen=True)
 class AgentRequest:
