@@ -135,7 +135,12 @@ def test_compressed_bodies_are_understood(pack: Any) -> None:
         understood(MESSAGES, b"broken" + pack(plain)[6:], encoding)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b'{"messages": 3}', b"[" * 100_000, b"\xff\xfe"])
+DEEP = b'{"messages": ' + b"[" * 700 + b"]" * 700 + b"}"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"1", b'{"messages": 3}', b"[" * 100_000, b"\xff\xfe", DEEP]
+)
 def test_bodies_that_are_no_request(body: bytes) -> None:
     with pytest.raises(Unreadable):
         understood(CHAT, body)

@@ -66,9 +66,12 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> O
     if shape is None:
         raise Unreadable(f"no model request is made to {path}")
     try:
-        content = json.loads(unpacked(headers.get("content-encoding", ""), body, limit))
+        return _outline(path, shape, json.loads(unpacked(headers.get("content-encoding", ""), body, limit)))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"no JSON: {error}") from error
+
+
+def _outline(path: str, shape: Shape, content: Any) -> Outline:
     if not isinstance(content, dict):
         raise Unreadable("no JSON object")
     head, messages = _split(shape, content)
