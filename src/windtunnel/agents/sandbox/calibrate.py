@@ -255,31 +255,30 @@ def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:
         for name in ("raw", "freeze", "after", "after_first", "restore", "new_first")
     }
     columns = {
-        "freeze": [ones, memory, processes],
-        "after": [ones, memory],
-        "restore": [ones, memory, processes],
+        "freeze": ("full_freeze", [ones, memory, processes]),
+        "after": ("full_after", [ones, memory]),
+        "restore": ("restore", [ones, memory, processes]),
     }
-    lines = {name: least_squares(using, measured[name]) for name, using in columns.items()}
+    lines: dict[str, float] = {}
+    words = []
+    for name, (field, using) in columns.items():
+        factors = least_squares(using, measured[name])
+        lines |= zip((field, f"{field}_per_byte", f"{field}_per_process"), factors, strict=False)
+        modelled = sum(factor * column for factor, column in zip(factors, using, strict=True))
+        error = np.median(np.abs(modelled / np.maximum(measured[name], 1e-9) - 1))
+        words.append(f"{name} {float(error):.0%}")
     raw = least_squares([ones, processes], measured["raw"] - memory)
     further = np.maximum(0.0, measured["after_first"] - measured["after"])
-    freeze, after, restore = lines["freeze"], lines["after"], lines["restore"]
     plain = {name: quartile(basics[name]) for name in
              ("decide", "shell", "files_freeze", "files_after", "create", "files_new")}  # fmt: skip
     shares = {f"{name}_cpu": _share(basics, name) for name in ("shell", "files", "full", "restore")}
     at_once, cpu = quartile(basics["at_once"]), shares["full_cpu"]
-    alone = freeze[0] + freeze[2] + after[0]
+    alone = lines["full_freeze"] + lines["full_freeze_per_process"] + lines["full_after"]
     costs = SandboxCosts(
         **plain,
         **shares,
-        full_freeze=freeze[0],
-        full_freeze_per_byte=freeze[1],
-        full_freeze_per_process=freeze[2],
-        full_after=after[0],
-        full_after_per_byte=after[1],
+        **lines,
         full_after_per_new_byte=least_squares([memory], further)[0],
-        restore=restore[0],
-        restore_per_byte=restore[1],
-        restore_per_process=restore[2],
         image_base=raw[0],
         image_per_process=raw[1],
         new_base=quartile([value for samples in sizes.values() for value in samples["new_next"]]),
@@ -287,11 +286,6 @@ def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:
         # the disk parts of all, in the time that their CPU parts leave
         disk_lanes=lanes(TOGETHER * alone * (1 - cpu), at_once - alone * cpu),
     )
-    words = []
-    for name, using in columns.items():
-        modelled = sum(factor * column for factor, column in zip(lines[name], using, strict=True))
-        error = np.median(np.abs(modelled / np.maximum(measured[name], 1e-9) - 1))
-        words.append(f"{name} {float(error):.0%}")
     return costs, "median error of the fits: " + ", ".join(words)
 
 
