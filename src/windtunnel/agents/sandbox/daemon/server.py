@@ -125,33 +125,17 @@ def run(
         if where is not None:
             check(option, where, keys)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with home_lock(home) as lock:
-        host = open_host(home, _log_event, lock)
-        try:
-            _live(host, home, keys, tcp, http, idle_seconds, ready)
-        finally:
-            _close(host)
-
-
-def open_host(home: Path, on_event: Callable[[SandboxEvent], None], lock: IO[str]) -> AnyHost:
-    from windtunnel.agents.sandbox.host import SandboxHost
-
-    return SandboxHost(home, on_event=on_event, lock=lock)
-
-
-def _live(
-    host: AnyHost, home: Path, keys: Keys | None, tcp: Place | None, http: Place | None,
-    idle_seconds: float | None, ready: Callable[[str], None],
-) -> None:  # fmt: skip
-    stopping, telling = socket.socketpair()
-    telling.setblocking(False)
-    signal.set_wakeup_fd(telling.fileno())  # whichever thread the kernel gives it: this one waits without end
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    daemon = Daemon(host, home, lambda: telling.send(b"1"))
-    protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
-    service = RpcService(protocols, daemon.find, daemon.refer, ERRORS, explained)
     with contextlib.ExitStack() as stack:
+        host = open_host(home, _log_event, stack.enter_context(home_lock(home)))
+        stack.callback(_close, host)
+        stopping, telling = socket.socketpair()
+        telling.setblocking(False)
+        signal.set_wakeup_fd(telling.fileno())  # whichever thread the kernel gives it: this one waits
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        daemon = Daemon(host, home, lambda: telling.send(b"1"))
+        protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
+        service = RpcService(protocols, daemon.find, daemon.refer, ERRORS, explained)
         servers = [RpcServer(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
         ready(str(socket_of(home)))
@@ -171,6 +155,12 @@ def _live(
         for server in servers:
             server.close()  # which cancels the commands that still run
         _finished(service, GRACE_SECONDS)
+
+
+def open_host(home: Path, on_event: Callable[[SandboxEvent], None], lock: IO[str]) -> AnyHost:
+    from windtunnel.agents.sandbox.host import SandboxHost
+
+    return SandboxHost(home, on_event=on_event, lock=lock)
 
 
 def _until_stopped(
