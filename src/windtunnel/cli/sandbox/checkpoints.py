@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -213,11 +212,6 @@ def log(history: SandboxHistory, name: str, context: typer.Context, turns: Turns
         return typer.echo(f"sandbox {name} has no checkpoint yet")
     with client(context) as daemon:
         tips = {info.name: info.tip for info in daemon.boxes()}
-    print_checkpoints(name, history, tips)
-
-
-def print_checkpoints(name: str, history: SandboxHistory, tips: Mapping[str, str]) -> None:
-    """A table, oldest first. ``tips``: the newest checkpoint of every sandbox of the host."""
     rows = []
     for point in history.checkpoints:
         parts = [part for part in (point.files, point.image) if part is not None and part.id == point.id]
