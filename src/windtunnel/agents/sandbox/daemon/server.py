@@ -8,7 +8,6 @@ daemon takes them over.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import logging
@@ -39,6 +38,8 @@ from windtunnel.linux.processes import session_first
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
 KEPT_TURNS = 1024
+IDLE_SECONDS = 300.0
+"""After which a daemon that was started in passing ends, unused."""
 TAKEOVER_SECONDS = 30.0
 """How long a daemon that is just ending is waited for."""
 GRACE_SECONDS = 10.0
@@ -274,14 +275,10 @@ def _quoted(word: str) -> str:
 
 
 def main() -> None:
-    """The daemon as it is started in passing; its words go to the home's ``daemon.log``."""
-    parser = argparse.ArgumentParser(prog="python -m windtunnel.agents.sandbox.daemon.server")
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--idle", type=float, default=300.0, help="end after so many seconds unused")
-    settings = parser.parse_args()
+    """The daemon of ``--home HOME``, started in passing; its words go to the home's ``daemon.log``."""
     session_first()  # its threads store what agents wait for
     try:
-        run(settings.home.absolute(), idle_seconds=settings.idle)
+        run(Path(sys.argv[2]), idle_seconds=IDLE_SECONDS)
     except UserError as error:
         print(f"windtunnel: {error}", file=sys.stderr, flush=True)
         end(2)
