@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 from collections.abc import Mapping, Sequence
 from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from typing import Any
@@ -106,8 +105,6 @@ def command_line(
 
 def status_of(result: TurnResult) -> int:
     """A return code as ``subprocess`` tells it: negative for a signal."""
-    if result.ended == "cancelled":
-        return -signal.SIGKILL
     if result.exit_code is None:
         what = "the sandbox died" if result.ended == "sandbox-died" else "its shell died"
         raise RuntimeError(
