@@ -179,7 +179,7 @@ def test_record_outlives_the_proxy(bench: Bench) -> None:
     helper = {"model": "small", "messages": [{"role": "user", "content": "is this a new topic?"}]}
     turns = box.turns
     bench.ask(box, helper).reply()
-    assert box.turns == turns, "which loop is the main one is remembered"
+    assert box.turns == turns, "it is no request of the main loop"
 
 
 def test_keys_are_neither_recorded_nor_told(bench: Bench, proxy: HostProxy) -> None:

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy.classify import AgentLoops
 from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Reply, ReplyWindow
-from windtunnel.base.plain import from_plain, to_plain
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -71,7 +69,6 @@ class Conversation:
         self.incarnation = int(state.get("incarnation", 0))
         self.covered = int(state.get("covered", 0))
         """Turns that the checkpoint covers from which this incarnation began."""
-        self.agent = from_plain(AgentLoops, json.loads(state.get("agent", "{}")))
         self.entries: dict[str, list[MainLoopRequest]] = {}
         """By digest, oldest first."""
         rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
@@ -105,21 +102,16 @@ class Conversation:
             )
         entry.complete = True
 
-    def save(self, *entries: MainLoopRequest) -> None:
-        """What is known of them has changed."""
+    def save(self, entry: MainLoopRequest) -> None:
+        """What is known of it has changed."""
         with self._file:
-            self._update(entries)
+            self._update([entry])
 
     def reply(self, entry: MainLoopRequest) -> Reply:
         status, headers, body = self._file.execute(
             "SELECT status, headers, body FROM records WHERE request = ?", (entry.request,)
         ).fetchone()
         return Reply(status, tuple((name, value) for name, value in json.loads(headers)), bytes(body))
-
-    def learn(self, agent: AgentLoops) -> None:
-        """Keep what is known of the agent's loops."""
-        with self._file:
-            self._set("agent", json.dumps(to_plain(agent)))
 
     def begin_anew(self, turn: int, on_purpose: bool) -> None:
         """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before, or
@@ -132,8 +124,8 @@ class Conversation:
             entry.aside = True
         with self._file:
             self._update(aside)
-            self._set("incarnation", str(self.incarnation))
-            self._set("covered", str(turn))
+            state = {"incarnation": str(self.incarnation), "covered": str(turn)}
+            self._file.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
 
     def copy_to(self, path: Path) -> None:
         """A second record, equal to this one."""
@@ -143,12 +135,9 @@ class Conversation:
     def close(self) -> None:
         self._file.close()
 
-    def _update(self, entries: tuple[MainLoopRequest, ...] | list[MainLoopRequest]) -> None:
+    def _update(self, entries: list[MainLoopRequest]) -> None:
         rows = [(entry.turn, entry.aside, entry.served, entry.request) for entry in entries]
         self._file.executemany("UPDATE records SET turn = ?, aside = ?, served = ? WHERE request = ?", rows)
-
-    def _set(self, name: str, value: str) -> None:
-        self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -23,7 +23,7 @@ import httpx
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read
+from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Outline, Unreadable, classify, read
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
 from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, BrokeOff, Gate, ReplyWindow, Turning
 from windtunnel.agents.sandbox.proxy.upstream import (
@@ -70,6 +70,7 @@ class AgentSession:
         self._box = box
         self._upstream = upstream
         self._conversation = conversation
+        self._agent = AgentLoops()
         self._client = client
         self._bounds = bounds
         self._gate = Gate(box, seconds=bounds.gate)
@@ -147,11 +148,9 @@ class AgentSession:
         except Unreadable as error:
             LOG.info("sandbox %s: a request is passed on, not understood: %s", self.name, error)
             return None
-        verdict = classify(outline, self._conversation.agent)
+        verdict = classify(outline, self._agent)
         LOG.info("sandbox %s: a request is %s: %s", self.name, verdict.kind, verdict.reason)
-        if verdict.agent != self._conversation.agent:
-            self._conversation.agent = verdict.agent
-            self._write(self._conversation.learn, verdict.agent)
+        self._agent = verdict.agent
         return outline if verdict.kind == "main" else None
 
     async def _main(self, request: AgentRequest, outline: Outline, send: Send) -> None:
