@@ -30,7 +30,6 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     Headers,
     ProxyFault,
     Upstream,
-    fault_body,
     forward,
     reply_headers,
 )
@@ -38,10 +37,6 @@ from windtunnel.agents.sandbox.proxy.upstream import (
 CLOSING = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 """What the last event of a stream holds, in the shapes that are understood."""
 LONGEST = max(map(len, CLOSING))
-
-
-class BrokeOff(Exception):
-    """The reply ended before its end."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,10 @@ class ArrivingReply:
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
-        """Status and headers are there."""
+        """Status and headers are there, or a fault before them."""
         self.status = 0
         self.headers: Headers = ()
-        self.fault = ""
+        self.fault: ProxyFault | None = None
         self._released: list[bytes] = []
         self._withheld: list[bytes] = []
         self._tail = b""
@@ -80,7 +75,8 @@ class ArrivingReply:
         """Ask, collect up to ``limit`` bytes, and record."""
         try:
             async with forward(client, upstream, request) as response:
-                self._begin(response.status_code, reply_headers(response))
+                self.status, self.headers = response.status_code, reply_headers(response)
+                self.began.set()
                 stream = dict(self.headers).get("content-type", "").startswith("text/event-stream")
                 async for chunk in response.aiter_raw():
                     self._take(chunk, stream, limit)
@@ -97,21 +93,17 @@ class ArrivingReply:
             self._wake()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body from its beginning, as it comes. Raises BrokeOff where it ends too soon."""
+        """The body from its beginning, as it comes. Raises ProxyFault where it ends too soon."""
         place = 0
         while True:
             while place < len(self._released):
                 place += 1
                 yield self._released[place - 1]
             if self._ended:
-                if self.fault:
-                    raise BrokeOff(self.fault)
+                if self.fault is not None:
+                    raise self.fault
                 return
             await self._grown.wait()
-
-    def _begin(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, headers
-        self.began.set()
 
     def _take(self, chunk: bytes, stream: bool, limit: int) -> None:
         self._size += len(chunk)
@@ -126,14 +118,9 @@ class ArrivingReply:
             self._wake()
 
     def _fail(self, fault: ProxyFault) -> None:
-        if self.began.is_set():
-            # what was held back stays back: an agent that saw the closing event would act on this reply
-            self.fault, self._withheld = str(fault), []
-            return
-        # nothing was passed on yet: the failure can be said in a reply of its own
-        body = fault_body(fault.kind, str(fault))
-        self._begin(fault.status, (("content-type", "application/json"), ("content-length", str(len(body)))))
-        self._withheld = [body]
+        # what was held back stays back: an agent that saw the closing event would act on this reply
+        self.fault, self._withheld = fault, []
+        self.began.set()
 
     def _wake(self) -> None:
         """Tell all readers; each waits for the next event from then on."""

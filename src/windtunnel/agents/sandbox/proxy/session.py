@@ -8,7 +8,6 @@ counting, listing, what is no model request at all) is passed through as it come
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sqlite3
@@ -25,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Outline, Unreadable, classify, read
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
-from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, BrokeOff, Gate, ReplyWindow, Turning
+from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Gate, ReplyWindow, Turning
 from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
     Headers,
@@ -227,8 +226,9 @@ class AgentSession:
             reply = await self._on_disk(self._conversation.reply, entry)
             await send_whole(send, reply.status, reply.headers + warning, reply.body)
             return
-        with contextlib.suppress(BrokeOff):
-            await send_reply(send, arriving.status, arriving.headers + warning, arriving.chunks())
+        if arriving.fault is not None and not arriving.status:
+            raise arriving.fault
+        await send_reply(send, arriving.status, arriving.headers + warning, arriving.chunks())
 
     # --- restores
     # ---------------------------------------------------------------------------------------------
