@@ -37,7 +37,6 @@ from windtunnel.agents.sandbox.proxy.upstream import (
 )
 from windtunnel.agents.sandbox.proxy.wire import (
     AgentConnection,
-    Gone,
     read_request,
     send_fault,
     send_reply,
@@ -124,8 +123,6 @@ class AgentSession:
             LOG.info("sandbox %s: %s", self.name, fault)
             if not started:
                 await send_fault(send, fault)
-        except Gone:
-            return
 
     async def _answer(self, request: AgentRequest, send: Send) -> None:
         if steps_up(request.path):

@@ -29,10 +29,6 @@ LOG = logging.getLogger(__name__)
 LOG.setLevel(logging.ERROR)  # uvicorn's: a warning for each odd request would let a sandbox fill the log
 
 
-class Gone(Exception):
-    """The client has left."""
-
-
 class AgentConnection(HttpToolsProtocol):
     """uvicorn's connection, strict. The scope of a request has its whole target, as it was sent, under
     ``target``."""
@@ -104,8 +100,8 @@ def head_fault(target: bytes, headers: list[tuple[bytes, bytes]], version: str) 
 
 
 async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> AgentRequest:
-    """The whole request. Raises ProxyFault where it is too large, too slow or not for the upstream, Gone
-    where it does not end."""
+    """The whole request. Raises ProxyFault where it is too large, too slow, cut off or not for the
+    upstream."""
     if scope["method"] in ("CONNECT", "TRACE"):  # for tunnels, and to show what was added on the way
         raise ProxyFault(405, "method_not_allowed", f"{scope['method']} is not passed on")
     headers = tuple(
@@ -117,7 +113,7 @@ async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> A
             while more and size <= bounds.body:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ProxyFault(400, "bad_request", "the client left before its request was whole")
                 body += message.get("body", b"")
                 size, more = max(size, len(body)), message.get("more_body", False)
     except TimeoutError:
