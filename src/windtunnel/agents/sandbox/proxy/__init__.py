@@ -252,12 +252,8 @@ class HostProxy:
         """
         if spec.network == "proxy":
             key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
-            listener = socket_inside(netns, "listen on", PORT)
-            try:
-                self.serve_model(box, Upstream(spec.proxy_upstream, key_file=key_file), listener)
-            except BaseException:
-                listener.close()
-                raise
+            upstream = Upstream(spec.proxy_upstream, key_file=key_file)
+            self.serve_model(box, upstream, socket_inside(netns, "listen on", PORT))
         if is_egress(spec):
             self._end(self._egress, box.name)
             way = egress.Egress(spec.network, self._home.box(box.name) / "egress.log")
