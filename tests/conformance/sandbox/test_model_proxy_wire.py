@@ -52,7 +52,7 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench,
     bench = Bench(Home(tmp_path_factory.mktemp("wire")), model)
     box = bench.serve(bench.proxy(), FakeBox())
     yield bench, bench.ports[box.name]
-    bench.proxies[0].close()
+    bench.close()
     model.close()
 
 

@@ -17,9 +17,9 @@ import pytest
 from agents.sandbox.proxy.fake_model import FakeModel
 from agents.sandbox.proxy.fake_turns import FakeBox
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy import HostProxy
+from windtunnel.agents.sandbox.proxy import HostProxy, limits
 from windtunnel.agents.sandbox.proxy.conversation import conversation_file
-from windtunnel.agents.sandbox.proxy.upstream import ProxyLimits, Upstream
+from windtunnel.agents.sandbox.proxy.upstream import Upstream
 
 PATIENCE = 60.0
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -76,12 +76,21 @@ class Bench:
         self.home, self.model = home, model
         self.proxies: list[HostProxy] = []
         self.ports: dict[str, int] = {}
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setenv("NO_PROXY", "127.0.0.1")
 
-    def proxy(self, **options: Any) -> HostProxy:
-        options.setdefault("ending", 1.0)
-        made = HostProxy(self.home, ProxyLimits(**options), trust_env=False)
+    def proxy(self, **bounds: float) -> HostProxy:
+        """A proxy with these bounds, which hold for the others too."""
+        for name, value in {"ending": 1.0, **bounds}.items():
+            self.patch.setattr(limits, name.upper(), value)
+        made = HostProxy(self.home)
         self.proxies.append(made)
         return made
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        self.patch.undo()
 
     def serve(self, proxy: HostProxy, box: FakeBox, upstream: Upstream | str = "") -> FakeBox:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -144,8 +153,7 @@ def model() -> Iterator[FakeModel]:
 def bench(tmp_path: Path, model: FakeModel) -> Iterator[Bench]:
     made = Bench(Home(tmp_path), model)
     yield made
-    for proxy in made.proxies:
-        proxy.close()
+    made.close()
 
 
 @pytest.fixture

@@ -30,11 +30,11 @@ from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine.walls import netns_file, socket_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy import egress
+from windtunnel.agents.sandbox.proxy import egress, limits
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, conversation_file
 from windtunnel.agents.sandbox.proxy.egress import copy_stream
 from windtunnel.agents.sandbox.proxy.gate import Turning
-from windtunnel.agents.sandbox.proxy.upstream import ProxyLimits, Upstream, new_client, read_key
+from windtunnel.agents.sandbox.proxy.upstream import Upstream, new_client, read_key
 from windtunnel.agents.sandbox.side_effects import Journal
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
@@ -214,13 +214,10 @@ def egress_environment() -> dict[str, str]:
 
 
 class HostProxy:
-    """Starts what a sandbox's network needs; does nothing for sandboxes that need nothing.
+    """Starts what a sandbox's network needs; does nothing for sandboxes that need nothing."""
 
-    ``bounds``: of the model APIs. ``trust_env``: the host's proxy settings hold on the way to the model.
-    """
-
-    def __init__(self, home: Home, bounds: ProxyLimits | None = None, *, trust_env: bool = True) -> None:
-        self._home, self._bounds, self._trust_env = home, bounds or ProxyLimits(), trust_env
+    def __init__(self, home: Home) -> None:
+        self._home = home
         self._sessions: dict[str, AgentSession] = {}
         self._egress: dict[str, egress.Egress] = {}
         self._client: httpx.AsyncClient | None = None
@@ -271,9 +268,9 @@ class HostProxy:
         async def begin() -> None:
             session = self._sessions.get(box.name)
             if session is None:
-                self._client = self._client or new_client(self._bounds, self._trust_env)
+                self._client = self._client or new_client()
                 record = Conversation(conversation_file(self._home, box.name))
-                session = AgentSession(box, upstream, record, self._client, self._bounds)
+                session = AgentSession(box, upstream, record, self._client)
                 self._sessions[box.name] = session
             await session.listen(listener)
 
@@ -318,11 +315,10 @@ class HostProxy:
             self.journal.fork(source, name, turn)
 
     def close(self) -> None:
-        """Stop listening, give what is under way ``ProxyLimits.ending`` seconds, then end."""
-        patience = self._bounds.ending
+        """Stop listening, give what is under way `limits.ENDING` seconds, then end."""
 
         async def end() -> None:
-            await asyncio.gather(*(session.close(patience) for session in self._sessions.values()))
+            await asyncio.gather(*(session.close(limits.ENDING) for session in self._sessions.values()))
             await asyncio.gather(*(way.close() for way in self._egress.values()))
             if self._client is not None:
                 await self._client.aclose()
@@ -330,7 +326,7 @@ class HostProxy:
         self.ports.close()
         if self._loop is not None and not self._loop.closed:
             with contextlib.suppress(TimeoutError):
-                self._loop.call(end(), 4 * patience)
+                self._loop.call(end(), 4 * limits.ENDING)
             self._loop.close()
         if self._journal is not None:
             self._journal.close()

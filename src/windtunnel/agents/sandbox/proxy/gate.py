@@ -25,6 +25,7 @@ import httpx
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.protocol import PendingTurn
+from windtunnel.agents.sandbox.proxy import limits
 from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
     Headers,
@@ -69,17 +70,16 @@ class ArrivingReply:
         client: httpx.AsyncClient,
         upstream: Upstream,
         request: AgentRequest,
-        limit: int,
         record: Callable[[Reply], Awaitable[None]],
     ) -> None:
-        """Ask, collect up to ``limit`` bytes, and record."""
+        """Ask, collect, and record."""
         try:
             async with forward(client, upstream, request) as response:
                 self.status, self.headers = response.status_code, reply_headers(response)
                 self.began.set()
                 stream = dict(self.headers).get("content-type", "").startswith("text/event-stream")
                 async for chunk in response.aiter_raw():
-                    self._take(chunk, stream, limit)
+                    self._take(chunk, stream)
             if 200 <= self.status < 300:
                 await record(Reply(self.status, self.headers, b"".join(self._released + self._withheld)))
         except ProxyFault as fault:
@@ -105,10 +105,10 @@ class ArrivingReply:
                 return
             await self._grown.wait()
 
-    def _take(self, chunk: bytes, stream: bool, limit: int) -> None:
+    def _take(self, chunk: bytes, stream: bool) -> None:
         self._size += len(chunk)
-        if self._size > limit:
-            raise ProxyFault(502, "reply_too_large", f"the reply is larger than {limit} bytes")
+        if self._size > limits.REPLY:
+            raise ProxyFault(502, "reply_too_large", f"the reply is larger than {limits.REPLY} bytes")
         near = self._tail + chunk  # an event may come in several pieces
         self._tail = near[-LONGEST:]
         if self._withheld or not stream or any(mark in near for mark in CLOSING):
@@ -179,8 +179,8 @@ class ReplyWindow:
 class Gate:
     """The windows of one sandbox. Its methods are called on the event loop."""
 
-    def __init__(self, box: Turning, *, seconds: float) -> None:
-        self._box, self._seconds = box, seconds
+    def __init__(self, box: Turning) -> None:
+        self._box = box
         self._open: dict[ReplyWindow, asyncio.Task[None]] = {}
         self._thread = ThreadPoolExecutor(1, f"turn-of-{box.name}")
 
@@ -212,7 +212,7 @@ class Gate:
             return loop.call_soon_threadsafe(started, window)
 
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(limits.GATE):
                 kept = await loop.run_in_executor(self._thread, self._keep, window, placed)
         except TimeoutError:
             kept = self._late(window), True
@@ -229,7 +229,7 @@ class Gate:
                 window.turn, window.doing = self._box.turns, "the checkpoint"
                 window.attach(pending)
                 placed()
-                lacks = pending.wait(self._seconds).lacks
+                lacks = pending.wait(limits.GATE).lacks
         except IncompleteError as error:
             return str(error), True
         except TimeoutError:
@@ -243,4 +243,4 @@ class Gate:
         return "; ".join(map(str, lacks)), False
 
     def _late(self, window: ReplyWindow) -> str:
-        return f"{window.doing} was not done within {self._seconds:g} s"
+        return f"{window.doing} was not done within {limits.GATE:g} s"

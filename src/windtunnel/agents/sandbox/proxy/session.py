@@ -22,6 +22,7 @@ import httpx
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
+from windtunnel.agents.sandbox.proxy import limits
 from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Outline, Unreadable, classify, read
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
 from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Gate, ReplyWindow, Turning
@@ -29,7 +30,6 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
     Headers,
     ProxyFault,
-    ProxyLimits,
     Upstream,
     forward,
     reply_headers,
@@ -62,7 +62,6 @@ class AgentSession:
         upstream: Upstream,
         conversation: Conversation,
         client: httpx.AsyncClient,
-        bounds: ProxyLimits,
     ) -> None:
         self.name = box.name
         self._box = box
@@ -70,8 +69,7 @@ class AgentSession:
         self._conversation = conversation
         self._agent = AgentLoops()
         self._client = client
-        self._bounds = bounds
-        self._gate = Gate(box, seconds=bounds.gate)
+        self._gate = Gate(box)
         self._disk = ThreadPoolExecutor(1, f"conversation-of-{box.name}")
         self._ending = asyncio.Event()
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -83,8 +81,8 @@ class AgentSession:
         config = uvicorn.Config(
             self, http=AgentConnection, lifespan="off", ws="none", access_log=False, log_config=None,
             proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=75,
-            limit_concurrency=2 * self._bounds.open_box,
-            timeout_graceful_shutdown=int(2 * self._bounds.ending) + 1,
+            limit_concurrency=2 * limits.OPEN_BOX,
+            timeout_graceful_shutdown=int(2 * limits.ENDING) + 1,
         )  # fmt: skip
         server = WebServer(config)
         listener.setblocking(False)
@@ -117,7 +115,7 @@ class AgentSession:
             await send(message)
 
         try:
-            request = await read_request(scope, receive, self._bounds)
+            request = await read_request(scope, receive)
             await while_connected(receive, self._answer(request, send_noted), self._ending)
         except ProxyFault as fault:
             LOG.info("sandbox %s: %s", self.name, fault)
@@ -138,7 +136,7 @@ class AgentSession:
         """The request as the main loop's; None where it is another one."""
         if request.method != "POST":
             return None
-        headers, limit = dict(request.headers), self._bounds.body
+        headers, limit = dict(request.headers), limits.BODY
         try:
             outline = await asyncio.to_thread(read, request.route, headers, request.body, limit=limit)
         except Unreadable as error:
@@ -164,7 +162,7 @@ class AgentSession:
     def _ask(self, request: AgentRequest, outline: Outline, entry: MainLoopRequest | None) -> MainLoopRequest:
         """Send the request to the model, whoever waits for it later. ``entry``: where that was done before,
         and there was no reply worth keeping."""
-        if len(self._exchanges) >= self._bounds.open_box:
+        if len(self._exchanges) >= limits.OPEN_BOX:
             raise ProxyFault(503, "overloaded", "too many requests of this sandbox are under way")
         if entry is None:
             name = f"{outline.digest[:12]}-{uuid4().hex[:12]}"
@@ -178,7 +176,7 @@ class AgentSession:
     async def _run(self, entry: MainLoopRequest, arriving: ArrivingReply, request: AgentRequest) -> None:
         record = partial(self._write, self._conversation.answered, entry)
         try:
-            await arriving.run(self._client, self._upstream, request, self._bounds.reply, record)
+            await arriving.run(self._client, self._upstream, request, record)
         finally:
             entry.arriving = None
             if not entry.complete:
@@ -234,7 +232,7 @@ class AgentSession:
         """The sandbox begins anew after ``turn``. Replies under way go to whoever asks for them again, but
         where it was brought back ``on_purpose``, to have others."""
         self._gate.close("the sandbox was restored meanwhile")
-        self._gate = Gate(self._box, seconds=self._bounds.gate)
+        self._gate = Gate(self._box)
         for entries in self._conversation.entries.values():
             for entry in entries:
                 entry.window = None

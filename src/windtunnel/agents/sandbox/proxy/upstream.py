@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from windtunnel.agents.sandbox.proxy import limits
 from windtunnel.base.errors import UserError
 
 Headers = tuple[tuple[str, str], ...]
@@ -38,26 +39,6 @@ PRINTABLE = re.compile(r"[\x21-\x7e]+")
 VERSION = re.compile(r"/v\d+$")
 DECODINGS = 4
 """How often a path is decoded at most: servers behind servers decode twice, hardly more."""
-
-
-@dataclass(frozen=True)
-class ProxyLimits:
-    """What one model proxy takes on, in bytes, requests and seconds.
-
-    ``gate``: how long a reply is held for its checkpoint. ``connect`` and ``silence``: how long the model
-    service may take to be reached, and to send nothing in the middle. ``sending``: how long a client may take
-    to send a body. ``ending``: how long what is under way may take when the proxy closes.
-    """
-
-    body: int = 64 * 2**20
-    reply: int = 64 * 2**20
-    open_total: int = 512
-    open_box: int = 32
-    gate: float = 120.0
-    connect: float = 15.0
-    silence: float = 600.0
-    sending: float = 120.0
-    ending: float = 5.0
 
 
 class ProxyFault(Exception):
@@ -184,11 +165,11 @@ def key_header(key: str, route: str, sent_names: Iterable[str]) -> tuple[str, st
 # --- and what comes back ------------------------------------------------------------------------------------
 
 
-def new_client(bounds: ProxyLimits, trust_env: bool) -> httpx.AsyncClient:
+def new_client() -> httpx.AsyncClient:
     """The connections to model services."""
-    timeout = httpx.Timeout(bounds.silence, connect=bounds.connect, pool=bounds.connect)
-    limits = httpx.Limits(max_connections=bounds.open_total, max_keepalive_connections=64)
-    return httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=trust_env)
+    timeout = httpx.Timeout(limits.SILENCE, connect=limits.CONNECT, pool=limits.CONNECT)
+    pool = httpx.Limits(max_connections=limits.OPEN_TOTAL, max_keepalive_connections=64)
+    return httpx.AsyncClient(timeout=timeout, limits=pool)
 
 
 @asynccontextmanager

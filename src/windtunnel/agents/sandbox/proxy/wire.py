@@ -16,13 +16,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from windtunnel.agents.sandbox.proxy.upstream import (
-    AgentRequest,
-    Headers,
-    ProxyFault,
-    ProxyLimits,
-    fault_body,
-)
+from windtunnel.agents.sandbox.proxy import limits
+from windtunnel.agents.sandbox.proxy.upstream import AgentRequest, Headers, ProxyFault, fault_body
 
 LARGEST_HEAD = 64 * 1024
 LOG = logging.getLogger(__name__)
@@ -99,7 +94,7 @@ def head_fault(target: bytes, headers: list[tuple[bytes, bytes]], version: str) 
     return ""
 
 
-async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> AgentRequest:
+async def read_request(scope: Scope, receive: Receive) -> AgentRequest:
     """The whole request. Raises ProxyFault where it is too large, too slow, cut off or not for the
     upstream."""
     if scope["method"] in ("CONNECT", "TRACE"):  # for tunnels, and to show what was added on the way
@@ -109,18 +104,18 @@ async def read_request(scope: Scope, receive: Receive, bounds: ProxyLimits) -> A
     )
     size, body, more = int(dict(headers).get("content-length", 0)), bytearray(), True
     try:
-        async with asyncio.timeout(bounds.sending):
-            while more and size <= bounds.body:
+        async with asyncio.timeout(limits.SENDING):
+            while more and size <= limits.BODY:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ProxyFault(400, "bad_request", "the client left before its request was whole")
                 body += message.get("body", b"")
                 size, more = max(size, len(body)), message.get("more_body", False)
     except TimeoutError:
-        words = f"the body did not arrive within {bounds.sending:g} s"
+        words = f"the body did not arrive within {limits.SENDING:g} s"
         raise ProxyFault(408, "request_timeout", words) from None
-    if size > bounds.body:
-        raise ProxyFault(413, "request_too_large", f"the body has more than {bounds.body} bytes")
+    if size > limits.BODY:
+        raise ProxyFault(413, "request_too_large", f"the body has more than {limits.BODY} bytes")
     return AgentRequest(scope["method"], scope["target"], headers, bytes(body))
 
 
