@@ -316,10 +316,12 @@ def get_path(box: AnySandbox, source: str, target: Path) -> None:
     lacks = []
     for entry in entries:
         inside, here = f"{source.rstrip('/')}/{entry.name}", target / entry.name
+        # what an earlier copy made a link, and is a folder now, must not lead out of the target
+        if entry.kind == "link" or here.is_symlink():
+            here.unlink(missing_ok=True)
         if entry.kind == "folder":
             get_path(box, inside, here)
         elif entry.kind == "link":
-            here.unlink(missing_ok=True)
             here.symlink_to(entry.target)
         elif entry.kind == "file":
             _get_file(box, inside, here)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any
 
 import psutil
 import pytest
 
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import Sandbox, connect_async
-from windtunnel.agents.sandbox.client import Client
+from windtunnel.agents.sandbox.client import Client, get_path
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.model import FolderEntry, SandboxLimits, SandboxSpec, TurnClass
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.linux import processes
 
@@ -198,3 +200,27 @@ def test_the_same_calls_awaited(client: Client) -> None:
 
     pid = asyncio.run(life())
     until(lambda: gone(pid))
+
+
+class Changing:
+    """A sandbox whose folder ``/d`` has a link that becomes a folder."""
+
+    def __init__(self, outside: Path) -> None:
+        kinds = FolderEntry("x", "link", 0, target=str(outside)), FolderEntry("x", "folder", 0)
+        self.seen: Iterator[FolderEntry] = iter(kinds)
+
+    def listdir(self, path: str) -> list[FolderEntry]:
+        return [next(self.seen)] if path == "/d" else [FolderEntry("f", "file", 2, 0o644)]
+
+    def get_to(self, path: str, out: IO[bytes]) -> None:
+        out.write(b"in")
+
+
+def test_a_link_of_an_earlier_copy_leads_no_later_one_out_of_its_folder(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    box: Any = Changing(outside)
+    for _ in range(2):
+        get_path(box, "/d", tmp_path / "out")
+    assert (tmp_path / "out" / "x" / "f").read_bytes() == b"in"
+    assert list(outside.iterdir()) == []
