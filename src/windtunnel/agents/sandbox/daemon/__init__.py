@@ -132,8 +132,6 @@ def ensure(home: Path) -> None:
 
     Raises SandboxError, with the end of the daemon's log, when it ends at once or does not answer in time.
     """
-    if answers(home):
-        return
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(home / "daemon.start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
