@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agents.sandbox.side_effects.fake_payments import Payments
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy import HostProxy
+from windtunnel.agents.sandbox.proxy import JOURNAL, HostProxy
 from windtunnel.agents.sandbox.side_effects import (
     Journal,
     NotDone,
@@ -136,15 +136,16 @@ def test_forks_share_what_was_before_and_nothing_after(journal: Journal, payment
 
 
 def test_a_fork_shares_what_was_before_in_an_earlier_process(tmp_path: Path, payments: Payments) -> None:
-    def pay(proxy: HostProxy, box: str) -> Any:
-        return proxy.journal.perform(box, 1, "pay", lambda key: payments.charge(1, key))
+    def pay(box: str) -> Any:
+        with Journal(tmp_path / JOURNAL) as journal:
+            return journal.perform(box, 1, "pay", lambda key: payments.charge(1, key))
 
-    first = HostProxy(Home(tmp_path))
-    before = pay(first, "root")
-    first.close()
+    before = pay("root")
     proxy = HostProxy(Home(tmp_path))
     proxy.forked("root", "leaf", 1)
-    assert pay(proxy, "leaf") == before and len(payments.charges()) == 1
+    assert pay("leaf") == before and len(payments.charges()) == 1
+    proxy.forget("leaf")
+    assert pay("leaf") != before, "a new sandbox of the old name"
     proxy.close()
 
 

@@ -223,16 +223,7 @@ class HostProxy:
         self._client: httpx.AsyncClient | None = None
         self._loop: LoopThread | None = None
         self.ports = Ports(home, self.loop)
-        self._journal: Journal | None = None
         self._lock = threading.Lock()
-
-    @property
-    def journal(self) -> Journal:
-        """The side effects of this host's sandboxes."""
-        with self._lock:
-            if self._journal is None:
-                self._journal = Journal(self._home.path / JOURNAL)
-            return self._journal
 
     def loop(self) -> LoopThread:
         """Where all is served, started now if it was not yet."""
@@ -286,8 +277,9 @@ class HostProxy:
         self._end(self._egress, name)
         self._end(self._sessions, name)
         self.ports.forget(name)
-        if (self._home.path / JOURNAL).exists():
-            self.journal.retire(name)
+        if (journal_file := self._home.path / JOURNAL).exists():
+            with Journal(journal_file) as journal:
+                journal.retire(name)
 
     def restored(self, name: str, turn: int, *, on_purpose: bool) -> None:
         """Before the processes run again as they were after ``turn``. What they ask again is answered from
@@ -311,8 +303,9 @@ class HostProxy:
             with contextlib.closing(Conversation(record)) as conversation:
                 conversation.copy_to(there)
         self.restored(name, turn, on_purpose=True)
-        if (self._home.path / JOURNAL).exists():
-            self.journal.fork(source, name, turn)
+        if (journal_file := self._home.path / JOURNAL).exists():
+            with Journal(journal_file) as journal:
+                journal.fork(source, name, turn)
 
     def close(self) -> None:
         """Stop listening, give what is under way `limits.ENDING` seconds, then end."""
@@ -328,6 +321,3 @@ class HostProxy:
             with contextlib.suppress(TimeoutError):
                 self._loop.call(end(), 4 * limits.ENDING)
             self._loop.close()
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
