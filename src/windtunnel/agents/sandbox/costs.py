@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.base.plain import from_plain
 from windtunnel.calibration import profiles
 
 VERSION = 2
@@ -163,11 +164,8 @@ def load_costs(path: Path | None = None) -> SandboxProfile:
         path = profile_path() if profile_path().is_file() else SHIPPED
 
     def make(data: dict[str, Any]) -> SandboxProfile:
-        return SandboxProfile(
-            costs=SandboxCosts(**{str(name): float(value) for name, value in data["costs"].items()}),
-            provenance={str(key): str(value) for key, value in data["provenance"].items()},
-            path=str(path),
-        )
+        costs = from_plain(SandboxCosts, data["costs"])
+        return SandboxProfile(costs, from_plain(dict[str, str], data["provenance"]), str(path))
 
     return profiles.read(path, "a profile of sandbox costs", VERSION, make)
 
