@@ -208,8 +208,8 @@ class Sandbox(_Closing, RemoteBox):
 class Awaitable:
     """A `Client`, `RemoteBox` or `RemotePending` for asyncio: its methods, and its properties as methods.
 
-    Each call is made in a thread. A command whose task is cancelled is cancelled too; whatever else was begun
-    is finished.
+    Each call is made in one of ``threads`` (None: the loop's own). A command whose task is cancelled is
+    cancelled too; whatever else was begun is finished.
     """
 
     def __init__(self, sync: Any, threads: Any) -> None:
@@ -227,7 +227,7 @@ class Awaitable:
         async def call(*args: Any, **kwargs: Any) -> Any:
             cancel = threading.Event()
             if name == "run":
-                kwargs.setdefault("cancel", cancel)
+                cancel = kwargs.setdefault("cancel", cancel)
 
             def work() -> Any:
                 value = getattr(self._sync, name)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
-from windtunnel.agents.sandbox.client import put_path
+from windtunnel.agents.sandbox.client import Awaitable, put_path
 from windtunnel.agents.sandbox.errors import IncompleteError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -43,6 +43,7 @@ class SandboxRuntime(rex.AbstractRuntime):
 
     def __init__(self, box: AnySandbox) -> None:
         self.box = box
+        self._awaited: Any = Awaitable(box, None)
         self.logger = LOG
         self._sessions: set[str] = set()
         self._running: dict[str, threading.Event] = {}
@@ -51,7 +52,7 @@ class SandboxRuntime(rex.AbstractRuntime):
         """Whether the sandbox runs."""
         try:
             async with asyncio.timeout(timeout):
-                info = await asyncio.to_thread(self.box.info)
+                info = await self._awaited.info()
         except Exception as error:
             return rex.IsAliveResponse(is_alive=False, message=str(error) or type(error).__name__)
         alive = info.status == "running"
@@ -111,7 +112,7 @@ class SandboxRuntime(rex.AbstractRuntime):
         if request.session not in self._sessions:
             raise faults.SessionDoesNotExistError(f"session {request.session!r} does not exist")
         self._sessions.discard(request.session)
-        await asyncio.to_thread(self.box.run, "exit", shell=request.session, timeout=10)
+        await self._awaited.run("exit", shell=request.session, timeout=10)
         return rex.CloseBashSessionResponse()
 
     async def execute(self, command: rex.Command) -> rex.CommandResponse:
@@ -126,7 +127,7 @@ class SandboxRuntime(rex.AbstractRuntime):
         except commands.TimeoutExpired as error:
             sentence = f"Timeout ({command.timeout}s) exceeded while running command"
             raise faults.CommandTimeoutError(sentence) from error
-        await self._end_turn()
+        await self._awaited.end_turn()
         stdout, stderr = _text(done.stdout), _text(done.stderr or b"")
         if command.check and done.returncode != 0:
             raise _failed(command, done.returncode, f"Stdout:\n{stdout!r}\nStderr:\n{stderr!r}")
@@ -134,14 +135,14 @@ class SandboxRuntime(rex.AbstractRuntime):
 
     async def read_file(self, request: rex.ReadFileRequest) -> rex.ReadFileResponse:
         """A file as text."""
-        data = await asyncio.to_thread(self.box.get, request.path)
+        data = await self._awaited.get(request.path)
         text = data.decode(request.encoding or "utf-8", request.errors or "strict")
         return rex.ReadFileResponse(content=text.replace("\r\n", "\n").replace("\r", "\n"))
 
     async def write_file(self, request: rex.WriteFileRequest) -> rex.WriteFileResponse:
         """Write text to a file; folders on the way are made."""
-        await asyncio.to_thread(self.box.put, request.path, request.content.encode())
-        await self._end_turn()
+        await self._awaited.put(request.path, request.content.encode())
+        await self._awaited.end_turn()
         return rex.WriteFileResponse()
 
     async def upload(self, request: rex.UploadRequest) -> rex.UploadResponse:
@@ -150,7 +151,7 @@ class SandboxRuntime(rex.AbstractRuntime):
         if not source.exists():
             raise FileNotFoundError(f"upload: {source} does not exist")
         await asyncio.to_thread(put_path, self.box, source, request.target_path)
-        await self._end_turn()
+        await self._awaited.end_turn()
         return rex.UploadResponse()
 
     async def close(self) -> rex.CloseResponse:
@@ -164,24 +165,16 @@ class SandboxRuntime(rex.AbstractRuntime):
         cancel = threading.Event()
         self._running[session] = cancel
         try:
-            result = await asyncio.to_thread(
-                self.box.run, text, shell=session, timeout=timeout, cancel=cancel
-            )
-        except asyncio.CancelledError:
-            cancel.set()
-            raise
+            result = await self._awaited.run(text, shell=session, timeout=timeout, cancel=cancel)
         finally:
             self._running.pop(session, None)
-        await self._end_turn()
+        await self._awaited.end_turn()
         return result
-
-    async def _end_turn(self) -> None:
-        await asyncio.to_thread(self.box.end_turn)
 
     async def _check_syntax(self, command: str) -> None:
         """Raise BashIncorrectSyntaxError where that is why a command failed; nothing of it has run then."""
         line = commands.command_line(["bash", "-n", "-c", command])
-        checked = await asyncio.to_thread(self.box.run, line, shell=commands.SHELL, timeout=30)
+        checked = await self._awaited.run(line, shell=commands.SHELL, timeout=30)
         if checked.exit_code == 2 or b"syntax error" in checked.stderr:
             words = _text(checked.stderr)
             raise faults.BashIncorrectSyntaxError(
