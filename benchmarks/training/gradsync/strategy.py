@@ -4,14 +4,13 @@ All of it is emulated but the time of deciding: iterations are priced by the tim
 choices matter: what is sent takes from a fifth to three times as long as backward, and codecs delay
 backward, or take a resource of their own.
 
-The decision is for ResNet-101 (He et al. '15). Its seconds are inference: the operations of a batch, a third
-of them forward, over what the device sustains in float32 with `REACHED` of its peak.
+The decision is for ResNet-101, whose gradients and seconds are those that were logged on a V100 (Zhang et
+al., NetAI 2020; 32 images in float32).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import fmean
 from timeit import repeat
 
@@ -21,66 +20,13 @@ from numpy.typing import NDArray
 from benchmarks.harness.rows import Row, figure
 from windtunnel.base.compiled import jit
 from windtunnel.cluster.load import load_cluster
-from windtunnel.cluster.model import Cluster
+from windtunnel.training.bottleneck import published
 from windtunnel.training.gradsync.model import GradientTensor, SyncProfile
 from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, INSIDE, GroupTask
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.strategy import search
 from windtunnel.training.gradsync.policy.timeline import Costs, iteration_seconds
 from windtunnel.training.gradsync.twin import codecs_of, network_of
-
-REACHED = 0.5
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Parameters in the order of forward; ``flops``: of forward for one sample."""
-
-    name: str
-    numels: tuple[int, ...]
-    flops: float
-
-
-def _convolution(name: str, inputs: int, outputs: int, size: int, pixels: int) -> Layer:
-    """With its batch norm."""
-    weights = inputs * outputs * size * size
-    return Layer(name, (weights, outputs, outputs), 2.0 * weights * pixels)
-
-
-def resnet101() -> Iterator[Layer]:
-    yield _convolution("stem", 3, 64, 7, 112 * 112)
-    inputs, side = 64, 56
-    for stage, blocks in enumerate((3, 4, 23, 3)):
-        width = 64 << stage
-        for block in range(blocks):
-            pixels = side * side
-            at = f"stage{stage}.{block}"
-            yield _convolution(f"{at}.a", inputs, width, 1, pixels)
-            yield _convolution(f"{at}.b", width, width, 3, pixels)
-            yield _convolution(f"{at}.c", width, 4 * width, 1, pixels)
-            if block == 0:
-                yield _convolution(f"{at}.shortcut", inputs, 4 * width, 1, pixels)
-            inputs = 4 * width
-        side //= 2
-    yield Layer("fc", (2048 * 1000, 1000), 2.0 * 2048 * 1000)
-
-
-def resnet101_profile(cluster: Cluster, batch: int = 32) -> SyncProfile:
-    """The job on a cluster, ``batch`` samples on each rank."""
-    device = cluster.host.device
-    rate = device.peak("float32") * device.sustained * REACHED
-    tensors, forward = [], 0.0
-    for layer in resnet101():
-        seconds = batch * layer.flops / rate
-        forward += seconds
-        total = sum(layer.numels)  # backward takes twice as long as forward
-        for place, numel in enumerate(layer.numels):
-            tensors.append(GradientTensor(f"{layer.name}.{place}", numel, 2 * seconds * numel / total))
-    return SyncProfile(
-        tuple(tensors[::-1]), codecs_of(cluster), network_of(cluster), forward,
-        emulated=f"ResNet-101 on {cluster.name}",
-    )  # fmt: skip
-
 
 Ints = NDArray[np.int64]
 DRAWN = 300
@@ -112,7 +58,14 @@ def strategy_rows(quick: bool) -> Iterator[Row]:
 
 
 def _decision() -> Row:
-    profile = resnet101_profile(load_cluster(CLUSTER))
+    job, cluster = published()["resnet101"], load_cluster(CLUSTER)
+    tensors = tuple(
+        GradientTensor(f"gradient {place}", nbytes // 4, backward)
+        for place, (backward, nbytes) in enumerate(job.gradients)
+    )
+    forward = job.batch - sum(tensor.backward for tensor in tensors)
+    network = network_of(cluster)
+    profile = SyncProfile(tensors, codecs_of(cluster), network, forward, emulated="codecs and network")
     plan = make_plan(profile)  # the first call compiles
     times = repeat(lambda: make_plan(profile), number=1, repeat=DECISIONS)
     gain = min(forecast.seconds for forecast in plan.forecasts if forecast.choice.startswith("none "))
@@ -124,25 +77,13 @@ def _decision() -> Row:
     )  # fmt: skip
 
 
-def exact(costs: Costs, most: int = 3_000_000) -> Ints:
-    """The optimum, by trying everything: for small jobs only.
-
-    Raises:
-        ValueError: more than ``most`` choices.
-    """
-    total = int(np.prod(costs.options.astype(float)))
-    if total > most:
-        raise ValueError(f"{total} choices are too many to try")
-    return _all(costs, total)
-
-
 @jit
-def _all(costs: Costs, total: int) -> Ints:
-    """The best of all choices, counted up like the digits of a number."""
+def exact(costs: Costs) -> Ints:
+    """The best of all choices, counted up like the digits of a number: for small jobs only."""
     choice = np.zeros(len(costs.options), np.int64)
     cheapest = choice.copy()
     best = np.inf
-    for _ in range(total):
+    for _ in range(np.prod(costs.options)):
         seconds = iteration_seconds(costs, choice)
         if seconds < best:
             best, cheapest = seconds, choice.copy()
