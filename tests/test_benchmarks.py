@@ -9,7 +9,6 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median as exact_median
 from typing import Any
 
 import pytest
@@ -249,11 +248,6 @@ def test_a_quantile_is_the_least_that_so_many_do_not_exceed(values: list[float],
     assert found in values
     assert sum(value <= found for value in values) >= share * len(values) - 1e-9
     assert sum(value < found for value in values) <= share * len(values)
-
-
-def test_medians_are_of_what_is_known() -> None:
-    assert measure.median([None, 4.0, None, 1.0]) == exact_median([4.0, 1.0])
-    assert measure.median([None]) is None
 
 
 def test_ratios_are_of_the_repeats_that_are_known() -> None:

@@ -7,7 +7,6 @@ What a program is told is a file in the run's folder: the step to end with (`ove
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,6 @@ from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveri
 if TYPE_CHECKING:
     from windtunnel.training.elastic import Job
     from windtunnel.training.elastic.policy.state import Outcome
-    from windtunnel.training.launch import Launched
 
 LAST = "last"
 """A file in the run's folder: the number of the step to end with. Without one the programs go on."""
@@ -36,10 +34,15 @@ class Running(Protocol):
     def wait(self, timeout: float | None = None) -> Outcome | None: ...
 
 
-@contextlib.contextmanager
-def running(program: Path, arguments: Sequence[object], folder: Path, **options: Any) -> Iterator[Launched]:
-    """A job of ``program``; everything of it ends with the block. ``options``: of `JobSpec`, and
-    ``on_event``; what the trainers print goes to ``folder``."""
+def finished(
+    program: Path, arguments: Sequence[object], folder: Path, timeout: float = 300.0, **options: Any
+) -> tuple[dict[int, Any], list[Event]]:
+    """A job of ``program`` that comes to its end by itself: the ranks' results, and the run's events.
+    ``options``: of `JobSpec`; what the trainers print goes to ``folder``. Nothing of it stays.
+
+    Raises:
+        Failed: it did not end well, or not in time.
+    """
     from windtunnel.linux.system import adopt_orphans
     from windtunnel.training.launch import launch
 
@@ -50,18 +53,6 @@ def running(program: Path, arguments: Sequence[object], folder: Path, **options:
         (folder / "output").open("wb") as output,
         launch(program, words, folder=folder, output=output.fileno(), **options) as launched,
     ):
-        yield launched
-
-
-def finished(
-    program: Path, arguments: Sequence[object], folder: Path, timeout: float = 300.0, **options: Any
-) -> tuple[dict[int, Any], list[Event]]:
-    """A job that comes to its end by itself: the ranks' results, and the run's events.
-
-    Raises:
-        Failed: it did not end well, or not in time.
-    """
-    with running(program, arguments, folder, **options) as launched:
         return results(launched, timeout), launched.events()
 
 

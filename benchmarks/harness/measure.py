@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -29,12 +28,6 @@ def quantile(values: Sequence[float], share: float) -> float:
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
-def median(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None for none."""
-    present = [value for value in values if value is not None]
-    return statistics.median(present) if present else None
 
 
 def in_turn(arms: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:

@@ -27,37 +27,35 @@ N0, LARGEST = 2, 3
 
 
 class _Busy(torch.autograd.Function):
-    """Passes its input on after ``seconds``, and its gradient after twice as long."""
+    """Passes its input on after `FORWARD`, and its gradient after twice as long."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(FORWARD)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        time.sleep(2 * FORWARD)
+        return gradients[0]
 
 
 class Block(nn.Module):
-    """A residual layer on a device that takes ``seconds`` for it."""
+    """A residual layer on a device of its own."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.seconds = seconds
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + torch.tanh(self.linear(x))
         # the first layer's input needs no gradient, its output does
-        return _Busy.apply(y, self.seconds) if self.seconds else y  # type: ignore[no-any-return, no-untyped-call]
+        return _Busy.apply(y)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def build(options: argparse.Namespace) -> PipelineTrainer:
     """The trainer, the same on all hosts."""
-    specs = [LayerSpec(f"block{index}", lambda: Block(options.forward)) for index in range(LAYERS)]
+    specs = [LayerSpec(f"block{index}", Block) for index in range(LAYERS)]
     inputs = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
     return PipelineTrainer(
         specs, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), nn.functional.mse_loss,
@@ -72,7 +70,6 @@ def main() -> None:
     """Entry point; ``elastic.run`` does not return under a supervisor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--forward", type=float, required=True)
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--every", type=int, default=0)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """Live: the first step after the loss of a host, and the throughput at several rates of loss.
 
-Runs are measured once in a process: sections that need the same ones share them.
+The runs with random losses are made once in a process: both sections need them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from benchmarks.harness import jobs, measure
+from benchmarks.harness import jobs
+from benchmarks.harness.measure import ratios
 from benchmarks.harness.rows import Row, figure
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
-from benchmarks.training.pipelines.runs import (
-    CHECKPOINT_EVERY,
-    HOSTS,
-    JobRun,
-    Loss,
-    Scheme,
-    run_job,
-)
+from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, HOSTS, JobRun, Loss, Scheme, run_job
 from windtunnel.training.elastic.events import Recovery, recoveries
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
@@ -32,7 +26,6 @@ FIRST, GAP = 6, 10  # no loss before this step, and at least about so many betwe
 TAIL = 8  # steps after the last loss
 MULTIPLES = {2: 3, 5: 2, 10: 1, 30: 1}  # mean time between losses in warm restarts, and losses of such a run
 LONGEST = 40.0  # seconds that a run's steps may take; of its losses, one stays
-SPEEDED = 0.0  # seconds of a layer where only the numbers matter
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,10 @@ class Recoveries:
         return median([seconds for seconds in times if seconds is not None])
 
 
-Cells = dict[int, dict[Scheme, JobRun]]
-"""By steps between two losses."""
-
-
-def random_losses(draw: random.Random, count: int, hosts: int = HOSTS) -> list[Loss]:
+def random_losses(draw: random.Random, count: int) -> list[Loss]:
     """``count`` losses at random steps and places of a job that gets smaller with each."""
     return [
-        (FIRST + index * GAP + draw.randrange(GAP - 2), draw.randrange(hosts - index))
+        (FIRST + index * GAP + draw.randrange(GAP - 2), draw.randrange(HOSTS - index))
         for index in range(count)
     ]
 
@@ -93,26 +82,6 @@ def measure_recoveries(quick: bool) -> Recoveries:
     return Recoveries(undisturbed, ran)
 
 
-@cache
-def measure_grid(quick: bool) -> tuple[Cells, JobRun]:
-    """Run every failure rate with every scheme, and without losses, on other hosts and without waiting.
-
-    Raises:
-        jobs.Failed: one did not end well.
-    """
-    measured = measure_recoveries(quick)
-    draw = random.Random(SEED + 1)
-    cells: Cells = {}
-    longest = 0
-    for multiple, most in ({2: 1} if quick else MULTIPLES).items():
-        every = max(2, round(multiple * measured.restart() / measured.step_time))
-        count = max(1, min(most, round(LONGEST / (every * measured.step_time))))
-        losses, steps = regular_losses(draw, count, every), count * every
-        longest = max(longest, steps)
-        cells[every] = {scheme: run_job(scheme, steps, losses) for scheme in SCHEMES}
-    return cells, run_job("templates", longest, hosts=2, forward=SPEEDED)
-
-
 def conditions(step_time: float) -> str:
     """What the live figures were measured on."""
     return (
@@ -126,8 +95,7 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: kills of a host at random steps, no host comes back."""
     measured = measure_recoveries(quick)
     yield figure("step, undisturbed", "s", measured.step_time, note=conditions(measured.step_time))
-    first: dict[str, list[float | None]] = {}
-    new: dict[str, list[float | None]] = {}
+    first, new = dict[Scheme, float | None](), dict[Scheme, float | None]()
     for scheme in SCHEMES:
         pairs, note = measured.recoveries(scheme), ""
         if scheme == "warm restart":
@@ -135,18 +103,18 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
                 f"processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
                 " on a local disk, which another host would not have"
             )
-        recovered = [recovery for _, recovery in pairs]
-        yield from jobs.recovery_rows(f"{scheme}: loss to first step", f"{scheme}, phase ", recovered, note)
-        first[scheme] = [recovery.seconds for recovery in recovered]
-        new[scheme] = [ran.regained(recovery) for ran, recovery in pairs]
-        yield figure(f"{scheme}: loss to first step that is new", "s", new[scheme])
+        recovered, total = [recovery for _, recovery in pairs], f"{scheme}: loss to first step"
+        whole, *phases = jobs.recovery_rows(total, f"{scheme}, phase ", recovered, note)
+        yield from (whole, *phases)
+        regained = figure(f"{total} that is new", "s", (ran.regained(recovery) for ran, recovery in pairs))
+        yield regained
+        first[scheme], new[scheme] = whole.measured, regained.measured
         worst = max(
             (recovery.steps_lost for recovery in recovered if recovery.steps_lost is not None), default=None
         )
         yield figure(f"{scheme}: steps done again, most", "steps", worst, "0" * (scheme == "templates"))
-    ours = [measure.median(first["templates"])]
     for title, theirs in (("step", first), ("new step", new)):
-        over = measure.ratios([measure.median(theirs["warm restart"])], ours)
+        over = ratios([theirs["warm restart"]], [first["templates"]])
         yield figure(f"warm restart / templates, first {title}", "times", over)
     yield from _same(measured)
 
@@ -163,28 +131,19 @@ def _same(measured: Recoveries) -> Iterator[Row]:
 
 def rates_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: throughput, downtime included, for each rate of loss."""
-    measured, (cells, reference) = measure_recoveries(quick), measure_grid(quick)
-    note = (
-        f"{conditions(measured.step_time)}; a warm restart takes {measured.restart():.2f} s to its first step"
-    )
-    yield figure("without losses", "samples/s", SAMPLES / measured.step_time, note=note)
-    for every, runs in cells.items():
+    measured, draw = measure_recoveries(quick), random.Random(SEED + 1)
+    step, restart = measured.step_time, measured.restart()
+    note = f"{conditions(step)}; a warm restart takes {restart:.2f} s to its first step"
+    yield figure("without losses", "samples/s", SAMPLES / step, note=note)
+    for multiple, most in ({2: 1} if quick else MULTIPLES).items():
+        every = max(2, round(multiple * restart / step))
+        count = max(1, min(most, round(LONGEST / (every * step))))
+        losses, steps = regular_losses(draw, count, every), count * every
         name, rate = f"loss every {every} steps", dict[Scheme, float]()
-        for scheme, ran in runs.items():
-            rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
+        for scheme in SCHEMES:
+            ran = run_job(scheme, steps, losses)
+            rate[scheme] = (steps - 1) * SAMPLES / ran.seconds
             down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
             note = f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries"
             yield figure(f"{name}: {scheme}", "samples/s", rate[scheme], note=note)
         yield figure(f"{name}: templates / warm restart", "times", rate["templates"] / rate["warm restart"])
-    several, truth = [ran for runs in cells.values() for ran in runs.values()], reference.losses
-    equal = sum(
-        len(ran.losses) == ran.steps and all(truth[s] == loss for s, loss in ran.losses.items())
-        for ran in several
-    )
-    pairs = sum(len({tuple(run.hashes.items()) for run in runs.values()}) == 1 for runs in cells.values())
-    yield figure(
-        "runs bit-identical to an undisturbed one", "", equal / len(several), "all",
-        passed=equal == len(several) and pairs == len(cells),
-        note=f"loss of every step, against a run on two hosts; hashes equal between the schemes in {pairs}"
-        f" of {len(cells)} cells",
-    )  # fmt: skip

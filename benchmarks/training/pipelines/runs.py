@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import scratch
-from benchmarks.training.pipelines.job import FORWARD
 from windtunnel.training.elastic.events import Event, Recovery
 from windtunnel.training.elastic.spec import PRELOAD
 
@@ -70,10 +69,8 @@ class JobRun:
         return [seconds for _, seconds in jobs.paces(self.events)]
 
 
-def run_job(
-    scheme: Scheme, steps: int, losses: Sequence[Loss] = (), *, hosts: int = HOSTS, forward: float = FORWARD,
-) -> JobRun:  # fmt: skip
-    """Run the job for ``steps`` steps. ``forward``: seconds of a layer.
+def run_job(scheme: Scheme, steps: int, losses: Sequence[Loss] = ()) -> JobRun:
+    """Run the job for ``steps`` steps.
 
     Raises:
         jobs.Failed: it did not end well in time.
@@ -81,15 +78,13 @@ def run_job(
     restart = scheme == "warm restart"
     rules: dict[str, Any] = {"on_loss": "shrink-restart" if restart else "shrink", "min_hosts": FEWEST}
     with scratch() as folder:
-        arguments: list[object] = ["--steps", steps, "--forward", forward]
+        arguments: list[object] = ["--steps", steps]
         if restart:
             arguments += ["--checkpoint", folder / "checkpoints", "--every", CHECKPOINT_EVERY]
         faults = [f"kill:host={place},step={step}" for step, place in losses]
-        with jobs.running(
-            SCRIPT, arguments, folder / "run", hosts=hosts, **rules, faults=faults, preload=WARM
-        ) as job:
-            results = jobs.results(job, BOUND)
-            events = job.events()
+        results, events = jobs.finished(
+            SCRIPT, arguments, folder / "run", BOUND, hosts=HOSTS, **rules, faults=faults, preload=WARM
+        )
     return _ran(scheme, steps, events, results)
 
 
