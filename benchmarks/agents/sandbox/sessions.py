@@ -1,12 +1,8 @@
-"""Sessions played on sandboxes, what is seen of these at their end, and whether a recovery lost anything.
+"""Sessions played on sandboxes, what is seen of these at their end, and what of that differs.
 
 What a run shows of a turn is its standard output and how it ended. Standard error is not compared: shells
 write notices of ended jobs into it whenever they happen to notice. A file tree is read without trusting it:
 no symbolic link is followed, no FIFO or device is opened, and other file systems are left alone.
-
-Protocol of a recovery: run the trace twice without a fault and reject it unless both runs agree; then kill at
-a turn, recover, play the remaining turns, and compare later outputs, files, processes, and live services. A
-recovery is correct when all four are equal.
 
 Source: Crab (arXiv 2604.28138), evaluation of recovery correctness.
 """
@@ -20,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.agents.sandbox.traces import Trace, TraceTurn, load
@@ -65,12 +61,6 @@ def begin(trace: Trace, box: Runs) -> None:
         )
 
 
-def play(box: Runs, turn: TraceTurn) -> Output:
-    """Run one turn."""
-    result = box.run(turn.command, shell=turn.shell, timeout=turn.timeout)
-    return Output(turn.turn, result.stdout, result.exit_code, result.ended)
-
-
 def replay(
     trace: Trace, box: Runs, *, on_open: Callable[[], None] = lambda: None,
     on_turn: Callable[[TraceTurn, Output], None] = lambda turn, output: None,
@@ -81,7 +71,8 @@ def replay(
     on_open()
     outputs = []
     for turn in trace.turns:
-        outputs.append(play(box, turn))
+        result = box.run(turn.command, shell=turn.shell, timeout=turn.timeout)
+        outputs.append(Output(turn.turn, result.stdout, result.exit_code, result.ended))
         on_turn(turn, outputs[-1])
     return outputs
 
@@ -188,24 +179,3 @@ def agreed(trace: Trace, first: Observation, second: Observation) -> Observation
             f"{differences[0]}"
         )
     return first
-
-
-def recovery(
-    trace: Trace, box: Any, *, after: int, reference: Observation,
-    look: Callable[[tuple[Output, ...]], Observation], lose: Callable[[], Any],
-    on_open: Callable[[], None] = lambda: None, end_turn: Callable[[], None] = lambda: None,
-) -> tuple[str, ...]:  # fmt: skip
-    """Play the trace with one loss after turn ``after``; what it cost, in words.
-
-    ``on_open`` and ``end_turn`` are where a policy takes its checkpoints. ``lose`` ends everything that runs,
-    and brings back what it can.
-    """
-    begin(trace, box)
-    on_open()
-    outputs: list[Output] = []
-    for turn in trace.turns:
-        outputs.append(play(box, turn))
-        end_turn()
-        if turn.turn == after:
-            lose()
-    return compare(reference, look(tuple(outputs)), after)
