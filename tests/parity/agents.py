@@ -189,7 +189,7 @@ def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
             break
         if isinstance(seen, CheckpointRequest) and seen.occasion is Occasion.TURN:
             turns.append(ObservedTurn(0.1, 0.1, 1.0, seen, made, None))
-    run = ObservedRun(1, 1, "semantic", (ObservedBox(0.0, 1.1 * len(turns), tuple(turns), ()),))
+    run = ObservedRun(1, 1, "semantic", (ObservedBox(1.1 * len(turns), tuple(turns), ()),))
     outcome = emulated(run, load_costs().costs)
     return list(zip([turn.keep for turn in turns], [keep for *_, keep in outcome.decided], strict=True))
 

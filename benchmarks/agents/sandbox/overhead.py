@@ -1,10 +1,4 @@
-"""Runs that were measured, played again by the twin.
-
-The twin gets the commands' own seconds and CPU, the think times and what the inspector saw of each turn; what
-it must find by itself is what is kept, how long checkpoints take when they share the machine, and what of
-that somebody waited for.
-
-Many sandboxes on one machine: what checkpoints add to their time, and how close the twin comes to it.
+"""Many sandboxes on one machine: what checkpoints add to their time, and how close the twin comes to it.
 
 ``overhead``: eight sandboxes play eight sessions at once, with the think times of the sessions,
 under each policy in turn, several times over. A turn's checkpoint starts with the request to the model and
@@ -13,8 +7,9 @@ the gate. The figure is, for each sandbox, its time over that of the same sessio
 same repeat; the median over sandboxes and repeats. Crab (arXiv 2604.28138) publishes 1.9 %.
 
 ``twin``: the same under two policies, beside the twin. The costs are measured in the same run, so that the
-machine's load is the same for both; the twin gets the commands, think times and what was seen of each turn,
-and has to find what checkpoints add.
+machine's load is the same for both. The twin gets the commands' own seconds and CPU, the think times and what
+the inspector saw of each turn; what it must find by itself is what is kept, how long checkpoints take when
+they share the machine, and what of that somebody waited for.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.calibrate import calibrate
 from windtunnel.agents.sandbox.context import Pending
 from windtunnel.agents.sandbox.costs import SandboxCosts
-from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects, TurnRecord
 from windtunnel.agents.sandbox.policy import CheckpointPlan, CheckpointRequest, Occasion, PolicyName
@@ -66,9 +60,8 @@ class ObservedTurn:
 
 @dataclass(frozen=True)
 class ObservedBox:
-    """One sandbox's run: when it began (seconds after the first of the run) and how long it took."""
+    """One sandbox's run, and how long it took."""
 
-    began: float
     seconds: float
     turns: tuple[ObservedTurn, ...]
     manifests: tuple[CheckpointManifest, ...]
@@ -76,7 +69,7 @@ class ObservedBox:
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """Sandboxes that ran together on one host."""
+    """Sandboxes that began together on one host."""
 
     cores: int
     workers: int
@@ -118,19 +111,13 @@ def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]
     return tuple(loads)
 
 
-def emulated(run: ObservedRun, costs: SandboxCosts, *, disk: float = 1e9) -> SessionsOutcome:
+def emulated(run: ObservedRun, costs: SandboxCosts) -> SessionsOutcome:
     """The same run on the twin. Commands were measured where they shared the CPUs with one another, so their
     seconds hold that already: the twin adds only what checkpoints take."""
     looks = [turn.look for box in run.boxes for turn in box.turns] or [CheckpointRequest(Occasion.TURN)]
-    machine = EmulatedHost(cores=run.cores, disk=disk, workers=run.workers, images=looks[0].images_possible)
-    world = SandboxWorld(
-        machine,
-        costs,
-        run.policy,
-        [observed_from(box, costs) for box in run.boxes],
-        [box.began for box in run.boxes],
-    )
-    return world.run()
+    machine = EmulatedHost(cores=run.cores, workers=run.workers, images=looks[0].images_possible)
+    sessions = [observed_from(box, costs) for box in run.boxes]
+    return SandboxWorld(machine, costs, run.policy, sessions, [0.0] * len(sessions)).run()
 
 
 def compared(run: ObservedRun, costs: SandboxCosts) -> dict[str, tuple[float, float]]:
@@ -164,12 +151,13 @@ TWIN_POLICIES: tuple[PolicyName, ...] = ("semantic", "full")
 
 
 def overhead_rows(quick: bool) -> Iterator[Row]:
-    yield from rows(measured(loads(QUICK_THINK if quick else THINK), POLICIES, 1 if quick else 3))
-
-
-def rows(runs: dict[str, list[ObservedRun]]) -> Iterator[Row]:
     """What of the checkpoints of each policy hid behind the think times, and what they add to the time of a
     session without, in the same repeat."""
+    traces = loads(QUICK_THINK if quick else THINK)
+    with own_home() as home:
+        _observed(home, "semantic", [part(trace, 0.2) for trace in traces])  # warm
+        arms = {name: partial(_observed, home, policy, traces) for name, policy in POLICIES.items()}
+        runs = in_turn(arms, 1 if quick else 3)
     free = [box.seconds for run in runs[FREE] for box in run.boxes]
     for policy in [*runs][1:]:
         boxes = [box for run in runs[policy] for box in run.boxes]
@@ -188,17 +176,7 @@ def rows(runs: dict[str, list[ObservedRun]]) -> Iterator[Row]:
         yield figure(name, "", more, goal, published=0.019, source=SOURCE)
 
 
-def measured(
-    traces: Sequence[Trace], policies: dict[str, PolicyName], repeats: int
-) -> dict[str, list[ObservedRun]]:
-    """Runs of each policy; in every repeat the policies come in another order."""
-    with own_home() as home:
-        _observed(home, "semantic", [part(trace, 0.2) for trace in traces])
-        arms = {name: partial(_observed, home, policy, traces) for name, policy in policies.items()}
-        return in_turn(arms, repeats)
-
-
-def loads(think: float = THINK) -> list[Trace]:
+def loads(think: float) -> list[Trace]:
     """Sessions of equal length: as many turns of each as ``think`` seconds of thinking hold."""
     return [part(trace, think) for trace in islice(cycle(shipped()), SANDBOXES)]
 
@@ -215,26 +193,6 @@ def part(trace: Trace, think: float) -> Trace:
     return replace(trace, turns=tuple(turns))
 
 
-class Start:
-    """Where sessions wait for one another, so that all begin at once; and how they are told to end."""
-
-    def __init__(self, sessions: int) -> None:
-        self._barrier = threading.Barrier(sessions)
-        self._end = threading.Event()
-
-    def give_up(self) -> None:
-        self._end.set()
-        self._barrier.abort()
-
-    def wait(self) -> None:
-        self._barrier.wait()
-
-    def sleep(self, seconds: float) -> None:
-        """Raises SandboxError when the run was given up meanwhile."""
-        if self._end.wait(seconds):
-            raise SandboxError("the run was given up")
-
-
 def twin_rows(quick: bool) -> Iterator[Row]:
     with own_home() as home:
         costs = calibrate(home / "costs.json", quick=quick, home=home / "calibration").costs
@@ -248,27 +206,31 @@ def twin_rows(quick: bool) -> Iterator[Row]:
 
 
 def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> ObservedRun:
-    start = Start(len(traces))
+    start, end = threading.Barrier(len(traces)), threading.Event()
+
+    def give_up() -> None:
+        end.set()
+        start.abort()
+
     with open_host(home, retention=RETENTION, policy=policy) as host:
-        jobs = [partial(_recorded, host, trace, start) for trace in traces]
-        boxes = side_by_side(jobs, len(traces), start.give_up)
+        jobs = [partial(_recorded, host, trace, start, end) for trace in traces]
+        boxes = side_by_side(jobs, len(traces), give_up)
         workers = host.context.engine.workers
     return ObservedRun(os.cpu_count() or 1, workers, policy, tuple(boxes))
 
 
-def _recorded(host: SandboxHost, trace: Trace, start: Start) -> ObservedBox:
+def _recorded(host: SandboxHost, trace: Trace, start: threading.Barrier, end: threading.Event) -> ObservedBox:
+    """Of one session; all begin at once. With ``end`` the model thinks no longer."""
     seat = Seat.new(host, new_name("twin"))
     begin(trace, seat)
     seat.save()
     start.wait()
-    return record(seat.box, trace, epoch=time.monotonic(), sleep=start.sleep)
+    return record(seat.box, trace, end.wait)
 
 
-def record(
-    box: Box, trace: Trace, *, epoch: float, sleep: Callable[[float], None] = time.sleep
-) -> ObservedBox:
-    """Play a trace that has begun (``replay.begin``) on a live sandbox, one turn a command, and note what it
-    took. ``epoch``: ``time.monotonic()`` when the run of all sandboxes began."""
+def record(box: Box, trace: Trace, sleep: Callable[[float], object] = time.sleep) -> ObservedBox:
+    """Play a trace that has begun (`sessions.begin`) on a live sandbox, one turn a command, and note what it
+    took."""
     before = {manifest.id for manifest in box.log().checkpoints}
     earlier = len(box.decisions())
     began = time.monotonic()
@@ -303,4 +265,4 @@ def record(
         )
     )  # fmt: skip
     manifests = tuple(manifest for manifest in box.log().checkpoints if manifest.id not in before)
-    return ObservedBox(began - epoch, seconds, turns, manifests)
+    return ObservedBox(seconds, turns, manifests)
