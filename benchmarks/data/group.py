@@ -33,7 +33,7 @@ while time.monotonic() < end and os.getppid() == parent:
     pass
 """
 PAPER = "Kim et al., HyperLoop, SIGCOMM 2018, abstract: about 800 times at the 99th percentile"
-QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+QUANTILES = {"p50": 0.5, "p99": 0.99}
 Round = tuple[list[float], float]
 """Seconds of each operation, and of an engine's CPU by operation."""
 

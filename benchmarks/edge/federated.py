@@ -28,7 +28,7 @@ def learned(data: str, split: str, scheme: str, quick: bool, **more: Any) -> lis
 
 
 def bytes_rows(quick: bool) -> Iterator[Row]:
-    """A model of 4 MB, by formula and by transfers."""
+    """A model of 4 MB."""
     flat, grouped, *_ = plan(
         devices=DEVICES, groups=GROUPS, model_bytes=4e6, server_link=SERVER, device_link=DEVICE
     )
@@ -36,14 +36,6 @@ def bytes_rows(quick: bool) -> Iterator[Row]:
     yield figure(
         "server's link, FedAvg over FedP2P, 50 devices in 5 groups", "x", emulated=ratio, published=10.0,
         source=SOURCE, goal=">= 10 x",
-    )  # fmt: skip
-    yield figure(
-        "all links, FedP2P over FedAvg", "x", emulated=grouped.cost.all_bytes / flat.cost.all_bytes,
-        note="devices send more than the server saves",
-    )  # fmt: skip
-    yield figure(
-        "a round, FedAvg over FedP2P", "x", emulated=flat.cost.seconds / grouped.cost.seconds,
-        note="100 Mb/s at the server, 20 Mb/s at a device, no training",
     )  # fmt: skip
 
 
@@ -73,7 +65,7 @@ MODEL, LINK = 8e6, 2.5e6  # bytes, and 20 Mb/s
 
 
 def live_rows(quick: bool) -> Iterator[Row]:
-    """Bytes that the kernel counted on the server's link, seconds of a round, and the accuracy of both."""
+    """Bytes that the kernel counted on the server's link, and seconds of a round."""
     rounds = 1 if quick else 3
     for devices in (8,) if quick else (8, 12):
         flat, grouped = (
@@ -89,8 +81,4 @@ def live_rows(quick: bool) -> Iterator[Row]:
             f"{name}: a round, FedAvg over FedP2P", "x", measured=took, goal="at least 2 x",
             note=f"{median(flat.round_seconds):.1f} s over {median(grouped.round_seconds):.1f} s; 8 MB,"
             " links of 20 Mb/s; Flower starts a process for each message, here on two cores",
-        )  # fmt: skip
-        yield figure(
-            f"{name}: accuracy after the last round, FedP2P less FedAvg", "points",
-            measured=100 * (grouped.accuracy[-1] - flat.accuracy[-1]),
         )  # fmt: skip
