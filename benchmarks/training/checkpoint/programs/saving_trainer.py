@@ -11,12 +11,8 @@ tells the run's events when its save was whole (``saved``), and when it has its 
 """
 
 import argparse
-import fcntl
 import io
 import itertools
-import mmap
-import os
-import struct
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,37 +33,15 @@ PER_PARAMETER = 12  # bytes: the parameter and two moments, in float32
 State = dict[str, torch.Tensor]
 
 
-class Bucket:
-    """A store that all ranks share: ``rate`` bytes/s for all together, counted in a file."""
-
-    _AT = struct.Struct("<d")
-
-    def __init__(self, path: Path, rate: float) -> None:
-        self._rate = rate
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self._file, self._AT.size)
-        self._map = mmap.mmap(self._file, self._AT.size)
-
-    def take(self, nbytes: int) -> None:
-        """Wait until the store has moved so many bytes more."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            (idle_at,) = self._AT.unpack(self._map)
-            done = max(idle_at, time.monotonic()) + nbytes / self._rate
-            self._map[:] = self._AT.pack(done)
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        time.sleep(max(0.0, done - time.monotonic()))
-
-
 class InFiles:
     """torch.save: the state is serialised at once; a thread writes it, with fsync, to storage, whole under
-    its name or not at all. The system's cache saves nothing, since the store's time is waited for."""
+    its name or not at all. The store moves ``rate`` bytes/s for all ranks, which save and load at the same
+    time, each as much. The system's cache saves nothing, since the store's time is waited for."""
 
     def __init__(self, job: Job, state: State, folder: Path, rate: float) -> None:
         self._job, self._state, self._folder = job, state, folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._bucket, self._pool = Bucket(folder / "bucket", rate), ThreadPoolExecutor(1)
+        self._rate, self._pool = rate / job.world, ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
 
     def restore(self) -> int:
@@ -76,7 +50,7 @@ class InFiles:
         step, begin = max(set.intersection(*map(set, steps.values())), default=-1), time.monotonic()
         if step < 0:
             return 0
-        self._bucket.take(self._path(step).stat().st_size)
+        time.sleep(self._path(step).stat().st_size / self._rate)
         saved = torch.load(self._path(step))
         with torch.no_grad():
             for name, tensor in self._state.items():
@@ -96,7 +70,7 @@ class InFiles:
         self._pending = self._pool.submit(self._write, step, data.getvalue())
 
     def _write(self, step: int, data: bytes) -> None:
-        self._bucket.take(len(data))
+        time.sleep(len(data) / self._rate)
         atomic.replace(self._path(step), data, durable=True)
         self._job.event("saved", step=step)
         # the last but one is whole in all ranks when any begins another

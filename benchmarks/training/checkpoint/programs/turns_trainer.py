@@ -24,7 +24,6 @@ from torch.distributed.fsdp import fully_shard
 
 from benchmarks.harness.measure import seconds_of
 from windtunnel.training.checkpoint import PeerCheckpointer
-from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.state import State
 from windtunnel.training.elastic import Job, run
 
@@ -115,18 +114,12 @@ def measured(job: Job, work: Model | Network, turn: dict[str, Any], first: int) 
 
 
 def used(saver: PeerCheckpointer, first: int) -> dict[str, Any]:
-    job, plan, idle = saver.job, saver._plan, saver._idle
-    assert plan is not None
-    memory = LocalMemory(job.memory or "", job.rank, job.generation)
-    try:
-        traffic = [counts for step, counts in memory.traffic().items() if step >= first and counts[0]]
-    finally:
-        memory.close()
+    access, plan, idle = saver._access, saver._plan, saver._idle
+    assert access is not None and plan is not None
+    traffic = [counts for step, counts in access.memory.traffic().items() if step >= first and counts[0]]
     own = sum(layout.nbytes for layout in plan.layouts.values())
     sent, inside = ([counts[n] for counts in traffic] for n in (0, 1))
     every = saver.settings.every * (idle.every if idle is not None else 1)
-    access = saver._access
-    assert access is not None
     folder = next(slots[0].path.parent for slots in access._slots.values())
     nbytes = sum(path.stat().st_size for path in folder.glob("*.slot"))
     return {"slots": nbytes, "own": own, "sent": sent, "inside": inside, "every": every}
