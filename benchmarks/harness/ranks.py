@@ -95,10 +95,9 @@ def main(request: list[Any], _: list[int]) -> None:
     (Path(folder) / str(rank)).write_text(json.dumps(result))
 
 
-def interface_bytes() -> int:
-    """Sent by this rank's interface so far, headers included."""
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, counters = line.strip().partition(":")
-        if name == network.INTERFACE:
-            return int(counters.split()[8])
-    raise HostError(f"bench: this process has no interface {network.INTERFACE}")
+def interface_bytes(process: int | str = "thread-self", *more: str) -> int:
+    """Sent by this rank's interface so far, or by that of another process, headers included; ``more`` of its
+    interfaces count, too."""
+    lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()
+    counters = {name.strip(): each.split() for name, _, each in (line.partition(":") for line in lines)}
+    return sum(int(counters[name][8]) for name in (network.INTERFACE, *more))

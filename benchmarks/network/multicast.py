@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 from benchmarks.harness.measure import in_turn, ratios
+from benchmarks.harness.ranks import interface_bytes
 from benchmarks.harness.rows import Row, figure, need
 from windtunnel.linux import network
 from windtunnel.network.multicast.live.rack import PAYLOAD, serve
@@ -159,17 +160,12 @@ def _file(folder: Path, size: int) -> Path:
 
 def _sent(racks: Racks, work: Callable[[], float]) -> tuple[float, float]:
     """Seconds, and bytes that all racks sent meanwhile."""
-    before = _counted(racks)
-    return work(), _counted(racks) - before
 
+    def counted() -> int:
+        return sum(interface_bytes(racks.pid(rack), "tx") for rack in range(SHUFFLE.racks))
 
-def _counted(racks: Racks) -> float:
-    total = 0
-    for rack in range(SHUFFLE.racks):
-        for line in Path(f"/proc/{racks.pid(rack)}/net/dev").read_text().splitlines():
-            name, _, counts = line.strip().partition(":")
-            total += int(counts.split()[8]) if name in ("tx", network.INTERFACE) else 0
-    return total
+    before = counted()
+    return work(), counted() - before
 
 
 def _all(racks: Racks, message: Message) -> float:

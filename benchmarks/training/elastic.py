@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,12 +25,14 @@ from windtunnel.training.elastic.spec import PRELOAD
 SEED = 29
 ADAPTERS = "windtunnel.training.checkpoint.adapters"
 LLAMA = "transformers.models.llama.modeling_llama"
-LOOPS: dict[str, tuple[str, tuple[str, ...], str, list[str]]] = {
-    "plain DDP": ("plain", ("torchdata",), "torchdata.stateful_dataloader", []),
-    "Hugging Face's Trainer": ("hf", ("transformers", "accelerate"), f"{ADAPTERS}.huggingface,{LLAMA}", []),
-    "Lightning": ("lightning", ("lightning",), f"{ADAPTERS}.lightning", []),
-    "Accelerate": ("accelerate", ("accelerate", "transformers"), f"{ADAPTERS}.accelerate,{LLAMA}", ["--cpu"]),
-}
+LOOPS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], list[str]]] = {
+    "plain DDP": ("plain", ("torchdata",), ("torchdata.stateful_dataloader",), []),
+    "Hugging Face's Trainer": ("hf", ("transformers", "accelerate"), (f"{ADAPTERS}.huggingface", LLAMA), []),
+    "Lightning": ("lightning", ("lightning",), (f"{ADAPTERS}.lightning",), []),
+    "Accelerate": (
+        "accelerate", ("accelerate", "transformers"), (f"{ADAPTERS}.accelerate", LLAMA), ["--cpu"],
+    ),
+}  # fmt: skip
 """Of each its example, the packages that it needs, what is imported before it forks, and its arguments."""
 
 
@@ -40,21 +41,11 @@ def loops_rows(quick: bool) -> Iterator[Row]:
         if missing := next((package for package in packages if not find_spec(package)), None):
             yield left_out(name, f"{missing} is not installed")
             continue
-        program, options = (
-            ROOT / "examples" / f"elastic_{example}.py",
-            {"preload": (*PRELOAD, *preload.split(","))},
-        )
-
-        def ended(
-            folder: Path, faults: tuple[str, ...], program: Path = program, words: list[str] = words,
-            options: dict[str, Any] = options,
-        ) -> tuple[dict[int, Any], list[Event]]:  # fmt: skip
-            return jobs.finished(program, words, folder, hosts=2, faults=faults, **options)
-
+        program, options = ROOT / "examples" / f"elastic_{example}.py", {"preload": (*PRELOAD, *preload)}
         with scratch() as folder:
-            undisturbed, calm = ended(folder / "plain", ())
-            faults = strikes(example, len(step_figures(calm)), 2 if quick else 6)
-            struck, events = ended(folder / "struck", faults)
+            undisturbed, calm = jobs.finished(program, words, folder / "plain", hosts=2, **options)
+            options["faults"] = faults = strikes(example, len(step_figures(calm)), 2 if quick else 6)
+            struck, events = jobs.finished(program, words, folder / "struck", hosts=2, **options)
         yield from rows(
             name, faults, undisturbed == struck, step_figures(calm) == step_figures(events), events
         )

@@ -116,35 +116,31 @@ class Batches(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
-        number, count = (info.id, info.num_workers) if info else (0, 1)
-        for batch in by_arrow(self.session, number, count):
-            yield tensors(batch)
+        return map(tensors, self.part(*((info.id, info.num_workers) if info else (0, 1))))
+
+    def part(self, number: int, count: int) -> Iterator[pa.RecordBatch]:
+        """Batches of every ``count``-th row group, without `reader`."""
+        session = self.session
+        steps = [(transform, transforms.settings(transform, "bench")) for transform in session.transforms]
+        columns_read = list(reader.needed(session))
+        files = [pq.ParquetFile(path) for path in sorted(Path(session.table).iterdir())]
+        groups = [(file, group) for file in files for group in range(file.num_row_groups)]
+        for place, (file, group) in enumerate(groups[number::count]):
+            for batch in file.iter_batches(
+                session.batch, row_groups=[group], columns=columns_read, use_threads=False
+            ):
+                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                rows = transforms.Rows(session.seed, place, np.arange(batch.num_rows))
+                outputs = transforms.apply(steps, columns, rows, session.table)
+                yield pa.record_batch({name: outputs[name] for name in session.columns})
 
 
 class Ours(Batches):
     """The reader that the service's workers have, without the service."""
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        info = get_worker_info()
-        number, count = (info.id, info.num_workers) if info else (0, 1)
+    def part(self, number: int, count: int) -> Iterator[pa.RecordBatch]:
         for split in reader.splits(self.session)[number::count]:
-            yield from map(tensors, reader.batches(self.session, split, 0))
-
-
-def by_arrow(session: IngestSession, number: int, count: int) -> Iterator[pa.RecordBatch]:
-    """Batches of every ``count``-th row group, without `reader`."""
-    steps = [(transform, transforms.settings(transform, "bench")) for transform in session.transforms]
-    columns_read = list(reader.needed(session))
-    files = [pq.ParquetFile(path) for path in sorted(Path(session.table).iterdir())]
-    groups = [(file, group) for file in files for group in range(file.num_row_groups)]
-    for place, (file, group) in enumerate(groups[number::count]):
-        for batch in file.iter_batches(
-            session.batch, row_groups=[group], columns=columns_read, use_threads=False
-        ):
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            rows = transforms.Rows(session.seed, place, np.arange(batch.num_rows))
-            outputs = transforms.apply(steps, columns, rows, session.table)
-            yield pa.record_batch({name: outputs[name] for name in session.columns})
+            yield from reader.batches(self.session, split, 0)
 
 
 def _paced(arm: Callable[[], Iterator[dict[str, Any]]], rows: int, epochs: int) -> Pace:

@@ -32,7 +32,6 @@ from benchmarks.harness.measure import process_pool, ratios
 from benchmarks.harness.rows import Row, figure
 from benchmarks.serving.branching.goodput import ATTAINED, LIMITS, Workload, goodput, in_time
 from windtunnel.serving.engine.calibrate import measure
-from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Branches, EngineJob, Over, ServingEngine, Token
 from windtunnel.serving.engine.live.prefixes import Prefixes
@@ -152,13 +151,6 @@ class Live:
         return share if share > ATTAINED else 0.0
 
 
-def loaded() -> tuple[Executor, StepTime]:
-    """The model for one thread, and how long its steps take here by the thread's time."""
-    torch.set_num_threads(1)
-    executor = load(MODEL)
-    return executor, fit(*measure(executor, WAVES, CHUNK, clock=time.thread_time))[0]
-
-
 def job(request: InferenceRequest, token: Callable[[], int]) -> EngineJob:
     """``request`` for the live engine, each of its tokens drawn by ``token``."""
 
@@ -175,8 +167,11 @@ def job(request: InferenceRequest, token: Callable[[], int]) -> EngineJob:
 
 
 def ready() -> Live:
-    """With all contexts in the prefix cache."""
-    executor, times = loaded()
+    """The model for one thread, how long its steps take here by the thread's time, and all contexts in the
+    prefix cache."""
+    torch.set_num_threads(1)
+    executor = load(MODEL)
+    times = fit(*measure(executor, WAVES, CHUNK, clock=time.thread_time))[0]
     random = np.random.default_rng(7)
     contexts = [tuple(map(int, random.integers(3, 250, WORK.cached + 1))) for _ in range(CONTEXTS)]
     live = Live(executor, times, contexts, Prefixes(executor, "density", 1 << 30))

@@ -45,6 +45,7 @@ from windtunnel.training.emulate.calibrate.measure import (
     ROWS,
     WIDTH,
     measure_operators,
+    measure_overhead,
     on_threads,
     small_model,
 )
@@ -53,6 +54,7 @@ from windtunnel.training.emulate.graph import EventKind, Slice
 from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes
+from windtunnel.training.emulate.twin.costs.profile import save_profile
 from windtunnel.training.emulate.twin.costs.work import kind_of
 
 PACKAGE = "benchmarks.training.emulate"
@@ -166,11 +168,6 @@ def peak_bytes(slice_: Slice) -> int:
 
 def main() -> None:
     """The program: see the module."""
-    import torch.distributed as dist
-
-    from windtunnel.training.emulate.calibrate import measure_operators, measure_overhead
-    from windtunnel.training.emulate.twin.costs.profile import save_profile
-
     path, folder, seconds = sys.argv[1:]
     slice_ = pickle.loads(Path(path).read_bytes())
     dist.init_process_group("gloo")

@@ -13,10 +13,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.harness.measure import scratch
+from benchmarks.harness.measure import scratch, side_by_side
 from benchmarks.harness.rows import Row, figure
 from benchmarks.training.emulate.jobs import BenchJob, example, real_peak
 from windtunnel.cluster.load import load_cluster
@@ -57,8 +57,7 @@ def live(result: EmulationResult, ranks: Sequence[int]) -> HybridFacts:
 
 def together(result: EmulationResult, which: Sequence[Sequence[int]]) -> list[HybridFacts]:
     """Runs with these live ranks at the same time, so that what else the machine does slows all alike."""
-    with ThreadPoolExecutor(len(which)) as pool:
-        return list(pool.map(lambda ranks: live(result, ranks), which))
+    return side_by_side([partial(live, result, ranks) for ranks in which], len(which))
 
 
 def step_seconds(facts: HybridFacts) -> tuple[float, float]:
