@@ -121,7 +121,7 @@ def test_sections_come_in_the_order_of_the_table(fake: Any) -> None:
 
 
 def test_an_unknown_name_or_section_is_refused(fake: Any) -> None:
-    with pytest.raises(UserError, match="'tme' is no section; accepted are time, memory, gpu"):
+    with pytest.raises(UserError, match=r"^--only 'tme' is no section; accepted are time, memory, gpu"):
         run.run("agents.sandbox", ["tme"])
     with pytest.raises(UserError, match=r"'agents' is unknown; accepted are agents\.sandbox"):
         run.run("agents")

@@ -102,12 +102,12 @@ def run(
     sections = sections_of(name)
     for section in only:
         if section not in sections:
-            raise UserError(f"bench: --only {section!r} is no section; accepted are {', '.join(sections)}")
+            raise UserError(f"--only {section!r} is no section; accepted are {', '.join(sections)}")
     chosen = [section for section in sections if not only or section in only]
     if trace is not None and not any(_takes_trace(sections[section]()) for section in chosen):
         able = [section for section, load in sections.items() if _takes_trace(load())]
         raise UserError(
-            f"bench: --trace {trace} is of no section that runs here; accepted with"
+            f"--trace {trace} is of no section that runs here; accepted with"
             f" {', '.join(able) or 'none of this bench'}"
         )
 

@@ -191,7 +191,7 @@ def mooncake_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     loaded = traces.load(trace)
     if not loaded.ids:
         raise UserError(
-            f"bench: --trace {trace}: it does not tell what prompts share; accepted are traces with hashes"
+            f"--trace {trace}: it does not tell what prompts share; accepted are traces with hashes"
         )
     requests = traced(loaded)[: 3000 if quick else None]
     names = [policy for policy in POLICIES if policy not in (FINEST, "block1648", "three")]

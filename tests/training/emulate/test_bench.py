@@ -62,7 +62,7 @@ def test_mpt_has_the_parameters_that_its_table_counts(size: str, sequence: int) 
 @pytest.mark.slow
 def test_mpt_is_emulated_as_its_row_says() -> None:
     arguments = "--size debug --seq 256 --batch 2 --accumulate 3 --ac full --sharding SHARD_GRAD_OP"
-    job = LargeJob("MPT", "h100-sxm:1x2", arguments, 0.0, 0.0, Path(mpt.__file__))
-    _, _, summary = emulate_in_process(job)
+    job = LargeJob("MPT", "h100-sxm:1x2", arguments, program=Path(mpt.__file__))
+    _, summary = emulate_in_process(job)
     assert summary["tokens_per_iteration"] == 2 * 3 * 2 * 256
     assert summary["hardware_flops_per_iteration"] > summary["model_flops_per_iteration"]
