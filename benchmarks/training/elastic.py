@@ -41,11 +41,12 @@ def loops_rows(quick: bool) -> Iterator[Row]:
         if missing := next((package for package in packages if not find_spec(package)), None):
             yield left_out(name, f"{missing} is not installed")
             continue
-        program, options = ROOT / "examples" / f"elastic_{example}.py", {"preload": (*PRELOAD, *preload)}
+        program = ROOT / "examples" / f"elastic_{example}.py"
+        options: dict[str, Any] = {"hosts": 2, "preload": (*PRELOAD, *preload)}
         with scratch() as folder:
-            undisturbed, calm = jobs.finished(program, words, folder / "plain", hosts=2, **options)
+            undisturbed, calm = jobs.finished(program, words, folder / "plain", **options)
             options["faults"] = faults = strikes(example, len(step_figures(calm)), 2 if quick else 6)
-            struck, events = jobs.finished(program, words, folder / "struck", hosts=2, **options)
+            struck, events = jobs.finished(program, words, folder / "struck", **options)
         yield from rows(
             name, faults, undisturbed == struck, step_figures(calm) == step_figures(events), events
         )
