@@ -35,8 +35,7 @@ class TensorEntry:
     """One tensor, or this rank's piece of it: ``shape`` of what is here, ``offset`` and ``nbytes`` in the
     shard's data, ``whole`` the shape of all of it, ``start`` where the piece begins in it.
 
-    ``placements`` and ``mesh`` (its shape) tell how it was cut, () where it was not. Tied tensors have one
-    offset.
+    Tied tensors have one offset.
     """
 
     name: str
@@ -46,8 +45,6 @@ class TensorEntry:
     nbytes: int
     whole: tuple[int, ...]
     start: tuple[int, ...]
-    placements: tuple[str, ...] = ()
-    mesh: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,8 @@ def aligned(at: int) -> int:
 
 def _row(e: TensorEntry) -> list[Any]:
     row: list[Any] = [e.name, e.dtype, e.shape, e.offset, e.nbytes]
-    if e.whole != e.shape or e.placements:
-        row += [e.whole, e.start, e.placements, e.mesh]
+    if e.whole != e.shape:
+        row += [e.whole, e.start]
     return row
 
 
@@ -133,10 +130,8 @@ def _entry(row: list[Any]) -> TensorEntry:
     if not isinstance(name, str) or not isinstance(dtype, str) or min(offset, nbytes, *shape, 0) < 0:
         raise ValueError(f"entry {row[:5]}")
     shape = tuple(shape)
-    whole, start, placements, mesh = row[5:] if len(row) > 5 else (shape, (0,) * len(shape), (), ())
-    return TensorEntry(
-        name, dtype, shape, offset, nbytes, tuple(whole), tuple(start), tuple(placements), tuple(mesh)
-    )
+    whole, start = row[5:7] if len(row) > 5 else (shape, (0,) * len(shape))
+    return TensorEntry(name, dtype, shape, offset, nbytes, tuple(whole), tuple(start))
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ BLOCK = 4 << 20
 """Bytes that are read and hashed at a time (xxhash lets other threads run meanwhile)."""
 
 _MAGIC = b"WTSLOT\r\n"
-_VERSION = 1
-_FIELDS = struct.Struct("<8sIIqqQQQII64s40s40s")
+_VERSION = 2
+_FIELDS = struct.Struct("<8sIIqqQQII64s40s40s")
 _CRC = struct.Struct("<I")
 _DIRTY, _COMPLETE = 1, 2
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
@@ -47,20 +47,19 @@ class CopyError(Exception):
 class Header:
     """What a slot says of itself. ``shard.step`` is -1 in a slot that was never written.
 
-    ``capacity``: bytes of data that there is room for. ``sequence`` grows with each `SlotFile.begin`.
+    ``capacity``: bytes of data that there is room for.
     """
 
     shard: Shard
     capacity: int
     complete: bool = False
-    sequence: int = 0
 
     def packed(self) -> bytes:
         """As the bytes at the start of the file."""
         it = self.shard
         packed = _FIELDS.pack(
-            _MAGIC, _VERSION, _COMPLETE if self.complete else _DIRTY, it.step, it.generation, self.sequence,
-            it.nbytes, self.capacity, it.world, it.has_shared, it.name.encode(), it.layout.encode(),
+            _MAGIC, _VERSION, _COMPLETE if self.complete else _DIRTY, it.step, it.generation, it.nbytes,
+            self.capacity, it.world, it.has_shared, it.name.encode(), it.layout.encode(),
             it.checksum.encode(),
         )  # fmt: skip
         return packed + _CRC.pack(zlib.crc32(packed))
@@ -73,14 +72,14 @@ class Header:
         packed = raw[: _FIELDS.size]
         if zlib.crc32(packed) != _CRC.unpack_from(raw, _FIELDS.size)[0]:
             return None
-        (magic, version, state, step, generation, sequence, nbytes, capacity, world, has_shared, *texts) = (
-            _FIELDS.unpack(packed)
+        magic, version, state, step, generation, nbytes, capacity, world, has_shared, *texts = _FIELDS.unpack(
+            packed
         )
         if magic != _MAGIC or version != _VERSION:
             return None
         name, layout, checksum = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
         shard = Shard(name, step, world, bool(has_shared), generation, layout, nbytes, checksum)
-        return Header(shard, capacity, state == _COMPLETE, sequence)
+        return Header(shard, capacity, state == _COMPLETE)
 
 
 SIZE = _FIELDS.size + _CRC.size
@@ -177,9 +176,7 @@ class SlotFile:
             raise ValueError(f"{shard.nbytes} bytes do not fit into a slot of {self.capacity}")
         if shard.name != shard_of(self.path):
             raise ValueError(f"{self.path} is no slot of {shard.name}")
-        old = self.header  # None: its writer died in the middle of it
-        sequence = 0 if old is None else old.sequence
-        self._put(Header(replace(shard, checksum=""), self.capacity, sequence=sequence + 1))
+        self._put(Header(replace(shard, checksum=""), self.capacity))
 
     def complete(self, checksum: str) -> None:
         """The data of the begun step is all there and its xxh3_128 (hexadecimal) is ``checksum``.

@@ -80,12 +80,7 @@ def entry(name: str, tensor: torch.Tensor, offset: int) -> TensorEntry:
     nbytes = here.numel() * here.element_size()
     dtype = str(here.dtype).removeprefix("torch.")
     whole, start = _box(tensor)
-    cut: tuple[str, ...] = ()
-    mesh: tuple[int, ...] = ()
-    if isinstance(tensor, DTensor):
-        cut = tuple(str(p) for p in tensor.placements)
-        mesh = tuple(tensor.device_mesh.shape)
-    return TensorEntry(name, dtype, tuple(here.shape), offset, nbytes, whole, start, cut, mesh)
+    return TensorEntry(name, dtype, tuple(here.shape), offset, nbytes, whole, start)
 
 
 def wants(state: State, saved: dict[str, TensorEntry], names: set[str], rng: bool = True) -> list[Want]:

@@ -105,10 +105,6 @@ class Folder:
         self._layouts: dict[str, int] = {}  # digest: the newest generation that asked for it
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(shelf.nbytes for shelf in self.shelves)
-
     def look(self) -> None:
         """Forget shelves whose files somebody has removed: that memory is lost, though we still have it
         mapped."""

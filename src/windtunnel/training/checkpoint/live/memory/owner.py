@@ -87,13 +87,12 @@ class Owner:
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
-            spec = state.specs.get(rank) or RankReservation({}, frozenset(), 0, 0, ())
+            spec = state.specs.get(rank) or RankReservation({}, frozenset(), 0, ())
             shards = frozenset(nbytes)
             spec = RankReservation(
                 {**spec.nbytes, **nbytes},
                 spec.alone - shards if holders else spec.alone | shards,
                 reservation.slots,
-                max(reservation.copies, spec.copies),
                 holders or spec.holders,
             )
             if holders:

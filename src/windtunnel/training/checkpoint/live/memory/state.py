@@ -21,7 +21,7 @@ from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
 from windtunnel.training.checkpoint.live.memory.messages import Refused
 from windtunnel.training.checkpoint.settings import MemoryLimits
-from windtunnel.training.elastic.model import MemberHost, Membership
+from windtunnel.training.elastic.model import Membership
 
 
 @dataclass
@@ -83,7 +83,6 @@ class RankReservation:
     nbytes: dict[str, int]
     alone: frozenset[str]
     slots: int
-    copies: int
     holders: tuple[int, ...]
 
 
@@ -146,13 +145,6 @@ class State:
     @property
     def world(self) -> int:
         return 0 if self.membership is None else self.membership.world
-
-    @property
-    def host(self) -> MemberHost:
-        """This host. Only while it has a place."""
-        if self.membership is None or self.place is None:
-            raise Refused("stale", "this host has no place in the job")
-        return self.membership.hosts[self.place]
 
     def saves(self, shard: str) -> bool:
         """Whether a rank of this host saves ``shard``."""
