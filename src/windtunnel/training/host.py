@@ -54,14 +54,13 @@ def with_memory(agent: Agent) -> None:
     """Add the memory service, in a folder of its own within the agent's."""
     folder = agent.memory / "shards"
     folder.mkdir(exist_ok=True)
-    service = MemoryService(
+    agent.service = MemoryService(
         folder,
         agent.config.address,
         keys=agent.keys,
         context=agent,
         limits=MemoryLimits(**agent.config.job.waits("memory")),
     )
-    agent.services.append(service)
 
 
 if __name__ == "__main__":

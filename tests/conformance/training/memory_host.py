@@ -45,7 +45,7 @@ def main() -> None:
             context.say(["ready"])
         else:
             service.decided(first, {int(rank): value for rank, value in second.items()})
-    service.close(wipe=True)
+    service.close()
 
 
 if __name__ == "__main__":

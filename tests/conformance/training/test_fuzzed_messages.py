@@ -165,7 +165,7 @@ def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[s
     memory = LocalMemory(service.path, 0, 1)
     memory.copies()
     memory.close()
-    service.close(wipe=True)
+    service.close()
     assert "Traceback" not in capfd.readouterr().err  # of a thread that did not expect it
 
 

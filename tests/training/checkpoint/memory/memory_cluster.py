@@ -87,9 +87,9 @@ class Cluster:
         )
         return host
 
-    def stop(self, host: int, wipe: bool = True) -> None:
+    def stop(self, host: int) -> None:
         """Lose a host."""
-        self.services.pop(host).close(wipe)
+        self.services.pop(host).close()
 
     def form(self, places: list[int]) -> Membership:
         """A new generation."""

@@ -4,8 +4,7 @@ Peers send requests with their answers, and the bytes of slots. A copy that is p
 each behind its length: a length of 0 says that the sender waits for its window and lives. A copy that is read
 (GET) comes as it lies in the slot. Bulk bytes never become Python objects: they go from the mapped slot on
 one side (``sendfile`` takes tmpfs apart into pages of 4 KiB, which costs both sides more than twice the time)
-into that on the other, hashed as they arrive. `PeerRequests` answers those of a connection one after the
-other.
+into that on the other, hashed as they arrive.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from windtunnel.base import schema, wire
-from windtunnel.base.errors import UserError
+from windtunnel.base import wire
 from windtunnel.base.plain import from_plain
 from windtunnel.base.schema import Table, count, each, fields, flag, integer, maybe, text
 from windtunnel.training.checkpoint.live import slot as slots
@@ -261,54 +259,3 @@ def layout(sock: socket.socket, digest: str) -> bytes:
     if xxhash.xxh3_128_hexdigest(blob) != digest:
         raise CopyError(f"layout {digest} is not what its digest says")
     return blob
-
-
-class PeerRequests:
-    """Answers the requests of connections, one after the other on each (`listener.Listener` calls `serve`).
-    ``handlers``: by op, ``table``: what these must look like.
-    ``silence``: seconds without a byte within a request end a connection."""
-
-    def __init__(self, handlers: dict[str, Handler], table: Table, silence: float) -> None:
-        self._handlers, self._table, self._silence = handlers, table, silence
-
-    def serve(self, sock: socket.socket) -> None:
-        """Answer until the peer goes.
-
-        Raises:
-            OSError: the connection ended, or is of no use any more.
-        """
-        if sock.family != socket.AF_UNIX:
-            # A peer that vanished between two requests is noticed by the kernel's probes.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        while True:
-            wire.wait(sock)
-            sock.settimeout(self._silence)
-            answer = self._answer(sock, *_request(sock))
-            if answer is not None:
-                wire.send(sock, answer)
-
-    def _answer(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
-        try:
-            op = schema.require(message, self._table)["op"]
-        except wire.WireError as error:
-            return {"error": "user", "text": str(error)}
-        try:
-            return self._handlers[op](sock, message, raw)
-        except Refused as error:
-            return {"error": error.kind, "text": str(error)}
-        except CopyError as error:
-            return {"error": "copy", "text": str(error)}
-        except UserError as error:
-            return {"error": "user", "text": str(error)}
-        except (KeyError, ValueError, TypeError) as error:
-            return {"error": "user", "text": f"request {op!r} is malformed: {error!r}"}
-
-
-def _request(sock: socket.socket) -> tuple[Message, bytes]:
-    message, following = wire.receive(sock)
-    if following > LARGEST:
-        raise wire.WireError(f"a request with {following} bytes, more than {LARGEST}")
-    return message, bytes(wire.rest(sock, following))

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import rpc, wire
+from windtunnel.base import rpc, schema, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
@@ -32,9 +32,9 @@ from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.messages import (
     ERRORS,
     FROM_PEER,
+    LARGEST,
     Handler,
     Message,
-    PeerRequests,
     Ranks,
     Refused,
     StaleGeneration,
@@ -42,7 +42,7 @@ from windtunnel.training.checkpoint.live.memory.messages import (
 from windtunnel.training.checkpoint.live.memory.owner import Owner
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.live.memory.storing import Persister
-from windtunnel.training.checkpoint.live.slot import SlotFile
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import Membership
@@ -60,13 +60,48 @@ class Holder:
     def __init__(self, state: State) -> None:
         self._state = state
         self._under_way: dict[int, socket.socket] = {}  # by the id of the shelf
-        self.handlers: dict[str, Handler] = {
+        self._handlers: dict[str, Handler] = {
             "prepare": self._prepare,
             "layout": self._take_layout,
             "layout?": self._give_layout,
             "put": self._put,
             "get": self._get,
         }
+
+    def serve(self, sock: socket.socket) -> None:
+        """Answer the requests of a connection, one after the other, until the peer goes.
+
+        Raises:
+            OSError: the connection ended, or is of no use any more.
+        """
+        # A peer that vanished between two requests is noticed by the kernel's probes.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        while True:
+            wire.wait(sock)
+            sock.settimeout(self._state.limits.silence)
+            message, following = wire.receive(sock)
+            if following > LARGEST:
+                raise wire.WireError(f"a request with {following} bytes, more than {LARGEST}")
+            answer = self._answer(sock, message, bytes(wire.rest(sock, following)))
+            if answer is not None:
+                wire.send(sock, answer)
+
+    def _answer(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
+        try:
+            op = schema.require(message, FROM_PEER)["op"]
+        except wire.WireError as error:
+            return {"error": "user", "text": str(error)}
+        try:
+            return self._handlers[op](sock, message, raw)
+        except Refused as error:
+            return {"error": error.kind, "text": str(error)}
+        except CopyError as error:
+            return {"error": "copy", "text": str(error)}
+        except (UserError, ValueError) as error:
+            return {"error": "user", "text": str(error)}
 
     def _prepare(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
         state = self._state
@@ -224,9 +259,8 @@ class MemoryService:
         self._owner = Owner(self._state, self._persister)
         outer = socket.create_server((host, 0), family=_family(host), backlog=256)
         self.address = f"{host}:{outer.getsockname()[1]}"
-        requests = PeerRequests(self._holder.handlers, FROM_PEER, limits.silence)
         self._peers = Listener(
-            outer, requests.serve, keys=keys, services=self._services, name="memory-listener"
+            outer, self._holder.serve, keys=keys, services=self._services, name="memory-listener"
         )
         self._spare: str | None = None
         path = folder / "memory.sock"
@@ -265,11 +299,8 @@ class MemoryService:
         else:
             self._state.commit(int(step), max(int(value["course"]) for value in values.values()))
 
-    def close(self, wipe: bool) -> None:
-        """Stop; ``wipe``: and delete all that is kept, or else let a step that is being written to storage
-        end."""
-        if not wipe:
-            self._persister.join(self._state.limits.silence)
+    def close(self) -> None:
+        """Stop, and delete all that is kept."""
         with self._state.changed:
             self._state.closed = True
             self._state.changed.notify_all()
@@ -280,8 +311,7 @@ class MemoryService:
         self._state.board.close()
         if self._spare:
             shutil.rmtree(self._spare, ignore_errors=True)
-        if wipe:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _explained(error: Exception) -> Exception:

@@ -36,7 +36,6 @@ class Persister:
         self._urls: dict[str, tuple[str, int]] = {}  # by key: what is to be completed
         self._keep = 0  # steps that stay in storage, as was asked last
         self._completed: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
-        self._threads: list[threading.Thread] = []
 
     def begin(self, rank: int, step: int, url: str, keep: int) -> None:
         """A local rank has saved a step: write its shards, once the step is committed.
@@ -49,25 +48,14 @@ class Persister:
         except (UserError, CopyError, OSError) as error:
             self._not_written(step, url, error)
             return
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
         arguments = (key, rank, step, url, copied)
-        thread = threading.Thread(target=self._write, args=arguments, name=f"{key} {rank}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        threading.Thread(target=self._write, args=arguments, name=f"{key} {rank}", daemon=True).start()
 
     def decided(self, key: str, values: dict[Any, Any]) -> None:
         """All shards of a step are in storage: place 0 makes it a checkpoint. Does not wait."""
         if self._state.place != 0:
             return
-        thread = threading.Thread(target=self._complete, args=(key, values), name=f"{key}-end", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def join(self, timeout: float) -> None:
-        """Wait for what is being written."""
-        end = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+        threading.Thread(target=self._complete, args=(key, values), name=f"{key}-end", daemon=True).start()
 
     def _copied(self, rank: int, step: int) -> list[tuple[Shard, memoryview]]:
         state = self._state

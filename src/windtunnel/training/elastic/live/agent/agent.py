@@ -63,7 +63,7 @@ class HostService(Protocol):
 
     def membership(self, membership: Membership, place: int | None) -> None: ...
     def decided(self, key: str, values: dict[int, Any]) -> None: ...
-    def close(self, wipe: bool) -> None: ...
+    def close(self) -> None: ...
 
 
 class Agent:
@@ -78,7 +78,7 @@ class Agent:
         self.member: Membership | None = None
         self.place: int | None = None
         self.mine: list[int] = []
-        self.services: list[HostService] = []
+        self.service: HostService | None = None
         self.memory = Path(config.memory_root) / f"{config.name}-{os.getpid()}"
         self.memory.mkdir(parents=True, exist_ok=True)
         self.status: int | None = None
@@ -196,7 +196,7 @@ class Agent:
         posts = {**self._settled, **self._posts}.items()
         return Hello(
             address=self.config.address,
-            memory=self.services[0].address if self.services else "",
+            memory=self.service.address if self.service else "",
             pid=os.getpid(),
             host=self.host,
             domain=self.config.domain,
@@ -249,8 +249,8 @@ class Agent:
         self._posts = {k: v for k, v in self._posts.items() if k[0] >= membership.generation}
         self._settled.clear()
         self._results.clear()
-        for service in self.services:
-            service.membership(membership, place)
+        if self.service is not None:
+            self.service.membership(membership, place)
         for worker in self.workers.living():
             rank = self._rank_of(worker.local)
             if rank is None or membership.restart_all or worker.frozen or not worker.spoke:
@@ -319,7 +319,7 @@ class Agent:
         else:
             worker.spoke = True
             self.leases.renew(pid, time.monotonic())
-            path = self.services[0].path if self.services else None
+            path = self.service.path if self.service else None
             faults, config = list(self.config.job.faults), self.config.worker
             news = self._news()
             answer(TrainerWelcome(news, worker.rank, worker.local, self.host or 0, path, faults, config))
@@ -362,8 +362,8 @@ class Agent:
                 self._settled[generation, key, rank] = self._posts.pop((generation, key, rank))
         while len(self._settled) > KEPT_SETTLED:
             del self._settled[next(iter(self._settled))]
-        for service in self.services:
-            service.decided(key, by_rank)
+        if self.service is not None:
+            self.service.decided(key, by_rank)
         for answer in self._agreeing.pop((generation, key), []):
             answer(by_rank)
 
@@ -439,9 +439,9 @@ class Agent:
         self._forks.close()
         self._server.close()
         self._door.close()
-        for service in self.services:
+        if self.service is not None:
             with contextlib.suppress(Exception):
-                service.close(True)
+                self.service.close()
         for worker in self.workers.by_local.values():
             worker.stream.wait(LAST_LINES)
         shutil.rmtree(self.memory, ignore_errors=True)
