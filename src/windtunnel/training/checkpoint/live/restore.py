@@ -70,27 +70,6 @@ class Restored:
     store: bool
 
 
-@dataclass
-class _Loaded:
-    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects, its shards."""
-
-    pieces: dict[str, torch.Tensor]
-    wholes: dict[str, tuple[int, ...]]
-    objects: dict[str, Any]
-    tier: str
-    reseed: int | None
-    shards: tuple[LoadedShard, ...] | None
-
-
-@dataclass
-class _Needs:
-    """What the state wants, the moves that give it, by shard, and the shapes of the wholes."""
-
-    wants: list[Want]
-    moves: dict[str, list[Move]]
-    wholes: dict[str, tuple[int, ...]]
-
-
 class _Missing(Exception):
     """No source of a shard gave it."""
 
@@ -147,17 +126,18 @@ def restore(
                 job.event("note", text=f"{plan.reason}; the job begins at the beginning")
             return None
         load = _Load(job, reader, program, plan, rng, seed)
-        loaded, error = None, None
+        loaded, error = False, None
         job.at("restoring", plan.step)
         try:
-            loaded = load.run()
+            load.run()
+            loaded = True
         except UserError as refused:
             error = str(refused)
         except _Missing:
             pass
         report = {
             "bad": [[b.place, b.shard, b.step] for b in load.bad],
-            "loaded": loaded is not None,
+            "loaded": loaded,
             "error": error,
         }
         reports = job.agree(f"loaded/{key}.{attempt}", report)
@@ -165,31 +145,24 @@ def restore(
         refusals = [(rank, reports[rank]["error"]) for rank in sorted(reports) if reports[rank]["error"]]
         if refusals:
             raise UserError(f"rank {refusals[0][0]}: {refusals[0][1]}")
-        if loaded is not None and all(reports[rank]["loaded"] for rank in reports):
+        if all(reports[rank]["loaded"] for rank in reports):
             break
-        loaded = load = None  # type: ignore[assignment]  # free the scratch memory before the next try
     else:
         raise RuntimeError(f"a restore failed again and again: {reason}")
     if bad:
         names = ", ".join(f"{b.shard or 'all'} of step {b.step} at {_holder(b.place)}" for b in _sorted(bad))
         if job.rank == 0:
             job.event("note", text=f"bad copies were passed over: {names}")
-    state.put(
-        program,
-        loaded.pieces.__getitem__,
-        loaded.wholes.__getitem__,
-        loaded.objects,
-        rng=rng,
-        reseed=loaded.reseed,
-    )
+    load.put()
     seconds = time.monotonic() - begin
-    how = {"tier": loaded.tier, "seconds": seconds, "reason": plan.reason}
+    how = {"tier": load.tier, "seconds": seconds, "reason": plan.reason}
     job.event("restored", step=plan.step, read=load.read, **how)
-    return Restored(plan.step, loaded.shards, plan.store)
+    return Restored(plan.step, load.shards, plan.store)
 
 
 class _Load:
-    """One attempt of one rank to get all that it needs for one step."""
+    """One attempt of one rank to get all that it needs for one step, into scratch memory. ``shards``: as of
+    `Restored`; ``tier``: the farthest that something was read from; ``read``: where each shard was."""
 
     def __init__(
         self,
@@ -211,10 +184,14 @@ class _Load:
         self._layouts: dict[str, ShardLayout] = {}
         self._blobs: dict[str, bytes] = {}
         self._loaded: dict[str, LoadedShard] = {}
-        self._tier = "memory"
+        self._pieces: dict[str, torch.Tensor] = {}
+        self._wholes: dict[str, tuple[int, ...]] = {}
+        self._others: dict[str, Any] = {}
+        self.shards: tuple[LoadedShard, ...] | None = None
+        self.tier = "memory"
         self.read: dict[str, int | None] = {}
 
-    def run(self) -> _Loaded:
+    def run(self) -> None:
         """Raises:
         UserError: it does not fit.
         _Missing: a shard could not be had; ``bad`` says what was tried.
@@ -228,34 +205,37 @@ class _Load:
         try:
             if self._world != self._job.world:
                 raise UserError("another world")  # what other ranks hold is needed for sure
-            needs = self._choose(near)
+            wants, moves = self._choose(near)
         except UserError:
             for shard in far:
                 self._layout(shard)
-            needs = self._choose([*near, *far])
-        moves = needs.moves
+            wants, moves = self._choose([*near, *far])
         # A rank may have nothing of a tensor: no shard has that to give.
-        pieces = {w.name: room_for(w) for w in needs.wants if w.start is not None and not math.prod(w.shape)}
-        others: dict[str, Any] = {}
+        self._pieces = {w.name: room_for(w) for w in wants if w.start is not None and not math.prod(w.shape)}
         for shard, owed in self._objects([*near, *far], moves, primary):
             data = self._fetch(shard)
             layout = self._layouts[shard]
             if owed:
                 objects = snapshot.get_objects(layout, data)
-                others.update({name: objects[name] for name in owed if name in objects})
-            self._take(moves.get(shard, []), pieces, data)
-        shards = None
+                self._others.update({name: objects[name] for name in owed if name in objects})
+            self._take(moves.get(shard, []), data)
         if self._world == self._job.world:
             mine = [shard for shard in near if shard in (f"rank{rank}", SHARED)]
             for shard in mine:
                 if shard not in self._loaded:
                     self._fetch(shard)
-            shards = tuple(self._loaded[shard] for shard in mine)
-        # the generators of `primary` go on in its own rank, not in this one as well
-        reseed = seed_for(self._seed, rank, self._step) if rank >= self._world else None
-        return _Loaded(pieces, needs.wholes, others, self._tier, reseed, shards)
+            self.shards = tuple(self._loaded[shard] for shard in mine)
 
-    def _choose(self, shards: Sequence[str]) -> _Needs:
+    def put(self) -> None:
+        """What was got, into the program."""
+        rank = self._job.rank
+        # the generators of the rank whose shard is read go on there, not in this one as well
+        reseed = seed_for(self._seed, rank, self._step) if rank >= self._world else None
+        pieces, wholes = self._pieces.__getitem__, self._wholes.__getitem__
+        state.put(self._program, pieces, wholes, self._others, rng=self._rng, reseed=reseed)
+
+    def _choose(self, shards: Sequence[str]) -> tuple[list[Want], dict[str, list[Move]]]:
+        """What the state wants, and the moves that give it, by shard."""
         layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]
         saved: dict[str, TensorEntry] = {}
         for layout in layouts:
@@ -263,8 +243,8 @@ class _Load:
                 saved.setdefault(entry.name, entry)
         names = {name for layout in layouts for name in layout.objects}
         wants = state.wants(self._program, saved, names, self._rng)
-        wholes = {name: entry.whole for name, entry in saved.items()}
-        return _Needs(wants, choose_moves(layouts, wants), wholes)
+        self._wholes = {name: entry.whole for name, entry in saved.items()}
+        return wants, choose_moves(layouts, wants)
 
     def _objects(
         self, shards: Sequence[str], moves: dict[str, list[Move]], primary: str
@@ -283,7 +263,8 @@ class _Load:
                 out.append((shard, owed))
         return out
 
-    def _take(self, moves: Sequence[Move], pieces: dict[str, torch.Tensor], data: memoryview) -> None:
+    def _take(self, moves: Sequence[Move], data: memoryview) -> None:
+        pieces = self._pieces
         inside = sum(move.source.nbytes for move in moves)
         for move in moves:
             source = view_of(data, move.source)
@@ -329,7 +310,7 @@ class _Load:
                 continue
             at_home = copy.place == self._job.place
             tier = "storage" if copy.place is None else "memory" if at_home else "peer"
-            self._tier = max(self._tier, tier, key=_TIERS.index)
+            self.tier = max(self.tier, tier, key=_TIERS.index)
             self.read[name] = copy.place
             if name in (f"rank{self._job.rank}", SHARED):
                 shard = replace(copy.shard, generation=self._course)
