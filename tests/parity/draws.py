@@ -95,9 +95,7 @@ def checkpoint_drawn() -> Iterator[tuple[str, checkpoint.Observation]]:
 
 def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
     held, ends = [(-1, -1), (3, -1), (3, 4), (5, 4), (4, 6), (5, 5)], [-1, 3, 4]
-    yield from any_of(
-        checkpoint.SlotWanted, 1, 60, slots=[2], step=[4, 5], slot_steps=held, committed=ends, base=ends
-    )
+    yield from any_of(checkpoint.SlotWanted, 1, 60, step=[4, 5], slot_steps=held, committed=ends, base=ends)
     rooms = [0.0, 0.004, 0.05, 5.0, 900.0, None]
     yield from any_of(
         checkpoint.Sending, 3, 60, mode=["idle", "idle", "concurrent"], left=[900, 1 << 26], chunk=[1 << 20],

@@ -353,10 +353,10 @@ def checkpoint_twin(events: Sequence[Event]) -> Pairs:
                 holders = {step: rows for step, rows in holders.items() if step <= base}
                 pairs.append((event["decision"]["step"], base if base >= 0 else None))
                 if base >= 0 and base not in held:
-                    held[slot_for(2, base, held)] = base
+                    held[slot_for(base, held)] = base
             case "decision", "SlotWanted":
                 held = memory.setdefault(hosts[0], [-1, -1])
-                asked_slot = checkpoint.SlotWanted(2, seen["step"], tuple(held), committed, base)
+                asked_slot = checkpoint.SlotWanted(seen["step"], tuple(held), committed, base)
                 slot = checkpoint.decide(asked_slot)
                 assert isinstance(slot, checkpoint.Slot)
                 pairs.append((event["decision"], to_plain(slot, tag=True)))
@@ -529,7 +529,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/live/checkpointer.py",
-        "return slot.index\n", "return (slot.index + 1) % self.settings.slots\n", live=True,
+        "return slot.index\n", "return (slot.index + 1) % 2\n", live=True,
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/live/restore.py",

@@ -177,7 +177,7 @@ def test_a_run_with_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     summary = json.loads(done.stdout)  # nothing else is there
     assert summary["status"] == 0
     assert [recovery["failure"] for recovery in summary["recoveries"]] == ["stop:rank=0,step=3"]
-    settings = {"copies": 2, "placement": "mixed", "mode": "blocking", "slots": 2, "every": 1}
+    settings = {"copies": 2, "placement": "mixed", "mode": "blocking", "every": 1}
     assert settings.items() <= json.loads(summary["results"]["0"]).items()
     assert json.loads((Path(summary["directory"]) / "summary.json").read_text()) == summary
     for said in ("injected: stop:rank=0,step=3", "lost rank 0", "generation 2", "(measured)", "Goodput"):

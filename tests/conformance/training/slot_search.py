@@ -25,8 +25,8 @@ from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy import placement as placements
 from windtunnel.training.checkpoint.policy import slots as slot_rules
 
-Rule = Callable[[int, int, Sequence[int], int], bool]
-Choose = Callable[[int, int, Sequence[int]], int]
+Rule = Callable[[int, Sequence[int], int], bool]
+Choose = Callable[[int, Sequence[int]], int]
 Slot = tuple[int, int] | None
 """What lies in a slot: a step and the course of the job (counted by its failures) that it is of."""
 
@@ -174,8 +174,8 @@ class _World:
         if self.wait and rank.seen < state.base:
             return
         held = _steps(rank.own)
-        if self.rule(self.slots, step, held, rank.seen):
-            slot = self.choose(self.slots, step, held)
+        if self.rule(step, held, rank.seen):
+            slot = self.choose(step, held)
             after = replace(rank, own=_put(rank.own, slot, None), writing=slot)
             yield f"rank {r} begins to save step {step}", _with(state, r, after)
 
@@ -190,7 +190,7 @@ class _World:
                 yield f"the copies of step {step} of rank {r} are there", self._commit(state, r, after, step)
                 return
             replicas = tuple(
-                slots if content in slots else _put(slots, self.choose(self.slots, step, _steps(slots)), None)
+                slots if content in slots else _put(slots, self.choose(step, _steps(slots)), None)
                 for slots in rank.replicas
             )
             after = replace(rank, replicas=replicas, sending=True)
@@ -198,7 +198,7 @@ class _World:
             return
         # What was overwritten at home meanwhile arrives torn, and its checksum tells.
         replicas = tuple(
-            slots if content in slots else _put(slots, self.choose(self.slots, step, _steps(slots)), content)
+            slots if content in slots else _put(slots, self.choose(step, _steps(slots)), content)
             for slots in rank.replicas
         )
         after = replace(rank, replicas=replicas, sending=False, sent=step + 1)
@@ -254,7 +254,7 @@ class _World:
                 own = _put(wiped, 0, restored)
             elif restored not in own:
                 # Its own copy was overwritten or torn: it is fetched, like the replacement's.
-                own = _put(own, self.choose(self.slots, base, _steps(own)), restored)
+                own = _put(own, self.choose(base, _steps(own)), restored)
             replicas = tuple(
                 wiped if holder == dead else slots
                 for holder, slots in zip(self.placement.holders[r][1:], rank.replicas, strict=True)

@@ -48,8 +48,6 @@ class Host:
 
 
 class Course(RuleBasedStateMachine):
-    slots = 2
-
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="windtunnel-course-"))
@@ -71,7 +69,7 @@ class Course(RuleBasedStateMachine):
 
     def shelf(self, host: int, rank: int) -> Shelf:
         folder = self.hosts[host].folder
-        return folder.ensure(f"rank{rank}", WORLD, N, self.slots, self.generation, -1)
+        return folder.ensure(f"rank{rank}", WORLD, N, self.generation, -1)
 
     @rule(rank=st.integers(0, WORLD - 1), times=st.integers(1, 6))
     def advance(self, rank: int, times: int) -> None:
@@ -89,9 +87,9 @@ class Course(RuleBasedStateMachine):
             behind = any((r.step, r.phase) <= (rank.step - 1, COMPLETE) for r in self.ranks)
             shelf = self.shelf(number, number)
             held = shelf.slot_steps()
-            if behind or not may_overwrite(self.slots, rank.step, held, max(host.committed, host.base)):
+            if behind or not may_overwrite(rank.step, held, max(host.committed, host.base)):
                 return False
-            rank.own = shelf.slots[slot_for(self.slots, rank.step, held)]
+            rank.own = shelf.slots[slot_for(rank.step, held)]
             rank.own.begin(shard)
         elif rank.phase == WRITE:
             assert rank.own is not None
@@ -185,14 +183,8 @@ class Course(RuleBasedStateMachine):
                 assert self.newest({number}) >= self.committed
 
 
-class CourseOfThree(Course):
-    slots = 3
-
-
 TestTwoSlots = pytest.mark.slow(Course.TestCase)
 TestTwoSlots.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
-TestThreeSlots = pytest.mark.slow(CourseOfThree.TestCase)
-TestThreeSlots.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
 
 
 def test_a_weaker_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +208,6 @@ def test_a_weaker_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
             course.teardown()
 
     drive()
-    monkeypatch.setattr(Shelf, "target", lambda self, step, *_: slot_for(2, step, self.slot_steps()))
+    monkeypatch.setattr(Shelf, "target", lambda self, step, *_: slot_for(step, self.slot_steps()))
     with pytest.raises((AssertionError, CopyError)):
         drive()

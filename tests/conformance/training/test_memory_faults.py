@@ -50,7 +50,6 @@ def put(
         "committed": -1,
         "base": -1,
         "keeps": [],
-        "slots": 2,
         "capacity": len(data),
         "shard": to_plain(Shard(shard, step, 2, False, generation, DIGEST, len(data), checksum)),
         **other,

@@ -8,55 +8,47 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from conformance.training.slot_search import Choose, Rule, lead, search
-from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
+from windtunnel.training.checkpoint.policy.slots import SLOTS, may_overwrite, slot_for
 
 
-def always(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+def always(step: int, held: Sequence[int], committed: int) -> bool:
     """Weaker: a rank waits for nobody."""
     return True
 
 
-def one_behind(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+def one_behind(step: int, held: Sequence[int], committed: int) -> bool:
     """Weaker: content with the commit of the step that is overwritten."""
     return committed >= step - 2
 
 
-def as_old(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+def as_old(step: int, held: Sequence[int], committed: int) -> bool:
     """Weaker by one: the newest committed step itself may go."""
-    kept = held[slot_for(slots, step, held)]
+    kept = held[slot_for(step, held)]
     return kept < 0 or kept >= step or kept <= committed
 
 
-def the_first(slots: int, step: int, held: Sequence[int]) -> int:
+def the_first(step: int, held: Sequence[int]) -> int:
     """Ignores what is held."""
     return 0
 
 
-def the_newest(slots: int, step: int, held: Sequence[int]) -> int:
+def the_newest(step: int, held: Sequence[int]) -> int:
     """Keeps the wrong one."""
-    return max(range(slots), key=lambda slot: held[slot])
+    return max(range(len(held)), key=lambda slot: held[slot])
 
 
 @pytest.mark.parametrize(
-    ("slots", "ranks", "copies", "steps", "failures"),
-    [
-        (2, 2, 2, 4, 0),
-        (3, 2, 2, 4, 0),
-        (2, 3, 2, 3, 0),
-        (2, 3, 3, 2, 0),
-        (2, 2, 2, 3, 1),
-        (3, 2, 2, 3, 1),
-        (2, 2, 2, 2, 2),
-    ],
+    ("ranks", "copies", "steps", "failures"),
+    [(2, 2, 4, 0), (3, 2, 3, 0), (3, 3, 2, 0), (2, 2, 3, 1), (2, 2, 2, 2)],
 )
-def test_the_shipped_rule_is_safe(slots: int, ranks: int, copies: int, steps: int, failures: int) -> None:
-    found = search(slots, ranks, may_overwrite, steps, copies=copies, failures=failures)
+def test_the_shipped_rule_is_safe(ranks: int, copies: int, steps: int, failures: int) -> None:
+    found = search(SLOTS, ranks, may_overwrite, steps, copies=copies, failures=failures)
     assert found is None, found
 
 
-@pytest.mark.parametrize(("slots", "rule"), [(2, always), (2, one_behind), (2, as_old), (3, always)])
-def test_a_weaker_rule_is_found_out(slots: int, rule: Rule) -> None:
-    found = search(slots, 2, rule)
+@pytest.mark.parametrize("rule", [always, one_behind, as_old])
+def test_a_weaker_rule_is_found_out(rule: Rule) -> None:
+    found = search(SLOTS, 2, rule)
     assert found is not None
     assert "begins to save" in found.trace[-1]
     assert "can be restored" in found.why
@@ -75,29 +67,28 @@ IN_DOUBT = [*_saved(0, range(4)), *_saved(1, (0, 1, 3)), "host 0 dies and is rep
 """Step 1 is complete, but rank 2's lies on host 2 alone; a host of the other group is lost."""
 
 
-@pytest.mark.parametrize("slots", [2, 3])
-def test_a_second_loss_after_a_restore_of_a_step_that_was_not_committed(slots: int) -> None:
-    begin = lead(slots, 4, IN_DOUBT)
-    assert search(slots, 4, steps=1, failures=1, start=begin) is None
+def test_a_second_loss_after_a_restore_of_a_step_that_was_not_committed() -> None:
+    begin = lead(SLOTS, 4, IN_DOUBT)
+    assert search(SLOTS, 4, steps=1, failures=1, start=begin) is None
 
 
 def test_who_saves_before_the_restored_step_is_committed_again_is_found_out() -> None:
-    begin = lead(2, 4, IN_DOUBT, wait=False)
-    found = search(2, 4, steps=1, failures=1, wait=False, start=begin)
+    begin = lead(SLOTS, 4, IN_DOUBT, wait=False)
+    found = search(SLOTS, 4, steps=1, failures=1, wait=False, start=begin)
     assert found is not None
     assert "step 0 was committed; without host 2, nothing can be restored" in found.why
 
 
 @pytest.mark.parametrize("choose", [the_first, the_newest])
 def test_a_wrong_choice_of_slot_is_found_out(choose: Choose) -> None:
-    assert search(2, 2, choose=choose) is not None
+    assert search(SLOTS, 2, choose=choose) is not None
 
 
 def test_a_rule_that_forbids_too_much_is_found_out() -> None:
-    def never(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+    def never(step: int, held: Sequence[int], committed: int) -> bool:
         return -1 in held
 
-    found = search(2, 2, never, steps=3)
+    found = search(SLOTS, 2, never, steps=3)
     assert found is not None
     assert found.dead == -1
 

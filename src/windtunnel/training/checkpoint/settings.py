@@ -13,7 +13,6 @@ from typing import Any, Literal
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.checkpoint.policy.placement import Kind
-from windtunnel.training.checkpoint.policy.slots import require
 
 Mode = Literal["blocking", "concurrent", "idle"]
 VARIABLE = "WINDTUNNEL_CHECKPOINT"
@@ -24,8 +23,8 @@ _LEAST = {"copies": 1, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
 class CheckpointSettings:
     """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
     "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
-    one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
-    storage, written every ``persist_every`` steps, of which the newest ``keep`` stay (0: all).
+    one. ``mode``: when they are sent. ``persist``: URL of storage, written every ``persist_every`` steps, of
+    which the newest ``keep`` stay (0: all).
     ``on_no_checkpoint``: what becomes of a job whose committed steps are all lost: "fail", or "restart" from
     the beginning. ``every``: steps between checkpoints. ``patience``: seconds that a save waits for the one
     before to be committed, before it is left out. ``stored``: seconds that the end of a job waits for what is
@@ -40,7 +39,6 @@ class CheckpointSettings:
     placement: Kind = "mixed"
     domains: tuple[str, ...] | None = None
     mode: Mode = "concurrent"
-    slots: int = 2
     persist: str | None = None
     persist_every: int = 100
     keep: int = 0
@@ -98,5 +96,4 @@ def _checked(origin: str, base: CheckpointSettings, values: dict[str, Any]) -> C
         if value < _LEAST[name] if name in _LEAST else isinstance(value, float) and not value > 0:
             least = f"{_LEAST[name]} or more" if name in _LEAST else "a number above 0"
             raise UserError(f"{origin}: {name} is {value:g}; {least} is accepted")
-    require(chosen.slots)
     return chosen

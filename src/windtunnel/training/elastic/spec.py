@@ -36,7 +36,7 @@ PRELOAD = (
 )
 _PATHS = ("script", "cwd", "secret_file")
 _OF_CHECKPOINTS = (
-    *("placement", "mode", "slots", "every"),
+    *("placement", "mode", "every"),
     *("persist", "persist_every", "keep", "on_no_checkpoint"),
 )
 
@@ -152,7 +152,6 @@ class JobSpec:
         Checkpoints.mode, "Transfer of checkpoints: blocking, concurrent or idle.",
         among=("blocking", "concurrent", "idle"),
     )  # fmt: skip
-    slots: int = option(Checkpoints.slots, "Steps kept in each copy, 2 or 3.", least=2, most=3)
     every: int = option(Checkpoints.every, "Steps between checkpoints to memory.", least=1)
     persist: str = option("", "Storage for checkpoints (fsspec).", metavar="URL")
     persist_every: int = option(

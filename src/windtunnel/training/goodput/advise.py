@@ -117,7 +117,7 @@ def _choice(question: Question, copies: int) -> Choice:
     placement = placed(job.hosts, copies, question.domains)
     share = math.ceil(job.state_bytes / job.hosts)
     replica_bytes = (copies - 1) * share
-    memory = needed(share, replica_bytes, 2)
+    memory = needed(share, replica_bytes)
     replicate = replica_bytes / costs.peer_bandwidth
     copy = copy_time(job, costs)
     every = best_every(copy, question.mtbf, job.step_time, replicate, question.longest)
@@ -129,7 +129,7 @@ def _choice(question: Question, copies: int) -> Choice:
     waste += copy * question.horizon / (every * job.step_time)
     waste += save_stall(job, costs) * question.horizon / (to_storage * job.step_time)
     pair = pair_survives(placement) if job.hosts > 1 else 0.0
-    words = explain(share, replica_bytes, 2, free=int(question.host_memory))
+    words = explain(share, replica_bytes, free=int(question.host_memory))
     return Choice(
         copies,
         placement,

@@ -12,6 +12,7 @@ from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy
+from windtunnel.training.checkpoint.policy.slots import SLOTS
 
 
 class Regrouped(BaseException):
@@ -86,11 +87,11 @@ class FakeMemory:
         self.slots: dict[str, list[SlotFile]] = {}
 
     def reserve(
-        self, layout: bytes, nbytes: dict[str, int], *, slots: int, copies: int, **options: Any
+        self, layout: bytes, nbytes: dict[str, int], *, copies: int, **options: Any
     ) -> dict[str, list[SlotFile]]:
         self.cluster.layouts[digest(layout)] = layout
         for shard, size in nbytes.items():
-            self.slots[shard] = [self._slot(self.place, shard, size, i) for i in range(slots)]
+            self.slots[shard] = [self._slot(self.place, shard, size, i) for i in range(SLOTS)]
         return {shard: self.slots[shard] for shard in nbytes}
 
     def _slot(self, place: int, shard: str, size: int, index: int) -> SlotFile:

@@ -304,13 +304,13 @@ def test_without_a_supervisor_and_storage_it_says_so_once(folder: Path) -> None:
 def test_options_come_from_the_environment_and_are_checked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WINDTUNNEL_CHECKPOINT", '{"copies": 3, "slots": 3}')
+    monkeypatch.setenv("WINDTUNNEL_CHECKPOINT", '{"copies": 3, "every": 3}')
     ck = PeerCheckpointer(FakeJob(Cluster(folder, 1), 0), copies=2)
-    assert (ck.settings.copies, ck.settings.slots) == (2, 3)
+    assert (ck.settings.copies, ck.settings.every) == (2, 3)
     for text, words in [
         ("{", "is not JSON"),
         ('{"copy": 2}', "unknown field copy"),
-        ('{"slots": 1}', "slots"),
+        ('{"every": 0}', "every"),
     ]:
         monkeypatch.setenv("WINDTUNNEL_CHECKPOINT", text)
         with pytest.raises(UserError, match=words):

@@ -169,7 +169,7 @@ class Cluster:
         for rank in chosen:
             shard, slots = f"rank{rank}", self.slots[rank, f"rank{rank}"]
             held = [h.shard.step if (h := slot.header) is not None and h.complete else -1 for slot in slots]
-            index = slot_for(len(held), step, held)
+            index = slot_for(step, held)
             if held[index] != step:
                 fill(slots[index], shard, step, nbytes, self.world, self.generation - 1)
             self.ranks[rank].saved(shard, index, step)

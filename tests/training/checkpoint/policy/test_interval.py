@@ -48,8 +48,8 @@ def test_limits_of_what_memory_covers() -> None:
 
 
 def test_the_sum_of_memory() -> None:
-    assert needed(10, 30, 2, 5) == 85
-    told = explain(1_500_000_000, 3_000_000_000, 2, 4096, free=5_000_000_000)
+    assert needed(10, 30, 5) == 85
+    told = explain(1_500_000_000, 3_000_000_000, 4096, free=5_000_000_000)
     assert told == (
         "2 slots x (1.5 GB of its own + 3 GB held for others) + 4.1 kB of layouts = 9 GB; 5 GB are free"
     )

@@ -18,7 +18,7 @@ from windtunnel.training.checkpoint.live.restore import LoadedShard
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.live.snapshot import SnapshotPlan
 from windtunnel.training.checkpoint.model import SHARED, Copy, StoredStep
-from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
+from windtunnel.training.checkpoint.policy.slots import EMPTY, SLOTS, slot_for
 from windtunnel.training.checkpoint.settings import CheckpointSettings
 
 
@@ -96,8 +96,7 @@ class Access(Stored):
             if self.writes(shard):
                 self._reserve(shard, plan.blobs[shard], layout.nbytes)
         return [
-            min(_step_of(slots[number].header) for slots in self._slots.values())
-            for number in range(self._settings.slots)
+            min(_step_of(slots[number].header) for slots in self._slots.values()) for number in range(SLOTS)
         ]
 
     def _reserve(self, shard: str, layout: bytes, nbytes: int) -> None:
@@ -107,7 +106,6 @@ class Access(Stored):
             self.memory.reserve(
                 layout,
                 {shard: nbytes},
-                slots=chosen.slots,
                 copies=1 if shard == SHARED else chosen.copies,
                 kind=chosen.placement,
                 domains=chosen.domains,
@@ -142,7 +140,7 @@ class Access(Stored):
             self._reserve(loaded.name, loaded.layout, len(loaded.data))
         for loaded in mine:
             slots, shard = self._slots[loaded.name], loaded.shard
-            index = slot_for(len(slots), step, [_step_of(slot.header) for slot in slots])
+            index = slot_for(step, [_step_of(slot.header) for slot in slots])
             there = slots[index].header
             shard_there = there.shard if there is not None else None
             if (

@@ -316,9 +316,7 @@ class PeerCheckpointer:
         return self._may(step)
 
     def _slot_decision(self, step: int) -> tuple[SlotWanted, Slot]:
-        observation = SlotWanted(
-            self.settings.slots, step, tuple(self._slot_steps), self.committed(), self._base
-        )
+        observation = SlotWanted(step, tuple(self._slot_steps), self.committed(), self._base)
         slot = decide(observation)
         assert isinstance(slot, Slot)
         return observation, slot

@@ -62,10 +62,9 @@ class Inventory:
 
 @dataclass(frozen=True)
 class SlotWanted:
-    """``step`` is to be saved to one of ``slots``; fields as in `slots.may_overwrite`. ``base``: the step
-    that all went back to, before which nothing may go until it is committed again; -1 for none."""
+    """``step`` is to be saved to a slot; fields as in `slots.may_overwrite`. ``base``: the step that all went
+    back to, before which nothing may go until it is committed again; -1 for none."""
 
-    slots: int
     step: int
     slot_steps: tuple[int, ...]
     committed: int
@@ -90,9 +89,9 @@ def decide(observation: Observation) -> Decision:
     match observation:
         case Inventory(copies, stored, bad, log, restart):
             return plan_restore(copies, stored, frozenset(bad), log, restart)
-        case SlotWanted(slots, step, slot_steps, committed, base):
-            free = committed >= base and may_overwrite(slots, step, slot_steps, committed)
-            return Slot(slot_for(slots, step, slot_steps), free)
+        case SlotWanted(step, slot_steps, committed, base):
+            free = committed >= base and may_overwrite(step, slot_steps, committed)
+            return Slot(slot_for(step, slot_steps), free)
         case CopiesWanted():
             return holders(observation)
         case Sending():

@@ -1,18 +1,15 @@
 """When a slot of a shard may be overwritten, and which.
 
-Every shard has ``slots`` places to lie in, at home and with every holder of a copy. Step s is *committed*
+Every shard has `SLOTS` places to lie in, at home and with every holder of a copy. Step s is *committed*
 when all copies of all shards of s are complete; word of that comes to each rank later, and to each at its
 own time.
 
 The rule: never overwrite a step that is not older than the newest committed step that one knows of. Then
 whatever step C is the newest committed one in truth, everybody still holds it: everybody had completed it,
-and knows of no later one. So a loss of up to copies - 1 hosts goes back to C or later. With two slots a
-save of s waits until s-1 is committed; with three it waits for s-2 only, which replication in the background
-has long done. With one slot the only copy is destroyed by writing, which is never safe.
-
-That three slots need no rule at all holds only where a rank waits for the end of its own replication before
-it saves again; replication here runs in the background, so it needs the rule. A search through all states of
-such jobs, beside the tests of this rule, finds the counterexamples to everything weaker.
+and knows of no later one. So a loss of up to copies - 1 hosts goes back to C or later. A save of s waits
+until s-1 is committed. With one slot the only copy is destroyed by writing, which is never safe. A search
+through all states of such jobs, beside the tests of this rule, finds the counterexamples to everything
+weaker.
 
 After a regrouping that restored step R, R need not have all its copies. Taken for committed at once, it lets
 older steps go that have: with groups {0,1} and {2,3} and host 0 just replaced, rank 1 overwrites the last
@@ -27,76 +24,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 
+SLOTS = 2
 EMPTY = -1
-"""What ``held`` says of a slot without a complete step: never written, or torn."""
-
+"""What ``slot_steps`` says of a slot without a complete step: never written, or torn."""
 
 WHY = "a slot is overwritten only when a newer step has all its copies"
 
 
-def slot_for(slots: int, step: int, slot_steps: Sequence[int]) -> int:
+def slot_for(step: int, slot_steps: Sequence[int]) -> int:
     """The slot that ``step`` goes to: an abandoned ``step`` or later one, else an empty one, else the oldest.
 
     ``slot_steps``: the complete step in each slot, `EMPTY` for none.
-
-    Raises:
-        UserError: fewer than two slots.
     """
-    require(slots)
-    if len(slot_steps) != slots:
-        raise ValueError(f"{len(slot_steps)} steps are told for {slots} slots")
 
     def order(slot: int) -> tuple[int, int, int]:
         slot_step = slot_steps[slot]
         # The same step first: were it left, two slots would hold different courses of one step.
         return (0 if slot_step == step else 1 if slot_step > step else 2), slot_step, slot
 
-    return min(range(slots), key=order)
+    return min(range(len(slot_steps)), key=order)
 
 
-def may_overwrite(slots: int, step: int, slot_steps: Sequence[int], committed: int) -> bool:
-    """Whether ``step`` may be written now to ``slot_for(slots, step, held)``.
+def may_overwrite(step: int, slot_steps: Sequence[int], committed: int) -> bool:
+    """Whether ``step`` may be written now to ``slot_for(step, slot_steps)``.
 
     ``committed``: the newest committed step that the writer knows of, -1 for none. Where the answer is no,
     wait for a later commit and ask again.
-
-    Raises:
-        UserError: fewer than two slots.
     """
-    slot_step = slot_steps[slot_for(slots, step, slot_steps)]
+    slot_step = slot_steps[slot_for(step, slot_steps)]
     return slot_step == EMPTY or slot_step >= step or slot_step < committed
 
 
-def require(slots: int) -> None:
-    """Refuse a number of slots that can never be safe.
-
-    Raises:
-        UserError: fewer than two.
-    """
-    if slots < 2:
-        raise UserError(
-            f"slots is {slots}; a checkpoint that is overwritten in place is lost when the writer "
-            f"dies, so at least 2 are needed"
-        )
-
-
-def needed(own: int, others: int, slots: int, layouts: int = 0) -> int:
+def needed(own: int, others: int, layouts: int = 0) -> int:
     """Bytes that a host's memory must have free for checkpoints.
 
     ``own``: bytes of the shards of the host's own ranks. ``others``: of the shards that it holds for others.
     ``layouts``: of what is kept once for each shard (layouts, headers of slots).
     """
-    return slots * (own + others) + layouts
+    return SLOTS * (own + others) + layouts
 
 
-def explain(own: int, others: int, slots: int, layouts: int = 0, free: int | None = None) -> str:
+def explain(own: int, others: int, layouts: int = 0, free: int | None = None) -> str:
     """The sum of `needed` in words; ``free``: bytes that there are."""
     more = f" + {amount(layouts)} of layouts" if layouts else ""
     text = (
-        f"{slots} slots x ({amount(own)} of its own + {amount(others)} held for others){more} = "
-        f"{amount(needed(own, others, slots, layouts))}"
+        f"{SLOTS} slots x ({amount(own)} of its own + {amount(others)} held for others){more} = "
+        f"{amount(needed(own, others, layouts))}"
     )
     return text if free is None else f"{text}; {amount(free)} are free"

@@ -57,7 +57,6 @@ class LocalMemory:
         layout: bytes,
         nbytes: Mapping[str, int],
         *,
-        slots: int = 2,
         copies: int = 2,
         kind: Kind = "mixed",
         domains: Sequence[str] | None = None,
@@ -73,12 +72,11 @@ class LocalMemory:
             UserError: it does not fit into this host's memory or a holder's; with the sum.
         """
         digest = xxhash.xxh3_128_hexdigest(layout)
-        reservation = Reservation(digest, dict(nbytes), slots, copies, kind, tuple(domains or ()), pace)
+        reservation = Reservation(digest, dict(nbytes), copies, kind, tuple(domains or ()), pace)
         reserved = self._patient.reserve(self._caller, reservation, layout)
         self.needs = reserved.needs
         return {
-            shard: [SlotFile.open(Path(path)) for path in paths[:slots]]
-            for shard, paths in reserved.paths.items()
+            shard: [SlotFile.open(Path(path)) for path in paths] for shard, paths in reserved.paths.items()
         }
 
     def saved(self, shard: str, slot: int, step: int, replicate: bool = True) -> int:

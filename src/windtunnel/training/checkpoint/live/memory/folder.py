@@ -1,4 +1,4 @@
-"""The slots that a host has: *shelves* of 2 or 3 slots, one shelf for each shard of each size of the job.
+"""The slots that a host has: *shelves* of `SLOTS`, one shelf for each shard of each size of the job.
 
 The host's own shards and the copies that it holds for peers lie alike; which is which the membership says,
 and that changes. A shelf that nobody has asked for in the present generation is *left over*: its steps may
@@ -30,7 +30,7 @@ from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import SlotFile
 from windtunnel.training.checkpoint.model import Copy, Shard
-from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
+from windtunnel.training.checkpoint.policy.slots import EMPTY, SLOTS, may_overwrite, slot_for
 
 
 @dataclass(eq=False)
@@ -72,9 +72,9 @@ class Shelf:
         slot_steps = self.slot_steps()
         if not slot_steps or self.writing:
             return None
-        index = slot_for(len(slot_steps), step, slot_steps)
+        index = slot_for(step, slot_steps)
         abandoned = slot_steps[index] not in keeps and slot_steps[index] != base
-        return index if abandoned or may_overwrite(len(slot_steps), step, slot_steps, committed) else None
+        return index if abandoned or may_overwrite(step, slot_steps, committed) else None
 
     def needed(self, step: int, course: int, generation: int) -> bool:
         """Whether something is here that may still be wanted after ``step``, whose copies carry ``course``,
@@ -143,14 +143,14 @@ class Folder:
                     shards[key] = it
         return [Copy(place, shard) for shard in shards.values()]
 
-    def stands(self, shard: str, world: int, nbytes: int, count: int) -> bool:
-        """Whether ``count`` slots for ``nbytes`` each are there."""
+    def stands(self, shard: str, world: int, nbytes: int) -> bool:
+        """Whether all slots for ``nbytes`` each are there."""
         with self._lock:
             shelf = self.shelf(shard, world, nbytes)
-            return shelf is not None and all(index in shelf.slots for index in range(count))
+            return shelf is not None and len(shelf.slots) == SLOTS
 
-    def ensure(self, shard: str, world: int, nbytes: int, count: int, generation: int, base: int) -> Shelf:
-        """The shelf of a shard with ``count`` slots for ``nbytes`` each, made where it is missing.
+    def ensure(self, shard: str, world: int, nbytes: int, generation: int, base: int) -> Shelf:
+        """The shelf of a shard with slots for ``nbytes`` each, made where it is missing.
 
         ``base``: the step that all went back to last; what is older may go if there is no room else.
 
@@ -163,10 +163,10 @@ class Folder:
                 shelf = self.shelf(shard, world, nbytes)
                 if shelf is None:
                     shelf = Shelf(slots.require_name(shard), world, nbytes)
-                missing = [index for index in range(count) if index not in shelf.slots]
+                missing = [index for index in range(SLOTS) if index not in shelf.slots]
             if missing:
                 more = len(missing) * (slots.HEADER + shelf.capacity)
-                self.require(more, partial(self._sum, shelf, count), world, base)
+                self.require(more, partial(self._sum, shelf), world, base)
             for index in missing:
                 path = self.path / slots.file_name(shard, world, shelf.capacity, index)
                 path.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ class Folder:
                         if shelf not in self.shelves:
                             self._drop(shelf, list(shelf.slots))
                     raise UserError(
-                        f"{self._sum(shelf, count)}, and that failed: {error.strerror or error}"
+                        f"{self._sum(shelf)}, and that failed: {error.strerror or error}"
                     ) from error
                 with self._lock:
                     shelf.slots[index] = slot
@@ -260,14 +260,14 @@ class Folder:
         if more > there:
             raise UserError(
                 f"{describe()}; {amount(more)} more are needed, and {amount(there)} are {bound}: "
-                f"use fewer copies or slots, or hosts with more memory"
+                f"use fewer copies, or hosts with more memory"
             )
 
-    def _sum(self, shelf: Shelf, count: int) -> str:
+    def _sum(self, shelf: Shelf) -> str:
         with self._lock:
             others = sum(other.nbytes for other in self.shelves if other is not shelf)
         return (
-            f"checkpoints in memory: shard {shelf.shard!r} needs {count} slots x "
+            f"checkpoints in memory: shard {shelf.shard!r} needs {SLOTS} slots x "
             f"{amount(slots.HEADER + shelf.capacity)} beside {amount(others)} of other shards "
             f"on this host"
         )

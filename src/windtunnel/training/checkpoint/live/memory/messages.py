@@ -31,7 +31,7 @@ _CHECKS = {"str": text, "int": count, "bool": flag}
 _SHARD = fields(**{field.name: _CHECKS[str(field.type)] for field in dataclasses.fields(Shard)})
 
 FROM_PEER: Table = {
-    "prepare": fields(generation=count, shard=text, world=count, capacity=count, slots=count),
+    "prepare": fields(generation=count, shard=text, world=count, capacity=count),
     "layout": fields(generation=count, digest=text),
     "layout?": fields(digest=text),
     "put": fields(
@@ -39,7 +39,6 @@ FROM_PEER: Table = {
         committed=integer,
         base=integer,
         keeps=each(integer),
-        slots=count,
         capacity=count,
         shard=_SHARD,
     ),
@@ -78,12 +77,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Slots for shards of ``nbytes`` bytes that have the layout ``digest``: ``slots`` of each, here and with
-    those who hold their ``copies`` (the one here counted). ``kind``, ``domains``: as in `placement.place`."""
+    """Slots for shards of ``nbytes`` bytes that have the layout ``digest``, here and with those who hold
+    their ``copies`` (the one here counted). ``kind``, ``domains``: as in `placement.place`."""
 
     digest: str
     nbytes: dict[str, int]
-    slots: int
     copies: int
     kind: Kind
     domains: tuple[str, ...]

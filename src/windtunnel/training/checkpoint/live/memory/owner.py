@@ -27,7 +27,7 @@ from windtunnel.training.checkpoint.live.memory.storing import Persister
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy, Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
-from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
+from windtunnel.training.checkpoint.policy.slots import EMPTY, SLOTS, explain, needed
 from windtunnel.training.elastic.model import MemberHost
 
 ALLOCATION = 1e8
@@ -80,19 +80,17 @@ class Owner:
         state, rank, generation = self._state, caller.rank, caller.generation
         state.require(generation)
         nbytes = reservation.nbytes
-        require(reservation.slots)
         with state.changed:
             question = self._placement_question(reservation)
             placement = decide(question)
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
-            spec = state.specs.get(rank) or RankReservation({}, frozenset(), 0, ())
+            spec = state.specs.get(rank) or RankReservation({}, frozenset(), ())
             shards = frozenset(nbytes)
             spec = RankReservation(
                 {**spec.nbytes, **nbytes},
                 spec.alone - shards if holders else spec.alone | shards,
-                reservation.slots,
                 holders or spec.holders,
             )
             if holders:
@@ -101,12 +99,12 @@ class Owner:
             self._tell(question, placement)
         needs = self._require(rank, spec)
         state.folder.keep_layout(reservation.digest, layout, generation)
-        paths, slot_count = {}, reservation.slots
+        paths = {}
         for shard, count in nbytes.items():
-            shelf = state.folder.ensure(shard, state.world, count, slot_count, generation, state.base)
+            shelf = state.folder.ensure(shard, state.world, count, generation, state.base)
             paths[shard] = [str(slot.path) for _, slot in sorted(shelf.slots.items())]
             for host in holders:
-                self._prepare(host, shard, shelf, slot_count, generation)
+                self._prepare(host, shard, shelf, generation)
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
@@ -143,19 +141,17 @@ class Owner:
             for shard, n in spec.nbytes.items()
             if shard not in spec.alone
         )
-        headers = (
-            spec.slots * slots.HEADER * sum(len(spec.nbytes) * (1 + len(spec.holders)) for spec in specs)
-        )
-        more = needed(own, bytes_for_others, spec.slots, headers) - here
-        needs = explain(own, bytes_for_others, spec.slots, headers)
-        stands = all(state.folder.stands(shard, world, n, spec.slots) for shard, n in spec.nbytes.items())
+        headers = SLOTS * slots.HEADER * sum(len(spec.nbytes) * (1 + len(spec.holders)) for spec in specs)
+        more = needed(own, bytes_for_others, headers) - here
+        needs = explain(own, bytes_for_others, headers)
+        stands = all(state.folder.stands(shard, world, n) for shard, n in spec.nbytes.items())
         if more > 0 and not stands:  # who comes back to slots that are there needs nothing more
             state.folder.require(
                 more, lambda: f"checkpoints in memory need {needs} on this host", world, state.base
             )
         return needs
 
-    def _prepare(self, host: int, shard: str, shelf: Shelf, slot_count: int, generation: int) -> None:
+    def _prepare(self, host: int, shard: str, shelf: Shelf, generation: int) -> None:
         """Have a holder take the memory for its copy now. One that does not answer is the membership's
         matter."""
         state = self._state
@@ -165,13 +161,12 @@ class Owner:
             "shard": shard,
             "world": shelf.world,
             "capacity": shelf.capacity,
-            "slots": slot_count,
         }
         limits = state.limits
         try:
             address = self._address(host)
             with handshake.connect(address, limits.connect, state.keys, messages.service(address)) as sock:
-                sock.settimeout(limits.silence + limits.membership + slot_count * shelf.capacity / ALLOCATION)
+                sock.settimeout(limits.silence + limits.membership + SLOTS * shelf.capacity / ALLOCATION)
                 answer = messages.ask(sock, fields)
         except (OSError, wire.WireError) as error:
             state.context.event("note", text=f"host {host} does not prepare for {shard}: {error}")
@@ -213,17 +208,17 @@ class Owner:
                 it = header.shard
                 state.ledger.saved(rank, step, shard, holders, it.generation)
                 for host in holders:
-                    self._send(host, self._delivery(memory_slot, it, spec.slots, rank, shelf))
+                    self._send(host, self._delivery(memory_slot, it, rank, shelf))
         self._post_if_done(rank, step)
         return state.committed
 
-    def _delivery(self, slot: SlotFile, shard: Shard, count: int, rank: int, shelf: Shelf) -> Delivery:
+    def _delivery(self, slot: SlotFile, shard: Shard, rank: int, shelf: Shelf) -> Delivery:
         def keeps() -> list[int]:
             return [step for step in shelf.slot_steps() if step not in (EMPTY, shard.step)]
 
         ledger = self._state.ledger
         done = partial(self._delivered, ledger)
-        return Delivery(slot, shard, count, rank, self._state.generation, keeps, done)
+        return Delivery(slot, shard, rank, self._state.generation, keeps, done)
 
     def _send(self, host: int, delivery: Delivery) -> None:
         state = self._state

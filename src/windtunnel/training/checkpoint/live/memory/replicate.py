@@ -151,7 +151,6 @@ class Delivery:
 
     slot: SlotFile
     shard: Shard
-    slots: int
     rank: int
     generation: int
     keeps: Callable[[], list[int]]
@@ -288,7 +287,6 @@ class Sender:
             "committed": committed,
             "base": base,
             "keeps": delivery.keeps(),
-            "slots": delivery.slots,
             "capacity": delivery.slot.capacity,
             "shard": to_plain(delivery.shard),
         }

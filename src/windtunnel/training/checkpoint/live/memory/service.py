@@ -111,9 +111,7 @@ class Holder:
 
     def _ensure(self, shard: str, world: int, capacity: int, message: Message) -> Shelf:
         state = self._state
-        return state.folder.ensure(
-            shard, world, capacity, message["slots"], message["generation"], state.base
-        )
+        return state.folder.ensure(shard, world, capacity, message["generation"], state.base)
 
     def _take_layout(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
         self._state.require(message["generation"])

@@ -82,7 +82,6 @@ class RankReservation:
 
     nbytes: dict[str, int]
     alone: frozenset[str]
-    slots: int
     holders: tuple[int, ...]
 
 
