@@ -11,7 +11,7 @@ from pipeline_oracles import brute_force, check_template, layers
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile
-from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
+from windtunnel.training.pipelines.policy.planner import fits, plan
 
 
 def profiles(most: int) -> st.SearchStrategy[list[LayerProfile]]:
@@ -24,8 +24,6 @@ def agrees(profile: list[LayerProfile], hosts: int, memory: float, n: int | None
     found = plan(profile, hosts, memory, microbatches=n)
     best = brute_force(profile, hosts, memory, n)
     assert fits(profile, hosts, memory, microbatches=n) == (best is not None)
-    reason = why_not(profile, hosts, memory, microbatches=n)
-    assert (reason is None) == (best is not None)
     if found is None or best is None:
         assert found is None and best is None
         return
@@ -69,15 +67,6 @@ def test_memory_moves_the_cut() -> None:
     assert free is not None and tight is not None
     assert [s.last - s.first for s in free.stages] == [3, 3, 3]
     assert tight.stages[0].last == 2
-
-
-def test_reasons() -> None:
-    profile = layers([1.0, 1.0], state=6.0, activation=2.0)
-    assert "no 3 stages" in str(why_not(profile, 3, 1e9))
-    assert "layer0 needs 8 bytes" in str(why_not(profile, 2, 7.0))
-    assert "16 bytes" in str(why_not(profile, 1, 15.0))
-    assert "no cut fits" in str(why_not(profile, 2, 8.0))
-    assert why_not(profile, 2, 10.0) is None
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,7 @@ def test_covered_is_what_sums_say(n0: int, count: int) -> None:
     made = even_set(n0, count, 1)
     for hosts in range(1, 20):
         longest = max((len(each) for each in sums(hosts, range(n0, n0 + count))), default=0)
-        for pipelines in range(1, 6):
-            assert covered(made, hosts, pipelines) == (longest >= pipelines)
+        assert covered(made, hosts) == (longest >= 1)
 
 
 @pytest.mark.parametrize(("hosts", "failures"), [(3, 0), (4, 0), (6, 1), (9, 2), (12, 1), (14, 3)])
@@ -78,8 +77,7 @@ def test_sizes_of_a_set(hosts: int, failures: int, memory: float) -> None:
     assert largest_size(made) == min(largest_size(every), 4 * n0)
     short = template_set(profile, hosts, failures, memory, largest=n0)
     assert largest_size(short) >= min(hosts, 2 * n0 - 1)
-    said = guarantee(made, hosts)
-    assert f"any {failures} hosts" in said[0] and not any("Not with" in sentence for sentence in said)
+    assert f"any {failures} hosts" in guarantee(made, hosts)[0]
 
 
 def test_minimum() -> None:
@@ -91,7 +89,7 @@ def test_minimum() -> None:
 
 
 def test_a_model_that_fits_nowhere_says_why() -> None:
-    with pytest.raises(UserError, match="layer0 needs 12 bytes"):
+    with pytest.raises(UserError, match="layers need 36 bytes"):
         minimum_hosts(layers([1.0] * 3, state=12.0), 10.0)
     with pytest.raises(UserError, match="fits no number of hosts up to 2"):
         template_set(layers([1.0] * 9, state=1.0), 2, 0, 3.0)
@@ -108,11 +106,3 @@ def test_guarantees_in_words() -> None:
     assert "From 6 to 9 hosts" in enough and "any 2 hosts" in enough
     assert "1 may be lost at once, not the 2 wanted" in guarantee(made, 5)[0]
     assert "do not hold" in guarantee(made, 1)[0]
-
-
-def test_guarantees_do_not_claim_what_short_sets_lack() -> None:
-    # Sizes 4 and 5 only: 11 = no sum of two sizes or more.
-    made = even_set(4, 2, 1)
-    said = guarantee(made, 12)
-    assert any("Not with 11 hosts" in sentence for sentence in said)
-    assert any("no template above 5" in sentence for sentence in said)

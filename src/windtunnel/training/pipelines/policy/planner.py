@@ -54,8 +54,7 @@ def plan(
 ) -> Template | None:
     """The fastest plan for ``hosts`` hosts with ``memory`` bytes each, None where none fits.
 
-    ``microbatches``: that the pipeline works on in a step; 4 for each stage unless given. `why_not` says why
-    nothing fits.
+    ``microbatches``: that the pipeline works on in a step; 4 for each stage unless given.
 
     Raises:
         UserError: the profile is empty, or a number is not positive.
@@ -69,32 +68,6 @@ def fits(
 ) -> bool:
     """Whether any plan for ``hosts`` hosts fits their memory."""
     return _CutProblem(profile, hosts, memory, microbatches).feasible
-
-
-def why_not(
-    profile: Sequence[LayerProfile], hosts: int, memory: float, *, microbatches: int | None = None
-) -> str | None:
-    """Why `plan` finds nothing, in one sentence; None where it finds something."""
-    if len(profile) < hosts:
-        return f"{len(profile)} layers make no {hosts} stages, one a host"
-    problem = _CutProblem(profile, hosts, memory, microbatches)
-    if problem.feasible:
-        return None
-    for layer in profile:
-        need = layer.state_bytes + layer.activation_bytes
-        if need > memory:
-            return f"layer {layer.name} needs {need:.4g} bytes, but a host has {memory:.4g}"
-    total = sum(layer.state_bytes + layer.activation_bytes for layer in profile)
-    have = memory * hosts
-    if total > have:
-        return (
-            f"the layers need {total:.4g} bytes with one microbatch in flight,"
-            f" but {hosts} hosts have {have:.4g}"
-        )
-    return (
-        f"the layers need {total:.4g} of {have:.4g} bytes with one microbatch in flight, but no cut fits:"
-        f" the first of {hosts} stages holds {min(hosts, problem.microbatches)} microbatches"
-    )
 
 
 class _CutProblem:

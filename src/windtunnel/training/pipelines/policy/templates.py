@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile, Template, TemplateSet
-from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
+from windtunnel.training.pipelines.policy.planner import fits, plan
 
 USUAL_LARGEST = 4
 """Templates are made for up to so many times n0 hosts unless told otherwise: with yet more hosts, more
@@ -35,14 +35,17 @@ def minimum_hosts(
     """The fewest hosts on which some plan fits (n0). ``most``: hosts that there are.
 
     Raises:
-        UserError: none fits, with the reason at the largest number of hosts.
+        UserError: none fits.
     """
     limit = len(profile) if most is None else min(most, len(profile))
     for hosts in range(1, limit + 1):
         if fits(profile, hosts, memory, microbatches=microbatches):
             return hosts
-    reason = why_not(profile, limit, memory, microbatches=microbatches)
-    raise UserError(f"the model fits no number of hosts up to {limit}: {reason}")
+    need = sum(layer.state_bytes + layer.activation_bytes for layer in profile)
+    raise UserError(
+        f"the model fits no number of hosts up to {limit}: its layers need {need:.4g} bytes with one"
+        f" microbatch in flight, and a host has {memory:.4g}"
+    )
 
 
 def count_needed(n0: int, failures: int) -> int:
@@ -87,9 +90,9 @@ def template_set(
     return TemplateSet(n0, failures, tuple(templates))
 
 
-def covered(set: TemplateSet, hosts: int, pipelines: int = 1) -> bool:
-    """Whether ``hosts`` hosts are a sum of at least ``pipelines`` template sizes."""
-    return hosts // set.n0 >= max(pipelines, -(-hosts // largest_size(set)))
+def covered(set: TemplateSet, hosts: int) -> bool:
+    """Whether ``hosts`` hosts are a sum of template sizes."""
+    return hosts // set.n0 >= max(1, -(-hosts // largest_size(set)))
 
 
 def largest_size(set: TemplateSet) -> int:
@@ -99,10 +102,9 @@ def largest_size(set: TemplateSet) -> int:
 
 def guarantee(set: TemplateSet, hosts: int) -> tuple[str, ...]:
     """What the templates guarantee a job of ``hosts`` hosts, and what not, in sentences."""
-    f, n0, largest = set.failures, set.n0, largest_size(set)
+    f, n0 = set.failures, set.n0
     full = (f + 1) * n0
     copies = hosts // n0 if covered(set, hosts) else 0
-    uncovered = tuple(n for n in range(full, hosts + 1) if not covered(set, n, f + 1))
     sentences: list[str] = []
     if hosts < n0:
         sentences.append(f"{hosts} hosts do not hold the model, which needs {n0}.")
@@ -119,16 +121,6 @@ def guarantee(set: TemplateSet, hosts: int) -> tuple[str, ...]:
         sentences.append(
             f"From {n0} to {full - 1} hosts the job still runs, with fewer copies:"
             f" after the loss of all holders of a layer it needs a checkpoint."
-        )
-    if uncovered:
-        sentences.append(
-            f"Not with {', '.join(map(str, uncovered))} hosts: templates end at {largest}, and these"
-            f" numbers are no sum of {f + 1} sizes or more; some hosts would be idle."
-        )
-    if largest < 2 * n0 - 1:
-        sentences.append(
-            f"There is no template above {largest} hosts, so a merge of short pipelines,"
-            f" up to {2 * n0 - 1} hosts, may leave some idle."
         )
     sentences.append("After more losses at once, a copy of each layer may be left or not.")
     return tuple(sentences)
