@@ -106,3 +106,5 @@ def test_guarantees_in_words() -> None:
     assert "From 6 to 9 hosts" in enough and "any 2 hosts" in enough
     assert "1 may be lost at once, not the 2 wanted" in guarantee(made, 5)[0]
     assert "do not hold" in guarantee(made, 1)[0]
+    # seven hosts are no sum of 4 and 5: one pipeline runs, and hosts are idle
+    assert "at most 1 pipelines: 0 may be lost" in guarantee(even_set(4, 2, 1), 7)[0]

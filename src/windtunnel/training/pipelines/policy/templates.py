@@ -103,8 +103,7 @@ def largest_size(set: TemplateSet) -> int:
 def guarantee(set: TemplateSet, hosts: int) -> tuple[str, ...]:
     """What the templates guarantee a job of ``hosts`` hosts, and what not, in sentences."""
     f, n0 = set.failures, set.n0
-    full = (f + 1) * n0
-    copies = hosts // n0 if covered(set, hosts) else 0
+    full, copies = (f + 1) * n0, hosts // n0
     sentences: list[str] = []
     if hosts < n0:
         sentences.append(f"{hosts} hosts do not hold the model, which needs {n0}.")
