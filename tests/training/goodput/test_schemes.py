@@ -229,7 +229,6 @@ def test_of_a_spare_that_nobody_wants_nothing_is_said(spares: int) -> None:
         (["--state-bytes", "1e16"], "do not hold a state"),
         (["--mtbf", "1ms"], "at most 100000"),
         (["--microbatches", "1"], "fewer than the 16 pipelines"),
-        (["--step-overhead", "10s"], "--step-overhead 10 s is no part of --step-time 10 s"),
         (["--costs", "/nowhere.json"], "is no JSON file"),
         (["--storage-within", "10s"], "a checkpoint takes 50 s to storage"),
         (["--save-stall", "long"], "--save-stall 'long' is not accepted"),
@@ -243,16 +242,3 @@ def test_wrong_questions_are_one_sentence(changed: list[str], said: str) -> None
     )
     with pytest.raises(UserError, match=said):
         CliRunner().invoke(app, asked, catch_exceptions=False)
-
-
-def test_overhead_stays_when_hosts_go() -> None:
-    paces = []
-    for job in (JOB, replace(JOB, overhead=JOB.step_time / 2)):
-        scheme = Templates(job, COSTS, 10**9)
-        whole = scheme.pace()[0]
-        for host in range(JOB.stages):
-            scheme.lost([host], False, 0.0)
-        paces.append((whole, scheme.pace()[0]))
-    (whole, fewer), (same, less) = paces
-    assert same == pytest.approx(whole) and fewer > whole
-    assert less - whole == pytest.approx((fewer - whole) / 2)

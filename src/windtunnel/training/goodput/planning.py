@@ -31,6 +31,12 @@ from windtunnel.training.goodput.request import ResilienceRequest
 from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts
 
 MOST_FAILURES = 100_000
+LAYERS = 96
+"""Of a model, for pipelines."""
+START = 60.0
+"""Seconds until a new process can train, unless they were measured."""
+NETWORK_SHARE = 0.25
+"""Of a host's NICs, for replication."""
 LISTEN = "0.0.0.0:29400"
 
 
@@ -85,7 +91,7 @@ def plan(
 
 
 def _job(plan_request: ResilienceRequest, cluster: Cluster) -> JobModel:
-    state, step_time = plan_request.state_bytes, plan_request.step_time
+    state = plan_request.state_bytes
     device_memory = cluster.host.devices * cluster.host.device.memory_bytes
     stages = plan_request.stages or max(1, -(-int(2 * state) // int(device_memory)))
     if stages > cluster.hosts:
@@ -94,27 +100,23 @@ def _job(plan_request: ResilienceRequest, cluster: Cluster) -> JobModel:
             f" twice in device memory, {stages} would; give more hosts or `stages`"
         )
     replicas = cluster.hosts // stages
-    overhead = plan_request.step_overhead or 0.0
-    if overhead >= step_time:
-        raise UserError(f"plan: `step_overhead` {overhead:g} s is no part of `step_time` {step_time:g} s")
     microbatches = plan_request.microbatches or 4 * stages * replicas
     if microbatches < replicas:
         raise UserError(
             f"plan: `microbatches` {microbatches} is fewer than the {replicas} pipelines;"
             f" at least {replicas} are needed"
         )
-    layers = max(plan_request.layers, stages)
-    return JobModel(cluster.hosts, step_time, state, stages, microbatches, layers, overhead)
+    layers = max(LAYERS, stages)
+    return JobModel(cluster.hosts, plan_request.step_time, state, stages, microbatches, layers)
 
 
 def _costs(plan_request: ResilienceRequest, cluster: Cluster) -> PhaseCosts:
     host = cluster.host
     costs = PhaseCosts(
-        detect=plan_request.detect,
-        start=plan_request.start,
+        start=START,
         replace=plan_request.replace,
         memory_bandwidth=host.devices * host.pcie.bandwidth * host.pcie.efficiency,
-        peer_bandwidth=host.nic_bandwidth * host.nics * host.nic.efficiency * plan_request.network_share,
+        peer_bandwidth=host.nic_bandwidth * host.nics * host.nic.efficiency * NETWORK_SHARE,
         storage_bandwidth=plan_request.storage,
         storage_share=plan_request.storage_share,
         save_stall=plan_request.save_stall,

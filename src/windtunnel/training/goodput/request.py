@@ -37,16 +37,11 @@ class ResilienceRequest:
         metavar="NAME|FILE",
     )
     step_time: float = _seconds("10s", "Seconds of a step without failures.")
-    step_overhead: float | None = _seconds(
-        None, "Seconds of a step that do not depend on the number of hosts. Default: 0."
-    )
     days: float = option(30.0, "Length of the forecast, in days.", least=0.01, most=3650)
     software: float = option(0.13, "Share of failures that leave the host alive.", least=0, most=1)
     leaf_share: float = option(0.0, "Share of host failures that take a whole leaf switch.", least=0, most=1)
     replace: float = _seconds("10min", "Seconds until a lost host is replaced.")
     spares: int | None = option(None, "Idle spare hosts. Default: none, compared with one.", least=0)
-    detect: float = _seconds("1s", "Seconds until a loss is detected.")
-    start: float = _seconds("60s", "Seconds until a new process can train.")
     storage: float = _rate("20 GB/s", "Bandwidth of the shared storage for all hosts.")
     storage_share: float = option(1.0, "Share of that bandwidth for checkpoints.", least=0.001, most=1)
     storage_within: float = _seconds("1d", "Longest interval of checkpoints to storage.")
@@ -54,10 +49,8 @@ class ResilienceRequest:
         None, "Seconds of training lost to a checkpoint in storage. Default: the copy within a host."
     )
     host_memory: float = _bytes("1 TB", "Memory of each host for checkpoints.")
-    network_share: float = option(0.25, "Share of a host's NICs for replication.", least=0.001, most=1)
     stages: int = option(0, "Hosts of a pipeline; 0: the fewest that hold the state twice.", least=0)
     microbatches: int = option(0, "Microbatches of a step; 0: four for each stage of each pipeline.", least=0)
-    layers: int = option(96, "Layers of the model, for pipelines.", least=1, most=1000)
     costs: Path | None = option(  # noqa: RUF009 - a field
         None, 'Measured costs: JSON such as {"detect": 0.03}, in seconds and bytes/s.', metavar="FILE"
     )

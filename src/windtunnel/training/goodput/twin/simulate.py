@@ -189,10 +189,6 @@ class JobModel:
     ``step_time``: seconds a step takes on all ``hosts`` without checkpoints. ``state_bytes``: all that
     must be kept of it (parameters and optimizer). ``stages``: hosts of one pipeline, or of one
     data-parallel replica. ``microbatches``: of all pipelines together in one step. ``layers``: of the model.
-    ``overhead``: seconds of ``step_time`` that stay as they are on fewer hosts (reduction, optimizer).
-
-    Raises:
-        ValueError: the overhead is no part of the step.
     """
 
     hosts: int
@@ -201,18 +197,6 @@ class JobModel:
     stages: int = 1
     microbatches: int = 0
     layers: int = 96
-    overhead: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.overhead < self.step_time:
-            raise ValueError(
-                f"an overhead of {self.overhead:g} s is no part of a step of {self.step_time:g} s"
-            )
-
-    @property
-    def work(self) -> float:
-        """Seconds of a step that are divided over the hosts."""
-        return self.step_time - self.overhead
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,12 @@ class Templates:
         self._around: Neighbourhood | None = None
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self._timed: tuple[Layout, float] | None = None
-        self.scale = job.work / self._time()
+        self.scale = job.step_time / self._time()
         self.supervisor = TwinSupervisor(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
 
     def pace(self) -> tuple[float, float]:
         saving = self.storage.stall / self.storage.every
-        return self._time() * self.scale + self.job.overhead + saving, saving
+        return self._time() * self.scale + saving, saving
 
     def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
         if not (self.supervisor.break_off if software else self.supervisor.lose)(hosts):
