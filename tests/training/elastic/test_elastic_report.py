@@ -126,15 +126,6 @@ def test_text_with_brackets_and_narrow_terminals() -> None:
     assert line.endswith("rank 3 lost its peers: RuntimeError: Connection closed by [::1]:7")
 
 
-def test_how_much_of_regroup_was_the_start_of_processes() -> None:
-    events = [*EVENTS]
-    at = next(i for i, e in enumerate(events) if e["kind"] == "grouped" and e["generation"] == 2)
-    events[at:at] = [event("arrived", 104.0 + 0.1 * rank, 2, rank=rank) for rank in range(4)]
-    (recovery,) = report.summary(events)["recoveries"]
-    assert round(recovery["starting"], 3) == 0.3
-    assert round(recovery["phases"]["regroup"], 3) == 0.5
-
-
 def test_a_run_that_goes_on_from_storage_says_so() -> None:
     narrator = report.Narrator()
     events = [

@@ -6,8 +6,8 @@ generation supersedes the others. Phases, each in seconds:
 
 - detect: from the injection to the first evidence (unknown for a failure that nobody injected);
 - decide: until the last generation was decided (waiting for hosts is in it);
-- regroup: until all ranks said that their new group works (`Recovery.starting` says how much of it was the
-  wait for processes that start anew and for survivors to come out of the old group);
+- regroup: until all ranks said that their new group works (in it is the wait for processes that start anew
+  and for survivors to come out of the old group);
 - load: until all ranks have their state;
 - first step: until a step of the new generation is finished.
 
@@ -38,8 +38,7 @@ class Recovery:
     ``generation``: the one that stood. ``cause``: why it was formed. ``lost``: the losses' events. ``fault``:
     what was injected. ``newest``: the newest step that was reported before, ``resumed``: the step whose
     state was gone on from (-1: from the beginning), ``steps_lost``: how many were done again. ``tiers``:
-    where each rank read its state. ``complete``: a first step came. ``arrived``: when all ranks were in the
-    new generation and could begin to group.
+    where each rank read its state. ``complete``: a first step came.
     """
 
     generation: int
@@ -57,7 +56,6 @@ class Recovery:
     steps_lost: int | None
     tiers: dict[int, str] = field(default_factory=dict)
     complete: bool = False
-    arrived: float | None = None
 
     @property
     def phases(self) -> dict[str, float | None]:
@@ -71,13 +69,6 @@ class Recovery:
             durations[name] = max(0.0, moment - before) if moment is not None and before is not None else None
             before = moment if moment is not None else before
         return durations
-
-    @property
-    def starting(self) -> float | None:
-        """The part of the regroup phase in which processes started (seconds); None where no event tells."""
-        if self.arrived is None or self.decided is None:
-            return None
-        return max(0.0, self.arrived - self.decided)
 
     @property
     def seconds(self) -> float | None:
@@ -234,7 +225,6 @@ def _recovery(
         steps_lost=again,
         tiers={event["rank"]: event["tier"] for event in restored},
         complete=step is not None,
-        arrived=max((event["t"] for event in mine if event["kind"] == "arrived"), default=None),
     )
 
 

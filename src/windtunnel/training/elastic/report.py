@@ -6,7 +6,6 @@ All figures are measured: they are differences of the times in the run's event l
 from __future__ import annotations
 
 from dataclasses import asdict
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, goodput, in_short, recoveries
@@ -163,13 +162,6 @@ def print_end(events: list[Event], console: Console) -> None:
             lost = "–" if recovery.steps_lost is None else str(recovery.steps_lost)
             table.add_row(Text(_failure(recovery)), *cells, _seconds(recovery.seconds), lost)
         console.print(table)
-        starting = [recovery.starting for recovery in complete if recovery.starting is not None]
-        if starting:
-            _say(
-                console,
-                f"Of regroup, {median(starting):.3f} s (median) was the wait until every process, new ones "
-                f"too, was in the script's `run`",
-            )
     sums = goodput(events)
     if sums.steps > 1:
         _say(
@@ -194,7 +186,6 @@ def summary(events: list[Event]) -> dict[str, Any]:
                 "generation": recovery.generation,
                 "phases": recovery.phases,
                 "seconds": recovery.seconds,
-                "starting": recovery.starting,
                 "steps_lost": recovery.steps_lost,
                 "tiers": recovery.tiers,
             }

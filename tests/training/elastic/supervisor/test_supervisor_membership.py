@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import threading
@@ -503,9 +502,7 @@ def test_a_store_that_does_not_come_has_a_reason(tmp_path: Path) -> None:
         run.add()
         until(lambda: run.events("finished"), "the end")
         held.set()
-        reason = run.outcome().reason
-    assert re.match(r"no store within 0\.2 s: the fork server was asked for one \d+ s ago", reason)
-    assert "(load " in reason
+        assert run.outcome().reason == "no store within 0.2 s: the fork server has started none yet"
 
 
 def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

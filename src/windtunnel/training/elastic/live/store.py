@@ -15,7 +15,6 @@ who waits in the store comes out as if it were next door.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import threading
@@ -58,7 +57,7 @@ class Stores:
         self._process: StoreProcess | None = None
         self._starting: threading.Thread | None = None
         self._started: queue.SimpleQueue[tuple[str, StoreProcess | None]] = queue.SimpleQueue()
-        self._retry_at = self._requested_at = 0.0
+        self._retry_at = 0.0
         self._closed = False
 
     def adopt(self, before: dict[str, Any] | None) -> str | None:
@@ -88,20 +87,9 @@ class Stores:
             self._process = process
             return "up", text, {"pid": process.pid, "started": start_time(process.pid)}
         if self._starting is None and now >= self._retry_at:
-            self._requested_at = now
             self._starting = threading.Thread(target=self._run, name="store-start", daemon=True)
             self._starting.start()
         return None
-
-    def awaited(self, now: float) -> str:
-        """Why there is none, while one is being started."""
-        if self._process is not None or self._starting is None:
-            return ""
-        load, cores = os.getloadavg()[0], os.cpu_count()
-        return (
-            f"the fork server was asked for one {now - self._requested_at:.0f} s ago and has not answered; "
-            f"it imports what the script will need first (load {load:.1f} on {cores} cores)"
-        )
 
     def _run(self) -> None:
         try:

@@ -175,7 +175,6 @@ class Supervisor:
                 core.store_up(text, now, **fields)
             else:
                 core.store_down(text, now)
-        core.store_awaited = self._stores.awaited(now)
         core.tick(now)
 
     def _act(self, deed: Callable[[float], T]) -> T | None:

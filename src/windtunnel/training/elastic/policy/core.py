@@ -80,8 +80,7 @@ class Core:
         self.waiting_since: float | None = None
         self.store: str | None = None
         self._store_since = now
-        self._store_error = ""
-        self.store_awaited = ""  # why it is not there yet, as far as is known
+        self._store_error = "the fork server has started none yet"
         # the present generation
         self.agreements = Agreements(dict(before.durable))
         self.checkpoints = before.checkpoints
@@ -354,7 +353,7 @@ class Core:
                 store=self.store is not None,
                 storeless=now - max(self._store_since, self._formed),
                 store_within=settings.deadlines.store,
-                store_error=self._store_error or self.store_awaited,
+                store_error=self._store_error,
                 cause=self._cause(),
             )
         )
