@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -141,7 +142,7 @@ class Launched:
         self._hosts: hosts.EngineHosts | None = None
         self._leaves = resumed  # what it has not taken over yet
         self._read = 0
-        self._due: list[float] = []  # when hosts that were ordered come
+        self._ordered: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many hosts more
         self._failure: BaseException | None = None
         self._adopted: set[int] = set()  # workers of a fork server that is gone: ours to reap
         self._joined: set[int] = set()  # pids of agents that the supervisor has seen
@@ -225,7 +226,7 @@ class Launched:
             job.rules,
             job.supervision,
             start_store=start_store,
-            order_hosts=lambda count: self._due.extend([time.monotonic() + job.replace_after] * count),
+            order_hosts=self._ordered.put,
             keys=self.keys,
             host=host,
             config=job.plain(),
@@ -279,22 +280,23 @@ class Launched:
     def _tend_for_ever(self) -> None:
         try:
             while not self._closing and self.outcome is None:
-                self._tend(time.monotonic())
+                self._tend()
                 time.sleep(TICK)
         except BaseException as error:
             self._failure = error
         finally:
             self._over.set()
 
-    def _tend(self, now: float) -> None:
+    def _tend(self) -> None:
         ended = None if self._supervisor is None else self._supervisor.wait(0)
         self._follow()
         self.outcome = self.outcome or ended  # of which no line could be written
         if self.outcome is not None:
             return
-        while self._due and self._due[0] <= now and not self.job.external_hosts:
-            self._due.pop(0)
-            self._start_host()
+        while not self._ordered.empty():
+            count = self._ordered.get()
+            for _ in range(0 if self.job.external_hosts else count):
+                self._start_host()
         failure = self._hosts.tend() if self._hosts is not None else None
         if failure is not None:
             self.outcome = Outcome(1, failure, {})

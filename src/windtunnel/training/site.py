@@ -145,7 +145,7 @@ class Site:
         """One more host."""
         if self.network is not None:
             namespace, address = self.network.add(config.name)
-            config = replace(config, address=address, namespace=namespace, interface=network.INTERFACE)
+            config = replace(config, address=address, namespace=namespace)
         path = self._agents / f"{config.name}.config"
         config.write(path)
 

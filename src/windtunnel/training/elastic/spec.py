@@ -182,7 +182,6 @@ class JobSpec:
     max_restarts: int = option(
         Rules.max_own_failures, "Restarts after failures of the program itself.", least=0
     )
-    replace_after: float = option(0.0, "Seconds until an ordered host arrives.", least=0)
     external_hosts: bool = option(
         False, "Wait for hosts that join by `windtunnel host`, and emulate none.", flags=("--external-hosts",)
     )

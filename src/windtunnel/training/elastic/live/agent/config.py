@@ -21,8 +21,7 @@ class AgentConfig:
     it keeps its own.
 
     ``forkserver``: the socket of a fork server that somebody else keeps; None: the agent keeps one.
-    ``namespace``: path of the network namespace in which the workers run, None for the fork server's own;
-    ``interface``: the network interface that is this host's alone, None if it has none.
+    ``namespace``: path of the network namespace in which the workers run, None for the fork server's own.
     """
 
     run: str
@@ -35,7 +34,6 @@ class AgentConfig:
     memory_root: str = "/dev/shm/windtunnel"
     forkserver: str | None = None
     namespace: str | None = None
-    interface: str | None = None
     name: str = "agent"
 
     @property

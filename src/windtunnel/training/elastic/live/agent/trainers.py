@@ -117,12 +117,12 @@ def inject_on_host(agent: Agent, action: str, rate: float = 0.0) -> None:
         agent.link.send("kill_launcher", epoch=agent.epoch)
     elif action == "kill":
         kill_host(agent)
-    elif agent.config.interface is None:
+    elif agent.config.namespace is None:
         agent.event("note", text=f"{action}: this host's network is shared (--network netns has one each)")
     elif action == "down":
-        network.set_link(agent.config.interface, up=False)
+        network.set_link(network.INTERFACE, up=False)
     elif action == "slow":
-        network.set_rate(agent.config.interface, rate)
+        network.set_rate(network.INTERFACE, rate)
 
 
 def kill_host(agent: Agent) -> None:
