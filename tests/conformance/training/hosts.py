@@ -22,6 +22,7 @@ from benchmarks.harness.jobs import Failed
 from windtunnel.base import keys
 from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.live.memory import LocalMemory
+from windtunnel.training.checkpoint.live.memory.messages import Reservation
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile, checksum_of
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.placement import Kind
@@ -191,7 +192,7 @@ class Hosts:
     def _save(self, rank: int, copies: int, kind: Kind) -> None:
         memory, shard = self._ranks[rank], f"rank{rank}"
         memory.restored(self.step - 1, 1)
-        slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, kind=kind)[shard]
+        slots = memory.reserve(Reservation(shard, self._nbytes, DIGEST, copies, kind), LAYOUT)
         self._slots[rank] = slots
         index = self.step % len(slots)
         world = len(self._hosts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.layout import digest
+from windtunnel.training.checkpoint.live.memory.messages import Reservation
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy
 from windtunnel.training.checkpoint.policy.slots import SLOTS
@@ -86,13 +87,11 @@ class FakeMemory:
         self.needs = ""
         self.slots: dict[str, list[SlotFile]] = {}
 
-    def reserve(
-        self, layout: bytes, nbytes: dict[str, int], *, copies: int, **options: Any
-    ) -> dict[str, list[SlotFile]]:
+    def reserve(self, wanted: Reservation, layout: bytes) -> list[SlotFile]:
         self.cluster.layouts[digest(layout)] = layout
-        for shard, size in nbytes.items():
-            self.slots[shard] = [self._slot(self.place, shard, size, i) for i in range(SLOTS)]
-        return {shard: self.slots[shard] for shard in nbytes}
+        shard, size = wanted.shard, wanted.nbytes
+        self.slots[shard] = [self._slot(self.place, shard, size, i) for i in range(SLOTS)]
+        return self.slots[shard]
 
     def _slot(self, place: int, shard: str, size: int, index: int) -> SlotFile:
         path = self.cluster.at(place) / slots.file_name(shard, self.cluster.world, size, index)

@@ -12,7 +12,7 @@ import xxhash
 from support.secret import KEYS
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryLimits, MemoryService
-from windtunnel.training.checkpoint.live.memory.messages import Pace
+from windtunnel.training.checkpoint.live.memory.messages import Pace, Reservation
 from windtunnel.training.checkpoint.live.slot import SlotFile, checksum_of
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.placement import Kind
@@ -142,8 +142,8 @@ class Cluster:
         def one(rank: int) -> None:
             shard = f"rank{rank}"
             try:
-                reserved = self.ranks[rank].reserve(LAYOUT, {shard: nbytes}, kind=kind, pace=Pace(**pace))
-                self.slots[rank, shard] = reserved[shard]
+                wanted = Reservation(shard, nbytes, DIGEST, kind=kind, pace=Pace(**pace))
+                self.slots[rank, shard] = self.ranks[rank].reserve(wanted, LAYOUT)
             except Exception as error:
                 failed.append(error)
 

@@ -12,7 +12,7 @@ from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
-from windtunnel.training.checkpoint.live.memory.messages import Pace
+from windtunnel.training.checkpoint.live.memory.messages import Pace, Reservation
 from windtunnel.training.checkpoint.live.slot import CopyError
 
 N = 10_000
@@ -49,7 +49,7 @@ def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster
     c.reserve()
     shared = {}
     for rank in (0, 2):
-        shared[rank] = c.ranks[rank].reserve(LAYOUT, {"shared": 500}, copies=1)["shared"]
+        shared[rank] = c.ranks[rank].reserve(Reservation("shared", 500, DIGEST, copies=1), LAYOUT)
     for rank in (0, 2):
         fill(shared[rank][0], "shared", 0, 500, 4, 1, has_shared=True)
         c.ranks[rank].saved("shared", 0, 0, replicate=False)
@@ -193,7 +193,7 @@ def test_what_a_stale_generation_says_is_refused(cluster: Callable[..., Cluster]
     c.form(c.places)
     for request in (
         lambda: old.saved("rank0", 0, 0),
-        lambda: old.reserve(LAYOUT, {"rank0": N}),
+        lambda: old.reserve(Reservation("rank0", N, DIGEST), LAYOUT),
         lambda: old.restored(3, 1),
     ):
         with pytest.raises(StaleGeneration):
@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused_with_the_sum(
     with pytest.raises(
         UserError, match=r"2 slots x \(20 kB of its own \+ 20 kB held for others\).* 50 kB are"
     ):
-        c.ranks[0].reserve(LAYOUT, {"rank0": 20_000})
+        c.ranks[0].reserve(Reservation("rank0", 20_000, DIGEST), LAYOUT)
     assert not list(c.folder.glob("n*/*.slot"))
     c.reserve(1000)
 
@@ -260,9 +260,9 @@ def test_who_comes_back_to_slots_that_are_there_needs_no_more_memory(
 def test_bad_requests_are_refused_in_words(cluster: Callable[..., Cluster]) -> None:
     c = cluster(1)
     with pytest.raises(UserError, match="name"):
-        c.ranks[0].reserve(LAYOUT, {"../x": N})
+        c.ranks[0].reserve(Reservation("../x", N, DIGEST), LAYOUT)
     with pytest.raises(UserError, match="mode"):
-        c.ranks[0].reserve(LAYOUT, {"rank0": N}, pace=Pace("fast"))
+        c.ranks[0].reserve(Reservation("rank0", N, DIGEST, pace=Pace("fast")), LAYOUT)
     with pytest.raises(CopyError, match="reserved"):
         c.ranks[0].saved("rank0", 0, 0)
     with pytest.raises(CopyError, match="no place"):

@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.memory import LocalMemory
-from windtunnel.training.checkpoint.live.memory.messages import Pace
+from windtunnel.training.checkpoint.live.memory.messages import Pace, Reservation
 from windtunnel.training.checkpoint.live.restore import LoadedShard
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.live.snapshot import SnapshotPlan
@@ -94,24 +94,18 @@ class Access(Stored):
         self._let_go()
         for shard, layout in plan.layouts.items():
             if self.writes(shard):
-                self._reserve(shard, plan.blobs[shard], layout.nbytes)
+                self._reserve(shard, plan.digests[shard], plan.blobs[shard], layout.nbytes)
         return [
             min(_step_of(slots[number].header) for slots in self._slots.values()) for number in range(SLOTS)
         ]
 
-    def _reserve(self, shard: str, layout: bytes, nbytes: int) -> None:
+    def _reserve(self, shard: str, digest: str, layout: bytes, nbytes: int) -> None:
         chosen = self._settings
-        chunk = max(1, chosen.buffer // chosen.parts)
-        self._slots.update(
-            self.memory.reserve(
-                layout,
-                {shard: nbytes},
-                copies=1 if shard == SHARED else chosen.copies,
-                kind=chosen.placement,
-                domains=chosen.domains,
-                pace=Pace(chosen.mode, chunk, chosen.bandwidth, chosen.startup),
-            )
-        )
+        pace = Pace(chosen.mode, max(1, chosen.buffer // chosen.parts), chosen.bandwidth, chosen.startup)
+        copies = 1 if shard == SHARED else chosen.copies
+        domains = chosen.domains or ()
+        wanted = Reservation(shard, nbytes, digest, copies, chosen.placement, domains, pace)
+        self._slots[shard] = self.memory.reserve(wanted, layout)
 
     def begin(self, plan: SnapshotPlan, slot: int, step: int) -> None:
         """The slot is being written from now on: nobody takes it for complete."""
@@ -137,7 +131,7 @@ class Access(Stored):
         )
         self._let_go()
         for loaded in mine:
-            self._reserve(loaded.name, loaded.layout, len(loaded.data))
+            self._reserve(loaded.name, loaded.shard.layout, loaded.layout, len(loaded.data))
         for loaded in mine:
             slots, shard = self._slots[loaded.name], loaded.shard
             index = slot_for(step, [_step_of(slot.header) for slot in slots])

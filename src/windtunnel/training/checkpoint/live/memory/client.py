@@ -9,28 +9,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import xxhash
 
 from windtunnel.base import handshake, remote
 from windtunnel.base.keys import Keys
 from windtunnel.base.tls import Certificates
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import messages
-from windtunnel.training.checkpoint.live.memory.messages import ERRORS, Caller, Pace, Ranks, Reservation
+from windtunnel.training.checkpoint.live.memory.messages import ERRORS, Caller, Ranks, Reservation
 from windtunnel.training.checkpoint.live.memory.state import Board
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.model import Copy
-from windtunnel.training.checkpoint.policy.placement import Kind
 
 LONGEST = 600.0
 """Seconds in which slots are made, a copy for storage is, or a commit is waited for."""
 
 CONNECT = 5.0
 """Seconds until a peer's listener answers."""
-_AT_ONCE = Pace()
 
 
 class LocalMemory:
@@ -52,32 +47,16 @@ class LocalMemory:
         self._board = Board(Path(welcome.board))
         self.needs = ""
 
-    def reserve(
-        self,
-        layout: bytes,
-        nbytes: Mapping[str, int],
-        *,
-        copies: int = 2,
-        kind: Kind = "mixed",
-        domains: Sequence[str] | None = None,
-        pace: Pace = _AT_ONCE,
-    ) -> dict[str, list[SlotFile]]:
-        """Slots for shards of ``nbytes`` bytes, here and with those who hold their copies.
-
-        May be called again, for more shards or larger ones. ``copies``: with the one here; 1 for shards that
-        are not sent anywhere. ``kind``, ``domains``: as in `placement.place`. In mode "idle" of ``pace``
-        copies are sent only while windows are open. What was complete in the slots still is.
+    def reserve(self, reservation: Reservation, layout: bytes) -> list[SlotFile]:
+        """Slots for a shard, here and with those who hold its copies; again for a larger one. What was
+        complete in them still is.
 
         Raises:
             UserError: it does not fit into this host's memory or a holder's; with the sum.
         """
-        digest = xxhash.xxh3_128_hexdigest(layout)
-        reservation = Reservation(digest, dict(nbytes), copies, kind, tuple(domains or ()), pace)
         reserved = self._patient.reserve(self._caller, reservation, layout)
         self.needs = reserved.needs
-        return {
-            shard: [SlotFile.open(Path(path)) for path in paths] for shard, paths in reserved.paths.items()
-        }
+        return [SlotFile.open(Path(path)) for path in reserved.paths]
 
     def saved(self, shard: str, slot: int, step: int, replicate: bool = True) -> int:
         """Slot number ``slot`` of ``shard`` holds ``step``: it is sent to its holders (``replicate``).

@@ -77,22 +77,24 @@ class Pace:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Slots for shards of ``nbytes`` bytes that have the layout ``digest``, here and with those who hold
-    their ``copies`` (the one here counted). ``kind``, ``domains``: as in `placement.place`."""
+    """Slots for a ``shard`` of ``nbytes`` bytes that has the layout ``digest``, here and with those who hold
+    its ``copies`` (the one here counted; 1: it is sent nowhere). ``kind``, ``domains``: as in
+    `placement.place`."""
 
+    shard: str
+    nbytes: int
     digest: str
-    nbytes: dict[str, int]
-    copies: int
-    kind: Kind
-    domains: tuple[str, ...]
-    pace: Pace
+    copies: int = 2
+    kind: Kind = "mixed"
+    domains: tuple[str, ...] = ()
+    pace: Pace = Pace()
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """The files of each shard's slots, and the memory that all takes, in words."""
+    """The files of the slots, and the memory that all shards take, in words."""
 
-    paths: dict[str, list[str]]
+    paths: list[str]
     needs: str
 
 

@@ -79,7 +79,7 @@ class Owner:
     def reserve(self, caller: Caller, reservation: Reservation, layout: bytes) -> Reserved:
         state, rank, generation = self._state, caller.rank, caller.generation
         state.require(generation)
-        nbytes = reservation.nbytes
+        shard, nbytes = reservation.shard, reservation.nbytes
         with state.changed:
             question = self._placement_question(reservation)
             placement = decide(question)
@@ -87,10 +87,9 @@ class Owner:
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
             spec = state.specs.get(rank) or RankReservation({}, frozenset(), ())
-            shards = frozenset(nbytes)
             spec = RankReservation(
-                {**spec.nbytes, **nbytes},
-                spec.alone - shards if holders else spec.alone | shards,
+                {**spec.nbytes, shard: nbytes},
+                spec.alone - {shard} if holders else spec.alone | {shard},
                 holders or spec.holders,
             )
             if holders:
@@ -99,12 +98,10 @@ class Owner:
             self._tell(question, placement)
         needs = self._require(rank, spec)
         state.folder.keep_layout(reservation.digest, layout, generation)
-        paths = {}
-        for shard, count in nbytes.items():
-            shelf = state.folder.ensure(shard, state.world, count, generation, state.base)
-            paths[shard] = [str(slot.path) for _, slot in sorted(shelf.slots.items())]
-            for host in holders:
-                self._prepare(host, shard, shelf, generation)
+        shelf = state.folder.ensure(shard, state.world, nbytes, generation, state.base)
+        paths = [str(slot.path) for _, slot in sorted(shelf.slots.items())]
+        for host in holders:
+            self._prepare(host, shelf, generation)
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
@@ -151,14 +148,14 @@ class Owner:
             )
         return needs
 
-    def _prepare(self, host: int, shard: str, shelf: Shelf, generation: int) -> None:
+    def _prepare(self, host: int, shelf: Shelf, generation: int) -> None:
         """Have a holder take the memory for its copy now. One that does not answer is the membership's
         matter."""
         state = self._state
         fields = {
             "op": "prepare",
             "generation": generation,
-            "shard": shard,
+            "shard": shelf.shard,
             "world": shelf.world,
             "capacity": shelf.capacity,
         }
@@ -169,7 +166,7 @@ class Owner:
                 sock.settimeout(limits.silence + limits.membership + SLOTS * shelf.capacity / ALLOCATION)
                 answer = messages.ask(sock, fields)
         except (OSError, wire.WireError) as error:
-            state.context.event("note", text=f"host {host} does not prepare for {shard}: {error}")
+            state.context.event("note", text=f"host {host} does not prepare for {shelf.shard}: {error}")
             return
         if answer.get("error") == "user":
             raise Refused("user", f"host {host}, which is to hold a copy: {answer['text']}")
