@@ -56,8 +56,7 @@ def put(
     }
     answer = messages.ask(sock, message)
     if answer.get("answer") == "layout":
-        messages.ask(sock, {"op": "layout", "digest": DIGEST, "generation": generation}, LAYOUT)
-        answer = messages.ask(sock, message)
+        answer = messages.ask(sock, message, LAYOUT)
     return str(answer.get("answer") or answer["error"])
 
 

@@ -32,7 +32,6 @@ _SHARD = fields(**{field.name: _CHECKS[str(field.type)] for field in dataclasses
 
 FROM_PEER: Table = {
     "prepare": fields(generation=count, shard=text, world=count, capacity=count),
-    "layout": fields(generation=count, digest=text),
     "layout?": fields(digest=text),
     "put": fields(
         generation=count,

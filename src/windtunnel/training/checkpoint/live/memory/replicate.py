@@ -1,9 +1,9 @@
 """Sends copies of this host's shards to the services of other hosts: one thread and one queue a host.
 
 A PUT goes: request with the header of the slot; the holder answers ``go``, ``have`` (it has verified that
-very copy), ``layout`` (send that first), ``wait`` (its slot may not be overwritten yet) or an error; after
-``go`` the chunks; after the last one its verdict, ``complete`` or ``torn``. What fails on the way is tried
-again, on a new connection, for as long as the membership names that host.
+very copy), ``layout`` (ask again, with that), ``wait`` (its slot may not be overwritten yet) or an error;
+after ``go`` the chunks; after the last one its verdict, ``complete`` or ``torn``. What fails on the way is
+tried again, on a new connection, for as long as the membership names that host.
 
 When the next bytes go, and how many, the `Pacer` asks the policy (`policy.pacing`): in mode ``idle`` bytes go
 only while a *window* is open, so that nothing of ours queues in front of the training's own traffic.
@@ -256,9 +256,7 @@ class Sender:
             blob = self._layout(digest)
             if blob is None:
                 return f"its layout {digest} is not here"
-            fields = {"op": "layout", "digest": digest, "generation": delivery.generation}
-            messages.ask(sock, fields, blob)
-            answer = self._ask(sock, delivery)
+            answer = self._ask(sock, delivery, blob)
         verdict = self._verdict(answer)
         if verdict != "go":
             return verdict
@@ -279,7 +277,7 @@ class Sender:
             return f"host {self.host.id} refused it: {answer['text']}"
         return str(answer["answer"])
 
-    def _ask(self, sock: socket.socket, delivery: Delivery) -> dict[str, Any]:
+    def _ask(self, sock: socket.socket, delivery: Delivery, layout: bytes | None = None) -> dict[str, Any]:
         committed, base = self._committed_and_base()
         message = {
             "op": "put",
@@ -290,7 +288,7 @@ class Sender:
             "capacity": delivery.slot.capacity,
             "shard": to_plain(delivery.shard),
         }
-        return messages.ask(sock, message)
+        return messages.ask(sock, message, layout)
 
     def _stream(self, sock: socket.socket, data: memoryview, delivery: Delivery) -> None:
         nbytes = len(data)

@@ -51,7 +51,7 @@ _LONGEST_SOCKET_NAME = 100
 
 
 class Holder:
-    """What peers ask: to hold copies (PREPARE, LAYOUT, PUT), and to read them (GET).
+    """What peers ask: to hold copies (PREPARE, PUT), and to read them (GET) and their layouts.
 
     A PUT is refused if its generation is not the one in force, at its begin and again before its slot is
     declared complete; so nobody who was fenced can leave anything behind. A newer PUT of a shard displaces an
@@ -62,7 +62,6 @@ class Holder:
         self._under_way: dict[int, socket.socket] = {}  # by the id of the shelf
         self._handlers: dict[str, Handler] = {
             "prepare": self._prepare,
-            "layout": self._take_layout,
             "layout?": self._give_layout,
             "put": self._put,
             "get": self._get,
@@ -113,11 +112,6 @@ class Holder:
         state = self._state
         return state.folder.ensure(shard, world, capacity, message["generation"], state.base)
 
-    def _take_layout(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
-        self._state.require(message["generation"])
-        self._state.folder.keep_layout(message["digest"], raw, message["generation"])
-        return {"answer": "kept"}
-
     def _give_layout(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         blob = self._state.folder.layout(message["digest"])
         if blob is None:
@@ -141,6 +135,8 @@ class Holder:
         state, generation = self._state, message["generation"]
         shard = from_plain(Shard, message["shard"])
         state.require(generation)
+        if raw:
+            state.folder.keep_layout(shard.layout, raw, generation)
         if state.folder.layout(shard.layout) is None:
             return {"answer": "layout"}
         shelf = self._ensure(shard.name, shard.world, message["capacity"], message)
