@@ -62,7 +62,7 @@ def _elastic_drawn() -> Iterator[rules.Observation]:
         storeless=[1.0, 61.0], store_error=["", "refused"], cause=["host 1 is lost"],
     )  # fmt: skip
     waits: dict[str, Sequence[float]] = {"waited": [0.1, 5.0, 9.0], "allowed": [5.0]}
-    counts: dict[str, Sequence[int]] = {"times": [1, 3, 4], "most": [3]}
+    counts: dict[str, Sequence[int]] = {"times": [1, 3, 4]}
     yield from any_of(rules.Doubt, 2, 60, ranks=[(1,), (0, 2)], probed=yes, **waits, **counts)
     pairs = [(), ((0, 2),), ((0, 2), (1, 2)), ((2, 0), (2, 1)), ((0, 2), (2, 0)), ((0, 1), (1, 2), (2, 0))]
     yield from any_of(

@@ -74,11 +74,11 @@ def test_who_is_deaf_goes_and_not_who_does_not_hear_of_it(hosts: int, data: st.D
 
 
 def test_the_decisions() -> None:
-    doubt = Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1, most=3, probed=False)
+    doubt = Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1, probed=False)
     assert decide(doubt) == Look()
-    assert decide(Doubt(ranks=(1,), waited=0.4, allowed=0.5, times=1, most=3, probed=False)) == Keep()
-    assert decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1, most=3)) == Regroup()
-    assert isinstance(decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=4, most=3)), Fail)
+    assert decide(Doubt(ranks=(1,), waited=0.4, allowed=0.5, times=1, probed=False)) == Keep()
+    assert decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1)) == Regroup()
+    assert isinstance(decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=4)), Fail)
     assert decide(Reached((0, 1, 2), (0, 1, 2), both(((0, 1),)))) == Fence(hosts=(1,))
     assert decide(Reached((0, 1, 2), (0, 1, 2), ())) == Keep()  # the program hangs by itself
     assert decide(Reached((0, 1, 2), (0, 1, 2), both(((0, 1), (0, 2), (1, 2))))) == Keep()

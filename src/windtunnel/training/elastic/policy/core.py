@@ -204,7 +204,6 @@ class Core:
                 waited=now - self.suspected,
                 allowed=self.settings.deadlines.suspect,
                 times=self.suspicions + 1,
-                most=self.settings.most_suspicions,
                 probed=self._reach_checked,
             )
         )
@@ -270,7 +269,6 @@ class Core:
                 waited=now - max(self._formed, self._started),
                 allowed=deadline,
                 times=self.formings + 1,
-                most=self.settings.most_formings,
                 unstarted=tuple(sorted(rank for rank in late if not self._has_process(rank))),
                 lived=now - self._formed,
                 start=self.settings.deadlines.process,
@@ -346,7 +344,6 @@ class Core:
                 hit=self._hit,
                 own_failures=self._own_failures,
                 fruitless=self.fruitless,
-                most_fruitless=settings.most_fruitless,
                 progress=self.progress,
                 lived=now - self._formed,
                 form=settings.deadlines.form,
@@ -465,9 +462,8 @@ class Core:
         ``less``: it said that what was asked for cannot be reached; ``error`` says what."""
         # one that lived may have made steps of which it does not tell
         lived = now - self._formed > self.settings.deadlines.form
-        times, most = 1 if lived else self.suspicions + 1, self.settings.most_suspicions
-        doubtful = self.hosts.doubtful()
-        decision = self.ask(Ended(rank, status, self._hit, doubtful, less, error[-2000:], times, most))
+        times, doubtful = 1 if lived else self.suspicions + 1, self.hosts.doubtful()
+        decision = self.ask(Ended(rank, status, self._hit, doubtful, less, error[-2000:], times))
         assert isinstance(decision, Blame)
         if decision.peers:
             self.suspicions = times

@@ -28,6 +28,11 @@ from typing import Literal
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.policy.evidence import blames_peers, to_fence
 
+MOST_IN_VAIN = 3
+"""Generations in succession, without a step between them, that are formed because of suspicion alone, or that
+did not group in time. One more fails the run."""
+MOST_FRUITLESS = 30
+"""The same of those that ended by any loss."""
 OnLoss = Literal["replace", "shrink", "restart", "shrink-restart"]
 # What argparse and `elastic.run` end with where the input is wrong: another try would end alike.
 WRONG_USE = 2
@@ -71,9 +76,8 @@ class Change:
     ``own``: the program ended by itself in this generation. ``hit``: something outside it broke this
     generation. ``own_failures``: how often it ended by itself so far.
 
-    ``fruitless``: generations in succession that were hurt before a new step, of which ``most_fruitless`` are
-    allowed. ``progress``: this one did a new step. ``lived``: its age in seconds; beyond ``form`` it may work
-    without a word of it.
+    ``fruitless``: generations in succession that were hurt before a new step. ``progress``: this one did a
+    new step. ``lived``: its age in seconds; beyond ``form`` it may work without a word of it.
 
     ``store``: there is one, where the generation can meet; if not, it was waited for ``storeless`` seconds of
     at most ``store_within``. ``cause``, ``store_error``: in words, for reasons alone.
@@ -90,7 +94,6 @@ class Change:
     hit: bool = False
     own_failures: int = 0
     fruitless: int = 0
-    most_fruitless: int = 30
     progress: bool = True
     lived: float = 0.0
     form: float = 60.0
@@ -116,7 +119,6 @@ class Doubt:
     waited: float
     allowed: float
     times: int
-    most: int
     probed: bool = True
 
 
@@ -142,7 +144,6 @@ class Late:
     waited: float
     allowed: float
     times: int
-    most: int
     unstarted: tuple[int, ...] = ()
     lived: float = 0.0
     start: float = 120.0
@@ -167,7 +168,7 @@ class Ended:
     ``hit``: this generation is broken already. ``doubtful``: a host is away this instant, perhaps lost.
     ``less``: it said that what was asked for cannot be reached. ``error``: the exception that ended it, where
     there is evidence of one. ``times``: how often in succession without a new step a process ended over its
-    peers though nothing was lost, this time included, of ``most``.
+    peers though nothing was lost, this time included.
     """
 
     rank: int
@@ -177,7 +178,6 @@ class Ended:
     less: bool = False
     error: str = ""
     times: int = 1
-    most: int = 3
 
 
 Observation = Change | Doubt | Reached | Late | Overdue | Ended
@@ -274,7 +274,8 @@ def _blame(now: Ended) -> Blame:
     if own and (now.less or now.status == WRONG_USE):
         return Blame(counts, hopeless=True)
     if counts and blames_peers(now.error):
-        reason = f"{_IN_VAIN.format(now.times)} ({in_short(now.error)})" if now.times > now.most else ""
+        often = now.times > MOST_IN_VAIN
+        reason = f"{_IN_VAIN.format(now.times)} ({in_short(now.error)})" if often else ""
         return Blame(False, hopeless=bool(reason), peers=True, reason=reason)
     return Blame(counts)
 
@@ -314,7 +315,7 @@ def _with_store(now: Change, form: Form) -> Form | Wait | Fail:
         return Wait("store", own_failures=form.own_failures)
     if now.places and now.hurt:
         fruitless = 0 if now.progress or now.lived > now.form else now.fruitless + 1
-        if fruitless > now.most_fruitless:
+        if fruitless > MOST_FRUITLESS:
             return Fail(f"{fruitless} generations ended without a step, the last by {now.cause}")
         form = replace(form, fruitless=fruitless)
     return form
@@ -349,7 +350,7 @@ def _doubt(now: Doubt) -> Keep | Look | Regroup | Fail:
         return Keep()
     if not now.probed:
         return Look()
-    if now.times > now.most:
+    if now.times > MOST_IN_VAIN:
         return Fail(_IN_VAIN.format(now.times))
     return Regroup()
 
@@ -364,7 +365,7 @@ def _late(now: Late) -> Keep | Fence | Fail:
         return Keep()
     if now.unstarted and now.lived < now.start:
         return Keep()
-    if now.times > now.most:
+    if now.times > MOST_IN_VAIN:
         names = ", ".join(map(str, now.ranks))
         return Fail(f"ranks {names} joined no group in {now.times} generations")
     return Fence(now.ranks)

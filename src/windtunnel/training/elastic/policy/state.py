@@ -46,10 +46,6 @@ class Deadlines:
 class SupervisorSettings:
     """``places`` of ``per_host`` ranks each. Agents send a beat every ``beat`` seconds and are given up after
     ``lease`` seconds of silence; losses within ``settle`` seconds are one change.
-
-    ``most_suspicions``, ``most_formings``, ``most_fruitless``: generations in succession, without a step
-    between them, that are formed because of suspicion alone, that did not group in time, that ended by any
-    loss; one more fails the run.
     """
 
     places: int
@@ -58,9 +54,6 @@ class SupervisorSettings:
     lease: float = 1.0
     settle: float = 0.02
     deadlines: Deadlines = field(default_factory=Deadlines)
-    most_suspicions: int = 3
-    most_formings: int = 3
-    most_fruitless: int = 30
 
 
 @dataclass(frozen=True)
