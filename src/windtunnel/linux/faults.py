@@ -22,11 +22,8 @@ class InjectedError(RuntimeError):
     """What ``raise`` raises in the program."""
 
 
-def fields(
-    text: str, accepted: Mapping[str, tuple[str, ...]], aliases: Mapping[str, str] | None = None
-) -> tuple[str, dict[str, str]]:
-    """Action and fields of ``ACTION:name=value,name=value``. ``accepted``: names of fields by action;
-    ``aliases``: other names for some of them.
+def fields(text: str, accepted: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]]:
+    """Action and fields of ``ACTION:name=value,name=value``. ``accepted``: names of fields by action.
 
     Raises:
         UserError: it is not understood; names the text, the field and what is accepted.
@@ -37,7 +34,6 @@ def fields(
     values: dict[str, str] = {}
     for part in rest.split(",") if rest else []:
         name, equals, value = part.partition("=")
-        name = (aliases or {}).get(name, name)
         if not equals or name not in accepted[action]:
             names = "name=value with one of " + ", ".join(accepted[action])
             raise refused(text, f"unknown field {part!r}", names)

@@ -8,6 +8,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from support.slots import read_header
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live import slot, storage
@@ -33,7 +34,7 @@ def forge_stored(url: str, ahead: int) -> bool:
 def forge_memory(folder: Path, ahead: int) -> None:
     """The same of every complete slot below ``folder``."""
     for path in folder.rglob("*.slot"):
-        header = slot.read_header(path)
+        header = read_header(path)
         if header is not None and header.complete:
             one = slot.SlotFile.open(path)
             one.begin(replace(header.shard, step=header.shard.step + ahead))

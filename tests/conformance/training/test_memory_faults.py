@@ -20,12 +20,13 @@ import xxhash
 
 from support import secret
 from support.between import between, relay
+from support.slots import read_header
 from support.waiting import PATIENCE, until
 from training.checkpoint.memory.memory_cluster import DIGEST, LAYOUT, Cluster, content
 from windtunnel.base import wire
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import messages
-from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load
 from windtunnel.training.checkpoint.model import Shard
 
 N = 300_000

@@ -29,7 +29,6 @@ from windtunnel.training.elastic.faults import POINTS, RECOVERY, WITHOUT_STEP, F
             "kill:rank=1,generation=2,point=regrouped",
             Fault("", "kill", rank=1, generation=2, point="regrouped"),
         ),
-        ("kill:node=2,step=7", Fault("", "kill", host=2, step=7)),
         ("down:host=1,step=4", Fault("", "down", host=1, step=4)),
         ("slow:host=1,step=4,rate=10Mbit", Fault("", "slow", host=1, step=4, rate=1.25e6)),
         ("slow:host=1,step=4,rate=2.5GB", Fault("", "slow", host=1, step=4, rate=2.5e9)),
@@ -64,7 +63,6 @@ def test_parse(text: str, fault: Fault) -> None:
         ("slow:host=1,step=3", "how slow", "rate="),
         ("slow:host=1,step=3,rate=fast", "rate=fast", "10Mbit"),
         ("slow:host=1,step=3,rate=0bit", "rate=0bit", "10Mbit"),
-        ("kill:host=1,node=2,step=3", "host is given twice", "one value"),
     ],
 )
 def test_refused_by_name(text: str, named: str, accepted: str) -> None:

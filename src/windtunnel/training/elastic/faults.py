@@ -10,9 +10,9 @@
     slow:host=1,step=4,rate=10Mbit              its network link gets slow
     kill-launcher:step=7                        the launcher gets SIGKILL when rank 0 is there
 
-``host`` (or ``node``) is a place, so that it names the same position before and after a replacement. A fault
-strikes ``times`` (1) times in a job, however often processes start anew (`live.job`). This file only reads
-the texts and says when one applies.
+``host`` is a place, so that it names the same position before and after a replacement. A fault strikes
+``times`` (1) times in a job, however often processes start anew (`live.job`). This file only reads the texts
+and says when one applies.
 """
 
 from __future__ import annotations
@@ -41,20 +41,14 @@ POINTS = {
 WITHOUT_STEP = ("regrouped",)
 RECOVERY = ("regrouped", "restoring")
 
-# Fields beyond whom and when, by action. An action that needs a host is done by its agent.
-_OWN_FIELDS: dict[str, tuple[str, ...]] = {
-    "kill": (),
-    "stop": (),
-    "raise": (),
-    "down": (),
-    "slow": ("rate",),
-}
 LAUNCHER = "kill-launcher"  # strikes what no rank or host has, at the moment of rank 0
 PROCESS = ("stop", "raise")  # done by the process itself, also where a host is named
 _OF_HOSTS = ("down", "slow")
 _NUMBERS = ("host", "rank", "step", "generation", "times")
 _WHEN = ("step", "point", "during", "generation", "times")
-_FIELDS = {action: ("host", "rank", *_WHEN, *own) for action, own in _OWN_FIELDS.items()} | {LAUNCHER: _WHEN}
+_WHOM = ("host", "rank")
+_FIELDS = dict.fromkeys(("kill", *PROCESS, "down"), (*_WHOM, *_WHEN))
+_FIELDS |= {"slow": (*_WHOM, *_WHEN, "rate"), LAUNCHER: _WHEN}
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ def parse(text: str) -> Fault:
     Raises:
         UserError: it is not understood; names the text, the field and what is accepted.
     """
-    action, values = faults.fields(text, _FIELDS, {"node": "host"})
+    action, values = faults.fields(text, _FIELDS)
     fields: dict[str, Any] = {name: _value(text, name, value) for name, value in values.items()}
     _check_whom_and_when(text, action, fields)
     return Fault(text.strip(), action, **fields)

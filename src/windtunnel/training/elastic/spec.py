@@ -122,9 +122,7 @@ class JobSpec:
 
     script: Path = Path()
     arguments: tuple[str, ...] = ()
-    hosts: int = option(
-        1, "Number of hosts, emulated on this machine.", least=1, flags=("--hosts", "--nodes")
-    )
+    hosts: int = option(1, "Number of hosts, emulated on this machine.", least=1)
     on: str = option("", f"Run on hosts of an engine: {ENGINES}.", metavar="ENGINE")
     image: str = option("", "With --on kubernetes: the image of the containers.", metavar="IMAGE")
     per_host: int = option(1, "Ranks on each host.", least=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.slots import read_header
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.memory.messages import Reservation
@@ -73,7 +74,7 @@ class Cluster:
 
 
 def _step(path: Path) -> int:
-    header = slots.read_header(path)
+    header = read_header(path)
     return header.shard.step if header is not None and header.complete else -1
 
 
@@ -100,7 +101,7 @@ class FakeMemory:
         return SlotFile.create(path, shard, self.cluster.world, size)
 
     def saved(self, shard: str, index: int, step: int, replicate: bool = True) -> None:
-        header = slots.read_header(self.slots[shard][index].path)
+        header = read_header(self.slots[shard][index].path)
         assert header is not None and header.complete and header.shard.step == step
         if not replicate or not self.cluster.replicate:
             return
@@ -135,7 +136,7 @@ class FakeMemory:
         self.windows.append(0.0)
 
     def copies(self) -> list[Copy]:
-        headers = [slots.read_header(path) for path in self.cluster.files(self.place)]
+        headers = [read_header(path) for path in self.cluster.files(self.place)]
         return [Copy(self.place, h.shard) for h in headers if h is not None and h.complete]
 
     def fetch(self, place: int, shard: str, step: int, into: memoryview, *, world: int | None = None) -> str:

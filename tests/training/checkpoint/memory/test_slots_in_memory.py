@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cluster import DIGEST, content, fill
 
+from support.slots import read_header
 from support.waiting import PATIENCE
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import (
@@ -21,7 +22,6 @@ from windtunnel.training.checkpoint.live.slot import (
     checksum_of,
     file_name,
     load,
-    read_header,
 )
 from windtunnel.training.checkpoint.model import Shard
 

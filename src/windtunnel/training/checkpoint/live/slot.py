@@ -223,17 +223,6 @@ def shard_of(path: Path) -> str:
     return path.name.split(".")[0]
 
 
-def read_header(path: Path) -> Header | None:
-    """What the slot at ``path`` says; None where it is no slot or its header is not whole."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            header = Header.unpacked(file.read(SIZE))
-            size = os.fstat(file.fileno()).st_size
-    except OSError:
-        return None
-    return header if header is not None and HEADER + header.capacity == size else None
-
-
 def load(path: Path, into: memoryview, *, step: int | None = None) -> Shard:
     """Read a complete slot into ``into`` and verify it.
 

@@ -31,9 +31,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -258,13 +257,6 @@ class CuttableGroup:
             if own in listening or peer in listening:
                 chosen[fd] = inode
         self._recorder.keep(chosen)
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """For groups made by hand (``ProcessGroupGloo(...)``): what the block connects is cut with this
-        group."""
-        with self._recorder.recording():
-            yield
 
     def cut(self) -> int:
         """Release every operation that is blocked in this group, here and at the neighbours, from any thread;
