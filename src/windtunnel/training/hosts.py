@@ -140,20 +140,9 @@ def split_address(address: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class EngineHosts(Protocol):
-    """The hosts that an engine gives a job that runs."""
-
-    def tend(self) -> str | None:
-        """Why there will be no hosts; None while there may be."""
-
-    def leave(self) -> None:
-        """Leave them to the next launcher, where they can be."""
-
-    def close(self) -> None:
-        """End them."""
-
-
-def begin(job: JobSpec, launcher: str, secret: Keys, folder: Path, output: int | None) -> EngineHosts:
+def begin(
+    job: JobSpec, launcher: str, secret: Keys, folder: Path, output: int | None
+) -> RayHosts | SlurmHosts:
     """Have the engine ``job.on`` run all hosts of the job, spares too. ``launcher``: where they ask for it.
 
     Raises:
@@ -196,7 +185,8 @@ class RayHosts:
         return actor, actor.call("lend", *self._arguments)
 
     def tend(self) -> str | None:
-        """A host that was killed, or that the supervisor sent away, comes again."""
+        """A host that was killed, or that the supervisor sent away, comes again. Why there will be none; None
+        while there may be."""
         if time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + BETWEEN
@@ -212,6 +202,7 @@ class RayHosts:
         return None
 
     def leave(self) -> None:
+        """Leave them to the next launcher."""
         self._cluster.close()
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ from windtunnel.training import hosts
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.store import StoreProcess
 from windtunnel.training.elastic.live.supervisor import Lead, Supervisor
 from windtunnel.training.elastic.policy.state import Outcome, past
 from windtunnel.training.elastic.spec import JobSpec
@@ -139,7 +138,7 @@ class Launched:
         self._closing = False
         self._supervisor: Supervisor | None = None
         self._offer: hosts.Offer | None = None
-        self._hosts: hosts.EngineHosts | None = None
+        self._hosts: hosts.RayHosts | hosts.SlurmHosts | None = None
         self._leaves = resumed  # what it has not taken over yet
         self._read = 0
         self._ordered: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many hosts more
@@ -217,7 +216,7 @@ class Launched:
         forks = ForkServerClient(self.site.forkserver.path, lambda _: None)
         host, secret = self._address(), str(own)
 
-        def start_store() -> tuple[str, StoreProcess]:
+        def start_store() -> tuple[str, Adopted]:
             address, pid = forked.start_store(forks, host, secret, self.keys.files)
             return address, Adopted(Identity(pid, start_time(pid) or 0, boot_id()))
 

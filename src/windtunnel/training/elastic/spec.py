@@ -102,11 +102,6 @@ def read(path: Path) -> dict[str, float]:
     return {name: float(value) for name, value in content.items()}
 
 
-def seconds(who: Who, chosen: dict[str, float]) -> dict[str, float]:
-    """All deadlines of one part, by name: what is ``given``, and the defaults."""
-    return {wait.name: chosen.get(wait.name, wait.default) for wait in WAITS if wait.who == who}
-
-
 @dataclass(frozen=True)
 class JobSpec:
     """What is launched; see the options' own words for them.
@@ -220,7 +215,8 @@ class JobSpec:
 
     def waits(self, who: Who) -> dict[str, float]:
         """All deadlines of one part, by name."""
-        return seconds(who, {"form": self.timeout, "operation": self.timeout, **self.deadlines})
+        chosen = {"form": self.timeout, "operation": self.timeout, **self.deadlines}
+        return {wait.name: chosen.get(wait.name, wait.default) for wait in WAITS if wait.who == who}
 
     @property
     def supervision(self) -> SupervisorSettings:

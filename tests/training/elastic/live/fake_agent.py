@@ -13,6 +13,7 @@ from worker_worlds import BOUND
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.training.elastic.live.calls import HostAgent, News, TrainerWelcome
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.spec import JobSpec
 
 Message = dict[str, Any]
 BEAT = 0.05
@@ -82,7 +83,7 @@ class FakeAgent:
         rank = self._rank_of(pid)
         self._keep(rank, {"op": "join"})
         plain = News(self.membership.plain(), rank)
-        config = {"beat": BEAT, "generation": 20.0}
+        config = {"beat": BEAT, **JobSpec().waits("trainer"), "generation": 20.0}
         return TrainerWelcome(plain, rank, 0, 10 + rank, "/nowhere", self._faults, config)
 
     def beat(self, pid: int, generation: int) -> News | None:

@@ -30,6 +30,7 @@ from training.pipelines.live.pipeline_problems import Problem, plain
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.training.elastic.live.calls import HostAgent, News, TrainerWelcome
 from windtunnel.training.elastic.model import MemberHost, Membership
+from windtunnel.training.elastic.spec import JobSpec
 
 BOUND = 60.0  # seconds after which a test gives up
 PROBLEM = Problem()
@@ -247,7 +248,8 @@ class _Agent:
         with world.changed:
             world.join(host)
             faults = list(world.script.faults)
-            return TrainerWelcome(world.news(host), 0, 0, host, None, faults, {"generation": BOUND})
+            waits = JobSpec().waits("trainer") | {"generation": BOUND}
+            return TrainerWelcome(world.news(host), 0, 0, host, None, faults, waits)
 
     def beat(self, pid: int, generation: int) -> News | None:
         world = self._world

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xxhash
 
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.plain import from_plain, to_plain
@@ -38,6 +37,7 @@ from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Shard
 from windtunnel.training.checkpoint.policy import Inventory, decide
 from windtunnel.training.checkpoint.policy.restore import BadCopy, local_first
+from windtunnel.training.elastic.determinism import seed_for
 
 if TYPE_CHECKING:
     from windtunnel.training.checkpoint.live.access import Stored
@@ -321,11 +321,6 @@ class _Load:
     def _strike(self, copy: Copy) -> None:
         self.bad.append(BadCopy(copy.place, copy.shard.name, self._step))
         self._sources[copy.shard.name].remove(copy)
-
-
-def seed_for(run: int, rank: int, step: int) -> int:
-    """From which the generators of a rank begin that has none to go on with."""
-    return xxhash.xxh3_64_intdigest(f"{run}/{rank}/{step}".encode())
 
 
 def _holder(place: int | None) -> str:

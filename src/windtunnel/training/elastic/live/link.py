@@ -19,7 +19,6 @@ from windtunnel.base import remote
 from windtunnel.linux.sockets import opening
 from windtunnel.training.elastic.live.calls import HostAgent, News, Values
 from windtunnel.training.elastic.model import Membership
-from windtunnel.training.elastic.spec import seconds
 
 
 class Stillness:
@@ -80,7 +79,7 @@ class AgentLink:
         self.membership = Membership.of(welcome.news.membership)
         self.place: int | None = welcome.news.place
         self.host, self.memory, self.faults = welcome.host, welcome.memory, welcome.faults
-        self.config: dict[str, float] = {**seconds("trainer", {}), **welcome.config}
+        self.config: dict[str, float] = welcome.config
         threading.Thread(target=self._beat_for_ever, name="windtunnel-link", daemon=True).start()
 
     def newest(self) -> tuple[Membership, int | None]:

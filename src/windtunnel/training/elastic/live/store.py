@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
@@ -33,19 +33,7 @@ RETRY = 0.5
 """Seconds between tries to start a store."""
 
 
-class StoreProcess(Protocol):
-    """What `subprocess.Popen` has too."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """None while it lives."""
-
-    def kill(self) -> None: ...
-
-
-StartStore = Callable[[], tuple[str, StoreProcess]]
+StartStore = Callable[[], tuple[str, Adopted]]
 
 
 class Stores:
@@ -54,9 +42,9 @@ class Stores:
     def __init__(self, start: StartStore, wake: Callable[[], None]) -> None:
         self._start = start
         self._wake = wake
-        self._process: StoreProcess | None = None
+        self._process: Adopted | None = None
         self._starting: threading.Thread | None = None
-        self._started: queue.SimpleQueue[tuple[str, StoreProcess | None]] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[tuple[str, Adopted | None]] = queue.SimpleQueue()
         self._retry_at = 0.0
         self._closed = False
 

@@ -54,7 +54,7 @@ PATIENCE = 5.0
 class Supervisor:
     """The one that supervises the run in ``folder``; see the module.
 
-    ``start_store``: starts a store process and returns its "host:port" and the process (`StoreProcess`); it
+    ``start_store``: starts a store process and returns its "host:port" and the process; it
     is called in a thread and may take seconds. ``order_hosts``: asks for so many more hosts; it is
     called in the supervisor's thread and must return at once. ``host``: where it listens, at the port that
     the log names if this one follows another. ``config``: for the log, values of JSON.

@@ -227,14 +227,6 @@ class Holders:
                 hosts.append(host)
         return hosts
 
-    def any(self, layer: int, alive: Collection[int]) -> bool:
-        """Whether a host that is ``alive`` has ``layer``."""
-        for pipeline in self.layout.pipelines:
-            self.layers_at(len(pipeline))
-            if pipeline[self._position[len(pipeline)][layer]] in alive:
-                return True
-        return False
-
 
 def transfers(
     set: TemplateSet, before: Layout, after: Layout, alive: Collection[int], layer_bytes: Sequence[float]
@@ -246,7 +238,7 @@ def transfers(
     """
     living = frozenset(alive)
     old, new = Holders(set, before), Holders(set, after)
-    lost = frozenset(layer for layer in range(len(layer_bytes)) if not old.any(layer, living))
+    lost = frozenset(layer for layer in range(len(layer_bytes)) if not old.of(layer, living))
     unchanged = frozenset(before.pipelines)
     missing = [
         (layer, host)
