@@ -18,6 +18,7 @@ from made_up import CODECS, STEPS, codec, profile
 from benchmarks.training.gradsync.strategy import exact
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync import files
+from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.profile import CODECS as TIMED
 from windtunnel.training.gradsync.model import NONE, SyncPlan
 from windtunnel.training.gradsync.policy import NOISE, PlanRequest, decide
@@ -247,3 +248,9 @@ def test_the_steps_of_codecs_are_measured() -> None:
     known = files.steps()
     assert {*TIMED, *EMULATED} <= known.keys()
     assert max(known["fp16"], known["bf16"]) <= 1 + NOISE < known["dragonn:0.01"]
+
+
+@pytest.mark.parametrize("spec", EMULATED)
+def test_a_code_has_as_many_bytes_in_the_twin_as_live(spec: str) -> None:
+    numel = 1 << 20
+    assert 4 * numel * EMULATED[spec].ratio == pytest.approx(find(spec).nbytes(numel), rel=1e-3)

@@ -68,7 +68,7 @@ def _sparse(share: float, scans: float, calls: int) -> Kernels:
 CODECS = {
     "fp16": Kernels(0.5, 6, 6, 10, 1, summable=True),
     "bf16": Kernels(0.5, 6, 6, 10, 1, summable=True),
-    "int8": Kernels(0.25 * (1 + 4 / 256), 13, 5, 9, 2),
+    "int8": Kernels(0.25 * (1 + 4 / 512), 13, 5, 9, 2),
     "sign": Kernels(1 / 32, 12, 4.2, 8.2, 3),
     # the hash (DRAGONN, section 2) reads everything once, and once more for the residual
     "dragonn:0.01": _sparse(0.01, 2, 5),
