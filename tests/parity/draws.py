@@ -190,7 +190,7 @@ def _template(rng: random.Random, hosts: int) -> Template:
     """Stages for eight layers, one a host, of any time."""
     cuts = [8 * host // hosts for host in range(hosts + 1)]
     stages = [Stage(*cut, float(rng.randint(1, 40))) for cut in pairwise(cuts)]
-    return Template(tuple(stages), 1.0, 4 * hosts)
+    return Template(tuple(stages), 1.0)
 
 
 SHAPES = (0, 87, 107, 193, 516, 735, 774, 880, 972)  # of jobs and networks that reach every rule of a plan

@@ -33,12 +33,11 @@ class Stage:
 class Template:
     """How to cut the model over hosts, a stage for each.
 
-    ``time``: seconds for ``microbatches`` microbatches (Oobleck, section 4.2, with 4 a stage).
+    ``time``: seconds for 4 microbatches a stage (Oobleck, section 4.2).
     """
 
     stages: tuple[Stage, ...]
     time: float
-    microbatches: int
 
     @property
     def hosts(self) -> int:

@@ -14,15 +14,13 @@ def layers(times: Sequence[float], state: float = 0.0, activation: float = 0.0) 
     return [LayerProfile(f"layer{i}", t / 4, 3 * t / 4, state, activation) for i, t in enumerate(times)]
 
 
-def brute_force(
-    profile: Sequence[LayerProfile], hosts: int, memory: float, microbatches: int | None
-) -> float | None:
+def brute_force(profile: Sequence[LayerProfile], hosts: int, memory: float) -> float | None:
     """The least seconds of any plan that fits."""
-    rounds, best = 4 * hosts if microbatches is None else microbatches, None
+    rounds, best = 4 * hosts, None
     for inner in combinations(range(1, len(profile)), hosts - 1):
         cuts = (0, *inner, len(profile))
         parts = [profile[first:last] for first, last in pairwise(cuts)]
-        if all(_held(part, s, hosts, rounds) <= memory for s, part in enumerate(parts)):
+        if all(_held(part, hosts - s) <= memory for s, part in enumerate(parts)):
             time = iteration_time([sum(p.forward + p.backward for p in part) for part in parts], rounds)
             best = time if best is None else min(best, time)
     return best
@@ -35,11 +33,10 @@ def check_template(template: Template, profile: Sequence[LayerProfile], memory: 
     assert stages[-1].last == len(profile)
     for s, stage in enumerate(stages):
         part = profile[stage.first : stage.last]
-        assert part and _held(part, s, len(stages), template.microbatches) <= memory
+        assert part and _held(part, len(stages) - s) <= memory
 
 
-def _held(part: Sequence[LayerProfile], stage: int, stages: int, microbatches: int) -> float:
-    flying = min(stages - stage, microbatches)
+def _held(part: Sequence[LayerProfile], flying: int) -> float:
     return sum(p.state_bytes + flying * p.activation_bytes for p in part)
 
 
@@ -50,7 +47,7 @@ def even_set(n0: int, count: int, failures: int, layers: int = 12) -> TemplateSe
         cuts = [layers * s // hosts for s in range(hosts + 1)]
         stages = tuple(Stage(u, v, float(v - u)) for u, v in pairwise(cuts))
         time = iteration_time([s.time for s in stages], 4 * hosts)
-        made.append(Template(stages, time, 4 * hosts))
+        made.append(Template(stages, time))
     return TemplateSet(n0, failures, tuple(made))
 
 

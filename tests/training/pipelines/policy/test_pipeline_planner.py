@@ -20,36 +20,29 @@ def profiles(most: int) -> st.SearchStrategy[list[LayerProfile]]:
     return st.lists(st.builds(LayerProfile, st.just("l"), whole, whole, few, few), min_size=1, max_size=most)
 
 
-def agrees(profile: list[LayerProfile], hosts: int, memory: float, n: int | None) -> None:
-    found = plan(profile, hosts, memory, microbatches=n)
-    best = brute_force(profile, hosts, memory, n)
-    assert fits(profile, hosts, memory, microbatches=n) == (best is not None)
+def agrees(profile: list[LayerProfile], hosts: int, memory: float) -> None:
+    found = plan(profile, hosts, memory)
+    best = brute_force(profile, hosts, memory)
+    assert fits(profile, hosts, memory) == (best is not None)
     if found is None or best is None:
         assert found is None and best is None
         return
     check_template(found, profile, memory)
     assert found.time == pytest.approx(best, rel=1e-9, abs=1e-9)
-    assert found == plan(profile, hosts, memory, microbatches=n)
+    assert found == plan(profile, hosts, memory)
 
 
-@given(
-    profiles(9),
-    st.integers(1, 6),
-    st.sampled_from([1e9, 60.0, 30.0, 20.0]),
-    st.sampled_from([None, 1, 3, 8, 40]),
-)
+@given(profiles(9), st.integers(1, 6), st.sampled_from([1e9, 60.0, 30.0, 20.0]))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_one_device_a_host_is_optimal(
-    profile: list[LayerProfile], hosts: int, memory: float, microbatches: int | None
-) -> None:
-    agrees(profile, hosts, memory, microbatches)
+def test_one_device_a_host_is_optimal(profile: list[LayerProfile], hosts: int, memory: float) -> None:
+    agrees(profile, hosts, memory)
 
 
 @pytest.mark.parametrize("count", [10, 11, 12])
 def test_twelve_layers_and_every_number_of_stages(count: int) -> None:
     draw = random.Random(count)
     for hosts in range(1, count + 1):
-        agrees(layers([draw.choice([1, 2, 3, 5, 8, 13, 20]) for _ in range(count)], 3, 1), hosts, 30.0, None)
+        agrees(layers([draw.choice([1, 2, 3, 5, 8, 13, 20]) for _ in range(count)], 3, 1), hosts, 30.0)
 
 
 def test_many_layers_and_stages() -> None:
@@ -70,17 +63,12 @@ def test_memory_moves_the_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "memory", "n", "says"),
-    [
-        (0, 1.0, None, "hosts is 0"),
-        (1, -1.0, None, "memory is -1"),
-        (1, float("nan"), None, "memory is nan"),
-        (1, 1.0, 0, "microbatches is 0"),
-    ],
+    ("hosts", "memory", "says"),
+    [(0, 1.0, "hosts is 0"), (1, -1.0, "memory is -1"), (1, float("nan"), "memory is nan")],
 )
-def test_bad_input(hosts: int, memory: float, n: int | None, says: str) -> None:
+def test_bad_input(hosts: int, memory: float, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        plan(layers([1.0, 2.0]), hosts, memory, microbatches=n)
+        plan(layers([1.0, 2.0]), hosts, memory)
 
 
 def test_no_layers() -> None:

@@ -3,7 +3,7 @@
 A *plan* cuts the layers into as many stages as there are hosts, a stage of one layer or more for each host in
 order. A stage of layers ``u``..``v`` takes ``sum (forward + backward)`` seconds a microbatch, and holds ``sum
 state + (microbatches in flight) sum activations`` bytes, which must fit its host. In 1F1B, stage ``s`` of
-``S`` has ``min(S - s, N)`` of ``N`` microbatches in flight. Among all plans, `plan` returns one with the
+``S`` has ``S - s`` of ``N = 4 S`` microbatches in flight. Among all plans, `plan` returns one with the
 least `iteration_time`; of equal ones that with the fastest slowest stage.
 
 The published time depends on the cut by two numbers alone. With the rightmost slowest stage ``k``, which
@@ -49,42 +49,32 @@ Where = int | slice
 """In a table of layers."""
 
 
-def plan(
-    profile: Sequence[LayerProfile], hosts: int, memory: float, *, microbatches: int | None = None
-) -> Template | None:
+def plan(profile: Sequence[LayerProfile], hosts: int, memory: float) -> Template | None:
     """The fastest plan for ``hosts`` hosts with ``memory`` bytes each, None where none fits.
-
-    ``microbatches``: that the pipeline works on in a step; 4 for each stage unless given.
 
     Raises:
         UserError: the profile is empty, or a number is not positive.
     """
-    problem = _CutProblem(profile, hosts, memory, microbatches)
+    problem = _CutProblem(profile, hosts, memory)
     return problem.template() if problem.feasible else None
 
 
-def fits(
-    profile: Sequence[LayerProfile], hosts: int, memory: float, *, microbatches: int | None = None
-) -> bool:
+def fits(profile: Sequence[LayerProfile], hosts: int, memory: float) -> bool:
     """Whether any plan for ``hosts`` hosts fits their memory."""
-    return _CutProblem(profile, hosts, memory, microbatches).feasible
+    return _CutProblem(profile, hosts, memory).feasible
 
 
 class _CutProblem:
     """The profile as integers: picoseconds and bytes, summed from the first layer on."""
 
-    def __init__(
-        self, profile: Sequence[LayerProfile], hosts: int, memory: float, microbatches: int | None
-    ) -> None:
+    def __init__(self, profile: Sequence[LayerProfile], hosts: int, memory: float) -> None:
         if not profile:
             raise UserError("the profile has no layers; at least one is needed")
         for what, value in (("hosts", hosts), ("memory", memory)):
             if not value > 0:
                 raise UserError(f"{what} is {value}; a positive number is needed")
-        if microbatches is not None and microbatches < 1:
-            raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
         self.layers, self.stages = len(profile), hosts
-        self.microbatches = MICROBATCHES_A_STAGE * hosts if microbatches is None else microbatches
+        self.microbatches = MICROBATCHES_A_STAGE * hosts
         seconds = [layer.forward + layer.backward for layer in profile]
         self.scale = _scale(sum(seconds), self.microbatches + self.layers)
         self.time = _sums([time * self.scale for time in seconds])
@@ -94,7 +84,7 @@ class _CutProblem:
 
     def took(self, stage: int, first: Where, last: Where) -> Table:
         """What layers ``first`` .. ``last - 1`` take as that stage, `INFINITE` where they cannot be it."""
-        memory = self.state + min(self.stages - stage, self.microbatches) * self.activation
+        memory = self.state + (self.stages - stage) * self.activation
         fit = memory[last] - memory[first] <= self.memory
         return np.where(fit, self.time[last] - self.time[first], INFINITE)
 
@@ -138,9 +128,7 @@ class _CutProblem:
     def longest(self) -> int:
         """A plan with a stage that takes longer is worse than that with the least slowest one: the first
         takes ``2 T + (N - S - 1) w`` at least, the second ``2 T + (N - 2) w`` at most."""
-        rounds = self.microbatches - self.stages - 1
-        least = int(self.after[0][0])
-        return least * (self.microbatches - 2) // rounds if rounds > 0 else INFINITE - 1
+        return int(self.after[0][0]) * (self.microbatches - 2) // (self.microbatches - self.stages - 1)
 
     def cost(self, stage: int, first: Where, last: Where, took: Table) -> Table:
         """Of the best plans whose rightmost slowest stage that is, without ``2 T``."""
@@ -166,7 +154,7 @@ class _CutProblem:
         cuts = self.around(*best[1:])
         times = [int(self.time[q] - self.time[p]) / self.scale for p, q in pairwise(cuts)]
         stages = tuple(Stage(p, q, time) for (p, q), time in zip(pairwise(cuts), times, strict=True))
-        return Template(stages, iteration_time(times, self.microbatches), self.microbatches)
+        return Template(stages, iteration_time(times, self.microbatches))
 
     def around(self, slowest: int, stage: int, first: int, last: int) -> list[int]:
         """The cuts of a plan in which that range of layers is the rightmost slowest stage."""

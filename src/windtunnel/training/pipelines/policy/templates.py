@@ -25,13 +25,7 @@ USUAL_LARGEST = 4
 pipelines are faster than longer ones."""
 
 
-def minimum_hosts(
-    profile: Sequence[LayerProfile],
-    memory: float,
-    *,
-    microbatches: int | None = None,
-    most: int | None = None,
-) -> int:
+def minimum_hosts(profile: Sequence[LayerProfile], memory: float, most: int | None = None) -> int:
     """The fewest hosts on which some plan fits (n0). ``most``: hosts that there are.
 
     Raises:
@@ -39,7 +33,7 @@ def minimum_hosts(
     """
     limit = len(profile) if most is None else min(most, len(profile))
     for hosts in range(1, limit + 1):
-        if fits(profile, hosts, memory, microbatches=microbatches):
+        if fits(profile, hosts, memory):
             return hosts
     need = sum(layer.state_bytes + layer.activation_bytes for layer in profile)
     raise UserError(
@@ -58,21 +52,19 @@ def template_set(
     hosts: int,
     failures: int,
     memory: float,
-    *,
-    microbatches: int | None = None,
     largest: int | None = None,
 ) -> TemplateSet:
     """Templates for a job of ``hosts`` hosts that is to survive ``failures`` at once.
 
-    ``microbatches``: of a pipeline in a step, 4 a stage unless given. ``largest``: no template for more
-    hosts, `USUAL_LARGEST` times n0 unless given; but all that coverage and merging need are made.
+    ``largest``: no template for more hosts, `USUAL_LARGEST` times n0 unless given; but all that coverage and
+    merging need are made.
 
     Raises:
         UserError: the model does not fit, or ``hosts`` is less than ``(failures + 1) n0``.
     """
     if failures < 0:
         raise UserError(f"failures is {failures}; 0 or more is needed")
-    n0 = minimum_hosts(profile, memory, microbatches=microbatches, most=hosts)
+    n0 = minimum_hosts(profile, memory, hosts)
     if hosts < (failures + 1) * n0:
         raise UserError(
             f"{hosts} hosts cannot hold {failures + 1} copies of the model, which needs {n0} hosts;"
@@ -83,7 +75,7 @@ def template_set(
     size = max(needed, min(useful, USUAL_LARGEST * n0 if largest is None else largest))
     templates: list[Template] = []
     for number in range(n0, min(size, hosts, len(profile)) + 1):
-        template = plan(profile, number, memory, microbatches=microbatches)
+        template = plan(profile, number, memory)
         if template is None:  # More stages hold more microbatches; sizes must be successive.
             break
         templates.append(template)
