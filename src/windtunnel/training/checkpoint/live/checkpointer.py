@@ -249,7 +249,7 @@ class PeerCheckpointer:
         )
         shared = self._shared
         nothing_saved = self._calls and not shared  # that there is nothing
-        again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
+        again = self._calls <= 1 or not self._calls % _RECHECK
         if self.job.world > 1 and again and not nothing_saved:
             shared = agree_alike(self.job, program, tensors, self._shared, f"{self._serial}.{self._calls}")
         if fits and shared == self._shared:

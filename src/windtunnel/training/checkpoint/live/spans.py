@@ -170,11 +170,10 @@ class IdleSender:
         nbytes: int,
         *,
         count: Callable[[], int] = group_traffic,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every = 1
         self._job, self._memory, self._settings, self._nbytes = job, memory, settings, nbytes
-        self._count, self._clock = count, clock
+        self._count = count
         self._profile = SpanProfile(settings.profile, 2 * PERIOD)
         self._lock = threading.RLock()
         self._quiet = 0
@@ -200,7 +199,7 @@ class IdleSender:
         """
         with self._lock:
             predicted = self._profile.expected is not None
-            self._profile.step(self._clock())
+            self._profile.step(time.monotonic())
             expected = self._profile.expected
             self._quiet = 0
             if predicted:
@@ -220,7 +219,7 @@ class IdleSender:
 
     def saved(self, step: int) -> None:
         """``step`` is being sent from now on."""
-        self._sent = step, self._clock()
+        self._sent = step, time.monotonic()
 
     def close(self) -> None:
         """No more windows."""
@@ -262,7 +261,7 @@ class IdleSender:
             total = self._count()
             busy = total != last
             with self._lock:
-                self._profile.look(self._clock(), busy, total)
+                self._profile.look(time.monotonic(), busy, total)
             last = total
             self._rate()
             with suppress(OSError):  # the agent is gone: the job will be told by others
@@ -274,7 +273,7 @@ class IdleSender:
             return
         step, begin = self._sent
         if self._memory.committed() >= step:
-            seconds = max(1e-6, self._clock() - begin)
+            seconds = max(1e-6, time.monotonic() - begin)
             self._rates.append(self._nbytes * (self._settings.copies - 1) / seconds)
             self._sent = None
 
@@ -289,7 +288,7 @@ class IdleSender:
         self._quiet = 0 if busy or since is None else self._quiet + 1
         chosen, expected = self._settings, self._profile.expected or ()
         sample = NetworkSample(
-            busy, self._quiet, 0.0 if since is None else self._clock() - since,
+            busy, self._quiet, 0.0 if since is None else time.monotonic() - since,
             here.seconds if here is not None else None, max((span.seconds for span in expected), default=0.0),
             self._always, self._window_open, self._endless, chosen.safety, chosen.startup,
         )  # fmt: skip
