@@ -34,12 +34,6 @@ def test_what_is_not_understood_is_refused(text: str, said: str) -> None:
         faults.fields(text, ACCEPTED)
 
 
-def test_a_field_may_have_two_names() -> None:
-    assert faults.fields("kill:member=3", ACCEPTED, {"member": "rank"}) == ("kill", {"rank": "3"})
-    with pytest.raises(UserError, match="rank is given twice"):
-        faults.fields("kill:member=3,rank=3", ACCEPTED, {"member": "rank"})
-
-
 def test_a_stroke_is_claimed_by_one_of_many(tmp_path: Path) -> None:
     strokes = [faults.InjectionCounts(tmp_path / "faults") for _ in range(8)]
     won: list[bool] = []

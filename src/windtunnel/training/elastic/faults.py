@@ -47,7 +47,7 @@ _OF_HOSTS = ("down", "slow")
 _NUMBERS = ("host", "rank", "step", "generation", "times")
 _WHEN = ("step", "point", "during", "generation", "times")
 _WHOM = ("host", "rank")
-_FIELDS = dict.fromkeys(("kill", *PROCESS, "down"), (*_WHOM, *_WHEN))
+_FIELDS: dict[str, tuple[str, ...]] = dict.fromkeys(("kill", *PROCESS, "down"), (*_WHOM, *_WHEN))
 _FIELDS |= {"slow": (*_WHOM, *_WHEN, "rate"), LAUNCHER: _WHEN}
 
 
