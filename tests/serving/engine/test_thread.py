@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 import urllib.error
 import urllib.request
@@ -13,10 +15,10 @@ from typing import Any
 import pytest
 
 from windtunnel.base.errors import LessError, ScriptError, WindtunnelError
+from windtunnel.serving.engine.live import serve as serving
 from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import Begun, EngineJob, Over, ServingEngine
 from windtunnel.serving.engine.live.sampling import Sampling
-from windtunnel.serving.engine.live.serve import serve
 from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.settings import ServeSettings
@@ -30,16 +32,16 @@ def test_jobs_get_their_events_and_those_that_are_left_fail_at_the_end() -> None
         time_of = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9)
         thread = EngineThread(ServingEngine(load("tiny-attention"), time_of, rows=2, kv=1 << 23))
         short, endless, gone = asyncio.Queue(), asyncio.Queue(), asyncio.Queue()
-        thread.submit(EngineJob(1, 0.0, (5, 6), (3,), Sampling(logprobs=1)), short)
-        thread.submit(EngineJob(2, 0.0, (5, 6), (4000,)), endless)
-        thread.submit(EngineJob(3, 0.0, (5, 6), (1 << 22,)), gone)
+        thread.submit(EngineJob(1, 0.0, (5, 6), (3,), Sampling(logprobs=1)), short.put_nowait)
+        thread.submit(EngineJob(2, 0.0, (5, 6), (4000,)), endless.put_nowait)
+        thread.submit(EngineJob(3, 0.0, (5, 6), (1 << 22,)), gone.put_nowait)
         events = [await short.get() for _ in range(5)]
         assert "there is room for" in (await gone.get()).refused
         await thread.close()
         last = endless.get_nowait()
         while not isinstance(last, Over):
             last = endless.get_nowait()
-        thread.submit(EngineJob(4, 0.0, (5,), (1,)), short)
+        thread.submit(EngineJob(4, 0.0, (5,), (1,)), short.put_nowait)
         return [*events, last, short.get_nowait()]
 
     begun, *tokens, over, last, late = asyncio.run(story())
@@ -47,6 +49,33 @@ def test_jobs_get_their_events_and_those_that_are_left_fail_at_the_end() -> None
     assert [token.ends for token in tokens] == ["", "", "length"]
     assert all(token.sampled.top[0] == (token.sampled.token, token.sampled.logprob) for token in tokens)
     assert "being stopped" in last.failed and "being stopped" in late.failed
+
+
+def test_a_stream_that_the_server_has_no_time_for_ends_with_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    monkeypatch.setattr(serving, "GRACE", 0.2)
+    told: list[str] = []
+    clients: list[threading.Thread] = []
+
+    def ask(url: str) -> None:
+        fields = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        body = json.dumps({"model": "tiny-attention", **fields}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            told.append(answer.readline().decode())
+            os.kill(os.getpid(), signal.SIGTERM)
+            told.extend(line.decode() for line in answer if line.strip())
+
+    def ready(url: str, run: str) -> None:
+        clients.append(threading.Thread(target=ask, args=(url,)))
+        clients[0].start()
+
+    serving.serve(ServeSettings("tiny-attention", port=0, threads=1), ready)
+    clients[0].join(60)
+    assert '"finish_reason": null' in told[0] and told[-1] == "data: [DONE]\n"
+    assert json.loads(told[-2].removeprefix("data: "))["error"]["message"] == "the server is being stopped"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +115,7 @@ def test_an_engine_that_fails_ends_the_server_with_a_sentence(
         raise LookupError("of nothing")
 
     with pytest.raises(kind, match=words) as caught:
-        serve(settings, ready)
+        serving.serve(settings, ready)
     clients[0].join(60)
     assert caught.value.status == status
     assert answers[0][0] == 500 and words in answers[0][1]

@@ -12,17 +12,16 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.types import Receive, Scope, Send
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.api import (
@@ -35,7 +34,7 @@ from windtunnel.serving.engine.live.api import (
     StreamOptions,
     named,
 )
-from windtunnel.serving.engine.live.loop import Begun, Branches, EngineJob, Event, Over, Token
+from windtunnel.serving.engine.live.loop import Begun, Branches, EngineJob, Event, Token
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
@@ -47,6 +46,7 @@ LONGEST = 1024
 LARGEST = 8 << 20
 """Bytes of a request's body."""
 GRACE = 30
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 REFUSALS = {
     "queue": (429, "queue_full", "the queue is full; try again later"),
@@ -64,11 +64,13 @@ class Logprob(NamedTuple):
 
 
 class _Choice:
-    """One text of an answer, which comes by tokens. ``sent``: whether some of it is."""
+    """One text of an answer, which comes by tokens. ``sent``: whether some of it is; ``whole``: all, and its
+    log-probabilities, of an answer that is sent at its end."""
 
     def __init__(self, index: int, tokens: Tokenizer, stops: list[str]) -> None:
         self.index, self._of, self._text = index, tokens, Text(tokens, stops)
         self.tokens, self.sent = 0, False
+        self.whole: tuple[list[str], list[Logprob]] = [], []
         self.reason: str | None = None
 
     def add(self, event: Token) -> tuple[str, list[Logprob]]:
@@ -86,10 +88,6 @@ class _Choice:
             logprobs = [Logprob(token, top, offset)]
         self.reason = "stop" if self._text.stopped else event.ends or None
         return text + self._text.rest() if event.ends else text, logprobs
-
-
-Part = tuple[_Choice, str, list[Logprob]]
-"""Of a choice text and log-probabilities: what is new of it, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +127,10 @@ class ModelService:
             gauge = Gauge(f"windtunnel_{fact}", description, registry=self.registry)
             gauge.set_function(lambda fact=fact: engine.engine.facts()[fact])  # type: ignore[misc]
 
-    async def answer(self, body: Body, request: Request) -> Response:
-        """The answer, or the beginning of a stream."""
+    def answer(self, body: Body) -> Response:
+        """The answer to a request, which is computed as it is sent."""
         self.check_engine()
-        return await _unless_gone(request, _Work(self, body).respond())
+        return _Answer(self, body)
 
     def check_engine(self) -> None:
         """Raises `RequestRefused` where it has ended."""
@@ -145,10 +143,10 @@ class ModelService:
             message = f"The model `{model}` does not exist; there is `{self.name}`"
             raise RequestRefused(message, status=404, param="model", code="model_not_found")
 
-    def over(self, outcome: str, work: _Work) -> None:
+    def over(self, work: _Answer) -> None:
         """Count an answer."""
         now, tokens = time.monotonic(), work.tokens
-        self._ended.labels(outcome).inc()
+        self._ended.labels(work.outcome).inc()
         self._tokens.labels("prompt").inc(work.prompt)
         self._tokens.labels("cached").inc(work.cached)
         self._tokens.labels("decoded").inc(tokens)
@@ -159,17 +157,20 @@ class ModelService:
                 self._pace.observe((now - work.first) / (tokens - 1))
 
 
-class _Work:
-    """One HTTP request: its jobs in the engine, and what comes of them."""
+class _Answer(Response):
+    """One HTTP request: its jobs in the engine, and what comes of them, sent as it comes."""
 
     def __init__(self, service: ModelService, body: Body) -> None:
+        self.background = None
         self.service, self.body, self.began = service, body, time.monotonic()
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.news, self.text = asyncio.Event(), ""  # whether there are any, and events that are not sent yet
+        self.error: Exception | None = None
         self.choices: dict[Unit, _Choice] = {}  # by job and unit, in the order of the answer
         self.jobs: list[EngineJob] = []
         self.prompt = self.cached = 0
         self.first: float | None = None
-        self._chat = isinstance(body, Chat)
+        self.outcome = "cancelled"
+        self._chat, self._options = isinstance(body, Chat), body.stream_options or StreamOptions()
         kind, name = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
         self._head = {
             "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model,
@@ -185,6 +186,8 @@ class _Work:
             prompts = [self._tokens(prompt, "prompt") for prompt in body.prompts]
         for prompt in prompts:
             self._job(prompt, secrets.randbits(62) if body.seed is None else body.seed)
+        self.open = {job.id for job in self.jobs}
+        self._line = f"data: {json.dumps(self._head)[:-1]}, "
 
     def _tokens(self, prompt: str | list[int], param: str) -> list[int]:
         tokens = self.service.tokens.encode(prompt) if isinstance(prompt, str) else prompt
@@ -238,70 +241,102 @@ class _Work:
         behind = tuple(self._tokens(branches.join, "branches.join")) if branches.join else ()
         return Branches(tuple(heads), (branches.max_tokens,) * len(heads), behind), joined
 
-    async def respond(self) -> Response:
-        """As soon as it is known that it is served."""
-        parts = self.parts()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. What is refused before any of it is sent has a status of its own."""
+        engine, leaving = self.service.engine, asyncio.create_task(self._left(receive))
         try:
-            await anext(parts)
+            for job in self.jobs:
+                engine.submit(job, self.take)
+            await self._news()
             if self.body.stream:
-                return StreamingResponse(self.stream(parts), media_type="text/event-stream")
-            whole = {choice: ([""], list[Logprob]()) for choice in self.choices.values()}
-            async for choice, text, logprobs in parts:
-                whole[choice][0].append(text)
-                whole[choice][1].extend(logprobs)
-        except BaseException:
-            await parts.aclose()
-            raise
-        choices = [self._choice(choice, "".join(texts), all_of) for choice, (texts, all_of) in whole.items()]
-        return JSONResponse({**self._head, "choices": choices, **self._used()})
-
-    async def parts(self) -> AsyncGenerator[Part, None]:
-        """What comes of the jobs, nothing at first where one is admitted. Ended early, it cancels them."""
-        engine, open_jobs, outcome = self.service.engine, {job.id for job in self.jobs}, "cancelled"
-        for job in self.jobs:
-            engine.submit(job, self.events)
-        try:
-            while open_jobs:
-                event = await self.events.get()
-                if isinstance(event, Over):
-                    open_jobs.discard(event.job)
-                    outcome = "refused" if event.refused else "failed" if event.failed else outcome
-                    if event.refused:
-                        status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
-                        raise RequestRefused(why, status=status, code=code)
-                    if event.failed:
-                        raise RequestRefused(event.failed, status=500, code="engine_failed")
-                elif isinstance(event, Begun):
-                    self.cached += event.cached
-                    yield next(each for (job, _), each in self.choices.items() if job == event.job), "", []
-                elif (choice := self.choices[event.job, event.unit]).reason is None:
-                    self.first = self.first or time.monotonic()
-                    new = choice.add(event)
-                    if choice.reason and not event.ends:  # at a text that it was to stop at
-                        engine.end(event.job, event.unit)
-                    yield choice, *new
-            outcome = "done"
+                await self._stream(send)
+            else:
+                while self.open:
+                    await self._news()
+                choices = [
+                    self._choice(choice, "".join(choice.whole[0]), choice.whole[1])
+                    for choice in self.choices.values()
+                ]
+                content = {**self._head, "choices": choices, **self._used()}
+                await JSONResponse(content)(scope, receive, send)
         finally:
-            for number in open_jobs:
+            leaving.cancel()
+            for number in self.open:
                 engine.cancel(number)
-            self.service.over(outcome, self)
+            self.service.over(self)
 
-    async def stream(self, parts: AsyncGenerator[Part, None]) -> AsyncGenerator[str, None]:
-        """Server-sent events of ``parts``. What goes wrong is an event, too."""
-        options = self.body.stream_options or StreamOptions()
-        usage = options.include_usage and options.continuous_usage_stats
+    async def _stream(self, send: Send) -> None:
+        """Server-sent events, all of a step in one message. What goes wrong is an event, too."""
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
         try:
-            async for choice, text, logprobs in parts:
-                if text or logprobs or choice.reason:
-                    event = {**self._head, "choices": [self._choice(choice, text, logprobs)]}
-                    yield _event({**event, **self._used()} if usage else event)
-            if options.include_usage:
-                yield _event({**self._head, "choices": [], **self._used()})
+            while self.open or self.error is not None:
+                if self.text:
+                    body, self.text = self.text.encode(), ""
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await self._news()
+            if self._options.include_usage:
+                self.text += f"{self._line}{json.dumps({'choices': [], **self._used()})[1:]}\n\n"
         except RequestRefused as error:
-            yield _event(error.plain())
-        finally:
-            await parts.aclose()
-        yield "data: [DONE]\n\n"
+            self.text += f"data: {json.dumps(error.plain())}\n\n"
+        await send({"type": "http.response.body", "body": f"{self.text}data: [DONE]\n\n".encode()})
+
+    async def _left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.error = RequestRefused("the client has gone", status=499)
+        self.news.set()
+
+    async def _news(self) -> None:
+        """Until something has come. Raises what went wrong."""
+        try:
+            await self.news.wait()
+        except asyncio.CancelledError:  # by the HTTP server, whose time to end is over
+            raise RequestRefused("the server is being stopped", status=503, code="not_ready") from None
+        self.news.clear()
+        if self.error is not None:
+            raise self.error
+
+    def take(self, event: Event) -> None:
+        """What comes of the jobs: as text at once, for all that are served by one step one after another."""
+        try:
+            self._hear(event)
+        except Exception as error:  # this answer's alone
+            self.error = error
+        self.news.set()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Token):
+            choice = self.choices[event.job, event.unit]
+            if choice.reason is None:
+                self._add(choice, event)
+            return
+        if isinstance(event, Begun):
+            self.cached += event.cached
+            return
+        self.open.discard(event.job)
+        if event.refused:
+            self.outcome = "refused"
+            status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
+            raise RequestRefused(why, status=status, code=code)
+        if event.failed:
+            self.outcome = "failed"
+            raise RequestRefused(event.failed, status=500, code="engine_failed")
+        if not self.open:
+            self.outcome = "done"
+
+    def _add(self, choice: _Choice, event: Token) -> None:
+        self.first = self.first or time.monotonic()
+        text, logprobs = choice.add(event)
+        if choice.reason and not event.ends:  # at a text that it was to stop at
+            self.service.engine.end(event.job, event.unit)
+        if not self.body.stream:
+            choice.whole[0].append(text)
+            choice.whole[1].extend(logprobs)
+        elif text or logprobs or choice.reason:
+            more = {"choices": [self._choice(choice, text, logprobs)]}
+            if self._options.include_usage and self._options.continuous_usage_stats:
+                more |= self._used()
+            self.text += f"{self._line}{json.dumps(more)[1:]}\n\n"
 
     def _choice(self, choice: _Choice, text: str, logprobs: list[Logprob]) -> dict[str, Any]:
         """A choice as an object, or in a stream what is new of it."""
@@ -345,46 +380,20 @@ def _token(text: str, value: float) -> dict[str, Any]:
     return {"token": text, "logprob": value, "bytes": None}
 
 
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """What ``work`` gives; it is cancelled if the client leaves before."""
-    doing, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise RequestRefused("the client has gone", status=499)
-        return doing.result()
-    except asyncio.CancelledError:  # by the HTTP server, whose time to end is over
-        raise RequestRefused("the server is being stopped", status=503, code="not_ready") from None
-    finally:
-        leaving.cancel()
-        if doing.cancel():
-            with suppress(asyncio.CancelledError, RequestRefused):
-                await doing
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def build(service: ModelService) -> FastAPI:
     """The application."""
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None, responses=RESPONSES)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=LARGEST)
 
     @app.post("/v1/completions", responses=STREAM)
-    async def completions(completion: Completion, request: Request) -> Response:
+    async def completions(completion: Completion) -> Response:
         """OpenAI's completions, and ``branches``."""
-        return await service.answer(completion, request)
+        return service.answer(completion)
 
     @app.post("/v1/chat/completions", responses=STREAM)
-    async def chat(body: Chat, request: Request) -> Response:
+    async def chat(body: Chat) -> Response:
         """OpenAI's chat, and ``branches``."""
-        return await service.answer(body, request)
+        return service.answer(body)
 
     def described() -> dict[str, Any]:
         return {"id": service.name, "object": "model", "created": service.began, "owned_by": "windtunnel"}

@@ -32,7 +32,7 @@ class EngineThread:
         """What is called when the thread has ended."""
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._jobs: dict[int, asyncio.Queue[Event]] = {}
+        self._jobs: dict[int, Callable[[Event], None]] = {}
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -43,9 +43,9 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join, STOP_SECONDS)
         self._end(self.wrong or HostError("the server is being stopped"))
 
-    def submit(self, job: EngineJob, events: asyncio.Queue[Event]) -> None:
-        """What comes of it is put into ``events``, an `Over` at last."""
-        self._jobs[job.id] = events
+    def submit(self, job: EngineJob, take: Callable[[Event], None]) -> None:
+        """What comes of it is given to ``take``, an `Over` at last."""
+        self._jobs[job.id] = take
         if self.wrong is not None:
             self._deliver([Over(job.id, failed=str(self.wrong))])
         self._inbox.put(lambda: self.engine.add(job))
@@ -87,9 +87,9 @@ class EngineThread:
 
     def _deliver(self, events: Iterable[Event]) -> None:
         for event in events:
-            queue_of = self._jobs.pop if isinstance(event, Over) else self._jobs.get
-            if (job := queue_of(event.job, None)) is not None:
-                job.put_nowait(event)
+            taker_of = self._jobs.pop if isinstance(event, Over) else self._jobs.get
+            if (take := taker_of(event.job, None)) is not None:
+                take(event)
 
     def _end(self, wrong: WindtunnelError) -> None:
         self.wrong = wrong

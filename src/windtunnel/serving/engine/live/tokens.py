@@ -103,6 +103,7 @@ class Text:
 
     def __init__(self, tokens: Tokenizer, stops: Sequence[str]) -> None:
         self._further, self._stops = tokens.stream(), stops
+        self._most = max(map(len, stops), default=1) - 1  # characters that are held back
         self._pending = ""
         self.stopped = False
         self.length = 0
@@ -119,7 +120,7 @@ class Text:
         if ends:
             self.stopped, self._pending = True, ""
             return text[: min(ends)]
-        sure = max(0, len(text) - max(map(len, self._stops), default=1) + 1)
+        sure = max(0, len(text) - self._most)
         self._pending = text[sure:]
         return text[:sure]
 
