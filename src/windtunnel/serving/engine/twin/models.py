@@ -21,7 +21,7 @@ from windtunnel.base.units import amount
 from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import fit
-from windtunnel.serving.prefixcache.policy.shapes import ModelShape, shape
+from windtunnel.serving.prefixcache.policy.shapes import Fields, ModelShape, shape
 from windtunnel.training.emulate.gradients import collective_times
 
 BANDWIDTH, RATE = 0.85, 0.75
@@ -98,26 +98,18 @@ def model_like(name: str) -> Model:
             ) from None
     if not isinstance(config, dict):
         raise UserError(f"`model_like`: {name}: a config.json is one JSON object")
-    config = {**config, **(config.get("text_config") or {})}
-    for field in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if config.get(field):
-            raise UserError(
-                f"`model_like`: {name}: field {field} is {config[field]}; which experts a step reads is not"
-                " modelled; accepted are models without experts, and profiles measured on real steps"
-            )
-    numbers: dict[str, int] = {}
-    for field in ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"):
-        value = config.get(field)
-        if type(value) is not int or value < 1:
-            raise UserError(f"`model_like`: {name}: field {field} is {value!r}; a whole number is needed")
-        numbers[field] = value
-    form = shape(config, width=WIDTH)
-    table = numbers["hidden_size"] * numbers["vocab_size"]
+    fields, form = Fields(config), shape(config, width=WIDTH)
+    if experts := fields.get("num_experts", "num_local_experts", "n_routed_experts"):
+        raise UserError(
+            f"`model_like`: {name} has {experts} experts; which of them a step reads is not modelled;"
+            " accepted are models without experts, and profiles measured on real steps"
+        )
+    size, heads = fields.need("hidden_size", "n_embd"), fields.need("num_attention_heads", "n_head")
+    table = size * fields.need("vocab_size")
     read = WIDTH * (form.token / 2 + table)
     return Model(
-        name, form, read + (0 if config.get("tie_word_embeddings") else WIDTH * table), read, 2.0 * table,
-        numbers["num_hidden_layers"], numbers["hidden_size"],
-        config.get("num_key_value_heads") or numbers["num_attention_heads"],
+        name, form, read + (0 if fields.get("tie_word_embeddings") else WIDTH * table), read, 2.0 * table,
+        fields.need("num_hidden_layers", "n_layer"), size, fields.get("num_key_value_heads") or heads,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def shape(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) ->
 
 def layers(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -> list[LayerShape]:
     """The parts of all layers, in their order; as `shape`."""
-    fields = _Fields({**config, **(config.get("text_config") or {})})
+    fields = Fields(config)
     if fields.get("kv_lora_rank"):
         raise fields.wrong("kv_lora_rank", "attention with latent keys is not counted here")
     result = []
@@ -113,12 +113,13 @@ def layers(config: Mapping[str, Any], *, width: int = 2, state_width: int = 4) -
     return result
 
 
-class _Fields:
-    """A config; what is needed and missing is refused by name."""
+class Fields:
+    """A config, of a model with several parts that of its text; what is needed and missing is refused by
+    name."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-        self.family = str(config.get("model_type", ""))
+        self._config = {**config, **(config.get("text_config") or {})}
+        self.family = str(self._config.get("model_type", ""))
 
     def get(self, *names: str) -> Any:
         """The first of these that is there."""
@@ -134,7 +135,7 @@ class _Fields:
         return UserError(f"model config of type {self.family!r}: field {name}: {why}")
 
 
-def _kinds(fields: _Fields) -> list[str]:
+def _kinds(fields: Fields) -> list[str]:
     """The kind of each layer."""
     listed = fields.get("layer_types", "layers_block_type")
     count = len(listed) if listed else fields.need("num_hidden_layers", "n_layer")
@@ -153,7 +154,7 @@ def _kinds(fields: _Fields) -> list[str]:
     return ["sliding_attention" if windowed else "full_attention"] * count
 
 
-def _attention(fields: _Fields, width: int, kind: str) -> LayerShape:
+def _attention(fields: Fields, width: int, kind: str) -> LayerShape:
     size, heads = fields.need("hidden_size", "n_embd"), fields.need("num_attention_heads", "n_head")
     groups = fields.get("num_key_value_heads") or heads
     head = fields.get("attention_head_dim", "head_dim") or size // heads
@@ -167,7 +168,7 @@ def _attention(fields: _Fields, width: int, kind: str) -> LayerShape:
     )  # fmt: skip
 
 
-def _recurrent(fields: _Fields, width: int, state_width: int) -> LayerShape:
+def _recurrent(fields: Fields, width: int, state_width: int) -> LayerShape:
     size = fields.need("hidden_size")
     if fields.get("linear_key_head_dim"):  # gated delta net
         keys = fields.need("linear_num_key_heads") * fields.need("linear_key_head_dim")
@@ -196,7 +197,7 @@ def _recurrent(fields: _Fields, width: int, state_width: int) -> LayerShape:
     )  # fmt: skip
 
 
-def _perceptrons(fields: _Fields, place: int, kind: str) -> Iterable[float]:
+def _perceptrons(fields: Fields, place: int, kind: str) -> Iterable[float]:
     """FLOPs of a token, of the layer's perceptron or of its active experts."""
     family = fields.family
     if family in ("mamba", "mamba2", "falcon_mamba") or (family == "zamba2" and kind != "hybrid"):
@@ -222,7 +223,7 @@ def _perceptrons(fields: _Fields, place: int, kind: str) -> Iterable[float]:
         yield gated * size * shared
 
 
-def _sparse(fields: _Fields, place: int, kind: str) -> bool:
+def _sparse(fields: Fields, place: int, kind: str) -> bool:
     """Whether the layer has experts."""
     if fields.family == "nemotron_h":
         return kind == "moe"
