@@ -15,7 +15,6 @@ from itertools import count
 from statistics import median
 
 import torch
-from rich.table import Table
 
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated, Progress, own, today
@@ -36,11 +35,6 @@ FULL: tuple[Wave, ...] = (
     *((rows, 16, 0) for rows in (1, 2, 4, 8, 16, 32, 64)), *((rows, 256, 0) for rows in (1, 4, 16, 32)),
     (1, 2048, 0), (4, 1024, 0), (1, 512, 16), (2, 256, 32),
 )  # fmt: skip
-WORDS = {
-    "base": "before any work", "decode": "where rows decode", "row": "for each row",
-    "kv": "for each KV token read", "chunk": "for each chunk of prefill", "token": "for each token of it",
-    "pair": "for each token that such a one attends to",
-}  # fmt: skip
 
 
 def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
@@ -57,11 +51,7 @@ def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
         error=error, date=today(),
         points=[[*point, spent] for point, spent in zip(points, seconds, strict=True)],
     )  # fmt: skip
-    table = Table("a step takes", "seconds")
-    for field, words in WORDS.items():
-        table.add_row(words, f"{getattr(step, field):.4g}")
-    summary = f"{len(points)} steps of {MODEL}, {error:.1%} from the step model on average"
-    return Calibrated(path, summary, table)
+    return Calibrated(path, f"{len(points)} steps of {MODEL}, {error:.1%} from the step model on average")
 
 
 def step_time(executor: Executor, rows: int, chunk: int) -> StepTime:
@@ -84,13 +74,11 @@ def measure(
         executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=rows, kv=1 << 60, chunk=chunk, admission="wait",
         branching="eager", clock=clock,
     )  # fmt: skip
-    points: list[profile.Point] = []
-    seconds: list[list[float]] = []
+    turns: list[list[tuple[profile.Point, float]]] = [[] for _ in range(repeats)]
     numbers = count()
-    for turn in range(repeats):
-        place = 0
-        for wave in waves:
-            progress((turn + place / max(1, len(points))) / repeats if turn else 0.0)
+    for turn, steps in enumerate(turns):
+        for place, wave in enumerate(waves):
+            progress((turn + place / len(waves)) / repeats)
             for job in _jobs(executor, wave, numbers):
                 engine.add(job)
             while engine.busy:
@@ -100,12 +88,9 @@ def measure(
                         raise UserError(f"a step to be timed failed: {event.failed}")
                 step = engine.last_step
                 assert step is not None
-                if not turn:
-                    points.append((len(step.rows), step.read, step.chunks))
-                    seconds.append([])
-                seconds[place].append(engine.seconds - before)
-                place += 1
-    return points, [median(each) for each in seconds]
+                steps.append(((len(step.rows), step.read, step.chunks), engine.seconds - before))
+    alike = list(zip(*turns, strict=True))
+    return [each[0][0] for each in alike], [median(seconds for _, seconds in each) for each in alike]
 
 
 def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[EngineJob]:

@@ -196,7 +196,7 @@ def _place(settings: ServeSettings, cached: bool) -> _Place:
     )  # fmt: skip
     if settings.step_time:
         fitted = profile.step_time(settings.step_time)
-        kv = settings.kv // (fitted.token_bytes or 1) or fitted.kv
+        kv = settings.kv // (fitted.token_bytes or 1) or profile.KV
         return _Place(replace(limits, kv=kv), fitted.time, fitted.about, ModelShape(0, 0, 0.0), 0)
     model, cluster = models.model_like(settings.model_like), load_cluster(settings.on)
     width, fits = max(1, model.shape.kv), models.kv_tokens(model, cluster)

@@ -30,7 +30,6 @@ class FittedSteps:
     time: StepTime
     about: str
     token_bytes: int = 0
-    kv: int = KV
 
 
 def save(path: Path, time: StepTime, token_bytes: int, **about: Any) -> None:
