@@ -150,6 +150,11 @@ def test_a_type_that_a_model_cannot_have_is_refused_in_a_sentence(
         serve(ServeSettings("tiny-attention", port=0, dtype="int8"))
 
 
+def test_rules_of_the_prefix_cache_are_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(UserError, match="`rules` 'lru' is unknown; accepted are density"):
+        serve(ServeSettings("no/such/place", port=0, rules="lru"))
+
+
 def test_threads_are_as_many_as_there_are_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [SimpleNamespace(idle=idle, iowait=3.0) for idle in (96.0, 88.0, 86.0, 0.0)]
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval, percpu: looks)

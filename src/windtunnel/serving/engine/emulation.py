@@ -97,11 +97,9 @@ def emulate(settings: ServeSettings) -> Emulated:
     Raises:
         UserError: something that was asked for is wrong.
     """
-    named, policies = choose_policies(settings.branching, settings.admission)
-    settings = replace(settings, branching=named[BRANCHING], admission=named[ADMISSION])
     rules = settings.cache_rules
-    if (rules or NO_CACHE) not in RULES:
-        raise UserError(f"serve: `rules` {rules!r} is unknown; accepted are {', '.join(RULES)}")
+    named, policies = choose_policies(settings.branching, settings.admission, rules or NO_CACHE)
+    settings = replace(settings, branching=named[BRANCHING], admission=named[ADMISSION])
     if not 0 < settings.speed_up < inf:
         raise UserError(f"serve: `speed_up` {settings.speed_up:g} is not accepted; use a number above 0")
     trace = _trace(settings)

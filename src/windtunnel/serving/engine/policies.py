@@ -16,9 +16,10 @@ from windtunnel.base.policyfile import Policy
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
 from windtunnel.serving.engine.policy.scheduler import Log
+from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.store.eventlog import EventLog
 
-BRANCHING, ADMISSION = "serving.branching", "serving.engine"
+BRANCHING, ADMISSION, PREFIXES = "serving.branching", "serving.engine", "serving.prefixcache"
 ALWAYS = ("engine", "time")
 """Events that are logged whatever the step."""
 Note = Callable[..., object]
@@ -44,26 +45,27 @@ def event_notes(log: EventLog, every: int, steps: Callable[[], int]) -> tuple[Lo
     return decided, note
 
 
-def choose_policies(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
-    """Who decides, for what ``branching`` and ``admission`` say: names by capability, and of these the
-    functions that are a user's. A file that does not say what it is for decides which branches take part;
+def choose_policies(policy: str, late: str, rules: str = "none") -> tuple[dict[str, str], dict[str, Policy]]:
+    """Who decides, for what ``branching``, ``admission`` and ``rules`` say: names by capability, and of these
+    the functions that are a user's. A file that does not say what it is for decides which branches take part;
     one for admission leaves these to the default.
 
     Raises:
         UserError: a name is unknown, or the file cannot be used.
         ScriptError: the file failed.
     """
-    named, own = {BRANCHING: policy, ADMISSION: late}, dict[str, Policy]()
+    named, own = {BRANCHING: policy, ADMISSION: late, PREFIXES: rules}, dict[str, Policy]()
     if policy.endswith(policyfile.ENDING):
         path = Path(policy).absolute()
         decide, mine = policyfile.load(path, "branching")
         mine = BRANCHING if mine is None else mine
-        if mine not in named:
-            raise UserError(f"{path}: CAPABILITY {mine!r} is not accepted, use {' or '.join(named)}")
+        if mine not in _RULES:
+            raise UserError(f"{path}: CAPABILITY {mine!r} is not accepted, use {' or '.join(_RULES)}")
         named |= {BRANCHING: "taper", mine: str(path)}
         own[mine] = _checked(path, decide, *_RULES[mine])
     for field, name, accepted in (
         ("branching", BRANCHING, branching.POLICIES), ("admission", ADMISSION, admission.POLICIES),
+        ("rules", PREFIXES, prefixcache.POLICIES),
     ):  # fmt: skip
         if name not in own and named[name] not in accepted:
             more = ", or a file ending in .py" if name == BRANCHING else ""

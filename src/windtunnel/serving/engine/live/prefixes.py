@@ -31,8 +31,6 @@ class Prefixes:
     def __init__(
         self, executor: Executor, rules: str, capacity: int, log: Log | None = None, note: Note | None = None
     ) -> None:
-        if rules not in RULES:
-            raise UserError(f"`rules`: {rules!r} is unknown; accepted are {', '.join(RULES)}")
         self.executor, self._note = executor, note or unheard
         self.tree = tree.PrefixCache(
             shape_of(executor), capacity, RULES[rules], decide=POLICIES[rules],

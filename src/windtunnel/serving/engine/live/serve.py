@@ -30,7 +30,7 @@ from windtunnel.serving.engine.live.thread import EngineThread
 from windtunnel.serving.engine.live.tokens import tokenizer
 from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.engine.policies import ADMISSION, BRANCHING, choose_policies, event_notes
-from windtunnel.serving.engine.settings import ServeSettings
+from windtunnel.serving.engine.settings import NO_CACHE, ServeSettings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 
@@ -51,7 +51,8 @@ def serve(settings: ServeSettings, ready: Callable[[str, str], None] = lambda ur
         ScriptError: a policy of the user's failed.
         LessError: the engine failed.
     """
-    names, policies = choose_policies(settings.branching, settings.admission)
+    rules = settings.cache_rules or NO_CACHE
+    names, policies = choose_policies(settings.branching, settings.admission, rules)
     if settings.dtype not in DTYPES:
         raise UserError(f"serve: `dtype` {settings.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
     sock = listen("serve", settings.host, settings.port)
