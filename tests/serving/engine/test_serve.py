@@ -203,6 +203,14 @@ def test_a_trace_is_emulated_with_a_policy_of_ones_own(
     ):
         with pytest.raises(kind, match=said):
             simulate(branching=_file(mine, text), **asked)
+    whole = (
+        "from windtunnel.serving.engine.policy import Decision\nCAPABILITY = 'serving.engine'\n"
+        "def decide(seen):\n    parts = tuple((one.request, one.unit, one.stop) for one in seen.filling)\n"
+        "    return Decision(tuple(one.request for one in seen.waiting), prefill=parts)\n"
+    )
+    assert simulate(branching=_file(mine, whole), **asked).summary["finished"] == 2
+    with pytest.raises(ScriptError, match="which is not possible here"):
+        simulate(branching=_file(mine, whole), chunk=100, **asked)  # of a prompt of 300
     with pytest.raises(UserError, match=r"there is no file .*none\.py"):
         simulate(branching=str(tmp_path / "none.py"), **asked)
 
