@@ -43,10 +43,9 @@ class RequestRefused(HTTPException):
         self.param, self.code = param, code
 
     def plain(self) -> dict[str, Any]:
-        kinds = {404: "invalid_request_error", 429: "rate_limit_error"}
-        kind = kinds.get(
-            self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error"
-        )
+        kind = "invalid_request_error" if self.status_code < 500 else "server_error"
+        if self.status_code == 429:
+            kind = "rate_limit_error"
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
