@@ -21,8 +21,8 @@ arrives and none begins after `ScheduledStep.until`: the outcome is that of sing
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from math import inf
 from typing import Any
@@ -43,6 +43,8 @@ from windtunnel.serving.engine.policy.step import (
 ALWAYS = branching.ALWAYS
 PATIENCE = 16
 """Tokens that another branch must have left more before it becomes the protected one."""
+NOTHING = admission.Decision()
+NOWHERE: Depths = ()
 LOOK = 16
 """Waiting requests that one decision sees at most."""
 
@@ -53,14 +55,14 @@ Log = Callable[[str, str, object, object], None]
 
 class _Sequence:
     """A parent or a branch. ``depth``: tokens in the KV, from the request's first to its last; it is
-    prefilled up to ``goal``; ``left``: tokens that a branch may still decode. A branch is ``live`` from its
-    first token on."""
+    prefilled up to ``goal``, as a ``prompt`` where nothing of the request is decoded yet; ``left``: tokens
+    that a branch may still decode. A branch is ``live`` from its first token on."""
 
-    __slots__ = ("depth", "goal", "left", "live", "number")
+    __slots__ = ("depth", "goal", "left", "live", "number", "prompt")
 
     def __init__(self, number: int, depth: int, goal: int, left: int) -> None:
         self.number, self.depth, self.goal, self.left = number, depth, goal, left
-        self.live = False
+        self.live = self.prompt = False
 
 
 class _Running:
@@ -125,15 +127,13 @@ class EngineScheduler:
         self._admit = own.get("serving.engine") or admission.POLICIES[limits.admission]
         self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
         self._waiting: deque[tuple[InferenceRequest, admission.WaitingRequest]] = deque()
-        self._matches: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step
         self._running: dict[int, _Running] = {}
         self._serial: dict[int, _Running] = {}  # whose parent decodes
         self._parallel: dict[int, _Running] = {}  # with branches that decode
-        self._urgent: dict[Unit, _Sequence] = {}  # to be prefilled: what running requests wait for
-        self._filling: dict[Unit, _Sequence] = {}  # and prompts
+        self._filling: dict[Unit, _Sequence] = {}  # to be prefilled
         self._forks: dict[int, tuple[int, ...]] = {}
         self._joins: list[int] = []
-        self._ends: list[tuple[int, int, int]] = []  # heap: step at which a parent ends, request, began
+        self._ends: list[tuple[int, int]] = []  # heap: step at which a parent ends, request
         self._rows: tuple[Unit, ...] | None = ()  # of `_serial`
         self._steps = self._read = 0
         self.reserved = 0
@@ -201,17 +201,14 @@ class EngineScheduler:
     def next(self, now: float) -> ScheduledStep | None:
         """The step to take now; None if there is nothing to do. It may have refusals only
         (`ScheduledStep.work`)."""
-        admitted: tuple[int, ...] = ()
-        refused: tuple[int, ...] = ()
-        prefill: tuple[PrefillChunk, ...] = ()
-        until, repeat = inf, ALWAYS
+        decision, repeat = NOTHING, ALWAYS
         protected = [self._protect(running) for running in self._parallel.values()]
-        if self._waiting or self._urgent or self._filling:
+        if self._waiting or self._filling:
             decision = self._plan(now, len(self._serial) + len(protected))
-            admitted, refused, until = decision.admit, decision.refuse, decision.until
-            prefill = tuple(self._chunk(*part) for part in decision.prefill)
-            if prefill or admitted or refused:  # the next step sees others
+            if decision.prefill or decision.admit or decision.refuse:  # the next step sees others
                 repeat = 1
+        admitted, refused = decision.admit, decision.refuse
+        prefill = tuple([self._chunk(*part) for part in decision.prefill])
         if self._rows is None:
             self._rows = tuple((number, 0) for number in self._serial)
         branches: tuple[Unit, ...] = ()
@@ -239,13 +236,11 @@ class EngineScheduler:
                 step.admitted, step.refused = admitted + step.admitted, refused + step.refused
                 return step
             return ScheduledStep(now, (), refused=refused) if refused else None
-        while self._ends and self._stale(self._ends[0]):
-            heappop(self._ends)
         if self._ends:
             repeat = min(repeat, self._ends[0][0] - self._steps)
         step = ScheduledStep(
             now, rows, branches, prefill, tuple(self._joins), tuple(self._forks.items()), admitted, refused,
-            read, repeat=repeat, until=until, measured=wide or bool(prefill),
+            read, repeat=repeat, until=decision.until, measured=wide or bool(prefill),
         )  # fmt: skip
         self._joins, self._forks = [], {}
         step.modelled = step.seconds(self.time)
@@ -277,8 +272,7 @@ class EngineScheduler:
             elif running is not None and unit in running.branches and running.branches[unit].live:
                 self._branch_ends(running, running.branches[unit], out, now)
         while self._ends and self._ends[0][0] <= self._steps:
-            if not self._stale(last := heappop(self._ends)):
-                self._parent_ends(self._serial[last[1]], out, now)
+            self._parent_ends(self._serial[self._ends[0][1]], out, now)
         for chunk in step.prefill:
             if chunk.request in self._running:
                 self._filled(self._running[chunk.request], chunk, early, out, now)
@@ -297,38 +291,38 @@ class EngineScheduler:
                 filling.append(admission.Filling(number, unit, part.goal - part.depth, stop))
                 budget -= stop
         free, slots = limits.kv - self.reserved, limits.rows - len(self._running)
+        found = self._looked_up(budget, slots, free)
         observation = admission.Observation(
             now, rows, slots, free, limits.chunk, backlog, tuple(filling),
-            self._candidates_to_admit(budget, slots, free), self.time,
+            tuple([waiting for waiting, *_ in found]), self.time,
         )  # fmt: skip
         decision = self._admit(observation)
         if self._log is not None:
             self._log("serving.engine", limits.admission, observation, decision)
         if decision.admit or decision.refuse:
-            self._leave_queue(observation.waiting, decision)
+            self._leave_queue(found, decision)
         return decision
 
-    def _unfilled(self) -> Iterator[tuple[Unit, _Sequence]]:
-        """What is to be prefilled, in its order."""
-        return chain(self._urgent.items(), self._filling.items())
+    def _unfilled(self) -> list[tuple[Unit, _Sequence]]:
+        """What is to be prefilled, in its order: what running requests wait for, and then prompts."""
+        return sorted(self._filling.items(), key=lambda entry: entry[1].prompt)
 
-    def _candidates_to_admit(
+    def _looked_up(
         self, budget: int, slots: int, free: int
-    ) -> tuple[admission.WaitingRequest, ...]:
-        """The first of the queue; what a cache holds is looked up for those who might be admitted now."""
-        if self._lookup is None or budget <= 0 or slots <= 0:
-            return tuple(entry for _, entry in islice(self._waiting, LOOK))
-        candidates = []
-        self._matches = {}
+    ) -> list[tuple[admission.WaitingRequest, int, Depths]]:
+        """The first of the queue; of those who might be admitted now with what a cache holds, and where their
+        prefill stops."""
+        found: list[tuple[admission.WaitingRequest, int, Depths]] = []
         for request, waiting in islice(self._waiting, LOOK):
-            if budget > 0 and slots > 0 and waiting.reserve <= free:
-                cached, stops = self._matches[request.id] = self._lookup(request)
+            cached, stops = request.cached, NOWHERE
+            if budget > 0 and slots > 0 and waiting.reserve <= free and self._lookup is not None:
+                cached, stops = self._lookup(request)
                 waiting = self._as_waiting(request, cached, stops, waiting.due)
                 budget, slots, free = budget - waiting.stop, slots - 1, free - waiting.reserve
             else:
                 budget = 0
-            candidates.append(waiting)
-        return tuple(candidates)
+            found.append((waiting, cached, stops))
+        return found
 
     def _as_waiting(
         self, request: InferenceRequest, cached: int, stops: Depths, due: float
@@ -341,13 +335,12 @@ class EngineScheduler:
         return admission.WaitingRequest(request.id, end - cached, stop - cached, most - cached, due)
 
     def _leave_queue(
-        self, candidates: tuple[admission.WaitingRequest, ...], decision: admission.Decision
+        self, found: list[tuple[admission.WaitingRequest, int, Depths]], decision: admission.Decision
     ) -> None:
         queue, rest = self._waiting, []
-        for waiting in candidates:
+        for waiting, cached, stops in found:
             request, as_queued = queue.popleft()
             if request.id in decision.admit:
-                cached, stops = self._matches.pop(request.id, (request.cached, ()))
                 running = _Running(request, cached, stops, waiting.reserve)
                 self._running[request.id] = running
                 self.reserved += running.reserve
@@ -363,7 +356,7 @@ class EngineScheduler:
 
     def _chunk(self, number: int, unit: int, tokens: int) -> PrefillChunk:
         key, serial = (number, unit), isinstance(self._running[number].stage, Serial)
-        part = self._urgent.get(key) or self._filling[key]
+        part = self._filling[key]
         end = part.depth + tokens
         return PrefillChunk(number, unit, part.depth, end, end == part.goal and (unit > 0 or serial))
 
@@ -372,12 +365,11 @@ class EngineScheduler:
     ) -> None:
         """A chunk is in the KV; behind a unit's last one it decodes, or the branches begin."""
         key = (chunk.request, chunk.unit)
-        filling = self._urgent if key in self._urgent else self._filling
-        part = filling[key]
+        part = self._filling[key]
         part.depth = chunk.end
         if part.depth < part.goal:
             return
-        del filling[key]
+        del self._filling[key]
         if not chunk.samples:
             self._fork(running)
             return
@@ -397,7 +389,7 @@ class EngineScheduler:
         if stage.tokens == 1 or key in early:
             self._parent_ends(running, out, now)
         else:
-            heappush(self._ends, (self._steps + stage.tokens - 1, chunk.request, running.began))
+            heappush(self._ends, (self._steps + stage.tokens - 1, chunk.request))
 
     # stages
 
@@ -408,7 +400,8 @@ class EngineScheduler:
         parent = running.parent
         parent.goal = self._goal(running.stage, running.length)
         if parent.depth < parent.goal:
-            (self._urgent if running.first < inf else self._filling)[running.request.id, 0] = parent
+            parent.prompt = running.first == inf
+            self._filling[running.request.id, 0] = parent
         else:
             self._fork(running)
 
@@ -418,18 +411,27 @@ class EngineScheduler:
         for head, tokens in zip(stage.heads, stage.tokens, strict=True):
             running.units += 1
             branch = _Sequence(running.units, depth, depth + head + 1, tokens)
-            running.branches[branch.number] = self._urgent[running.request.id, branch.number] = branch
+            running.branches[branch.number] = self._filling[running.request.id, branch.number] = branch
         self._forks[running.request.id] = tuple(running.branches)
 
     def _parent_ends(self, running: _Running, out: StepOutcome, now: float) -> None:
-        steps, running.began = self._steps - running.began, -1
-        running.parent.depth, running.length = running.parent.depth + steps, running.length + steps
-        running.emitted += steps
-        del self._serial[running.request.id]
-        self._rows = None
-        self._read -= running.parent.depth
+        self._rest(running)
         out.ended.append((running.request.id, 0))
         self._stage_ends(running, out, now)
+
+    def _rest(self, running: _Running) -> None:
+        """Its parent decodes no more."""
+        number, steps, running.began = running.request.id, self._steps - running.began, -1
+        running.parent.depth, running.length = running.parent.depth + steps, running.length + steps
+        running.emitted += steps
+        del self._serial[number]
+        self._rows = None
+        self._read -= running.parent.depth
+        if self._ends and self._ends[0][1] == number:
+            heappop(self._ends)
+        else:  # it ends early
+            self._ends = [end for end in self._ends if end[1] != number]
+            heapify(self._ends)
 
     def _branch_ends(self, running: _Running, branch: _Sequence, out: StepOutcome, now: float) -> None:
         del running.branches[branch.number]
@@ -458,12 +460,9 @@ class EngineScheduler:
         """A request is done or cancelled: nothing of it remains."""
         number = running.request.id
         for unit in (0, *running.branches):
-            self._urgent.pop((number, unit), None)
             self._filling.pop((number, unit), None)
         if number in self._serial:
-            del self._serial[number]
-            self._rows = None
-            self._read -= running.parent.depth + self._steps - running.began
+            self._rest(running)
         self._parallel.pop(number, None)
         self._forks.pop(number, None)
         if number in self._joins:
@@ -477,10 +476,6 @@ class EngineScheduler:
         if running.first == inf:
             running.first = now
             out.first.append(running.request.id)
-
-    def _stale(self, end: tuple[int, int, int]) -> bool:
-        running = self._serial.get(end[1])
-        return running is None or running.began != end[2]
 
     # branches
 
