@@ -220,8 +220,8 @@ def _replayed(run: str) -> list[Any]:
 
 
 def test_every_token_has_its_place_in_the_text() -> None:
-    choice, logprobs = _Choice(0, ByteTokens(), []), []
+    choice = _Choice(0, ByteTokens(), [])
     for token in ByteTokens().encode("aé風!"):
-        logprobs += choice.add(Token(1, 0, Sampled(token, -0.5, ((token, -0.5),))))[1]
-    assert [one.top[0][0] for one in logprobs] == [one.token[0] for one in logprobs]
-    assert [one.offset for one in logprobs] == [0, 1, 1, 2, 2, 2, 3]
+        choice.add(Token(1, 0, Sampled(token, -0.5, ((token, -0.5),))))
+    assert [one.top[0][0] for one in choice.logprobs] == [one.token[0] for one in choice.logprobs]
+    assert [one.offset for one in choice.logprobs] == [0, 1, 1, 2, 2, 2, 3] and choice.text == "aé風!"

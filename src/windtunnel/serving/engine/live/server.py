@@ -64,30 +64,30 @@ class Logprob(NamedTuple):
 
 
 class _Choice:
-    """One text of an answer, which comes by tokens. ``sent``: whether some of it is; ``whole``: all, and its
-    log-probabilities, of an answer that is sent at its end."""
+    """One of an answer, which comes by tokens: ``text`` and ``logprobs`` that are not sent yet; ``sent``:
+    whether some of it is."""
 
     def __init__(self, index: int, tokens: Tokenizer, stops: list[str]) -> None:
         self.index, self._of, self._text = index, tokens, Text(tokens, stops)
+        self.text, self.logprobs = "", list[Logprob]()
         self.tokens, self.sent = 0, False
-        self.whole: tuple[list[str], list[Logprob]] = [], []
         self.reason: str | None = None
 
-    def add(self, event: Token) -> tuple[str, list[Logprob]]:
-        """What may be sent with one more token, of which one that ends the text is no part."""
+    def add(self, event: Token) -> None:
+        """One more token, of which one that ends the text is no part."""
         self.tokens += 1
-        offset = self._text.length
-        sampled, stopped = event.sampled, event.ends == "stop"
-        text = "" if stopped else self._text.add(sampled.token, bool(event.ends))
-        logprobs: list[Logprob] = []
-        if sampled.logprob is not None and not stopped:
-            token, *top = (
-                (self._of.decode([symbol]), value)
-                for symbol, value in ((sampled.token, sampled.logprob), *sampled.top)
-            )
-            logprobs = [Logprob(token, top, offset)]
+        offset, sampled = self._text.length, event.sampled
+        if event.ends != "stop":
+            self.text += self._text.add(sampled.token, bool(event.ends))
+            if sampled.logprob is not None:
+                token, *top = (
+                    (self._of.decode([symbol]), value)
+                    for symbol, value in ((sampled.token, sampled.logprob), *sampled.top)
+                )
+                self.logprobs.append(Logprob(token, top, offset))
+        if event.ends:
+            self.text += self._text.rest()
         self.reason = "stop" if self._text.stopped else event.ends or None
-        return text + self._text.rest() if event.ends else text, logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +127,11 @@ class ModelService:
             gauge = Gauge(f"windtunnel_{fact}", description, registry=self.registry)
             gauge.set_function(lambda fact=fact: engine.engine.facts()[fact])  # type: ignore[misc]
 
-    def answer(self, body: Body) -> Response:
-        """The answer to a request, which is computed as it is sent."""
-        self.check_engine()
-        return _Answer(self, body)
-
-    def check_engine(self) -> None:
-        """Raises `RequestRefused` where it has ended."""
+    def check(self, model: str | None = None) -> None:
+        """Raises `RequestRefused` where the engine has ended, and for any other model."""
         if self.engine.wrong is not None:
             raise RequestRefused(str(self.engine.wrong), status=503, code="not_ready")
-
-    def check(self, model: str) -> None:
-        """Raises `RequestRefused` for any other model."""
-        if model != self.name:
+        if model not in (None, self.name):
             message = f"The model `{model}` does not exist; there is `{self.name}`"
             raise RequestRefused(message, status=404, param="model", code="model_not_found")
 
@@ -162,7 +154,7 @@ class _Answer(Response):
 
     def __init__(self, service: ModelService, body: Body) -> None:
         self.background = None
-        self.service, self.body, self.began = service, body, time.monotonic()
+        self.service, self.request, self.began = service, body, time.monotonic()
         self.news, self.text = asyncio.Event(), ""  # whether there are any, and events that are not sent yet
         self.error: Exception | None = None
         self.choices: dict[Unit, _Choice] = {}  # by job and unit, in the order of the answer
@@ -199,7 +191,7 @@ class _Answer(Response):
 
     def _job(self, prompt: list[int], seed: int) -> None:
         """One prompt's request to the engine, and the choices that come of it."""
-        body, defaults, number = self.body, self.service.defaults, next(self.service.numbers)
+        body, defaults, number = self.request, self.service.defaults, next(self.service.numbers)
         limit = self.service.engine.engine.executor.limit or 1 << 40
         most = body.most or max(1, min(LONGEST, limit - len(prompt)))
         parts, joined = self._branches(most)
@@ -230,11 +222,11 @@ class _Answer(Response):
     def _branches(self, most: int) -> tuple[Branches | None, bool]:
         """What is decoded side by side, and whether it is joined: n answers are branches that begin with
         nothing."""
-        branches, count = self.body.branches, self.body.n or 1
+        branches, count = self.request.branches, self.request.n or 1
         if branches is None:
             return (Branches(((),) * count, (most,) * count) if count > 1 else None), False
         joined = branches.join is not None
-        if count > 1 or (self.body.stops and joined):
+        if count > 1 or (self.request.stops and joined):
             field = "n" if count > 1 else "stop"
             raise RequestRefused(f"{field} is not served together with branches that are joined", param=field)
         heads = [tuple(self._tokens(head, "branches.prompts")) if head else () for head in branches.prompts]
@@ -248,15 +240,12 @@ class _Answer(Response):
             for job in self.jobs:
                 engine.submit(job, self.take)
             await self._news()
-            if self.body.stream:
+            if self.request.stream:
                 await self._stream(send)
             else:
                 while self.open:
                     await self._news()
-                choices = [
-                    self._choice(choice, "".join(choice.whole[0]), choice.whole[1])
-                    for choice in self.choices.values()
-                ]
+                choices = [self._choice(choice) for choice in self.choices.values()]
                 content = {**self._head, "choices": choices, **self._used()}
                 await JSONResponse(content)(scope, receive, send)
         finally:
@@ -307,53 +296,48 @@ class _Answer(Response):
     def _hear(self, event: Event) -> None:
         if isinstance(event, Token):
             choice = self.choices[event.job, event.unit]
-            if choice.reason is None:
-                self._add(choice, event)
-            return
-        if isinstance(event, Begun):
+            if choice.reason is not None:
+                return
+            self.first = self.first or time.monotonic()
+            choice.add(event)
+            if choice.reason and not event.ends:  # at a text that it was to stop at
+                self.service.engine.end(event.job, event.unit)
+            if self.request.stream and (choice.text or choice.logprobs or choice.reason):
+                more = {"choices": [self._choice(choice)]}
+                if self._options.include_usage and self._options.continuous_usage_stats:
+                    more |= self._used()
+                self.text += f"{self._line}{json.dumps(more)[1:]}\n\n"
+        elif isinstance(event, Begun):
             self.cached += event.cached
-            return
-        self.open.discard(event.job)
-        if event.refused:
-            self.outcome = "refused"
-            status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
-            raise RequestRefused(why, status=status, code=code)
-        if event.failed:
-            self.outcome = "failed"
-            raise RequestRefused(event.failed, status=500, code="engine_failed")
-        if not self.open:
-            self.outcome = "done"
+        else:
+            self.open.discard(event.job)
+            if event.refused:
+                self.outcome = "refused"
+                status, code, why = REFUSALS.get(event.refused, (400, "too_large", event.refused))
+                raise RequestRefused(why, status=status, code=code)
+            if event.failed:
+                self.outcome = "failed"
+                raise RequestRefused(event.failed, status=500, code="engine_failed")
+            if not self.open:
+                self.outcome = "done"
 
-    def _add(self, choice: _Choice, event: Token) -> None:
-        self.first = self.first or time.monotonic()
-        text, logprobs = choice.add(event)
-        if choice.reason and not event.ends:  # at a text that it was to stop at
-            self.service.engine.end(event.job, event.unit)
-        if not self.body.stream:
-            choice.whole[0].append(text)
-            choice.whole[1].extend(logprobs)
-        elif text or logprobs or choice.reason:
-            more = {"choices": [self._choice(choice, text, logprobs)]}
-            if self._options.include_usage and self._options.continuous_usage_stats:
-                more |= self._used()
-            self.text += f"{self._line}{json.dumps(more)[1:]}\n\n"
-
-    def _choice(self, choice: _Choice, text: str, logprobs: list[Logprob]) -> dict[str, Any]:
-        """A choice as an object, or in a stream what is new of it."""
+    def _choice(self, choice: _Choice) -> dict[str, Any]:
+        """What is not sent yet of a choice, as an object."""
+        text, logprobs, choice.text, choice.logprobs = choice.text, choice.logprobs, "", []
         fields: dict[str, Any] = {"text": text}
         if self._chat:
             message = {} if choice.sent else {"role": "assistant"}
             message |= {"content": text} if text or not choice.sent else {}
-            fields = {"delta": message} if self.body.stream else {"message": {**message, "refusal": None}}
+            fields = {"delta": message} if self.request.stream else {"message": {**message, "refusal": None}}
         choice.sent = True
         details: dict[str, Any] | None = None
-        if self.body.likeliest is not None and self._chat:
+        if self.request.likeliest is not None and self._chat:
             tokens = [
                 {**_token(*each.token), "top_logprobs": [_token(*other) for other in each.top]}
                 for each in logprobs
             ]
             details = {"refusal": None, "content": tokens}
-        elif self.body.likeliest is not None:
+        elif self.request.likeliest is not None:
             details = {
                 "tokens": [each.token[0] for each in logprobs],
                 "token_logprobs": [each.token[1] for each in logprobs],
@@ -388,12 +372,12 @@ def build(service: ModelService) -> FastAPI:
     @app.post("/v1/completions", responses=STREAM)
     async def completions(completion: Completion) -> Response:
         """OpenAI's completions, and ``branches``."""
-        return service.answer(completion)
+        return _Answer(service, completion)
 
     @app.post("/v1/chat/completions", responses=STREAM)
     async def chat(body: Chat) -> Response:
         """OpenAI's chat, and ``branches``."""
-        return service.answer(body)
+        return _Answer(service, body)
 
     def described() -> dict[str, Any]:
         return {"id": service.name, "object": "model", "created": service.began, "owned_by": "windtunnel"}
@@ -412,7 +396,7 @@ def build(service: ModelService) -> FastAPI:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         """Whether requests are answered now."""
-        service.check_engine()
+        service.check()
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
