@@ -7,14 +7,17 @@ A field that is not known, or not served, is refused by its name; of those that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields that change nothing of an answer."""
+NEUTRAL: Mapping[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(IGNORED),
     "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "repetition_penalty": (None, 1),
     "logit_bias": (None, {}), "min_p": (None, 0), "min_tokens": (None, 0),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []),
@@ -22,11 +25,11 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": (None, ""), "echo": (None, False), "best_of": (None, 1), "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False), "reasoning_effort": (None, "none"),
 }  # fmt: skip
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Fields that change nothing of an answer."""
-
-UNSAID = ("refusal", "annotations", "audio", "function_call", "tool_calls")
-"""Fields of a message that may be there with nothing in them."""
+UNSAID: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
+    ("refusal", "annotations", "audio", "function_call", "tool_calls"), (None, [])
+)
+"""Fields of a message that may be there with nothing in them: an answer is sent back as the official client
+read it, with fields of what it was not."""
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -61,7 +64,21 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 class ApiModel(BaseModel):
+    """``neutral``: values of fields that are left out with them (None: any)."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_meaning(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if (nothing := cls.neutral.get(name, ())) is not None and value not in nothing
+        }
 
 
 class Branched(ApiModel):
@@ -92,6 +109,8 @@ class StreamOptions(ApiModel):
 class _Both(ApiModel):
     """What completions and chat have in common."""
 
+    neutral = NEUTRAL
+
     model: str
     n: Annotated[int, Field(ge=1, le=128)] | None = 1
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
@@ -104,17 +123,6 @@ class _Both(ApiModel):
     ignore_eos: bool = False
     branches: Branched | None = None
     objective: Promised | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _neutral(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        return {
-            name: value
-            for name, value in fields.items()
-            if name not in IGNORED and value not in NEUTRAL.get(name, ())
-        }
 
     @property
     def drawn(self) -> dict[str, Any]:
@@ -160,19 +168,11 @@ class MessagePart(ApiModel):
 
 
 class Message(ApiModel):
+    neutral = UNSAID
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[MessagePart]
     name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _repeated(cls, fields: Any) -> Any:
-        """An answer is sent back as the official client read it: with fields of what it was not."""
-        if not isinstance(fields, dict):
-            return fields
-        return {
-            name: value for name, value in fields.items() if name not in UNSAID or value not in (None, [])
-        }
 
     def plain(self) -> dict[str, str]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
