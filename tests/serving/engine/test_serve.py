@@ -197,6 +197,7 @@ def test_a_trace_is_emulated_with_a_policy_of_ones_own(
         (ScriptError, head + "return 7", r"decide answered 7, accepted is a windtunnel\.serving\.branching"),
         (ScriptError, head + "return Decision(((99, 1),))", "which is not possible here"),
         (ScriptError, late.replace("'wait')", "'wait').__class__((7,))"), "which is not possible here"),
+        (ScriptError, late.replace("plain(seen, 'wait')", "plain(seen).__class__()"), "not possible here"),
         (ScriptError, "1 / 0", r"mine\.py failed: division by zero"),
         (UserError, "x = 1", r"defines no function decide"),
         (UserError, f"CAPABILITY = 'network.dag'\n{head}pass", r"CAPABILITY 'network\.dag' is not accepted"),

@@ -99,8 +99,8 @@ def _admitted(observation: branching.Observation, decision: branching.Decision) 
 
 
 def _planned(observation: admission.Observation, decision: admission.Decision) -> bool:
-    """Whether these requests wait, those that are admitted fit, and what is prefilled is to be prefilled and
-    no more than a chunk."""
+    """Whether these requests wait, those that are admitted fit, what is prefilled is to be prefilled and no
+    more than a chunk, and anything is done at all."""
     waiting = {waiting.request: waiting for waiting in observation.waiting}
     moved = [*decision.admit, *decision.refuse]
     admitted = [waiting[number] for number in decision.admit if number in waiting]
@@ -113,6 +113,7 @@ def _planned(observation: admission.Observation, decision: admission.Decision) -
         and len({part[:2] for part in decision.prefill}) == len(decision.prefill)
         and all(1 <= tokens <= stops.get((number, unit), 0) for number, unit, tokens in decision.prefill)
         and sum(tokens for _, _, tokens in decision.prefill) <= observation.chunk
+        and bool(moved or decision.prefill or observation.rows)
     )
 
 
