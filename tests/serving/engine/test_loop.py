@@ -189,6 +189,25 @@ def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
     assert run(engine, [third])[2, 0] == alone(executor, list(BASE), 5)
 
 
+def test_a_fork_that_fails_ends_all_who_were_to_fork(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one for whose branches nothing was left of the chunk."""
+    engine, parts = made(executor, rows=8, chunk=1), Branches(((5,), (6,)), (3, 3))
+    for number, serial in enumerate((3, 2)):  # so that both fork in the fourth step
+        engine.add(EngineJob(number, time.monotonic(), BASE[:1], (serial, parts, 2)))
+    for _ in range(3):
+        engine.step()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(executor, "fork", broken)
+    over = [event for event in engine.step() if isinstance(event, Over)]
+    assert [event.job for event in over] == [0, 1] and all("out of memory" in event.failed for event in over)
+    assert not engine.busy and not executor.sequences
+
+
 def test_stop_strings_and_characters_in_parts() -> None:
     tokens = ByteTokens()
     text = Text(tokens, ["END", "DONE"])

@@ -202,8 +202,8 @@ class ServingEngine:
         try:
             sampled = self._compute(step, did)
         except (RuntimeError, UserError, MemoryError) as error:
-            units = (*step.rows, *((chunk.request, chunk.unit) for chunk in step.prefill))
-            for number in sorted({number for number, _ in units}.union(step.admitted)):
+            units = (*step.rows, *step.forks, *((chunk.request, chunk.unit) for chunk in step.prefill))
+            for number in sorted({number for number, _ in units}.union(step.admitted, step.joins)):
                 self.cancel(number)
                 events.append(Over(number, failed=f"the step that it took part in failed: {error}"))
         computed, self.last_step = self.clock(), step
