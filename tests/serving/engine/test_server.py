@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import re
 import signal
@@ -137,6 +138,12 @@ def test_clients_that_speak_badly_or_go_away_or_read_slowly(server: Served) -> N
     assert b" 400 " in said(b"\x16\x03\x01 not HTTP\r\n\r\n")[:20]
     assert b" 413 " in said(request(b"").replace(b"Content-Length: 0", b"Content-Length: 9999999"))[:20]
     assert b" 405 " in said(b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")[:20]
+    offer = http.client.HTTPConnection(host, int(port), timeout=30)  # of HTTP/2, as Java's client makes it
+    headers = {"Content-Type": "application/json", "Connection": "Upgrade", "Upgrade": "h2c"}
+    short = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 2})
+    offer.request("POST", "/v1/completions", short, headers)
+    assert offer.getresponse().status == 200
+    offer.close()
     long = {"model": MODEL, "prompt": "a", "max_tokens": 3000, "ignore_eos": True}
     said(request(json.dumps(long).encode()), close=True)  # gone before the answer
     said(request(json.dumps(long | {"stream": True}).encode()), close=True)

@@ -131,7 +131,8 @@ async def _serve(
         service = ModelService(thread, tokenizer(settings.model), name, defaults(engine, settings))
         config = uvicorn.Config(
             build(service),
-            http="h11",  # which bounds what a request may be, and answers what is no HTTP
+            # which bounds what a request may be, answers what is no HTTP, and serves who offers HTTP/2
+            http="h11",
             log_config=None,
             access_log=False,
             lifespan="off",
