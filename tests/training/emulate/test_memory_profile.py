@@ -64,22 +64,6 @@ def test_expandable_segments_grow_by_pages(size, reserved):
     assert whole([alloc(1, size)], EXPANDABLE) == (-(-size // 512) * 512, reserved)
 
 
-@pytest.mark.parametrize(
-    ("size", "divisions", "rounded"),
-    [
-        # 1,200 MiB lies between 1,024 and 2,048, divided by four at 1,280, 1,536 and 1,792.
-        (1200 * MIB, "4", 1280 * MIB),
-        (1536 * MIB, "4", 1536 * MIB),
-        (1537 * MIB, "[512:4,1024:2,2048:0]", 2048 * MIB),
-        (1537 * MIB, "[512:0,>:4]", 1792 * MIB),
-        (3000 * MIB, "[1024:8,2048:0]", 3000 * MIB),
-    ],
-)
-def test_rounding_to_divisions_of_powers_of_two(size, divisions, rounded):
-    config = AllocatorConfig.parse(f"roundup_power2_divisions:{divisions}")
-    assert whole([alloc(1, size)], config) == (rounded, rounded)
-
-
 def test_small_blocks_share_a_segment_and_streams_do_not():
     assert whole([alloc(1, MIB), alloc(2, MIB)]) == (2 * MIB, 2 * MIB)
     assert whole([alloc(1, MIB), alloc(2, MIB, stream=1)]) == (2 * MIB, 4 * MIB)
