@@ -18,7 +18,7 @@ from windtunnel.training.emulate.live.failure import sentence
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
-ALL = ("flash", "xformers", "float8", "core", "refused", "parallel", "apex")
+ALL = ("flash", "float8", "core", "refused", "parallel", "apex")
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,6 @@ def test_flash_attention_is_one_kernel_each_way_of_the_scores_that_its_mask_leav
     left = sum(min(row + 1, 128) for row in range(512))
     assert executed_flops(sliding) == pytest.approx(4 * 4 * 64 * left)
     assert counted_flops(unknown) == pytest.approx(4 * 8 * 64 * 4 * 25 * 25), "equally long, which is said"
-
-
-def test_xformers_dispatches_by_dtype_and_takes_the_heads_of_a_group_once(slice_: Slice) -> None:
-    half, back, full, grouped = kernels(slice_, "xformers")
-    assert [row[1] for row in (half, back, full)] == [
-        "flash_attention", "flash_attention_backward", "efficient_attention",
-    ]  # fmt: skip
-    assert [t.shape for t in grouped[2].inputs if isinstance(t, TensorMeta)][1] == (1, 2, 64, 64)
-    assert executed_flops(half[2]) < counted_flops(half[2])
 
 
 def test_products_in_float8_run_at_its_peak_and_a_weight_is_cast_once_a_step(slice_: Slice) -> None:

@@ -32,18 +32,6 @@ def flash():
     flash_attn_varlen_func(q, q, q, offsets, offsets, 60, 60)
 
 
-def xformers():
-    from xformers.ops import LowerTriangularMask, memory_efficient_attention
-    from xformers.ops.fmha.attn_bias import AttentionBias  # noqa: F401
-
-    q = given(2, 96, 4, 64)
-    memory_efficient_attention(q, q, q, attn_bias=LowerTriangularMask()).sum().backward()
-    full = given(2, 96, 4, 64, dtype=torch.float32)
-    assert memory_efficient_attention(full, full, full).shape == full.shape
-    keys = given(1, 64, 2, 1, 64).expand(1, 64, 2, 3, 64)
-    assert memory_efficient_attention(given(1, 64, 2, 3, 64), keys, keys).shape == (1, 64, 2, 3, 64)
-
-
 def apex():
     from apex.normalization import FusedLayerNorm, FusedRMSNorm
     from apex.optimizers import FusedAdam
@@ -80,7 +68,6 @@ def refused():
     import transformer_engine.pytorch as te
     from flash_attn import flash_attn_with_kvcache
     from transformer_engine.common.recipe import DelayedScaling
-    from xformers.ops import memory_efficient_attention
 
     q, full = given(8, 2, 4, 64), given(8, 2, 4, 64, dtype=torch.float32)
     attention = te.DotProductAttention(4, 64)
@@ -96,7 +83,6 @@ def refused():
         in_float8,
         lambda: te.Linear(8, 8, delay_wgrad_compute=True),
         lambda: te.TransformerLayer(8, 8, 8),
-        lambda: memory_efficient_attention(q, q, q, attn_bias=given(8, 4, 2, 2)),
     ):
         try:
             call()

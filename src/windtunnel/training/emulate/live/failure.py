@@ -21,8 +21,8 @@ WITHOUT_DRIVER = (
     "Found no NVIDIA driver", "No CUDA GPUs are available", "0 active drivers",
 )  # fmt: skip
 """How a CUDA build complains that there is no driver or, where it is kept from it, no device."""
-STAND_INS = "flash_attn", "transformer_engine", "apex", "xformers"
-"""Packages of CUDA kernels of which a part is stood in for (`fused`)."""
+KERNEL_PACKAGES = "flash_attn", "transformer_engine", "apex", "xformers"
+"""Packages of CUDA kernels, of which a part is stood in for (`fused`) or nothing."""
 REFUSED = 72
 """Exit status of a rank that was only to be checked, and calls what cannot be emulated."""
 
@@ -61,14 +61,14 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def lacking(error: BaseException) -> str:
-    """What of the packages that are stood in for could not be imported, or was missed by another."""
+    """What of these packages could not be imported, or was missed by another."""
     if not isinstance(error, ImportError):
         return ""
-    if (error.name or "").partition(".")[0] in STAND_INS:
+    if (error.name or "").partition(".")[0] in KERNEL_PACKAGES:
         missed = re.match(r"cannot import name '(\w+)'", str(error))
         return f"{error.name}.{missed[1]}" if missed else str(error.name)
     text = str(error).lower().replace(" ", "").replace("flashattention", "flash_attn")
-    return next((package for package in STAND_INS if package in text), "")
+    return next((package for package in KERNEL_PACKAGES if package in text), "")
 
 
 def sentence(error: BaseException) -> str:

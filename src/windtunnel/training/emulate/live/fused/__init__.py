@@ -24,8 +24,8 @@ from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
 
 VERSIONS = {
-    "flash_attn": "2.8.3", "transformer_engine": "2.6.0", "apex": "0.1", "xformers": "0.0.33",
-    "amp_C": "0.1", "fused_weight_gradient_mlp_cuda": "0.1",
+    "flash_attn": "2.8.3", "transformer_engine": "2.6.0", "apex": "0.1", "amp_C": "0.1",
+    "fused_weight_gradient_mlp_cuda": "0.1",
 }  # fmt: skip
 """What each stands in for; the last two are parts of Apex."""
 
@@ -44,8 +44,6 @@ def _absent(module: str, names: str) -> dict[str, Any]:
 
 
 TE = "transformer_engine.pytorch"
-_MASKS = "AttentionBias LowerTriangularMask"
-_MASKED = _of(attention, f"memory_efficient_attention {_MASKS}")
 _LISTS = _of(kernel, "multi_tensor_scale multi_tensor_l2norm")
 _NORMS = {**_of(layers, "FusedLayerNorm FusedRMSNorm"), **_of(kernel, "FusedLayerNormAffineFunction")}
 _LAYERS = {
@@ -60,10 +58,6 @@ MODULES: dict[str, dict[str, Any]] = {
     "flash_attn.bert_padding": _of(attention, "unpad_input pad_input"),
     "flash_attn.layers": {},
     "flash_attn.layers.rotary": _of(attention, "apply_rotary_emb"),
-    "xformers": {},
-    "xformers.ops": _MASKED,
-    "xformers.ops.fmha": _MASKED,
-    "xformers.ops.fmha.attn_bias": _of(attention, _MASKS),
     "apex": {},
     "apex.normalization": _NORMS,
     "apex.normalization.fused_layer_norm": _NORMS,

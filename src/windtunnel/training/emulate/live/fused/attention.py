@@ -1,8 +1,8 @@
-"""Attention of ``flash_attn``, ``xformers`` and ``transformer_engine``: one kernel on the given layout.
+"""Attention of ``flash_attn`` and ``transformer_engine``: one kernel on the given layout.
 
-Signatures are those of flash-attn 2.8 (``flash_attn_interface.py``) and xformers 0.0.33 (``ops/fmha``). With
-several sequences in a row (``cu_seqlens``) the kernel computes the scores within each: their offsets are read
-where the host knows them, else the sequences are taken to be equally long.
+Signatures are those of flash-attn 2.8 (``flash_attn_interface.py``). With several sequences in a row
+(``cu_seqlens``) the kernel computes the scores within each: their offsets are read where the host knows them,
+else the sequences are taken to be equally long.
 """
 
 from __future__ import annotations
@@ -141,46 +141,6 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
     out = hidden_states.new_zeros(batch * seqlen, *hidden_states.shape[1:])
     out[indices] = hidden_states
     return out.unflatten(0, (batch, seqlen))
-
-
-# -- xformers
-
-
-class AttentionBias:
-    """A mask of xformers that is not made of values."""
-
-    causal = False
-
-
-class LowerTriangularMask(AttentionBias):
-    causal = True
-
-
-def memory_efficient_attention(
-    query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0, scale: Any = None, *,
-    op: Any = None, output_dtype: Any = None,
-) -> Any:  # fmt: skip
-    """Tensors (batch, sequence, heads, dimension), without heads, or with groups before them. What it
-    dispatches to: FlashAttention for half precision without a mask of values, else CUTLASS's kernel."""
-    stands_in("xformers", "memory_efficient_attention")
-    if isinstance(attn_bias, torch.Tensor) and attn_bias.requires_grad:
-        refuse(
-            "xformers' bias that is trained", "what its kernels do is not known; use torch's flex_attention"
-        )()
-    shape = (*query.shape[:-1], value.shape[-1])
-    operands = [query, key, value]
-    if query.ndim == 3:
-        operands = [tensor.unsqueeze(2) for tensor in operands]
-    elif query.ndim == 5:
-        # one for a whole group
-        operands = [(t if t.stride(3) else t[:, :, :, :1]).flatten(2, 3) for t in operands]
-    bias = attn_bias if isinstance(attn_bias, AttentionBias) else AttentionBias()
-    rows, columns = query.shape[1], key.shape[1]
-    half, share = share_of([(rows, columns)], rows, columns, bias.causal, EVERYTHING)
-    flash = query.dtype.itemsize == 2 and not isinstance(attn_bias, torch.Tensor)
-    kernel = f"xformers.{'flash' if flash else 'efficient'}_attention"
-    out, _ = Attention.apply(kernel, half, share, batched, *operands)
-    return out.transpose(1, 2).reshape(shape)
 
 
 # -- Transformer Engine, and rotary embeddings

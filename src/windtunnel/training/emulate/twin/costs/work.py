@@ -154,7 +154,7 @@ Shape = tuple[int, ...]
 
 # What `live.fused` records, forward and backward: queries, keys and values (batch, heads,
 # sequence, head dimension) first, and last whether causal and the share of the scores that the mask leaves.
-WITH_SHARE = words("flash_attention cudnn_attention efficient_attention flex_attention")
+WITH_SHARE = words("flash_attention cudnn_attention flex_attention")
 
 
 def _with_share(base: str) -> bool:
