@@ -31,7 +31,6 @@ from windtunnel.training.emulate.live.failure import SIGN
 
 _NOBODY = "no device is there to ask: 0 stands for it"
 _HISTORY = "it is empty here; the report shows what lies in memory, and when"
-_PINNED = "pinned memory is not counted: 0 stands for it"
 STOOD_IN = {
     "torch.cuda.Event.elapsed_time": "no time is known while a job is captured: 1 ms stands for each",
     "torch.cuda.utilization": _NOBODY,
@@ -43,8 +42,6 @@ STOOD_IN = {
     "torch.cuda.memory_snapshot": _HISTORY,
     "torch.cuda.memory._snapshot": _HISTORY,
     "torch.cuda.memory._dump_snapshot": _HISTORY,
-    "torch.cuda.host_memory_stats": _PINNED,
-    "torch.cuda.host_memory_stats_as_nested_dict": _PINNED,
     "torch.cuda.set_per_process_memory_fraction": "whether the job fits is said of the device's whole memory",
     "torch.cuda._sleep": "it takes no time",
 }
@@ -53,6 +50,7 @@ _GRAPH = "a graph replays work that the host does not issue; run the script with
 _FOREIGN = "work that another library puts there is not seen; use torch.cuda.Stream"
 _ALLOCATOR = "memory is emulated as PyTorch's own caching allocator has it; leave its allocator in place"
 _POOL = "its blocks would be apart from the common pool's; leave pools of your own out"
+_PINNED = "pinned memory is not counted; leave the question out"
 _UNTUNED = "kernels are costed as the library chooses them, untuned"
 _HANDLE = "a library that is called past PyTorch is not seen; use PyTorch's operators"
 _SEVERAL = "a rank drives one device; use torch.distributed, with a process for each device"
@@ -79,6 +77,10 @@ REFUSED = {
     "torch.cuda.use_mem_pool": _POOL,
     "torch.cuda.CUDAPluggableAllocator": _ALLOCATOR,
     "torch.cuda.change_current_allocator": _ALLOCATOR,
+    "torch.cuda.caching_allocator_alloc": _HANDLE,
+    "torch.cuda.caching_allocator_delete": _HANDLE,
+    "torch.cuda.host_memory_stats": _PINNED,
+    "torch.cuda.host_memory_stats_as_nested_dict": _PINNED,
     "torch.cuda.caching_allocator_enable": _ALLOCATOR,
     "torch.cuda.caching_allocator_disabled": _ALLOCATOR,
     "torch.cuda.memory._set_allocator_settings": "its settings are read before the script starts; set "
@@ -204,6 +206,12 @@ def _reporting(sentence: str, note: Callable[[str, NoteKind], None], before: Any
     return before
 
 
+RANGES = (
+    "rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd",
+)  # fmt: skip
+"""What NVTX's module has."""
+
+
 def install_answers(native: ctypes.CDLL) -> None:
     """Supply what lesser functions of ``torch.cuda`` and ``torch.accelerator`` answer on the cluster:
     allocator statistics, attention's checks. Call once, after `surface.install`."""
@@ -218,7 +226,7 @@ def install_answers(native: ctypes.CDLL) -> None:
         setattr(torch._C, name, function)
     cuda: Any = torch.cuda
     cuda._cudart = _runtime(native)
-    cuda.nvtx._nvtx = _Ranges()
+    cuda.nvtx._nvtx = SimpleNamespace(**dict.fromkeys(RANGES, lambda *args: 0))  # nobody sees them
     for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
         setattr(cuda, name, lambda device=None: 0)
     cuda.device_memory_used = lambda device=None: native.wt_allocated(0)
@@ -246,55 +254,9 @@ def _runtime(native: ctypes.CDLL) -> Any:
     )
 
 
-class _Ranges:
-    """Stands for NVTX: ranges are numbered, and nobody sees them."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._depth = 0
-
-    def rangePushA(self, name: str) -> int:
-        self._depth += 1
-        return self._depth - 1
-
-    def rangePop(self) -> int:
-        self._depth -= self._depth > 0
-        return self._depth
-
-    def rangeStartA(self, name: str, *stream: Any) -> int:
-        return next(self._numbers)
-
-    def rangeEnd(self, number: int) -> None:
-        pass
-
-    def markA(self, name: str) -> None:
-        pass
-
-    deviceRangeStart, deviceRangeEnd = rangeStartA, rangeEnd
-
-
 def _supply_memory() -> None:
-    storages: dict[int, torch.UntypedStorage] = {}  # by caching_allocator_alloc, by address
-
-    def allocate(size: int, stream: int) -> int:
-        storage = torch.empty(size, dtype=torch.uint8, device="cuda").untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return storage.data_ptr()
-
-    def host_statistics() -> dict[str, Any]:
-        none = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-        times = {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}
-        return {
-            **dict.fromkeys(("allocations", "segments", "allocated_bytes", "reserved_bytes"), none),
-            **dict.fromkeys(("host_alloc_time", "host_free_time"), times),
-            "num_host_alloc": 0, "num_host_free": 0,
-        }  # fmt: skip
-
     functions: dict[str, Callable[..., Any]] = {
-        "_cuda_cudaCachingAllocator_raw_alloc": allocate,
-        "_cuda_cudaCachingAllocator_raw_delete": storages.__delitem__,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_hostMemoryStats": host_statistics,
         "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
         "_cuda_resetPeakHostMemoryStats": lambda: None,
         "_host_emptyCache": lambda: None,

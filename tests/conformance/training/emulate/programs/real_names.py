@@ -12,8 +12,8 @@ REAL = {
         get_arch_list get_device_capability get_device_name get_device_properties get_gencode_flags
         has_half has_magma is_bf16_supported is_tf32_supported set_device get_sync_debug_mode
         set_sync_debug_mode default_generators get_rng_state get_rng_state_all initial_seed manual_seed
-        manual_seed_all seed seed_all set_rng_state set_rng_state_all caching_allocator_alloc
-        caching_allocator_delete empty_cache get_allocator_backend get_per_process_memory_fraction
+        manual_seed_all seed seed_all set_rng_state set_rng_state_all empty_cache
+        get_allocator_backend get_per_process_memory_fraction
         max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory_allocated
         memory_cached memory_reserved memory_stats memory_stats_as_nested_dict memory_summary
         device_memory_used reset_accumulated_memory_stats reset_accumulated_host_memory_stats
