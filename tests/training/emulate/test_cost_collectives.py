@@ -90,7 +90,6 @@ def test_time_grows_with_bytes_and_never_beats_the_wires(where, kind, nbytes, mo
     spec, ranks = where
     small, large = cost(spec, ranks, kind, nbytes), cost(spec, ranks, kind, nbytes + more)
     assert 0 < small.seconds <= large.seconds
-    assert small.seconds == pytest.approx(small.latency_part + small.bandwidth_part)
     # What must go in or out of one host (of one rank inside a host), at the line rate of all it has.
     host = load_cluster(spec).host
     ranks = list(ranks)
@@ -109,9 +108,12 @@ def test_groups_that_share_nics_are_slower():
     cluster = load_cluster("v100:4x8")
     placement = cluster.placement([0, 8, 16, 24])
     assert sharing_of(cluster, placement) == 2.0
-    alone = collective_cost("all_gather", BIG, placement, cluster)
-    shared = collective_cost("all_gather", BIG, placement, cluster, sharing=2.0)
-    assert shared.bandwidth_part == pytest.approx(2 * alone.bandwidth_part)
+    alone, shared = (
+        collective_cost("all_gather", 2 * BIG, placement, cluster, sharing=sharing).seconds
+        - collective_cost("all_gather", BIG, placement, cluster, sharing=sharing).seconds
+        for sharing in (1.0, 2.0)
+    )
+    assert shared == pytest.approx(2 * alone)
     assert (
         sharing_of(load_cluster("h100-sxm:4x8"), load_cluster("h100-sxm:4x8").placement([0, 8, 16, 24]))
         == 1.0

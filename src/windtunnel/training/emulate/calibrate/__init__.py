@@ -5,8 +5,6 @@ This is the live room of cost: it imports torch and takes real time. What it fin
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from windtunnel.base.errors import UserError
@@ -18,23 +16,37 @@ from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.calibrate.gloo import measure_gloo
 from windtunnel.training.emulate.calibrate.measure import measure_operators, measure_overhead
 from windtunnel.training.emulate.calibrate.operators import grid
+from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, save_profile
 
-__all__ = [
-    "calibrate", "measure_gloo", "measure_operators", "measure_overhead",
-]  # fmt: skip
+__all__ = ["calibrate_here", "measure_gloo", "measure_operators", "measure_overhead"]
 
 
 def calibrate_here(quick: bool, progress: Progress, device: str = "cpu", threads: int = 1) -> Calibrated:
-    """`calibrate` for ``windtunnel calibrate``: ``device`` of the catalogue, which this machine has.
+    """Measure ``device`` of the catalogue, which this machine has, and save its profile.
 
     Raises:
         UserError: the machine has no such device.
     """
     what = load_cluster(f"{device}:1x1").host.device
     here = _torch_device(what)
+    operators: list[tuple[Operator, float]] = []
+    for part, ops in grid(quick, here).items():
+        operators += measure_operators(
+            ops,
+            here,
+            threads,
+            seconds=1.0 if quick else 8.0,
+            progress=lambda fraction, part=part: progress(part, fraction),  # type: ignore[misc]
+        ).operators
+    profile = DeviceProfile(what.name, operators, provenance=_provenance(here, threads, quick))
+    if here == "cpu":
+        progress("host", 0.0)
+        profile.host_overhead = measure_overhead(threads)
+        progress("gloo", 0.0)
+        profile.collectives = measure_gloo(2, threads, quick=quick)
     path = profiles.own(what.name)
-    profile = calibrate(what.name, here, path, threads=threads, quick=quick, progress=progress)
+    save_profile(profile, path)
     return Calibrated(path, f"{len(profile.operators)} operators measured on {profile.provenance['machine']}")
 
 
@@ -50,36 +62,6 @@ def _torch_device(device: Device) -> str:
             f"calibrate: device {device.name} is a {device.torch_name}, but this machine has a {present}"
         )
     return "cuda"
-
-
-def calibrate(
-    name: str, torch_device: str, path: Path, *, threads: int = 1, quick: bool = False,
-    progress: Progress | None = None,
-) -> DeviceProfile:  # fmt: skip
-    """Measure this machine's ``torch_device`` (``"cpu"`` or ``"cuda"``) as device ``name`` and save it at
-    ``path``.
-
-    ``progress`` is called with the part and the fraction of it that is done.
-    """
-    report = progress or (lambda part, fraction: None)
-    profile = DeviceProfile(name, provenance=_provenance(torch_device, threads, quick))
-    for part, ops in grid(quick, torch_device).items():
-        device_profile = measure_operators(
-            ops,
-            torch_device,
-            threads,
-            seconds=1.0 if quick else 8.0,
-            progress=lambda fraction, part=part: report(part, fraction),  # type: ignore[misc]
-        )
-        for op, seconds in device_profile.operators:
-            profile.add(op, seconds)
-    if torch_device == "cpu":
-        report("host", 0.0)
-        profile.host_overhead = measure_overhead(threads)
-        report("gloo", 0.0)
-        profile.collectives = measure_gloo(2, threads, quick=quick)
-    save_profile(profile, path)
-    return profile
 
 
 def _provenance(torch_device: str, threads: int, quick: bool) -> dict[str, str]:

@@ -70,16 +70,11 @@ def measure_operators(
     with on_threads(threads), torch.no_grad():
         runner = _Runner(ops, device)
         times = runner.on_gpu(progress) if device == "cuda" else runner.in_order(sequence, seconds, progress)
-    profile = DeviceProfile(
-        device, provenance={"threads": str(threads), "torch": torch.__version__, "measured": "yes"}
-    )
-    for op, samples in zip(ops, times, strict=True):
-        if samples:
-            profile.add(op, statistics.median(samples))
-    skipped = sorted({ops[row].name for row in sequence if not times[row]})
-    if skipped:
-        profile.provenance["skipped"] = " ".join(skipped)
-    return profile
+    provenance = {"threads": str(threads), "torch": torch.__version__, "measured": "yes"}
+    if skipped := sorted({ops[row].name for row in sequence if not times[row]}):
+        provenance["skipped"] = " ".join(skipped)
+    measured = [(op, statistics.median(each)) for op, each in zip(ops, times, strict=True) if each]
+    return DeviceProfile(device, measured, provenance=provenance)
 
 
 class _Runner:

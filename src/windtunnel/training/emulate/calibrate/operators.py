@@ -226,38 +226,16 @@ def _fill(flat: torch.Tensor, dtype: str, index_limit: int) -> torch.Tensor:
 
 
 def _index_limit(op: Operator) -> int:
-    """Indices below this are valid in every integer tensor of ``op``."""
-    base = base_name(op.name)
-    tensors = [arg for arg in op.inputs if isinstance(arg, TensorMeta)]
+    """Indices below this are valid in every integer tensor of ``op``: all rows of a table that is looked up,
+    all classes of a loss; elsewhere the first two."""
+    base, tensors = base_name(op.name), op.tensors()
     if base == "embedding_dense_backward":
         return int(op.inputs[2])
-    if base in ("nll_loss_forward", "nll_loss2d_forward"):
-        return tensors[0].shape[-1] if len(tensors[0].shape) == 1 else tensors[0].shape[1]
-    if base in ("nll_loss_backward", "nll_loss2d_backward"):
-        return tensors[1].shape[-1] if len(tensors[1].shape) == 1 else tensors[1].shape[1]
-    if base in (
-        "index_select",
-        "gather",
-        "scatter",
-        "scatter_",
-        "scatter_add",
-        "scatter_add_",
-        "index_add_",
-        "index_add",
-    ):
-        return tensors[0].shape[int(op.inputs[1])] if tensors[0].shape else 1
-    if base in (
-        "embedding",
-        "index",
-        "_unsafe_index",
-        "index_put_",
-        "_index_put_impl_",
-        "index_put",
-        "_embedding_bag",
-    ):
-        return (
-            min(tensors[0].shape) if base.startswith(("index", "_index", "_unsafe")) else tensors[0].shape[0]
-        )
+    if base.startswith("nll_loss"):
+        scores = tensors["backward" in base].shape
+        return scores[-1] if len(scores) == 1 else scores[1]
+    if base in ("embedding", "index_select"):
+        return tensors[0].shape[int(op.inputs[1]) if base == "index_select" else 0]
     return 2
 
 

@@ -26,6 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
@@ -38,15 +39,12 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """``seconds`` = ``latency_part`` + ``bandwidth_part``; ``bus_bandwidth`` in bytes/s as nccl-tests tells
-    it."""
+    """``bus_bandwidth`` in bytes/s, as nccl-tests tells it."""
 
     seconds: float
     algorithm: str
     protocol: str
     bus_bandwidth: float
-    latency_part: float
-    bandwidth_part: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def collective_cost(
     if backend == "gloo":
         seconds = gloo_seconds(kind, nbytes, placement, profile)
         bus = nbytes / seconds * bus_factor(kind, placement.ranks) if seconds else 0.0
-        return CollectiveCost(seconds, "ring", "tcp", bus, min(seconds, GLOO.call_seconds), 0.0)
+        return CollectiveCost(seconds, "ring", "tcp", bus)
     return _nccl_cost(kind, int(nbytes), placement, cluster, float(sharing))
 
 
@@ -111,24 +109,20 @@ def _nccl_cost(
     if placement.ranks == 1:
         rate = cluster.host.device.memory_bandwidth / 2
         copy = 0.0 if kind == "barrier" else nbytes / rate
-        return CollectiveCost(NCCL.single_rank + copy, "copy", "Simple", 0.0, NCCL.single_rank, copy)
+        return CollectiveCost(NCCL.single_rank + copy, "copy", "Simple", 0.0)
     if kind == "barrier":
         nbytes = 4
     network = _network(placement, cluster, sharing)
-    best: tuple[float, str, str, float, float] | None = None
+    best = (math.inf, "", "")
     for algorithm, predict in _ALGORITHMS[kind].items():
         for protocol in (LL, LL128, SIMPLE):
             predicted = predict(kind, protocol, network)
-            if predicted is None:
-                continue
-            latency, bandwidth = predicted
-            seconds = latency + nbytes / bandwidth
-            if best is None or seconds < best[0]:
-                best = (seconds, algorithm, PROTOCOLS[protocol], latency, nbytes / bandwidth)
-    assert best is not None  # ring or direct with Simple is always possible
-    seconds, algorithm, name, latency, transfer = best
-    bus = nbytes / seconds * bus_factor(kind, placement.ranks)
-    return CollectiveCost(seconds, algorithm, name, bus, latency, transfer)
+            if predicted is not None:
+                latency, bandwidth = predicted
+                option = (latency + nbytes / bandwidth, algorithm, PROTOCOLS[protocol])
+                best = min(best, option, key=itemgetter(0))
+    seconds, algorithm, name = best  # ring or direct with Simple is always possible
+    return CollectiveCost(seconds, algorithm, name, nbytes / seconds * bus_factor(kind, placement.ranks))
 
 
 def _network(placement: GroupPlacement, cluster: Cluster, sharing: float) -> _Network:
@@ -256,9 +250,8 @@ def _message(nbytes: int, placement: GroupPlacement, cluster: Cluster, sharing: 
         nvlink = not link.name.startswith(("pcie", "shared"))
         latency = NCCL.message_base + (NCCL.ring_nvlink if nvlink else NCCL.ring_pcie)[SIMPLE]
         rate = (placement.intra_bandwidth or link.bandwidth) * link.efficiency
-    transfer = nbytes / rate
-    seconds = latency + transfer
-    return CollectiveCost(seconds, "direct", "Simple", nbytes / seconds, latency, transfer)
+    seconds = latency + nbytes / rate
+    return CollectiveCost(seconds, "direct", "Simple", nbytes / seconds)
 
 
 def full_bytes(collective: Collective, ranks: int) -> int:
@@ -315,7 +308,7 @@ def or_alternative(
         seconds /= NCCL.all_to_all_efficiency if direct else 1.0
         if begin + seconds < cost.seconds:
             bus = full_bytes(collective, ranks) / (begin + seconds) * bus_factor(kind, ranks)
-            cost = CollectiveCost(begin + seconds, alternative.name, "", bus, begin, seconds)
+            cost = CollectiveCost(begin + seconds, alternative.name, "", bus)
     return cost
 
 

@@ -24,7 +24,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,29 +72,24 @@ class DeviceProfile:
     collectives: list[tuple[str, int, int, float]] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
     joules: dict[str, float] = field(default_factory=dict)
-    _exact: dict[str, float] = field(default_factory=dict, repr=False)
-    _series: dict[tuple[str, str], Series] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        measured, self.operators = self.operators, []
-        for op, seconds in measured:
-            self.add(op, seconds)
+        """Of an operator that was measured twice the second time counts."""
+        self.operators = [*{signature(op): (op, seconds) for op, seconds in self.operators}.values()]
 
-    def add(self, op: Operator, seconds: float) -> None:
-        """Enter a measurement; a second one of the same operator replaces the first."""
-        key = signature(op)
-        if key in self._exact:
-            self.operators = [(o, s) for o, s in self.operators if signature(o) != key]
-            for series in self._series.values():
-                series[:] = [row for row in series if signature(row[1]) != key]
-        self.operators.append((op, seconds))
-        self._exact[key] = seconds
-        kind = kind_of(op)
-        if kind == "view":
-            return
-        row = (coordinates(op, kind), op, seconds)
-        for name in (base_name(op.name), f"kind:{kind}"):
-            self._series.setdefault((name, _dtype(op)), []).append(row)
+    @cached_property
+    def _exact(self) -> dict[str, float]:
+        return {signature(op): seconds for op, seconds in self.operators}
+
+    @cached_property
+    def _series(self) -> dict[tuple[str, str], Series]:
+        """Those of one base name or kind, and dtype."""
+        series: dict[tuple[str, str], Series] = defaultdict(list)
+        for op, seconds in self.operators:
+            if (kind := kind_of(op)) != "view":
+                for name in (base_name(op.name), f"kind:{kind}"):
+                    series[name, _dtype(op)].append((coordinates(op, kind), op, seconds))
+        return series
 
     def exact(self, op: Operator) -> float | None:
         """Measured seconds of this very operator (shapes, dtypes, strides, integer arguments), or None."""
