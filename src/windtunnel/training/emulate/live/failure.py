@@ -6,12 +6,14 @@ of the emulated world in which a call was refused.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SIGN = "windtunnel: "
@@ -31,9 +33,17 @@ class WouldHang(BaseException):
     """Ranks wait for each other. Not an error that a script may handle."""
 
 
+@functools.cache
 def is_own(filename: str) -> bool:
     """Whether a file is the user's: not this package's, a library's, Python's or made up (``<string>``)."""
     return not filename.startswith((_HERE, "<")) and "/lib/python3" not in filename
+
+
+def own_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's program, ``frame`` or one that called it."""
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 def name_place(filename: str, line: int | None, function: str) -> str:

@@ -142,7 +142,6 @@ class RankReads:
     ``answers``: for each place, the first answers."""
 
     answers: dict[Place, list[int]] = field(default_factory=dict)
-    _own: dict[str, bool] = field(default_factory=dict)
     _places: dict[tuple[CodeType, int], Place] = field(default_factory=dict)
     _before: frozenset[str] = field(default_factory=lambda: frozenset(sys.modules))
 
@@ -195,14 +194,9 @@ class RankReads:
         return read
 
     def _write(self, frame: FrameType | None, answer: Any) -> None:
-        if frame is None:
+        if frame is None or not failure.is_own(frame.f_code.co_filename):
             return
         code = frame.f_code
-        own = self._own.get(code.co_filename)
-        if own is None:
-            own = self._own[code.co_filename] = failure.is_own(code.co_filename)
-        if not own:
-            return
         key = (code, frame.f_lasti)
         place = self._places.get(key)
         if place is None:

@@ -14,7 +14,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,6 @@ class Observer:
 
     def __post_init__(self) -> None:
         self._scope_ids: dict[str, int] = {"": 0}
-        self._own: dict[str, bool] = {}  # file -> whether it is the user's
         self.collector = Collector()
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[int] = []
@@ -351,19 +349,8 @@ class Observer:
 
     # -- where in the script
 
-    def _own_frame(self) -> FrameType | None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            own = self._own.get(frame.f_code.co_filename)
-            if own is None:
-                own = self._own[frame.f_code.co_filename] = failure.is_own(frame.f_code.co_filename)
-            if own:
-                return frame
-            frame = frame.f_back
-        return None
-
     def _place(self) -> str | None:
-        frame = self._own_frame()
+        frame = failure.own_frame(sys._getframe())
         if frame is None:
             return None
         return failure.name_place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -384,7 +371,7 @@ class Observer:
     def _host_read(self, what: bytes, answer: float) -> None:
         kind = what.decode()
         if kind != "routing":
-            self.loops.read(self._own_frame(), answer)
+            self.loops.read(failure.own_frame(sys._getframe()), answer)
         if not kind:
             return
         if kind == "routing":

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -32,6 +31,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
 from windtunnel.linux.hosts import ActorLost, RayCluster
+from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.run import Fabrics, emulate, no_fabrics
@@ -102,8 +102,9 @@ def _emulate_in_processes(
 ) -> None:
     capture_jobs = max(1, min(CAPTURE_JOBS, (os.cpu_count() or 1) // jobs))
     # Spawned, not forked: the parent has threads (of Rich, of NumPy's libraries) that a fork would break.
+    # A pool whose parent was killed would wait for work for ever.
     with ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent
     ) as pool:
         waiting: set[Future[None]] = {
             pool.submit(_emulate_and_write, group, folder, capture_jobs, pictures, fabrics) for group in todo
@@ -128,18 +129,6 @@ def _emulate_and_write(
 ) -> None:
     for row in emulate_group(group, capture_jobs, pictures, fabrics=fabrics):
         write_row(folder, row)
-
-
-def _end_with_parent() -> None:
-    """End this process with its parent: a pool whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def groups(points: Iterable[Point]) -> list[list[Point]]:

@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -103,15 +103,8 @@ class Steps:
             torch.cuda.reset_peak_memory_stats()
         self.link.tell("step", *figures, peak)
         if self.ended + 1 == self.attach:
-            pdb.Pdb(skip=["windtunnel.*", "torch.*", "contextlib"]).set_trace(_own_frame(sys._getframe()))
-
-
-def _own_frame(frame: FrameType) -> FrameType:
-    """The innermost frame of the user's program."""
-    outer: FrameType | None = frame
-    while outer is not None and not failure.is_own(outer.f_code.co_filename):
-        outer = outer.f_back
-    return outer or frame
+            stopped = failure.own_frame(sys._getframe())
+            pdb.Pdb(skip=["windtunnel.*", "torch.*", "contextlib"]).set_trace(stopped)
 
 
 def main() -> None:
