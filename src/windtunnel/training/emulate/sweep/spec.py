@@ -162,7 +162,6 @@ def _ranks(value: object) -> object:
 
 
 Texts = Annotated[list[str], BeforeValidator(_some)]
-Whole = Annotated[int, Field(strict=True)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
