@@ -25,9 +25,15 @@ def test_the_shipped_library_is_built_from_the_source_beside_it() -> None:
     assert {path.stem for path in native_library.NATIVE.glob("*.cpp")} == set(native_library.SOURCES)
 
 
-def test_the_shipped_table_of_operators_is_that_of_torch() -> None:
+def written(folder: Path) -> list[str]:
+    """The table of operators, as it is made anew."""
+    native_library.write_operator_table(folder / "operators")
+    return (folder / "operators").read_text().split()
+
+
+def test_the_shipped_table_of_operators_is_that_of_torch(tmp_path: Path) -> None:
     names = native_library.operator_names().decode().split()
-    table = native_library.read_operator_table().decode().split()
+    table = written(tmp_path)
     assert names[: len(table)] == table
     more = [*native_library.MORE_OPERATORS]
     assert names == table + more or native_library.is_cuda_build(), "which may have registered more"
@@ -139,8 +145,27 @@ def test_a_rocm_build_is_refused(wheel: Callable[..., Path]) -> None:
         native_library.load()
 
 
+def test_no_table_is_kept_that_was_not_written_to_its_end(
+    wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another process would read it, and lack operators without a word."""
+
+    def half(path: Path, content: bytes | str, *_: object, **__: object) -> None:
+        path.touch()
+        with open(path, "ab" if isinstance(content, bytes) else "a") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError("no space left on the device")
+
+    wheel("2.15.0")
+    monkeypatch.setattr(Path, "write_bytes", half)
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="no space left"):
+        native_library.operator_names()
+    assert list((tmp_path / "cache").rglob("operators-*")) == []
+
+
 def test_what_a_cuda_build_has_registered_beside_the_table_is_taken_over(
-    wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import torch
 
@@ -154,7 +179,7 @@ def test_what_a_cuda_build_has_registered_beside_the_table_is_taken_over(
     ]
     monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", lambda key: there)
     monkeypatch.setattr(torch.library, "_impls", {"fsdp/in_python/CUDA"})
-    table = native_library.read_operator_table()
+    table = "\n".join([*written(tmp_path), ""]).encode()
     wheel("2.13.0+cu130", "libtorch_cuda.so")
     monkeypatch.setitem(sys.modules, "torch", torch)
     more = b"convolution\nembedding\na_new_one.out\nfsdp::a_kernel\n"

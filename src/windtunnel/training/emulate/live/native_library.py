@@ -188,23 +188,11 @@ def operator_names() -> bytes:
     Which operators decompose before they reach the device, and into what, is decided by them: they are read
     from the operator table that ships with torch. A CUDA build may have registered more.
     """
-    names = dict.fromkeys([*_table().decode().split(), *MORE_OPERATORS])
+    table = native.located(NATIVE, f"operators-{torch_version()}.txt", write_operator_table)
+    names = dict.fromkeys([*table.read_text().split(), *MORE_OPERATORS])
     if is_cuda_build():
         names |= dict.fromkeys(registered_operators())
     return "".join(f"{name}\n" for name in names).encode()
-
-
-def _table() -> bytes:
-    """`read_operator_table`, from the file that is shipped or in the user's cache."""
-    file = f"operators-{torch_version()}.txt"
-    cached = paths.cache() / file
-    for path in (NATIVE / file, cached):
-        if path.exists():
-            return path.read_bytes()
-    names = read_operator_table()
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    cached.write_bytes(names)
-    return names
 
 
 def registered_operators() -> list[str]:
@@ -226,7 +214,7 @@ def registered_operators() -> list[str]:
     )
 
 
-def read_operator_table() -> bytes:
+def write_operator_table(target: Path) -> None:
     """Derive `operator_names` from torchgen's ``native_functions.yaml``."""
     import yaml
 
@@ -247,14 +235,14 @@ def read_operator_table() -> bytes:
         return "CUDA" in [key.strip() for keys in dispatch for key in keys.split(",")]
 
     names = [name for name, entry in functions.items() if has_cuda(entry)]
-    return "\n".join([*names, ""]).encode()
+    target.write_text("\n".join([*names, ""]))
 
 
 def main() -> None:
     """``python -m windtunnel.training.emulate.live.native_library``: rebuild what is shipped beside the
     source."""
     native.rebuilt(NATIVE, library_name(torch_version()), "absent-torch*.so", build)
-    (NATIVE / f"operators-{torch_version()}.txt").write_bytes(read_operator_table())
+    write_operator_table(NATIVE / f"operators-{torch_version()}.txt")
 
 
 if __name__ == "__main__":
