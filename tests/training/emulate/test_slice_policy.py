@@ -185,7 +185,7 @@ def test_chosen_ranks_stand_in_for_others() -> None:
 def test_ranks_of_the_user() -> None:
     assert parse_ranks("0, 17,4-6", 32) == [0, 4, 5, 6, 17]
     assert parse_ranks("all", 3) == [0, 1, 2]
-    for wrong in ("x", "1,,2", "-1", "3-", "32", "6-4", ""):
+    for wrong in ("x", "1,,2", "-1", "3-", "32", "6-4", "", "²"):
         with pytest.raises(UserError, match="`ranks`"):
             parse_ranks(wrong, 32)
 

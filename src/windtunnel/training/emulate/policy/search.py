@@ -158,7 +158,7 @@ def parse_ranks(text: str, world_size: int, option: str = "ranks") -> list[int]:
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UserError(
                 f"`{option}`: {part.strip()!r} is not a rank; accepted are"
                 f"{' auto,' if option == 'ranks' else ''} all, or 0,17,120-127"
