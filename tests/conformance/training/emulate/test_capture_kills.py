@@ -127,7 +127,7 @@ def test_all_that_a_hanging_rank_started_is_ended(stuck: Session, folder: Path) 
     until(lambda: gone(int((folder / "child").read_text())))
 
 
-@pytest.mark.parametrize("names", [["prepares"], ["records"], ["grows"]])
-def test_what_is_only_slow_comes_to_its_end(stuck: Session, names: list[str]) -> None:
-    slices = stuck.capture([NAMES.index(name) for name in names])
-    assert all(len(one.steps) > 1 for one in slices)
+@pytest.mark.parametrize("name", ["records", "grows"])
+def test_what_is_only_slow_comes_to_its_end(stuck: Session, name: str) -> None:
+    (slice_,) = stuck.capture([NAMES.index(name)])
+    assert len(slice_.steps) > 1

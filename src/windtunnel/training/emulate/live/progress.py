@@ -4,15 +4,13 @@ A rank *gets on* when it records events (operators, memory, collectives), when i
 imports, data sets and checkpoints do, or when it needs more memory than ever before. All else may be a hang:
 a wait that nothing ends, or a loop that nothing leaves; and so may be, whatever it does, a loop that waits
 for a value of the device which never changes (`WaitingLoops`). It is one when it has lasted for ``timeout``
-seconds, of which these are not counted in full:
+seconds, of which these are not counted:
 
 * those in which the rank could run and another process had the CPU. A busy machine makes nobody hang;
-* more than count for an earlier rank that runs, for which it may be waiting;
-* of those in which it computes at many lines of the user's program, every tenth counts: a long preparation
-  looks like this, and so does a large loop without end. Python shows its line when asked by a signal
-  (``faulthandler``). What stays at few lines, as ``while True: pass`` does, counts in full.
+* more than count for an earlier rank that runs, for which it may be waiting.
 
-All of it is of the rank's process and those that it started.
+All of it is of the rank's process and those that it started. Python shows its line when asked by a signal
+(``faulthandler``), before a rank that hangs is ended.
 """
 
 from __future__ import annotations
@@ -41,10 +39,8 @@ LOOKS = 50  # in the time after which a rank counts as hung
 SHORTEST = 0.05  # seconds between two looks
 FILE_BYTES, MEMORY_BYTES = 1 << 16, 1 << 20
 """What a rank must read and write, or take, between two looks to get on; what logs and polls is less."""
-PATIENCE, FEW_LINES = 10.0, 3
-ASKED = 20
-"""How often a rank is asked for its line before it counts as hung: on a busy machine looks come late, and few
-looks meet few lines."""
+LEAST_LOOKS = 20
+"""At a rank that does not get on, before it counts as hung: on a busy machine looks come late."""
 SHOWING = 2.0
 """Seconds that a process is given to show where it stands before it is ended."""
 
@@ -68,13 +64,11 @@ class Signs(NamedTuple):
         )
 
 
-def counted(seconds: float, run: float, wait: float, moving: bool) -> float:
+def counted(seconds: float, run: float, wait: float) -> float:
     """Of ``seconds`` in which a rank did not get on, those that count: the share in which it had a CPU or
-    asked for none, less where it computes at many lines (``moving``). ``run``, ``wait``: of all its threads.
-    """
+    asked for none. ``run``, ``wait``: of all its threads."""
     demand = run + wait
-    own = seconds - wait if demand <= seconds else seconds * run / demand
-    return own / PATIENCE if moving and run > own / 2 else own
+    return seconds - wait if demand <= seconds else seconds * run / demand
 
 
 class Word:
@@ -117,7 +111,7 @@ class Watch:
 
     @property
     def hangs(self) -> bool:
-        return self.quiet >= self.timeout and self._signals >= ASKED
+        return self.quiet >= self.timeout and self._looks >= LEAST_LOOKS
 
     @property
     def due(self) -> bool:
@@ -127,8 +121,7 @@ class Watch:
     def begin_anew(self) -> None:
         """It got on, or one that it may have waited for ended."""
         self.moved = time.monotonic()
-        self._lines: set[str] = set()
-        self._signals = 0
+        self._looks = 0
         self._begin_stretch(0.0)
 
     def _begin_stretch(self, quiet: float) -> None:
@@ -141,21 +134,15 @@ class Watch:
         those are that it may be waiting for."""
         self.checked_at, signs = time.monotonic(), self._signs()
         before, self._before = self._before, signs
-        waits = self.loop.exists()
-        if signs.gets_on(before) and not waits:
+        if signs.gets_on(before) and not self.loop.exists():
             self.begin_anew()
             return
+        self._looks += 1
         since, start = self._start
-        moving = len(self._lines) > FEW_LINES and not waits
         run, wait = max(0.0, signs.run - start.run), max(0.0, signs.wait - start.wait)
-        self.quiet = self._earlier + counted(self.checked_at - since, run, wait, moving)
+        self.quiet = self._earlier + counted(self.checked_at - since, run, wait)
         if self.quiet > bound:
             self._begin_stretch(bound)
-        elif self.quiet > self.timeout / 4:
-            self._see_line()
-            if not moving and not waits and len(self._lines) > FEW_LINES:
-                # Until then it was taken for one that stands: late looks may have let that go on long.
-                self._begin_stretch(min(self.quiet, self.timeout / 2))
 
     def _signs(self) -> Signs:
         tree = [self.pid, *descendants(self.pid)]
@@ -164,19 +151,6 @@ class Watch:
             self.events.value, sum(map(_file_bytes, tree)), sum(map(_most_memory, tree)),
             sum(run for run, _ in seconds), sum(wait for _, wait in seconds),
         )  # fmt: skip
-
-    def _see_line(self) -> None:
-        """Take note of what was shown when last asked, and ask again."""
-        line = failure.stood_at(self.dump())
-        if line:
-            self._lines.add(line)
-        self._signals += 1
-        self._ask()
-
-    def _ask(self) -> None:
-        with contextlib.suppress(OSError):
-            os.truncate(self.stack, 0)
-            os.kill(self.pid, signal.SIGUSR1)
 
     def dump(self) -> str:
         """Where the process stood when it was last asked: a dump of its threads, or what there is of one."""
@@ -187,8 +161,8 @@ class Watch:
 
     def end(self) -> None:
         """Let it write where it stands, then end it and all that it started."""
-        self._ask()
         with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
             os.kill(self.pid, signal.SIGCONT)  # one that is stopped shows it, too
         until, text = time.monotonic() + SHOWING, ""
         while time.monotonic() < until and not (text and text == self.dump()):

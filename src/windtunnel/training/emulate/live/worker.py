@@ -248,8 +248,7 @@ def _run_rank(
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     faulthandler.enable(file=log)
-    # Appended, so that what was shown before can be taken away.
-    stack = open(failure.stack_file(directory, rank), "a")  # noqa: SIM115
+    stack = open(failure.stack_file(directory, rank), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     code = 70
     try:

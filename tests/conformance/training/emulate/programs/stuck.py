@@ -67,23 +67,6 @@ def case_grows():
     train()
 
 
-def prepare(seconds):
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        one = sum(range(1000))
-        two = sum(range(one % 1000))
-        three = sum(range(two % 1000, 1000))
-        four = sum(range(three % 1000))
-        five = sum(range(four % 1000, 1000))
-        six = sum(range(five % 1000, 1000))
-        assert six >= 0
-
-
-def case_prepares():
-    prepare(3)
-    train()
-
-
 def case_records():
     records(2)
     train()
