@@ -56,14 +56,8 @@ Atom = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class RankExpression:
-    """An expression of the answers alone."""
-
-    atom: Atom
-
-
-@dataclass(frozen=True)
-class Each:
-    """One of these at a time: a place in a loop over meshes is told something of each."""
+    """An expression of the answers alone. Of several it is one at a time: a place in a loop over meshes is
+    told something of each."""
 
     atoms: tuple[Atom, ...]
 
@@ -75,7 +69,7 @@ class Mixed:
     atoms: frozenset[Atom]
 
 
-Found = RankExpression | Each | Mixed | None
+Found = RankExpression | Mixed | None
 """None: it does not depend on the rank."""
 
 
@@ -138,8 +132,8 @@ class _AnswerReader:
                 if self._answers(decides, scope):
                     continue  # os.environ["RANK"] looks nothing up in a table of the program's
                 what = self.follow(decides, scope)
-                if isinstance(what, RankExpression | Each):
-                    for text, sources in [what.atom] if isinstance(what, RankExpression) else what.atoms:
+                if isinstance(what, RankExpression):
+                    for text, sources in what.atoms:
                         text = f"bool({text})" if is_test else text
                         sites.setdefault((text, sources, is_test is None), site)
                 elif isinstance(what, Mixed):
@@ -209,8 +203,7 @@ class _AnswerReader:
         if not all(self.sources[row].values for row in rows):
             return Mixed(frozenset((f"s{row}", (row,)) for row in rows))
         text = "s{}" if isinstance(node, ast.Call) and called(node) not in ("get", "getenv") else "str(s{})"
-        atoms = tuple((text.format(row), (row,)) for row in rows)
-        return RankExpression(atoms[0]) if len(atoms) == 1 else Each(atoms)
+        return RankExpression(tuple((text.format(row), (row,)) for row in rows))
 
     def _of_values(self, name_values: list[NameValue]) -> Found:
         """What enters a name: where one thing that it gets is of the rank and the others are constants, that
@@ -283,7 +276,7 @@ class _AnswerReader:
                 return None  # which of one goes with which of the other is not known
             atoms[text, tuple(sorted(written.sources))] = None
             turn, turns = turn + 1, max(written.turns, default=1)
-        return RankExpression(next(iter(atoms))) if len(atoms) == 1 else Each(tuple(atoms))
+        return RankExpression(tuple(atoms))
 
     def _constant(self, node: ast.expr, scope: Scope) -> bool:
         return self.follow(node, scope) is None and self._written(node, scope) is not None
@@ -295,11 +288,8 @@ class _AnswerReader:
                 name_values = self.names.look_up(name, scope)
                 if len(name_values) == 1 and name_values[0].part is None:
                     written = self._written(name_values[0].value, name_values[0].scope)
-                    return (
-                        ast.parse(written.atom[0], mode="eval").body
-                        if isinstance(written, RankExpression)
-                        else None
-                    )
+                    if isinstance(written, RankExpression) and len(written.atoms) == 1:
+                        return ast.parse(written.atoms[0][0], mode="eval").body
             case ast.Call(args=[], keywords=[]) if called(node) in ("get_world_size", "device_count"):
                 return ast.Constant(
                     self.world_size if called(node) == "get_world_size" else self.devices_per_host
@@ -333,10 +323,11 @@ class _AnswerWriter(ast.NodeTransformer):
         source = self.reader._followed.get(original)
         if original not in self.reader._open and source is None:
             source = self.reader.follow(original, self.scope)
-        if isinstance(source, RankExpression | Each):
-            if isinstance(source, Each):
+        if isinstance(source, RankExpression):
+            several = len(source.atoms) > 1
+            if several:
                 self.turns.add(len(source.atoms))
-            text, sources = source.atoms[self.turn] if isinstance(source, Each) else source.atom
+            text, sources = source.atoms[self.turn if several else 0]
             self.sources.update(sources)
             return ast.parse(text, mode="eval").body
         if isinstance(source, Mixed):
@@ -392,13 +383,8 @@ def _place(node: ast.expr, scope: Scope) -> Place:
 
 def _mixed(parts: Iterable[Found]) -> Found:
     """All that enters, as atoms."""
-    atoms: set[Atom] = set()
-    for part in parts:
-        if isinstance(part, RankExpression):
-            atoms.add(part.atom)
-        elif part is not None:
-            atoms.update(part.atoms)
-    return Mixed(frozenset(atoms)) if atoms else None
+    atoms = frozenset(atom for part in parts if part is not None for atom in part.atoms)
+    return Mixed(atoms) if atoms else None
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
