@@ -17,7 +17,6 @@ import json
 import marshal
 import os
 import selectors
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.coordinate import Coordinator, LiveRank
 from windtunnel.training.emulate.emulation import EmulationResult, costs_of
 from windtunnel.training.emulate.live import failure
-from windtunnel.training.emulate.live.progress import kill_tree
+from windtunnel.training.emulate.live.progress import kill_tree, shown
 from windtunnel.training.emulate.live.session import LOG_LINES
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.search import parse_ranks
@@ -198,18 +197,10 @@ class _Processes:
         """A rank that has not ended says something at each step."""
         for rank in coordinator.ranks.values():
             if rank.status is None and time.monotonic() - self.last_progress[rank.rank] > patience:
-                place = self._stands(rank.rank)
+                stack = failure.stack_file(self.directory, rank.rank)
+                place = failure.stood_at(shown(self.processes[rank.rank].pid, stack))
                 at = f"; it stands at {place}" if place else ""
                 raise HangError(f"live rank {rank.rank} said nothing for {patience:.0f} s{at}")
-
-    def _stands(self, rank: int) -> str:
-        """The line at which a rank stands, as it writes down when it is asked."""
-        file = failure.stack_file(self.directory, rank)
-        self.processes[rank].send_signal(signal.SIGUSR1)
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until and not (file.exists() and file.stat().st_size):
-            time.sleep(0.05)
-        return failure.stood_at(file.read_text(errors="replace")) if file.exists() else ""
 
 
 def log_file(directory: Path, rank: int) -> Path:

@@ -152,23 +152,24 @@ class Watch:
             sum(run for run, _ in seconds), sum(wait for _, wait in seconds),
         )  # fmt: skip
 
-    def dump(self) -> str:
-        """Where the process stood when it was last asked: a dump of its threads, or what there is of one."""
-        try:
-            return self.stack.read_text(errors="replace")
-        except OSError:
-            return ""
-
     def end(self) -> None:
         """Let it write where it stands, then end it and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
-            os.kill(self.pid, signal.SIGCONT)  # one that is stopped shows it, too
-        until, text = time.monotonic() + SHOWING, ""
-        while time.monotonic() < until and not (text and text == self.dump()):
-            text = self.dump()
-            time.sleep(SHORTEST)
+        shown(self.pid, self.stack)
         kill_tree(self.pid)
+
+
+def shown(pid: int, stack: Path) -> str:
+    """Where a process stands, one that is stopped, too: a dump of its threads (``faulthandler``), which it
+    writes to the file ``stack`` when it is asked. What there is of one after `SHOWING` seconds."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, signal.SIGCONT)
+    until, before, text = time.monotonic() + SHOWING, "", ""
+    while time.monotonic() < until and not (text and text == before):
+        time.sleep(SHORTEST)
+        with contextlib.suppress(OSError):
+            before, text = text, stack.read_text(errors="replace")
+    return text
 
 
 def kill_tree(pid: int) -> None:
