@@ -33,6 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from windtunnel.base import atomic
 from windtunnel.training.emulate.graph import NoteKind, Phase
 from windtunnel.training.emulate.live.mailbox import Mailbox
+from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.templates import (
     INPUT,
@@ -380,15 +381,13 @@ class Chunks:
 
     def _stand(self, meta: _Meta, block: int, micro: Micro) -> torch.Tensor:
         storages = micro.stands.setdefault(block, [])
-        self.native.wt_pause(1)
-        with torch.no_grad():
+        with unrecorded(self.native), torch.no_grad():
             if not storages:
                 storages.append(
                     torch.empty(meta.bytes // meta.dtype.itemsize, dtype=meta.dtype, device="cuda")
                 )
                 self.native.wt_adopt(storages[0].untyped_storage()._cdata, block)
             tensor = torch.as_strided(storages[0], meta.shape, meta.stride, meta.offset)
-        self.native.wt_pause(-1)
         if meta.spec is None:
             return tensor
         return DTensor(tensor, meta.spec, requires_grad=False)  # type: ignore[call-arg]

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from windtunnel.training.emulate.live.native_library import unrecorded
+
 MODULES = 32
 """Modules entered between two young collections."""
 
@@ -58,11 +60,9 @@ def settle_backwards(native: ctypes.CDLL) -> None:
         result = run(*args, **kwargs)
         if torch._C._current_autograd_node() is None:  # else it is the backward of a part of another one
             if not node:
-                native.wt_pause(1)
-                with torch.enable_grad():
+                with unrecorded(native), torch.enable_grad():
                     leaf = torch.zeros((), device="cuda", requires_grad=True)
                     node.extend((leaf, leaf.clone(), leaf.detach()))
-                native.wt_pause(-1)
             leaf, output, gradient = node
             # the backward of a copy hands the gradient on and issues nothing
             run((output,), (gradient,), True, False, (leaf,), allow_unreachable=True, accumulate_grad=False)

@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.failure import SIGN
+from windtunnel.training.emulate.live.native_library import unrecorded
 
 _NOBODY = "no device is there to ask: 0 stands for it"
 _HISTORY = "it is empty here; the report shows what lies in memory, and when"
@@ -289,15 +290,11 @@ def _supply_attention(native: ctypes.CDLL) -> None:
 
     def usable(backend: SDPBackend) -> Callable[..., bool]:
         def can_use(params: Any, debug: bool = False) -> bool:
-            native.wt_pause(1)
-            try:
-                with sdpa_kernel(backend):
-                    chosen = torch._fused_sdp_choice(
-                        params.query, params.key, params.value, params.attn_mask, params.dropout,
-                        params.is_causal, enable_gqa=params.enable_gqa,
-                    )  # fmt: skip
-            finally:
-                native.wt_pause(-1)
+            with unrecorded(native), sdpa_kernel(backend):
+                chosen = torch._fused_sdp_choice(
+                    params.query, params.key, params.value, params.attn_mask, params.dropout,
+                    params.is_causal, enable_gqa=params.enable_gqa,
+                )  # fmt: skip
             return bool(chosen == backend.value)
 
         return can_use

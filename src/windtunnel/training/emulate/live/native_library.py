@@ -12,6 +12,7 @@ registers when it is loaded. No driver and no device is asked for anything.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -20,6 +21,7 @@ import platform
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.base import native, paths
@@ -179,6 +181,16 @@ def load() -> ctypes.CDLL:
     if not library.wt_hooks_ready():
         raise RuntimeError("libtorch did not take the absent device's hooks")
     return library
+
+
+@contextlib.contextmanager
+def unrecorded(native: ctypes.CDLL) -> Iterator[None]:
+    """What is done within is none of the script's, and is not recorded."""
+    native.wt_pause(1)
+    try:
+        yield
+    finally:
+        native.wt_pause(-1)
 
 
 def operator_names() -> bytes:

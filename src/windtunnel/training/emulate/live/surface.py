@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,28 +45,21 @@ class DeviceProperties(SimpleNamespace):
         )
 
 
-@dataclass
-class Surface:
-    """What the script sees: how many devices a host has, and of what kind."""
-
-    native: ctypes.CDLL
-    device: Device
-    count: int
-
-
-def install(surface: Surface) -> None:
-    """Give torch a CUDA device. Call once in a process, after torch is imported, before the script runs."""
-    native, device = surface.native, surface.device
-    _supply_functions(surface)
+def install(native: ctypes.CDLL, device: Device, count: int) -> None:
+    """Give torch CUDA devices, so many. Call once in a process, after torch is imported, before the script
+    runs."""
+    _supply_functions(native, device, count)
     install_streams(native)
-    install_storages(native)
+    _resize(native)
+    _create()
+    _print_from_host()
     _supply_tensor_types()
     cuda: Any = torch.cuda
     cuda._initialized = True
     cuda.is_bf16_supported = lambda including_emulation=True: (
         device.capability >= (8, 0) or including_emulation
     )
-    cuda.default_generators = tuple(_default_generator(native, index) for index in range(surface.count))
+    cuda.default_generators = tuple(_default_generator(native, index) for index in range(count))
     torch._utils._get_available_device_type = lambda: "cuda"  # type: ignore[assignment]
     torch.backends.cuda.is_built = lambda: True
     torch.version.cuda = "13.0"
@@ -79,8 +71,7 @@ def _default_generator(native: ctypes.CDLL, index: int) -> torch.Generator:
     return torch.Generator(device=f"cuda:{index}")
 
 
-def _supply_functions(surface: Surface) -> None:
-    native, device = surface.native, surface.device
+def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
     memory = int(device.memory_bytes)
     properties = DeviceProperties(device)
 
@@ -93,12 +84,12 @@ def _supply_functions(surface: Surface) -> None:
 
     def set_device(index: int) -> None:
         _check(index)
-        native.wt_device(surface.count, device.capability[0] * 10 + device.capability[1], index)
+        native.wt_device(count, device.capability[0] * 10 + device.capability[1], index)
 
     def _check(index: int) -> None:
-        if index >= surface.count:
+        if index >= count:
             raise RuntimeError(
-                f"CUDA error: invalid device ordinal {index}: the emulated host has {surface.count} devices"
+                f"CUDA error: invalid device ordinal {index}: the emulated host has {count} devices"
             )
 
     def stats(index: int) -> dict[str, Any]:
@@ -133,7 +124,7 @@ def _supply_functions(surface: Surface) -> None:
 
     mode = [0]
     functions: dict[str, Callable[..., Any]] = {
-        "_cuda_getDeviceCount": lambda: surface.count,
+        "_cuda_getDeviceCount": lambda: count,
         "_cuda_getDevice": current,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
@@ -176,7 +167,7 @@ def _supply_functions(surface: Surface) -> None:
     cudnn.is_acceptable = lambda tensor: tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
     cuda._get_device_properties = lambda index: properties
     cuda._CudaDeviceProperties = DeviceProperties
-    cuda.device_count = lambda: surface.count
+    cuda.device_count = lambda: count
     cuda.is_available = lambda: True
     cuda.memory.mem_get_info = cuda.mem_get_info = lambda device=None: (
         max(0, memory - native.wt_allocated(0)),
@@ -273,13 +264,6 @@ def install_streams(native: ctypes.CDLL) -> None:
     cuda.default_stream = lambda device=None: DeviceStream(
         stream_id=0, device_index=index(device, optional=True), device_type=1
     )
-
-
-def install_storages(native: ctypes.CDLL) -> None:
-    """Let storages and printing know the absent device. Call once."""
-    _resize(native)
-    _create()
-    _print_from_host()
 
 
 def _resize(native: ctypes.CDLL) -> None:

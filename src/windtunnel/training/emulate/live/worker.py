@@ -319,7 +319,7 @@ def _prepare(
 
     if device.kind == "gpu":
         collector.settle_backwards(native)
-        surface.install(surface.Surface(native, device, request.devices_per_host))
+        surface.install(native, device, request.devices_per_host)
         names.install_answers(native)
         values.install_untouched(native)
         machine.install(device, request.devices_per_host, directory / f"programs-{rank}")

@@ -29,6 +29,7 @@ from windtunnel.training.emulate.live.fused.kernel import (
     values_of,
 )
 from windtunnel.training.emulate.live.names import refuse
+from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
 
 EVERYTHING = (-1, -1)
@@ -305,12 +306,8 @@ def _share_of(mask: Any, observer: Observer) -> float:
         return 1.0
     share = getattr(mask, "share_of_blocks", None)
     if share is None:
-        observer.native.wt_pause(1)  # none of this is the script's
-        try:
-            with torch.no_grad():
-                share = blocks_left(mask.mask_mod, mask.shape, mask.BLOCK_SIZE)
-        finally:
-            observer.native.wt_pause(-1)
+        with unrecorded(observer.native), torch.no_grad():
+            share = blocks_left(mask.mask_mod, mask.shape, mask.BLOCK_SIZE)
         mask.share_of_blocks = share
     rows, columns = mask.BLOCK_SIZE
     basis = f"the blocks of {rows} × {columns} that its mask leaves: {100 * share:.1f} % of them"

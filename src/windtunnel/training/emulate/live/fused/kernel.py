@@ -11,7 +11,7 @@ first. (``transformer_engine/pytorch/{quantization,tensor/float8_tensor}.py``, 2
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.kernels import Launches
 from windtunnel.training.emulate.live.names import refuse
+from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
 
 Views = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -62,21 +63,14 @@ def begin() -> None:
     _process["launches"].native.wt_note_node()
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
+def aside() -> AbstractContextManager[None]:
     """What is done within is none of the script's."""
-    native = _process["launches"].native
-    native.wt_pause(1)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        native.wt_pause(-1)
+    return unrecorded(_process["launches"].native)
 
 
 def values_of(tensor: Any) -> list[int] | None:
     """The values of a tensor of offsets, None where they are not known."""
-    with unrecorded():
+    with aside(), torch.no_grad():
         readable = bool((tensor >= 0).all().item())
         return [int(value) for value in tensor.tolist()] if readable else None
 
@@ -87,7 +81,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, kernel: str, causal: bool, share: float, views: Views, *tensors: Any) -> Any:
-        with unrecorded():
+        with aside(), torch.no_grad():
             query, key, value = views(tensors)
         same = query.shape[-1] == value.shape[-1]
         out = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.shape[-1])
@@ -105,7 +99,7 @@ class Attention(torch.autograd.Function):
         kernel, causal, share, views = ctx.options
         *tensors, out, lse = ctx.saved_tensors
         results = [torch.empty_like(tensor) for tensor in tensors]
-        with unrecorded():
+        with aside(), torch.no_grad():
             query, key, value = views(tensors)
             written = views(results)
         delta = torch.empty_like(lse)  # the sums of the output and its gradient, which the kernel takes
