@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape as markup
@@ -89,7 +89,7 @@ def result(rows: list[Row]) -> SweepResult:
     plain = SweepResult(rows, len(tokens) > 1 and all(tokens), done[0]["cost_unit"] if done else "price")
     fitting = [row for row in done if row["fits"]]
     values = [(plain.time(row), row["peak_reserved_bytes"], plain.cost(row)) for row in fitting]
-    front = pareto_front(np.array(values).reshape(-1, 3))
+    front = pareto_front(np.array(values, np.float64).reshape(-1, 3))
     best = {row["point"] for row, on_front in zip(fitting, front, strict=True) if on_front}
     marked = [row | {"pareto": row["point"] in best} for row in rows]
     return SweepResult(marked, plain.per_token, plain.cost_unit)
@@ -104,20 +104,14 @@ def as_json(sweep_result: SweepResult, **more: Any) -> dict[str, Any]:
     }
 
 
-def pareto_front(values: ArrayLike) -> NDArray[np.bool_]:
+def pareto_front(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which rows of ``values`` (points x objectives, the smaller the better) are on the front.
 
     A row is on the front unless another one is at least as good in every objective and better in one; equal
-    rows are on it together. Returns a mask, shape (points,). Rows with a NaN are not on it and beat nobody.
+    rows are on it together. Returns a mask, shape (points,).
     """
-    table = np.asarray(values, np.float64)
-    complete = np.array([not np.isnan(row).any() for row in table], np.bool_)
-    front = complete.copy()
-    for row in np.flatnonzero(complete):
-        others = table[complete]
-        better = (others <= table[row]).all(axis=1) & (others < table[row]).any(axis=1)
-        front[row] = not better.any()
-    return front
+    beaten = [((values <= row).all(axis=1) & (values < row).any(axis=1)).any() for row in values]
+    return ~np.array(beaten, np.bool_)
 
 
 def print_sweep(sweep_result: SweepResult, console: Console, title: str) -> None:
