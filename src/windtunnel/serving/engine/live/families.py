@@ -6,7 +6,6 @@ The check compares what the executor does with the model's own plain forward pas
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from itertools import chain
 from pathlib import Path
@@ -125,33 +124,26 @@ def check(model: Any) -> Executor:
         name, words = config.model_type, "what it computes are not finite numbers"
         raise UserError(f"{name} cannot be served in {_dtype(model)}: {words}")
 
-    def compare(compared: str, gaps: Iterable[float]) -> None:
-        for gap in gaps:
-            if not gap <= bound:
-                raise UserError(f"{config.model_type} cannot be served: {compared} differ by {gap:.1e}")
-
     executor = Executor(model)
-    rows = [executor.new() for _ in lengths]
-    read = [executor.prefill(row, tokens[:length]) for row, length in zip(rows, lengths, strict=True)]
-    compare(
-        "its prefill and its plain forward pass", map(_gap, read, (plain[length - 1] for length in lengths))
-    )
+    rows = {executor.new(): length for length in lengths}
+    pairs = [
+        ("its prefill and its plain forward pass", executor.prefill(row, tokens[:length]), plain[length - 1])
+        for row, length in rows.items()
+    ]
     for step in range(3):
-        tensor = executor.decode(rows, [tokens[length + step] for length in lengths])
-        compare(
-            "rows that decode together and each alone",
-            map(_gap, tensor, (logits[step] for logits in stepped)),
-        )
+        logits = executor.decode([*rows], [tokens[length + step] for length in lengths])
+        alone = (each[step] for each in stepped)
+        for pair in zip(logits, alone, strict=True):
+            pairs.append(("rows that decode together and each alone", *pair))
     executor.prefill(row := executor.new(), tokens[:17])
     behind = executor.restore(executor.snapshot(row))
-    compare(
-        "tokens behind a kept state and all at once",
-        [_gap(executor.prefill(behind, tokens[17:33]), plain[32])],
-    )
-    for sequence in list(executor.sequences):
-        executor.free(sequence)
-    for snapshot in list(executor.snapshots):
-        executor.free(snapshot)
+    kept = executor.prefill(behind, tokens[17:33])
+    pairs.append(("tokens behind a kept state and all at once", kept, plain[32]))
+    for compared, found, wanted in pairs:
+        if not (gap := (found - wanted).abs().max().item()) <= bound:
+            raise UserError(f"{config.model_type} cannot be served: {compared} differ by {gap:.1e}")
+    for owner in executor.sequences | executor.snapshots:
+        executor.free(owner)
     return executor
 
 
@@ -161,10 +153,6 @@ def _dtype(model: Any) -> str:
 
 def _line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _gap(tensor: Tensor, other: Tensor) -> float:
-    return (tensor - other).abs().max().item()
 
 
 def _steps(model: Any, tokens: Ordered[int], length: int, count: int) -> list[Tensor]:
