@@ -13,7 +13,6 @@ Source: the net-change rule of Crab (arXiv 2604.28138), section 4.
 from __future__ import annotations
 
 import os
-import platform
 import stat
 import threading
 from collections.abc import Callable, Collection
@@ -271,9 +270,8 @@ def _word(entry: _Entry, exists: bool) -> Change:
 
 
 LISTED = 4096
-_NUMBERS = NUMBERS.get(platform.machine(), {})
-_SYMLINK = {_NUMBERS.get("symlink"), _NUMBERS.get("symlinkat")} - {None}
-_LINK = {_NUMBERS.get("link"), _NUMBERS.get("linkat")} - {None}
+_SYMLINK = {NUMBERS["symlink"], NUMBERS["symlinkat"]}
+_LINK = {NUMBERS["link"], NUMBERS["linkat"]}
 
 
 class ChangeWindow:

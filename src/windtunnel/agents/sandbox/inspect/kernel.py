@@ -5,8 +5,7 @@ A program at every system call taxes all processes of the host, so the programs 
 sandbox that is watched and detached with the last. Each sandbox has a slot; loss of events, doubts and counts
 are kept by slot, so that a storm in one sandbox puts no other in doubt.
 
-Every line of ``RULES`` is a system call by name with the kind of its effect; ``NUMBERS`` has the numbers of
-both machines. A call that is in neither changes nothing that a sandbox keeps, or is denied in sandboxes.
+A system call that has no rule changes nothing that a sandbox keeps, or is denied in sandboxes.
 """
 
 from __future__ import annotations
@@ -62,111 +61,56 @@ class Rule(NamedTuple):
         return struct.pack("8B", *self)
 
 
-def _rules() -> dict[str, Rule]:
-    rules: dict[str, Rule] = {}
-
-    def add(names: str, rule: Rule) -> None:
-        for name in names.split():
-            rules[name] = rule
-
-    add("write pwrite64 writev pwritev pwritev2 ftruncate fallocate vmsplice", Rule(WRITE, descriptor=0))
-    add("sendto sendmsg sendmmsg", Rule(WRITE))
-    add("read pread64 readv preadv preadv2 recvfrom recvmsg recvmmsg accept accept4", Rule(READ))
-    add("sendfile", Rule(COPY, descriptor=0))
-    add("copy_file_range splice", Rule(COPY, descriptor=2))
-    add("tee", Rule(COPY, descriptor=1))
+_CALLS = (
+    (Rule(WRITE, descriptor=0), """write 1 pwrite64 18 writev 20 pwritev 296 pwritev2 328 ftruncate 77
+     fallocate 285 vmsplice 278"""),
+    (Rule(WRITE), "sendto 44 sendmsg 46 sendmmsg 307"),
+    (Rule(READ), """read 0 pread64 17 readv 19 preadv 295 preadv2 327 recvfrom 45 recvmsg 47 recvmmsg 299
+     accept 43 accept4 288"""),
+    (Rule(COPY, descriptor=0), "sendfile 40"),
+    (Rule(COPY, descriptor=2), "copy_file_range 326 splice 275"),
+    (Rule(COPY, descriptor=1), "tee 276"),
     # the descriptor of OPEN is the argument with the flags; op 1: the flags lie in memory
-    add("creat", Rule(OPEN))
-    add("open", Rule(OPEN, descriptor=1))
-    add("openat open_by_handle_at", Rule(OPEN, descriptor=2))
-    add("openat2", Rule(OPEN, op=1, descriptor=2))
-    add("mkdir mknod", Rule(PATH, CREATED, path1=0))
-    add("mkdirat mknodat", Rule(PATH, CREATED, dirfd1=0, path1=1))
-    add("symlink link", Rule(PATH, CREATED, path1=1))
-    add("symlinkat", Rule(PATH, CREATED, dirfd1=1, path1=2))
-    add("linkat", Rule(PATH, CREATED, dirfd1=2, path1=3))
-    add("unlink rmdir", Rule(PATH, DELETED, path1=0))
-    add("unlinkat", Rule(PATH, DELETED, dirfd1=0, path1=1))
-    add("rename", Rule(PATH, RENAMED, path1=0, path2=1))
-    add("renameat renameat2", Rule(PATH, RENAMED, dirfd1=0, path1=1, dirfd2=2, path2=3))
-    add("truncate", Rule(PATH, MODIFIED, path1=0))
-    add("chmod chown lchown utime utimes", Rule(PATH, METADATA, path1=0))
-    add("setxattr lsetxattr removexattr lremovexattr", Rule(PATH, METADATA, path1=0))
-    add(
-        "fchmodat fchmodat2 fchownat utimensat futimesat setxattrat removexattrat file_setattr",
-        Rule(PATH, METADATA, dirfd1=0, path1=1),
-    )
-    add("fchmod fchown fsetxattr fremovexattr", Rule(DESCRIPTOR, METADATA, descriptor=0))
-    add("mmap", Rule(MMAP))
-    add("ioctl", Rule(IOCTL))
-    add("bind", Rule(BIND, CREATED, path1=1))
-    add("io_uring_setup", Rule(DOUBT, doubt=URING))
-    add("process_vm_writev ptrace", Rule(DOUBT, doubt=TRACE))
-    add(
-        "mount umount2 pivot_root move_mount fsmount open_tree fsconfig mount_setattr swapon swapoff acct"
-        " quotactl quotactl_fd",
-        Rule(DOUBT, doubt=MOUNT),
-    )
-    add("shmat shmdt shmctl semop semtimedop semctl msgsnd msgrcv msgctl", Rule(DOUBT, doubt=IPC))
-    add("mq_open mq_unlink mq_timedsend mq_timedreceive", Rule(DOUBT, doubt=IPC))
-    add("io_submit", Rule(DOUBT, doubt=AIO))
-    add("setns unshare", Rule(DOUBT, doubt=NAMESPACE))
-    return rules
-
-
-RULES = _rules()
-
-_LATER = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
-"""Calls newer than the list below; since 5.1 every machine gives a call the same number."""
-
-# fmt: off
-NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": {
-        **_LATER,
-        "write": 1, "pwrite64": 18, "writev": 20, "pwritev": 296, "pwritev2": 328, "ftruncate": 77,
-        "fallocate": 285, "vmsplice": 278, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "read": 0,
-        "pread64": 17, "readv": 19, "preadv": 295, "preadv2": 327, "recvfrom": 45, "recvmsg": 47,
-        "recvmmsg": 299, "accept": 43, "accept4": 288, "sendfile": 40, "copy_file_range": 326,
-        "splice": 275, "tee": 276, "creat": 85, "open": 2, "openat": 257, "open_by_handle_at": 304,
-        "openat2": 437, "mkdir": 83, "mknod": 133, "mkdirat": 258, "mknodat": 259, "symlink": 88,
-        "link": 86, "symlinkat": 266, "linkat": 265, "unlink": 87, "rmdir": 84, "unlinkat": 263,
-        "rename": 82, "renameat": 264, "renameat2": 316, "truncate": 76, "chmod": 90, "chown": 92,
-        "lchown": 94, "utime": 132, "utimes": 235, "setxattr": 188, "lsetxattr": 189, "removexattr": 197,
-        "lremovexattr": 198, "fchmodat": 268, "fchownat": 260, "utimensat": 280, "futimesat": 261,
-        "fchmod": 91, "fchown": 93, "fsetxattr": 190, "fremovexattr": 199, "mmap": 9, "ioctl": 16,
-        "bind": 49, "io_uring_setup": 425, "process_vm_writev": 311, "ptrace": 101, "mount": 165,
-        "umount2": 166, "pivot_root": 155, "move_mount": 429, "fsmount": 432, "open_tree": 428,
-        "fsconfig": 431, "mount_setattr": 442, "swapon": 167, "swapoff": 168, "acct": 163,
-        "quotactl": 179, "quotactl_fd": 443, "shmat": 30, "shmdt": 67, "shmctl": 31, "semop": 65,
-        "semtimedop": 220, "semctl": 66, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240,
-        "mq_unlink": 241, "mq_timedsend": 242, "mq_timedreceive": 243, "io_submit": 209, "setns": 308,
-        "unshare": 272,
-    },
-    "aarch64": {
-        **_LATER,
-        "write": 64, "pwrite64": 68, "writev": 66, "pwritev": 70, "pwritev2": 287, "ftruncate": 46,
-        "fallocate": 47, "vmsplice": 75, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "read": 63,
-        "pread64": 67, "readv": 65, "preadv": 69, "preadv2": 286, "recvfrom": 207, "recvmsg": 212,
-        "accept": 202, "accept4": 242, "sendfile": 71, "copy_file_range": 285, "splice": 76, "tee": 77,
-        "openat": 56, "open_by_handle_at": 265, "openat2": 437, "mkdirat": 34, "mknodat": 33,
-        "symlinkat": 36, "linkat": 37, "unlinkat": 35, "renameat": 38, "renameat2": 276, "truncate": 45,
-        "setxattr": 5, "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "fchmodat": 53,
-        "fchownat": 54, "fchmod": 52, "fchown": 55, "fsetxattr": 7, "fremovexattr": 16, "mmap": 222,
-        "ioctl": 29, "bind": 200, "io_uring_setup": 425, "process_vm_writev": 271, "ptrace": 117,
-        "mount": 40, "umount2": 39, "pivot_root": 41, "move_mount": 429, "fsmount": 432, "open_tree": 428,
-        "fsconfig": 431, "mount_setattr": 442, "swapon": 224, "swapoff": 225, "acct": 89, "quotactl": 60,
-        "quotactl_fd": 443, "shmat": 196, "shmdt": 197, "shmctl": 195, "semop": 193, "semctl": 191,
-        "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180, "mq_unlink": 181, "io_submit": 2,
-        "setns": 268, "unshare": 97, "utimensat": 88, "semtimedop": 192, "mq_timedsend": 182,
-        "mq_timedreceive": 183, "recvmmsg": 243,
-    },
+    (Rule(OPEN), "creat 85"),
+    (Rule(OPEN, descriptor=1), "open 2"),
+    (Rule(OPEN, descriptor=2), "openat 257 open_by_handle_at 304"),
+    (Rule(OPEN, op=1, descriptor=2), "openat2 437"),
+    (Rule(PATH, CREATED, path1=0), "mkdir 83 mknod 133"),
+    (Rule(PATH, CREATED, dirfd1=0, path1=1), "mkdirat 258 mknodat 259"),
+    (Rule(PATH, CREATED, path1=1), "symlink 88 link 86"),
+    (Rule(PATH, CREATED, dirfd1=1, path1=2), "symlinkat 266"),
+    (Rule(PATH, CREATED, dirfd1=2, path1=3), "linkat 265"),
+    (Rule(PATH, DELETED, path1=0), "unlink 87 rmdir 84"),
+    (Rule(PATH, DELETED, dirfd1=0, path1=1), "unlinkat 263"),
+    (Rule(PATH, RENAMED, path1=0, path2=1), "rename 82"),
+    (Rule(PATH, RENAMED, dirfd1=0, path1=1, dirfd2=2, path2=3), "renameat 264 renameat2 316"),
+    (Rule(PATH, MODIFIED, path1=0), "truncate 76"),
+    (Rule(PATH, METADATA, path1=0), """chmod 90 chown 92 lchown 94 utime 132 utimes 235
+     setxattr 188 lsetxattr 189 removexattr 197 lremovexattr 198"""),
+    (Rule(PATH, METADATA, dirfd1=0, path1=1), """fchmodat 268 fchmodat2 452 fchownat 260 utimensat 280
+     futimesat 261 setxattrat 463 removexattrat 466 file_setattr 469"""),
+    (Rule(DESCRIPTOR, METADATA, descriptor=0), "fchmod 91 fchown 93 fsetxattr 190 fremovexattr 199"),
+    (Rule(MMAP), "mmap 9"),
+    (Rule(IOCTL), "ioctl 16"),
+    (Rule(BIND, CREATED, path1=1), "bind 49"),
+    (Rule(DOUBT, doubt=URING), "io_uring_setup 425"),
+    (Rule(DOUBT, doubt=TRACE), "process_vm_writev 311 ptrace 101"),
+    (Rule(DOUBT, doubt=MOUNT), """mount 165 umount2 166 pivot_root 155 move_mount 429 fsmount 432
+     open_tree 428 fsconfig 431 mount_setattr 442 swapon 167 swapoff 168 acct 163 quotactl 179
+     quotactl_fd 443"""),
+    (Rule(DOUBT, doubt=IPC), """shmat 30 shmdt 67 shmctl 31 semop 65 semtimedop 220 semctl 66 msgsnd 69
+     msgrcv 70 msgctl 71 mq_open 240 mq_unlink 241 mq_timedsend 242 mq_timedreceive 243"""),
+    (Rule(DOUBT, doubt=AIO), "io_submit 209"),
+    (Rule(DOUBT, doubt=NAMESPACE), "setns 308 unshare 272"),
+)  # fmt: skip
+"""System calls of x86-64, by name and number, with what each does."""
+MACHINE = "x86_64"
+NUMBERS = {
+    name: int(number)
+    for _, calls in _CALLS
+    for name, number in zip(calls.split()[::2], calls.split()[1::2], strict=True)
 }
-# fmt: on
-
-
-def rules_of(machine: str) -> dict[int, Rule]:
-    """The rules by number, for ``platform.machine()``."""
-    return {number: RULES[name] for name, number in NUMBERS[machine].items()}
+RULES = {NUMBERS[name]: rule for rule, calls in _CALLS for name in calls.split()[::2]}
 
 
 OBJECT = bpf.Object(
@@ -236,7 +180,7 @@ def missing() -> str:
     """Why the programs cannot be used here, in words; empty when they can."""
     if os.geteuid() != 0:
         return "needs root"
-    if platform.machine() not in NUMBERS:
+    if platform.machine() != MACHINE:
         return f"no program for machines of the kind {platform.machine()}"
     if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
         return "this process is not in the machine's first pid namespace"
@@ -276,7 +220,7 @@ class KernelTracker:
         try:
             self._loaded = libbpf.LoadedObject(OBJECT.locate().read_bytes(), {})
             self._maps = self._loaded.maps
-            for number, rule in rules_of(platform.machine()).items():
+            for number, rule in RULES.items():
                 self._maps["rules"][struct.pack("<I", number)] = rule.packed()
             self._ring = bpf.RingReader(self._maps["ring"].fd, self._maps["ring"].entries)
             for name in TRACEPOINTS:
