@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.context import EngineClosed, JobEngine, Pending
+from windtunnel.agents.sandbox.context import JobEngine, Pending
 from windtunnel.agents.sandbox.model import TurnClass, TurnRecord
 from windtunnel.agents.sandbox.policy.queues import Pick, Queued
 
@@ -70,7 +70,7 @@ def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
         failed.wait(60)
     assert fine.wait(60).number == 2
     engine.close()
-    with pytest.raises(EngineClosed):
+    with pytest.raises(RuntimeError, match="shutdown"):
         engine.submit("a", lambda: line(3))
 
 

@@ -25,7 +25,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -285,10 +285,6 @@ def disk_limit_of(context: SandboxContext, spec: SandboxSpec) -> int | None:
     return disk_limit(limit, pool.usage()[1], bounded=not why)
 
 
-class EngineClosed(Exception):
-    """The host was closed before the job could run."""
-
-
 class Pending(Generic[T]):
     """A checkpoint under way, whose end gives a ``T``. ``finished``: when it was settled, by the monotonic
     clock; ``reported``: its fault was raised to somebody."""
@@ -347,56 +343,43 @@ class JobEngine:
     ) -> None:
         self._decide, self._chosen = decide, chosen
         self.workers = workers or os.cpu_count() or 1
+        self._threads = ThreadPoolExecutor(self.workers, "sandbox-engine")
         self._queues = Queues()
         self._jobs: dict[str, Pending[Any]] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._count = 0
-        self._closing = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"sandbox-engine-{n}", daemon=True)
-            for n in range(self.workers)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     def submit(self, box: str, work: Callable[[], T], *, urgent: bool = False) -> Pending[T]:
-        """Queue ``work``; what it returns or raises settles the pending checkpoint."""
-        with self._changed:
-            if self._closing:
-                raise EngineClosed("the host is being closed")
+        """Queue ``work``; what it returns or raises settles the pending checkpoint. Raises RuntimeError once
+        the engine is closed."""
+        with self._lock:
+            self._threads.submit(self._work)
             self._count += 1
             pending = self._jobs[f"{box}/{self._count}"] = Pending(box, work, f"{box}/{self._count}", self)
             self._queues.add(pending.job, urgent=urgent)
-            self._changed.notify()
         return pending
 
     def promote(self, pending: Pending[Any]) -> None:
-        with self._changed:
+        with self._lock:
             self._queues.promote(pending.job)
 
     def waiting(self) -> int:
         """Jobs that no worker has taken yet."""
-        with self._changed:
+        with self._lock:
             return len(self._queues)
 
     def close(self) -> None:
         """Finish what is queued, then end the workers."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while (queued := self._queues.queued()) is None:
-                    if self._closing:
-                        return
-                    self._changed.wait()
-                pick = self._decide(queued)
-                pending = self._jobs.pop(self._queues.take(pick))
-            if len(queued.urgent) + len(queued.normal) > 1:
-                pending.run(partial(self._chosen, pending.box, queued, pick))
-            else:
-                pending.run()
+        """Do one of the jobs that wait: as often as jobs were submitted, so each is done."""
+        with self._lock:
+            queued = self._queues.queued()
+            assert queued is not None
+            pick = self._decide(queued)
+            pending = self._jobs.pop(self._queues.take(pick))
+        if len(queued.urgent) + len(queued.normal) > 1:
+            pending.run(partial(self._chosen, pending.box, queued, pick))
+        else:
+            pending.run()
