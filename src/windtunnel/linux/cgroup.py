@@ -186,10 +186,10 @@ class HostCgroup:
             wait_for(self.path, b"frozen 1", timeout)
         except TimeoutError as error:
             self.thaw()
-            raise LinuxError("a process does not stop") from error
+            raise LinuxError("the control group is not frozen: a process does not stop") from error
         except OSError as error:
             self.thaw()
-            raise LinuxError(str(error.strerror), error.errno) from error
+            raise LinuxError(f"the control group is not frozen: {error.strerror}", error.errno) from error
 
     def thaw(self) -> None:
         thaw(self.path)

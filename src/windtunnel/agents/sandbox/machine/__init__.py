@@ -190,7 +190,8 @@ class Machine:
 
     @classmethod
     def start(cls, home: Home, spec: SandboxSpec, root: Path) -> Machine:
-        """Start the sandbox on ``root``, with the shell ``main``. Raises MachineError, leaving nothing."""
+        """Start the sandbox on ``root``, with the shell ``main``. Raises MachineError and LinuxError,
+        leaving nothing."""
         if launch.group(home, spec.name).pids():
             raise MachineError(f"sandbox {spec.name} runs already")
         machine: Machine | None = None
@@ -204,14 +205,14 @@ class Machine:
         except BaseException:
             if machine is not None:
                 machine.close()
-            with contextlib.suppress(MachineError):
+            with contextlib.suppress(MachineError, OSError):
                 cls.clear(home, spec.name)
             raise
 
     @classmethod
     def adopt(cls, home: Home, spec: SandboxSpec, root: Path, pid: int) -> Machine:
-        """Take over a sandbox that runs: after a restart of the daemon, or just restored. Raises
-        MachineError."""
+        """Take over a sandbox that runs: after a restart of the daemon, or just restored. Raises MachineError
+        and LinuxError."""
         externals, missed = launch.prepare(home, spec, root)
         machine = cls(home, spec, externals, pid)
         machine.limits_missed = missed
@@ -231,7 +232,7 @@ class Machine:
     @staticmethod
     def clear(home: Home, box: str) -> None:
         """Kill whatever runs of a sandbox and remove its control groups, its network and its /dev. Raises
-        MachineError."""
+        MachineError and LinuxError."""
         cgroup = launch.group(home, box)
         cgroup.kill()
         cgroup.remove()
@@ -259,7 +260,8 @@ class Machine:
         self._root = self._handle = self._requests = -1
 
     def stop(self) -> None:
-        """End every process, and remove control groups and network. Raises MachineError."""
+        """End every process, and remove control groups and network. Raises MachineError and
+        LinuxError."""
         self.clear(self.home, self.spec.name)
         self.close()
 

@@ -18,14 +18,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.model import SandboxLimits
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.base.processes import boot_id
-from windtunnel.linux import LinuxError, cgroup
+from windtunnel.linux import cgroup
 from windtunnel.linux.processes import TICKS, stands, stat
 
 INIT = "init"
@@ -38,29 +37,14 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Cgroup(cgroup.HostCgroup):
-    """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
+    """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox. Methods raise LinuxError."""
 
     def __init__(self, tag: str, box: str) -> None:
-        with _machine_errors("the sandbox has no control group"):
-            super().__init__(Path(f"windtunnel-{tag}") / box)
+        super().__init__(Path(f"windtunnel-{tag}") / box)
 
     def create(self, limits: SandboxLimits) -> list[str]:
-        """Make the groups and set the limits; returns, in words, those that could not be set. Raises
-        MachineError, as all methods do for what cannot be done."""
-        with _machine_errors("the sandbox has no control group"):
-            return self.make(limits.memory, limits.cpus, limits.pids)
-
-    def freeze(self, timeout: float = 10.0) -> None:
-        with _machine_errors("the sandbox could not be frozen"):
-            super().freeze(timeout)
-
-    def kill(self, timeout: float = 30.0) -> None:
-        with _machine_errors("the sandbox could not be ended"):
-            super().kill(timeout)
-
-    def remove(self) -> None:
-        with _machine_errors("the sandbox's control group is not removed"):
-            super().remove()
+        """Make the groups and set the limits; returns, in words, those that could not be set."""
+        return self.make(limits.memory, limits.cpus, limits.pids)
 
 
 class UserProcesses:
@@ -214,11 +198,3 @@ class UserProcesses:
                 ticks += sum(int(field) for field in fields[11:15])
                 pages += int(fields[21])
         return ticks / TICKS, pages * PAGE
-
-
-@contextlib.contextmanager
-def _machine_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except LinuxError as error:
-        raise MachineError(f"{what}: {error}") from error

@@ -111,7 +111,8 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
     """What there is before the first process, as it should be: control groups, network and /dev (without root
     nothing); and which limits cannot be held, in words.
 
-    What exists stays, so it can be called before every start and every restore. Raises MachineError.
+    What exists stays, so it can be called before every start and every restore. Raises MachineError and
+    LinuxError.
     """
     processes = group(home, spec.name)
     missed = processes.create(spec.limits)
