@@ -29,7 +29,7 @@ from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import Machine
-from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
+from windtunnel.agents.sandbox.machine.channel import CHANNEL_TAR, pack_channel
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.model import (
     CheckpointManifest,
@@ -270,7 +270,7 @@ class Taking:
         except (CriuError, _TransientState):
             self._drop()
             raise
-        (folder / CHANNEL_KEPT).write_bytes(channel)
+        (folder / CHANNEL_TAR).write_bytes(channel)
         self.files, self.freeze = self._synced(), freeze.seconds
         self.image = ImagePart(
             id=self.id,
@@ -287,7 +287,7 @@ class Taking:
         name, inspector = self.spec.name, self.context.inspector
         references = inspector.references(name, snapshot) if inspector is not None else References()
         self.context.pool.snapshot(name, self.id)
-        return references, self.machine.channel_archive()
+        return references, pack_channel(self.machine.externals.of("channel"))
 
     def _without_image(self, error: CriuError) -> None:
         """After a dump that failed: what it broke is told, and it is tried again, or the files are kept."""

@@ -30,7 +30,7 @@ from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog
 from windtunnel.agents.sandbox.errors import CriuError, IncompleteError, MachineError, SandboxError
 from windtunnel.agents.sandbox.inventory.mend import put_right
 from windtunnel.agents.sandbox.machine import Machine, launch, walls
-from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
+from windtunnel.agents.sandbox.machine.channel import CHANNEL_TAR, lay_channel
 from windtunnel.agents.sandbox.model import (
     CheckpointManifest,
     ImagePart,
@@ -227,11 +227,11 @@ class _Restoring:
             with ThreadPoolExecutor(2, "sandbox-restore") as beside:
                 begun = beside.submit(context.store.begin, image.id, folder)
                 # without the root, of which there is none yet
-                prepared = beside.submit(Machine.prepare, context.home, spec, Path())
+                prepared = beside.submit(launch.prepare, context.home, spec, Path())
                 root = self._files()
                 confirm = begun.result()
-                externals = replace(prepared.result(), root=root)
-                Machine.lay_channel(externals, folder / CHANNEL_KEPT)
+                externals = replace(prepared.result()[0], root=root)
+                lay_channel(folder / CHANNEL_TAR, externals.of("channel"))
             self._serve(externals.netns)
             note.touch()
             group = launch.group(context.home, spec.name)

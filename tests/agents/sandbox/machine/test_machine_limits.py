@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,9 +93,3 @@ def test_a_start_that_fails_leaves_nothing(home: Home, make_root: Callable[[str]
     with pytest.raises(MachineError, match=r"could not be started: .*/proc"):
         Machine.start(home, SandboxSpec("broken"), root)
     assert unclaimed(home, set()) == []
-
-
-def test_without_root_it_says_so(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(MachineError, match="needs root"):
-        Machine.prepare(home, SandboxSpec("box"), tmp_path)

@@ -22,16 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from windtunnel.agents.sandbox.errors import MachineError, PoolError
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import launch, walls
 from windtunnel.agents.sandbox.machine.channel import (
     ChannelFolder,
     Init,
     OnOutput,
-    lay_channel,
     make_folders,
     open_beneath,
-    pack_channel,
 )
 from windtunnel.agents.sandbox.machine.shell import Shell
 from windtunnel.agents.sandbox.machine.state import ShellSections
@@ -171,23 +169,6 @@ class Machine:
 
     # --- life ------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def prepare(home: Home, spec: SandboxSpec, root: Path) -> Externals:
-        """Control groups, network and /dev exist; for a restore of processes, before there are any. Raises
-        MachineError."""
-        if launch.rootless():
-            raise MachineError("a sandbox with processes of its own needs root: run this as root")
-        return launch.prepare(home, spec, root)[0]
-
-    @staticmethod
-    def lay_channel(externals: Externals, file: Path) -> None:
-        """The channel is what `channel_archive` gave, in a file, before a restore makes the processes. Raises
-        MachineError."""
-        try:
-            lay_channel(file, externals.of("channel"))
-        except (OSError, PoolError) as error:
-            raise MachineError(f"the sandbox's channel cannot be put back: {error}") from error
-
     @classmethod
     def start(cls, home: Home, spec: SandboxSpec, root: Path) -> Machine:
         """Start the sandbox on ``root``, with the shell ``main``. Raises MachineError and LinuxError,
@@ -239,11 +220,6 @@ class Machine:
         if not launch.rootless():
             walls.remove_network(home, box)
             walls.release(home, box)
-
-    def channel_archive(self) -> bytes:
-        """What a restore of the processes needs beside their image, since they hold files of the channel
-        open; they stand still. Raises MachineError."""
-        return pack_channel(self.externals.of("channel"))
 
     def alive(self) -> bool:
         return self._handle >= 0 and self._init.alive()

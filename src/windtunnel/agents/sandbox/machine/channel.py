@@ -200,7 +200,7 @@ class ChannelFolder:
         return os.listdir(self.descriptor)
 
 
-KEPT = "channel.tar"
+CHANNEL_TAR = "channel.tar"
 """The channel's name among the files of a process image."""
 OUTPUT = re.compile(r"(?:.*/)?(?:out|err)\.[0-9a-f]+")
 
@@ -232,7 +232,8 @@ def _emptied(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def lay_channel(file: Path, channel: Path) -> None:
-    """Make ``channel`` what `pack_channel` found. Raises OSError, PoolError."""
+    """Make ``channel`` what `pack_channel` found, before a restore makes the processes that hold its files.
+    Raises OSError, PoolError, MachineError."""
     channel.mkdir(mode=0o700, parents=True, exist_ok=True)
     for entry in channel.iterdir():
         remove(entry)
