@@ -275,9 +275,9 @@ def transport(path: Path) -> str:
     return ""
 
 
-def send(tree: Path, out: IO[bytes]) -> None:
-    """Write ``tree`` to ``out``. Raises PoolError."""
-    command = [*_TAR, f"--directory={tree}", "."]
+def send(tree: Path, out: IO[bytes], *more: str) -> None:
+    """Write ``tree`` to ``out``; ``more``: options of tar. Raises PoolError."""
+    command = [*_TAR, *more, f"--directory={tree}", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tar:
         assert tar.stdout is not None and tar.stderr is not None
         try:

@@ -16,23 +16,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import secrets
-import shutil
-import tarfile
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import IO, cast
 
-from windtunnel.agents.sandbox.files import Pool
+from windtunnel.agents.sandbox.files import Pool, archive
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import CheckpointStore, new_id
-from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
+from windtunnel.agents.sandbox.store.pages import LEVEL
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
-from windtunnel.store.objects.files import Files, ObjectError, checked, object_errors, open_files
+from windtunnel.store.objects.files import Files, ObjectError, object_errors, open_files
 from windtunnel.store.objects.manifest import seal, unseal
 
 VERSION = 5
@@ -116,7 +113,9 @@ def import_checkpoint(
             old.files, id=id if old.files.id == old.id else f"{id}-files", kind=pool.kind, bytes_new=0
         )
         if image is not None:
-            _read_image(work / "image", work / "images")
+            (work / "images").mkdir()
+            with (work / "image").open("rb") as source:
+                archive.receive(work / "images", source)
         try:
             if files is not None:
                 with (work / "files").open("rb") as source:
@@ -195,24 +194,6 @@ def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[ExportChunk
 
 
 def _write_image(store: CheckpointStore, id: str, out: IO[bytes]) -> None:
-    """A process image as a tar; headers say names and sizes alone, so that equal files are equal bytes."""
-    with store.scratch() as work, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+    with store.scratch() as work:
         store.materialise(id, work / "images")
-        for name, size in files_in(work / "images"):
-            member = tarfile.TarInfo(name)
-            member.size = size
-            with (work / "images" / name).open("rb") as file:
-                tar.addfile(member, file)
-
-
-def _read_image(stream: Path, into: Path) -> None:
-    into.mkdir()
-    try:
-        with tarfile.open(stream) as tar:
-            for member in tar:
-                if not member.isreg():
-                    raise ObjectError(f"{member.name!r} is no plain file, so it cannot be part of an image")
-                with (into / checked(member.name)).open("xb") as target:
-                    shutil.copyfileobj(cast(IO[bytes], tar.extractfile(member)), target, 1 << 20)
-    except tarfile.TarError as error:
-        raise ObjectError(f"the stream of an image is damaged: {error}") from error
+        archive.send(work / "images", out, "--mtime=@0")  # equal files are equal bytes

@@ -110,7 +110,7 @@ def files_in(folder: Path) -> list[tuple[str, int]]:
         for entry in entries:
             if not entry.is_file(follow_symlinks=False):
                 raise ObjectError(f"{entry.path} is no plain file, so it cannot be part of a process image")
-            files.append((entry.name, entry.stat().st_size))
+            files.append((checked(entry.name), entry.stat().st_size))
     return sorted(files)
 
 
