@@ -204,18 +204,6 @@ def descriptors(pid: int) -> dict[int, str]:
     return targets
 
 
-def inherited_descriptors(pid: int) -> dict[int, str]:
-    """Of `descriptors`, those that a program started by the process would inherit: what a shell's user
-    opened, without what the shell keeps for itself."""
-    targets = {}
-    for number, target in descriptors(pid).items():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
-            flags = next((line for line in file if line.startswith(b"flags:")), b"flags: 0")
-            if not int(flags.split()[1], 8) & os.O_CLOEXEC:
-                targets[number] = target
-    return targets
-
-
 def started_by(shell: int, pids: set[int], before: set[int], since: float) -> set[int]:
     """Which of ``pids`` the shell has started since then: what descends from it, and orphans in its session.
 

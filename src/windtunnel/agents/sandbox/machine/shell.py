@@ -40,6 +40,7 @@ from windtunnel.agents.sandbox.machine.state import (
 )
 from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.linux import processes
+from windtunnel.linux.snapshot import read_descriptors, read_file
 
 STATE_LIMIT = 16 * 2**20
 """Bytes of its state that a shell may have."""
@@ -143,13 +144,14 @@ class Shell:
         state = ShellSections.parse(self._text("state"), self._mark)
         state.sections["traps"] = self._text("traps")
         state.sections["arguments"] = self._text("arguments")
-        inherited = processes.inherited_descriptors(self.pid) if self.pid else {}
-        extra = [f"{number}>{target}" for number, target in sorted(inherited.items()) if number > 2]
-        children = b""
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/task/{self.pid}/children", "rb") as file:
-            children = file.read()
-        state.sections["descriptors"] = "\n".join(extra)
-        state.sections["jobs"] = children.decode()
+        # without what the shell keeps for itself
+        opened = [
+            f"{number}>{each.link}"
+            for number, each in read_descriptors(self.pid).items()
+            if number > 2 and not each.flags & os.O_CLOEXEC
+        ]
+        state.sections["descriptors"] = "\n".join(opened)
+        state.sections["jobs"] = read_file(f"/proc/{self.pid}/task/{self.pid}/children").decode()
         return state
 
     def _text(self, file: str) -> str:
