@@ -70,8 +70,6 @@ class Subvolume:
     """What tells one subvolume from all others, and where it comes from."""
 
     id: int
-    generation: int
-    """Transaction that wrote it last."""
     born: int
     """Transaction in which it was made."""
     uuid: bytes
@@ -90,13 +88,10 @@ def image_of(folder: Path) -> Path:
 
 def mount_pool(folder: Path, size: int | None) -> None:
     """Mount the btrfs of ``folder``'s image file at ``folder``, making it when it is absent. Idempotent."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_pool(folder, size)
     with locked(folder.with_name(folder.name + ".lock")):
-        if any(each.kind == "btrfs" for each in mounts.at(folder)):
-            return
-        if not image_of(folder).exists():
-            _make(image_of(folder), size)
-        _mount(image_of(folder), folder)
+        if not any(each.kind == "btrfs" for each in mounts.at(folder)):
+            _mount(image_of(folder), folder)
 
 
 def make_pool(folder: Path, size: int | None) -> int:
@@ -226,10 +221,9 @@ def subvolume(path: Path) -> Subvolume:
     with opened(path) as descriptor:
         ioctl(descriptor, _SUBVOL_INFO, block)
     number = struct.unpack_from("=Q", block)[0]
-    generation, _flags = struct.unpack_from("=QQ", block, 8 + 256 + 16)
     uuid, parent = struct.unpack_from("=16s16s", block, 8 + 256 + 32)
     born = struct.unpack_from("=Q", block, 8 + 256 + 32 + 48 + 8)[0]
-    return Subvolume(number, generation, born, uuid, parent)
+    return Subvolume(number, born, uuid, parent)
 
 
 def sync(path: Path) -> None:
@@ -244,19 +238,17 @@ def search(
     low: tuple[int, int],
     high: tuple[int, int],
     newer: int,
-    offsets: tuple[int, int] = (0, LAST),
 ) -> Iterator[tuple[int, int, int, bytes]]:
     """Items between two keys (object, type) that lie in blocks written in generation ``newer`` or later.
-    ``offsets``: the last part of both keys.
 
     Yields object, type, offset and body. The block's generation is no bound on that of the item.
     """
-    object_id, item, offset = low[0], low[1], offsets[0]
+    object_id, item, offset = *low, 0
     block = ctypes.create_string_buffer(112 + _BUFFER)
     while True:
         _SEARCH_KEY.pack_into(
             block, 0,
-            tree, object_id, high[0], offset, offsets[1], newer, LAST, item, high[1], 2**32 - 1, *(0,) * 5,
+            tree, object_id, high[0], offset, LAST, newer, LAST, item, high[1], 2**32 - 1, *(0,) * 5,
         )  # fmt: skip
         struct.pack_into("=Q", block, 104, _BUFFER)
         ioctl(descriptor, _TREE_SEARCH_V2, block)
@@ -305,15 +297,15 @@ def newer(descriptor: int, since: int) -> int:
     return sum(extents.values()) + inline
 
 
-def counts(path: Path, first: int = ROOT_INODE, last: int = (1 << 48) - 1) -> dict[int, int]:
-    """Bytes that are counted for the quota groups of these numbers, or else of all subvolumes that are there
-    or were; none where quotas are off."""
+def counts(path: Path) -> dict[int, int]:
+    """Bytes that are counted for the quota groups of all subvolumes that are there or were; none where quotas
+    are off."""
     key = (0, _QGROUP_INFO)
     with opened(path) as descriptor, suppress(FileNotFoundError):
         return {
             number: int(struct.unpack_from("=Q", body, 8)[0])
-            for _, item, number, body in search(descriptor, _QUOTA_TREE, key, key, 0, (first, last))
-            if item == _QGROUP_INFO and first <= number <= last
+            for _, item, number, body in search(descriptor, _QUOTA_TREE, key, key, 0)
+            if item == _QGROUP_INFO and ROOT_INODE <= number < 1 << 48
         }
     return {}
 
