@@ -34,7 +34,6 @@ from windtunnel.agents.sandbox.machine.state import (
     end_script,
     go_script,
     plain_stream,
-    quiet_script,
     replay_script,
     stream,
 )
@@ -179,7 +178,7 @@ class Shell:
         try:
             outputs = CommandOutputs(self._folder, token, None)
             try:
-                self._folder.write("go", quiet_script(self.name, script, token))
+                self._folder.write("go", go_script(self.name, script, token))
                 lines = stream(self.name, token, None, quiet=True)
                 self._answers.send(lines)
                 if self._wait(f"done {token}".encode(), time.monotonic() + BIRTH) is None:

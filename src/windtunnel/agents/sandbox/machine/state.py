@@ -83,13 +83,6 @@ def go_script(shell: str, command: bytes, token: str, *, fed: bool = False, plai
     return run + (b"' ' " if command.startswith(b"-") else b"") + quoted + outputs
 
 
-def quiet_script(shell: str, script: bytes, token: str) -> bytes:
-    folder = f"/{CHANNEL}/{shell}"
-    wrapped = f"eval {shlex.quote(script.decode(errors='surrogateescape'))}"
-    text = f"{wrapped} >>{folder}/out.{token} 2>>{folder}/err.{token} </dev/null\n:\n"
-    return text.encode(errors="surrogateescape")
-
-
 SECTIONS = (
     "variables", "functions", "attributes", "aliases", "shopt", "options", "umask", "arguments", "limits",
     "descriptors", "jobs", "traps", "directory",
