@@ -14,6 +14,7 @@ next call; ``restore`` brings its newest checkpoint back.
 from __future__ import annotations
 
 import contextlib
+import io
 import shlex
 import threading
 import time
@@ -34,7 +35,7 @@ from windtunnel.agents.sandbox.context import (
     write_record,
 )
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine import Machine, list_folder, put_file, read_file
 from windtunnel.agents.sandbox.model import (
     LESS,
     NO_TERMS,
@@ -66,6 +67,9 @@ from windtunnel.agents.sandbox.store import new_id
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
+
+LARGEST = 2**30
+"""Bytes that `Box.get` returns at most; larger files go to a file by `Box.get_to`."""
 
 
 class Box:
@@ -171,8 +175,6 @@ class Box:
         lacks something. The command has not run then.
         """
         text = command if isinstance(command, str) else shlex.join(command)
-        if "\0" in text:
-            raise UserError("sandbox: a command must not contain the NUL character")
         with self._lock:
             self._gate()
             machine = self.machine()
@@ -191,20 +193,22 @@ class Box:
             self._gate()
             machine = self.machine()
             self._begin()
-            machine.put(path, data, mode)
+            put_file(machine.root, path, data, mode)
             if self._context.inspector is not None:
                 self._context.inspector.touched(self.name, path)
 
     def get(self, path: str) -> bytes:
         """The bytes of a regular file of the sandbox; links are followed inside of it only."""
-        return self.machine().get(path)
+        out = io.BytesIO()
+        read_file(self.machine().root, path, out, LARGEST)
+        return out.getvalue()
 
     def get_to(self, path: str, out: IO[bytes]) -> None:
         """Stream a file of the sandbox into ``out``."""
-        self.machine().get_to(path, out)
+        read_file(self.machine().root, path, out)
 
     def listdir(self, path: str) -> list[FolderEntry]:
-        return self.machine().listdir(path)
+        return list_folder(self.machine().root, path)
 
     def port(self, port: int) -> str:
         """The URL of this host's loopback that leads to a TCP port inside; a restore leaves it as it is."""

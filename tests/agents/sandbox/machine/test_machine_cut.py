@@ -81,7 +81,7 @@ def test_two_shells_run_at_the_same_time(box: Machine) -> None:
     thread.start()
     assert box.run("echo hello >/tmp/pipe", shell="other", timeout=60).exit_code == 0
     thread.join()
-    assert box.get("/tmp/got") == b"hello\n"
+    assert box.run("cat /tmp/got").stdout == b"hello\n"
 
 
 def test_a_removed_channel_is_no_hang(box: Machine) -> None:

@@ -11,7 +11,6 @@ Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system call
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import secrets
@@ -41,8 +40,6 @@ from windtunnel.linux import processes
 from windtunnel.linux.namespaces import set_hostname
 from windtunnel.linux.system import IN_ROOT, NO_XDEV, open_inside
 
-LARGEST = 2**30
-"""Bytes that ``get`` returns at most; larger files go to a file by ``get_to``."""
 Kind = Literal["file", "folder", "link", "other"]
 
 
@@ -139,7 +136,8 @@ MOST_SHELLS = 64
 
 
 class Machine:
-    """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `stop` ends it."""
+    """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `stop` ends it. ``root``: a
+    descriptor of its root, for `put_file` and the like."""
 
     def __init__(self, home: Home, spec: SandboxSpec, externals: Externals, pid: int) -> None:
         self.home, self.spec, self.externals, self.pid = home, spec, externals, pid
@@ -147,12 +145,12 @@ class Machine:
         self.limits_missed: list[str] = []
         self._lock = threading.Lock()
         self._shells: dict[str, Shell] = {}
-        self._root = os.open(externals.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.root = os.open(externals.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._handle = self._requests = -1
         try:
             self._channel = ChannelFolder.at(externals.of("channel"))
         except BaseException:
-            os.close(self._root)
+            os.close(self.root)
             raise
         try:
             self._handle = os.pidfd_open(pid)
@@ -230,10 +228,10 @@ class Machine:
             shell.close()
         self._shells.clear()
         self._channel.close()
-        for descriptor in (self._root, self._handle, self._requests):
+        for descriptor in (self.root, self._handle, self._requests):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._root = self._handle = self._requests = -1
+        self.root = self._handle = self._requests = -1
 
     def stop(self) -> None:
         """End every process, and remove control groups and network. Raises MachineError and
@@ -336,26 +334,10 @@ class Machine:
             except OSError as error:
                 raise MachineError(f"the sandbox's host name could not be set: {error.strerror}") from error
         try:
-            put_file(self._root, "/etc/hostname", f"{name}\n".encode(), 0o644)
-            put_file(self._root, "/etc/machine-id", f"{secrets.token_hex(16)}\n".encode(), 0o444)
+            put_file(self.root, "/etc/hostname", f"{name}\n".encode(), 0o644)
+            put_file(self.root, "/etc/machine-id", f"{secrets.token_hex(16)}\n".encode(), 0o444)
         except UserError as error:
             raise MachineError(str(error)) from error
         for shell in self._shells.values():
             with shell.lock:
                 shell.reseed()
-
-    # --- files -----------------------------------------------------------------------------------------
-
-    def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
-        put_file(self._root, path, data, mode)
-
-    def get(self, path: str) -> bytes:
-        out = io.BytesIO()
-        read_file(self._root, path, out, LARGEST)
-        return out.getvalue()
-
-    def get_to(self, path: str, out: IO[bytes]) -> int:
-        return read_file(self._root, path, out)
-
-    def listdir(self, path: str) -> list[FolderEntry]:
-        return list_folder(self._root, path)
