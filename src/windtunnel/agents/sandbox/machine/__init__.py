@@ -147,12 +147,9 @@ class Machine:
         self._shells: dict[str, Shell] = {}
         self.root = os.open(externals.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._handle = self._requests = -1
+        self._channel = ChannelFolder(-1)
         try:
             self._channel = ChannelFolder.at(externals.of("channel"))
-        except BaseException:
-            os.close(self.root)
-            raise
-        try:
             self._handle = os.pidfd_open(pid)
             if pid not in self.cgroup.pids():
                 raise MachineError(f"process {pid} is none of sandbox {spec.name}")
