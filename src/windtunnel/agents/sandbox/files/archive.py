@@ -247,8 +247,8 @@ class Unpacker:
     def _attributes(self, path: str, member: tarfile.TarInfo) -> None:
         set_owner(path, member.uid, member.gid)
         for key, value in member.pax_headers.items():
-            if key.startswith(_XATTR):
-                set_extended(path, key.removeprefix(_XATTR), value.encode("utf-8", "surrogateescape"))
+            if key.startswith(_XATTR) and (name := key.removeprefix(_XATTR)) not in OWN:
+                set_extended(path, name, value.encode("utf-8", "surrogateescape"))
         if not member.issym():
             os.chmod(path, member.mode & 0o7777)
         # the header's text holds nanoseconds, which a float of it cannot

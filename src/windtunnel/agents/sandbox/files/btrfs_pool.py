@@ -4,9 +4,8 @@ A snapshot shares every block with its origin, so that it costs a transaction wh
 rollback renames one subvolume away and makes a writable snapshot in its place.
 
 Two subvolumes are compared by what each wrote since they parted. btrfs itself knows only the direct parent,
-and forgets it when the parent is removed. So each live root and each snapshot has a note with the chain of
-its origins: (identity, generation up to which both are the same). A note that is missing or belongs to an
-earlier subvolume of the same name only makes the comparison slower.
+and forgets it when the parent is removed. So each live root has an attribute, which its snapshots take over,
+with the chain of its origins: (identity, generation up to which both are the same). Nobody inside may set it.
 
 With simple quotas the kernel counts for each subvolume what that wrote, for as long as anything refers to it,
 and holds a limit. A root that begins as a snapshot has nothing counted, so its limit is less by what the
@@ -22,12 +21,12 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import archive, btrfs
 from windtunnel.agents.sandbox.files.pool import Pool, checked, faults
-from windtunnel.agents.sandbox.files.tree import Comparison
+from windtunnel.agents.sandbox.files.tree import ORIGINS, Comparison
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened
@@ -110,7 +109,7 @@ class BtrfsPool(Pool):
             faults(f"sandbox {box!r} cannot get a root"),
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as draft,
         ):
-            self._note(draft, live, self._chain(origin))
+            self._mark(draft, self._chain(origin))
             if limit is not None:
                 btrfs.limit(draft, limit)
             self.unmount(box)
@@ -134,10 +133,7 @@ class BtrfsPool(Pool):
     def snapshot(self, box: str, snapshot: str) -> None:
         live, path = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
-            chain = self._chain(live)
             btrfs.snapshot(live, path, read_only=True)
-            with suppress(OSError):  # where the disk is full, what was made is good without its note
-                self._note(path, path, chain)
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
         """Bytes of file data in ``snapshot`` that ``older``, or else its nearest origin but the live root,
@@ -155,7 +151,6 @@ class BtrfsPool(Pool):
     def drop_box(self, box: str) -> None:
         super().drop_box(box)
         with faults(f"the root of sandbox {box!r} cannot be removed"):
-            self._note_of(self._lives / box).unlink(missing_ok=True)
             self._dropped += 1
             if self._own and not self._unbounded and self._dropped % FORGOTTEN == 0:
                 btrfs.forget_groups(self._folder)
@@ -165,7 +160,6 @@ class BtrfsPool(Pool):
         with faults(f"snapshot {snapshot!r} cannot be removed"):
             if path.exists():
                 btrfs.destroy(path)
-            self._note_of(path).unlink(missing_ok=True)
 
     def _compared(self, first: Path, second: Path) -> list[FileChange]:
         if second.parent == self._lives:
@@ -197,8 +191,6 @@ class BtrfsPool(Pool):
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
             archive.receive(path, source)
             btrfs.snapshot(path, draft, read_only=True)
-            with suppress(OSError):
-                self._note(draft, draft, [])
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
@@ -211,32 +203,20 @@ class BtrfsPool(Pool):
                 # the loop device clears itself with its last user
                 mounts.unmount(self._folder)
 
-    def _note_of(self, path: Path) -> Path:
-        return self._notes / f"{path.parent.name}-{path.name}"
-
-    def _note(self, path: Path, name: Path, origin: Chain) -> None:
-        """Remember that the subvolume ``path``, which ``name`` will be, was just snapshotted from one whose
-        chain is ``origin``. Raises OSError."""
-        own = btrfs.subvolume(path)
-        chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
-        part = self._note_of(name).with_suffix(".part")
-        part.write_text(json.dumps({"of": own.uuid.hex(), "chain": chain}), encoding="ascii")
-        os.rename(part, self._note_of(name))
-
-    def _noted(self, path: Path) -> dict[str, Any]:
-        try:
-            note: dict[str, Any] = json.loads(self._note_of(path).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return {}
-        return note
+    def _mark(self, root: Path, origin: Chain) -> None:
+        """The root was just made from a subvolume whose chain is ``origin``. Raises OSError."""
+        born = btrfs.subvolume(root).born
+        chain = [(identity, min(generation, born)) for identity, generation in origin][:LONGEST]
+        os.setxattr(root, ORIGINS, json.dumps(chain).encode())
 
     def _chain(self, path: Path) -> Chain:
         own = btrfs.subvolume(path)
-        start: Chain = [(own.uuid.hex(), 2**63)]
-        note = self._noted(path)
-        if note.get("of") == own.uuid.hex():
-            return start + [(identity, generation) for identity, generation in note["chain"]]
-        return [*start, (own.parent.hex(), own.born)] if any(own.parent) else start
+        origins: Chain = []
+        with suppress(OSError):  # an image, or what came from elsewhere, has none
+            origins = [tuple(origin) for origin in json.loads(os.getxattr(path, ORIGINS))]
+        if any(own.parent) and own.parent.hex() not in dict(origins):
+            origins.insert(0, (own.parent.hex(), own.born))
+        return [(own.uuid.hex(), 2**63), *origins]
 
 
 def _parted(first: Chain, second: Chain) -> int | None:

@@ -67,18 +67,17 @@ class Pool:
 
     Folders: ``images``, ``live`` and ``snaps`` by name; ``channels``: what each sandbox has beside its root,
     empty whenever that is new; ``mounts``: where live roots become visible;
-    ``layers``: what images begin with; ``trash``: what is being made or being removed; ``notes``: one small
-    file for each sandbox that has something to remember.
+    ``layers``: what images begin with; ``trash``: what is being made or being removed.
     """
 
     kind = "copy"
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._may_mount = folder, os.geteuid() == 0
-        names = ("images", "live", "channels", "snaps", "mounts", "trash", "notes", "layers")
+        names = ("images", "live", "channels", "snaps", "mounts", "trash", "layers")
         folders = [folder / name for name in names]
         self._images, self._lives, self._channels, self._snaps = folders[:4]
-        self._points, self._trash, self._notes, self._layers = folders[4:]
+        self._points, self._trash, self._layers = folders[4:]
         self._importing, self._mounting = threading.Lock(), threading.Lock()
         self._drafts: set[Path] = set()
         with faults(f"the pool {folder} cannot be used"):

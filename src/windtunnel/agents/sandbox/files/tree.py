@@ -22,7 +22,9 @@ from pathlib import Path
 from windtunnel.agents.sandbox.model import FileChange
 
 _FICLONE = 0x40049409
-OWN = frozenset(("btrfs.compression", "security.selinux"))
+ORIGINS = "trusted.windtunnel.origins"
+"""Attribute of a root on btrfs: see `btrfs_pool`."""
+OWN = frozenset(("btrfs.compression", "security.selinux", ORIGINS))
 """Attributes that belong to the file system or the host, not to the tree."""
 _NO_SHARING = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
 
