@@ -14,7 +14,7 @@ import pytest
 from agents.sandbox.files.pool_support import KINDS, Opener, need_btrfs, need_root, state
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool
+from windtunnel.agents.sandbox.files import Pool, btrfs, btrfs_pool, open_pool
 from windtunnel.agents.sandbox.host import removed
 from windtunnel.linux import mounts
 
@@ -277,3 +277,17 @@ def test_a_limit_is_one_of_all_that_follows(opened: Opener, image: Path) -> None
     assert most * 0.4 < fill(pool.mount("box") / "workspace/rest") <= most * 1.01 - len(half)
     pool.clone("box", "full", None)
     assert (pool.mount("box") / "workspace/free").write_bytes(bytes(2 * most)) == 2 * most
+
+
+def test_a_limit_outlasts_many_restores(opened: Opener, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(btrfs_pool, "LONGEST", 3)
+    most, part = 8 << 20, os.urandom(1 << 20)
+    pool = opened("btrfs")
+    if reason := pool.unbounded(limited=True):
+        pytest.skip(reason)
+    pool.create("box", pool.import_image(str(image)), most)
+    for number in range(5):
+        (pool.mount("box") / f"workspace/{number}").write_bytes(part)
+        pool.snapshot("box", f"s{number}")
+        pool.clone("box", f"s{number}", most)
+    assert fill(pool.mount("box") / "workspace/rest") <= most * 1.01 - 5 * len(part)

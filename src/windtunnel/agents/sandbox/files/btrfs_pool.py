@@ -206,14 +206,16 @@ class BtrfsPool(Pool):
     def _mark(self, root: Path, origin: Chain) -> None:
         """The root was just made from a subvolume whose chain is ``origin``. Raises OSError."""
         born = btrfs.subvolume(root).born
-        chain = [(identity, min(generation, born)) for identity, generation in origin][:LONGEST]
+        chain = [(identity, min(generation, born)) for identity, generation in origin]
+        # the last one is the image: what came after it counts against a limit
+        del chain[LONGEST - 1 : -1]
         os.setxattr(root, ORIGINS, json.dumps(chain).encode())
 
     def _chain(self, path: Path) -> Chain:
         own = btrfs.subvolume(path)
         origins: Chain = []
         with suppress(OSError):  # an image, or what came from elsewhere, has none
-            origins = [tuple(origin) for origin in json.loads(os.getxattr(path, ORIGINS))]
+            origins = [(str(name), int(at)) for name, at in json.loads(os.getxattr(path, ORIGINS))]
         if any(own.parent) and own.parent.hex() not in dict(origins):
             origins.insert(0, (own.parent.hex(), own.born))
         return [(own.uuid.hex(), 2**63), *origins]
