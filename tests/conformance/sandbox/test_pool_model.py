@@ -109,7 +109,7 @@ def test_every_history_is_kept_and_told(
 
 
 def told(pool: Pool, older: str, newer: str | None, box: str | None) -> dict[str, str]:
-    return {each.path: each.change for each in pool.changed(older, newer, box)}
+    return {each.path: each.change for each in pool.changed(older, newer, box or "")}
 
 
 def expected(older: dict[str, tuple[object, ...]], newer: dict[str, tuple[object, ...]]) -> dict[str, str]:

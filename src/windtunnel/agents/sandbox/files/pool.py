@@ -185,15 +185,9 @@ class Pool:
     def snapshots(self) -> list[str]:
         return sorted(os.listdir(self._snaps))
 
-    def changed(self, older: str, newer: str | None, box: str | None = None) -> list[FileChange]:
+    def changed(self, older: str, newer: str | None, box: str = "") -> list[FileChange]:
         """What differs between two snapshots, or a snapshot and the live root of ``box``."""
-        first = self._snap(older)
-        if newer is not None:
-            second = self._snap(newer)
-        elif box is not None:
-            second = self._live(box)
-        else:
-            raise PoolError("to say what changed, name a newer snapshot or the sandbox")
+        first, second = self._snap(older), self._live(box) if newer is None else self._snap(newer)
         with faults(f"what changed since {older!r} cannot be read"):
             return self._compared(first, second)
 

@@ -106,18 +106,12 @@ def _waiting(pidfd: int, number: int) -> int:
     return count[0]
 
 
-def shared(pid: int, inner_path: Callable[[str], str]) -> list[str]:
+def shared(pid: int, inner_path: Callable[[str], str]) -> set[str]:
     """Files of the sandbox that a process has mapped shared and writable."""
-    paths = []
     with contextlib.suppress(OSError):
-        for each in processes.mappings(pid):
-            if each.rights[1] == "w" and each.rights[3] == "s" and each.path:
-                path = inner_path(each.path)
-                if path.endswith(" (deleted)"):
-                    continue
-                if path.startswith("/") and not path.startswith(("/dev/", "/memfd:", "/SYSV", _CHANNEL)):
-                    paths.append(path)
-    return paths
+        stored = {each.path for each in processes.mappings(pid) if each.rights[1::2] == "ws"}
+        return _inside({path for path in stored if not path.endswith(" (deleted)")}, inner_path)
+    return set()
 
 
 def references(snapshot: Sequence[SnapshotProcess], inner_path: Callable[[str], str]) -> References:
@@ -173,7 +167,7 @@ class Tasks:
         self._inner_path, self._count, self._track = inner_path, count, track
         self._base: dict[Key, _Base] = {}
         self._trackers: dict[Key, memory.Tracker | None] = {}
-        self._shared: dict[Key, tuple[Alive, list[str]]] = {}
+        self._shared: dict[Key, tuple[Alive, set[str]]] = {}
 
     def close(self) -> None:
         for tracker in self._trackers.values():

@@ -185,13 +185,10 @@ class Copies:
             return self.forget(id)
         with self._lock:
             self._sizes[id] = size
-            over, old = sum(self._sizes.values()) - COPIES_BYTES, []
-            for name, bytes_used in self._sizes.items():
-                if over > 0:
-                    old.append(name)
-                    over -= bytes_used
-        for name in old:
-            self.forget(name)
+        for oldest in list(self._sizes):
+            if sum(list(self._sizes.values())) <= COPIES_BYTES:
+                break
+            self.forget(oldest)
 
     def folder(self, id: str) -> Path | None:
         """The files of an image."""
