@@ -10,6 +10,7 @@ A system call that has no rule changes nothing that a sandbox keeps, or is denie
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import select
@@ -203,10 +204,9 @@ class KernelTracker:
     def __init__(self, sink: Callable[[int, FileEvent], None]) -> None:
         self._sink = sink
         self._lock = threading.Lock()
-        self._open = False
-        self._loaded: libbpf.LoadedObject | None = None
+        self._attached: contextlib.ExitStack | None = None
+        """All that is in the kernel; None while nothing is."""
         self._maps: dict[str, bpf.Map] = {}
-        self._links: list[int] = []
         self._ring: bpf.RingReader | None = None
         self._stop = -1
         self._reader: threading.Thread | None = None
@@ -215,52 +215,41 @@ class KernelTracker:
 
     def open(self) -> None:
         """Load and attach (idempotent). Raises InspectError or OSError; then nothing is attached."""
-        if self._open:
+        if self._attached is not None:
             return
-        try:
-            self._loaded = libbpf.LoadedObject(OBJECT.locate().read_bytes(), {})
-            self._maps = self._loaded.maps
+        with contextlib.ExitStack() as stack:
+            loaded = libbpf.LoadedObject(OBJECT.locate().read_bytes(), {})
+            stack.callback(loaded.close)
             for number, rule in RULES.items():
-                self._maps["rules"][struct.pack("<I", number)] = rule.packed()
-            self._ring = bpf.RingReader(self._maps["ring"].fd, self._maps["ring"].entries)
+                loaded.maps["rules"][struct.pack("<I", number)] = rule.packed()
+            ring = bpf.RingReader(loaded.maps["ring"].fd, loaded.maps["ring"].entries)
+            stack.callback(ring.close)
             for name in TRACEPOINTS:
-                self._links.append(bpf.attached(self._loaded.program(name), name))
-            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        except BaseException:
-            self._release()
-            raise
-        self._open = True
+                stack.callback(os.close, bpf.attached(loaded.program(name), name))
+            stop = os.eventfd(0, os.EFD_CLOEXEC)
+            stack.callback(os.close, stop)
+            self._attached = stack.pop_all()
+        self._maps, self._ring, self._stop = loaded.maps, ring, stop
         self._reader = threading.Thread(target=self._read, name="windtunnel-inspect", daemon=True)
         self._reader.start()
 
     def close(self) -> None:
         """Detach and forget (idempotent)."""
-        if not self._open:
+        if self._attached is None:
             return
-        self._open = False
         os.eventfd_write(self._stop, 1)
         if self._reader is not None:
             self._reader.join()
         with self._lock:
-            self._release()
-
-    def _release(self) -> None:
-        for link in self._links:
-            os.close(link)
-        if self._ring is not None:
-            self._ring.close()
-        if self._loaded is not None:
-            self._loaded.close()
-        if self._stop >= 0:
-            os.close(self._stop)
-        self._links, self._ring, self._loaded, self._maps, self._stop = [], None, None, {}, -1
+            self._attached.close()
+            self._attached, self._ring, self._maps = None, None, {}
 
     def _read(self) -> None:
         assert self._ring is not None
         poll = select.poll()
         poll.register(self._ring.fd, select.POLLIN)
         poll.register(self._stop, select.POLLIN)
-        while self._open:
+        while True:
             # events do not wake the reader before the ring is an eighth full
             ready = poll.poll()
             if any(fd == self._stop for fd, _ in ready):
