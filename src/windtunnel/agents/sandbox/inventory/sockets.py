@@ -46,7 +46,9 @@ KINDS = {
     socket.SOCK_SEQPACKET: "sequenced",
     socket.SOCK_RAW: "raw",
 }
-_BY_FAMILY, _REQUEST_DUMP, _SHOW_PEER, _PEER = 20, 0x301, 4, 2
+_BY_FAMILY, _REQUEST, _SHOW_PEER, _PEER = 20, 1, 4, 2
+ANY = 0xFFFFFFFF
+"""Any state, any cookie."""
 _SIOCOUTQNSD = 0x894B
 _WAITING = struct.Struct("<24xI")
 """Where TCP_INFO has, for a socket that listens, the number of connections that nobody has accepted."""
@@ -154,7 +156,7 @@ def destroy(channel: socket.socket, family: int, local: End, remote: End) -> boo
     body = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 1 << ESTABLISHED)
     body += struct.pack(">HH", local[1], remote[1])
     body += local[0].ljust(16, b"\0") + remote[0].ljust(16, b"\0")
-    body += struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+    body += struct.pack("=III", 0, ANY, ANY)
     channel.send(struct.pack("=IHHII", 16 + len(body), SOCK_DESTROY, REQUEST_WITH_ACK, 1, 0) + body)
     answer = channel.recv(4096)
     _, kind, _, _, _ = struct.unpack_from("=IHHII", answer)
@@ -191,42 +193,35 @@ def describe_sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
     alone = set(orphans(list(ends.values())))
     for link in (link for link, inode in ends.items() if inode in alone):
         words[link] = f"{words[link].partition(' socket ')[0]} socket connected {OUTSIDE}"
-    if connected:
-        peers = _peers(next(iter(have)))
-        for link in connected:
-            if peers.get(int(link[len("socket:[") : -1])) == 0:
-                words[link] = words[link].replace("connected", PEERLESS)
+    for link in _peerless(next(iter(have)), connected) if connected else ():
+        words[link] = words[link].replace("connected", PEERLESS)
     return words
 
 
-def _peers(pid: int) -> dict[int, int]:
-    """Of each connected Unix socket in the network of a process, by the numbers of their inodes: its peer; 0
-    where that is closed. Empty where the kernel does not tell."""
-    request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)
-    head = struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0)
+def _peerless(pid: int, links: Iterable[str]) -> set[str]:
+    """Those of the connected Unix sockets ``links``, in the network of a process, whose peer is closed; none
+    where the kernel does not tell."""
 
-    def ask() -> dict[int, int]:
-        peers: dict[int, int] = {}
+    def ask() -> set[str]:
+        gone = set()
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            channel.send(head + request)
-            while True:
+            for link in links:
+                inode = int(link[len("socket:[") : -1])
+                request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, ANY, inode, _SHOW_PEER, ANY, ANY)
+                channel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST, 1, 0) + request)
                 answer = channel.recv(1 << 16)
-                while answer:
-                    length, kind = struct.unpack_from("=IH", answer)
-                    if kind != _BY_FAMILY:
-                        return peers  # the end, or an error
-                    (inode,) = struct.unpack_from("=I", answer, 20)
-                    at = 32
-                    while at < length:
-                        size, what = struct.unpack_from("=HH", answer, at)
-                        if what == _PEER:
-                            (peers[inode],) = struct.unpack_from("=I", answer, at + 4)
-                        at += (size + 3) & ~3
-                    answer = answer[(length + 3) & ~3 :]
+                length, kind = struct.unpack_from("=IH", answer)
+                at = 32
+                while kind == _BY_FAMILY and at < length:
+                    size, what, peer = struct.unpack_from("=HHI", answer, at)
+                    if (what, peer) == (_PEER, 0):
+                        gone.add(link)
+                    at += (size + 3) & ~3
+        return gone
 
     with contextlib.suppress(OSError):
         return namespaces.within(f"/proc/{pid}/ns/net", ask)
-    return {}
+    return set()
 
 
 def _state(plug: socket.socket) -> list[str]:
