@@ -78,15 +78,12 @@ class BtrfsPool(Pool):
     def _remove(self, path: Path) -> None:
         btrfs.destroy(path)
 
-    def create(self, box: str, image: str, limit: int | None = None) -> None:
-        self._root(box, self._image(image), limit)
-
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
         if limit is not None:
             limit = max(limit - self._used(origin), FRESHENED)
         try:
-            self._root(box, origin, limit)
+            self._begin(box, origin, limit)
         except PoolError as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
@@ -95,31 +92,27 @@ class BtrfsPool(Pool):
             # the root that is given up anyway may hold the room that is missing
             super().drop_box(box)
             btrfs.waited_for_room(self._folder)
-            self._root(box, origin, limit)
+            self._begin(box, origin, limit)
 
     def _used(self, snapshot: Path) -> int:
         """Bytes that a snapshot has and its image had not."""
         with faults(f"what snapshot {snapshot.name!r} uses cannot be read"), opened(snapshot) as descriptor:
             return btrfs.newer(descriptor, self._chain(snapshot)[-1][1] + 1)
 
-    def _root(self, box: str, origin: Path, limit: int | None) -> None:
-        """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
-        live = self._lives / checked(box)
-        with (
-            faults(f"sandbox {box!r} cannot get a root"),
-            self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as draft,
-        ):
-            self._mark(draft, self._chain(origin))
-            if limit is not None:
-                btrfs.limit(draft, limit)
-            self.unmount(box)
-            self._discard(live)
-            os.rename(draft, live)
-            channel = self._channels / box
-            self._discard(channel)
-            btrfs.create(channel)
-            if not self._unbounded:
-                btrfs.limit(channel, CHANNEL_MOST)
+    def _copy(self, origin: Path, limit: int | None, path: Path) -> None:
+        btrfs.snapshot(origin, path, read_only=False)
+        born = btrfs.subvolume(path).born
+        chain = [(identity, min(generation, born)) for identity, generation in self._chain(origin)]
+        # the last one is the image: what came after it counts against a limit
+        del chain[LONGEST - 1 : -1]
+        os.setxattr(path, ORIGINS, json.dumps(chain).encode())
+        if limit is not None:
+            btrfs.limit(path, limit)
+
+    def _make_channel(self, path: Path) -> None:
+        btrfs.create(path)
+        if not self._unbounded:
+            btrfs.limit(path, CHANNEL_MOST)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -202,14 +195,6 @@ class BtrfsPool(Pool):
             with faults(f"the pool {self._folder} cannot be unmounted"):
                 # the loop device clears itself with its last user
                 mounts.unmount(self._folder)
-
-    def _mark(self, root: Path, origin: Chain) -> None:
-        """The root was just made from a subvolume whose chain is ``origin``. Raises OSError."""
-        born = btrfs.subvolume(root).born
-        chain = [(identity, min(generation, born)) for identity, generation in origin]
-        # the last one is the image: what came after it counts against a limit
-        del chain[LONGEST - 1 : -1]
-        os.setxattr(root, ORIGINS, json.dumps(chain).encode())
 
     def _chain(self, path: Path) -> Chain:
         own = btrfs.subvolume(path)

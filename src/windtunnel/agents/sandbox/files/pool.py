@@ -120,27 +120,25 @@ class Pool:
     def create(self, box: str, image: str, limit: int | None = None) -> None:
         """A live root like the image; a root that the sandbox has already is replaced. ``limit``: bytes that
         it may write, where `unbounded` has no objection."""
-        self._begin(box, self._image(image))
+        self._begin(box, self._image(image), limit)
 
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         """The live root becomes what the snapshot is. It has to be mounted (again) afterwards. What the
         snapshot has beyond its image counts against the ``limit``."""
-        self._begin(box, self._tree(self._snap(snapshot)))
+        self._begin(box, self._tree(self._snap(snapshot)), limit)
 
-    def _begin(self, box: str, origin: Path) -> None:
-        """The live root of ``box`` is a copy of ``origin``, in place of what it was."""
-        live = self._lives / checked(box)
-        with faults(f"sandbox {box!r} cannot get a root"), self._draft(box) as draft:
-            self._fill(draft, origin)
+    def _begin(self, box: str, origin: Path, limit: int | None) -> None:
+        """The live root of ``box`` is a copy of ``origin``, in place of what it was, with a new channel."""
+        live, channel = self._lives / checked(box), self._channels / box
+        with (
+            faults(f"sandbox {box!r} cannot get a root"),
+            self._draft(box, partial(self._copy, origin, limit)) as draft,
+        ):
             self.unmount(box)
             self._discard(live)
             os.rename(draft, live)
-            self._discard(self._channels / box)
-            (self._channels / box).mkdir(mode=0o700)
-
-    def _fill(self, draft: Path, origin: Path) -> None:
-        self._tree(draft).mkdir()
-        Copier().tree(str(origin), str(self._tree(draft)))
+            self._discard(channel)
+            self._make_channel(channel)
 
     def mount(self, box: str) -> Path:
         """Where the live root is visible: a mount point of its own with private propagation. Idempotent."""
@@ -159,9 +157,11 @@ class Pool:
 
     def snapshot(self, box: str, snapshot: str) -> None:
         """Keep the live root as it is now, all or nothing; the sandbox is frozen."""
-        live, there = self._live(box), self._unused(snapshot)
-        with faults(f"no snapshot of sandbox {box!r}"), self._draft(snapshot) as draft:
-            self._fill(draft, self._tree(live))
+        live, there = self._tree(self._live(box)), self._unused(snapshot)
+        with (
+            faults(f"no snapshot of sandbox {box!r}"),
+            self._draft(snapshot, partial(self._copy, live, None)) as draft,
+        ):
             os.rename(draft, there)
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
@@ -252,6 +252,15 @@ class Pool:
 
     def _make(self, path: Path) -> None:
         """A new, empty draft."""
+        path.mkdir(mode=0o700)
+
+    def _copy(self, origin: Path, limit: int | None, path: Path) -> None:
+        """A draft of a live root or a snapshot, with all that is in ``origin``."""
+        path.mkdir(mode=0o700)
+        self._tree(path).mkdir()
+        Copier().tree(str(origin), str(self._tree(path)))
+
+    def _make_channel(self, path: Path) -> None:
         path.mkdir(mode=0o700)
 
     def _go_on(self, layer: Path, path: Path) -> None:
