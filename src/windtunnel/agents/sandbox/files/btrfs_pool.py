@@ -21,10 +21,9 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.files import archive, btrfs
+from windtunnel.agents.sandbox.files import btrfs
 from windtunnel.agents.sandbox.files.pool import Pool, checked, faults
 from windtunnel.agents.sandbox.files.tree import ORIGINS, Comparison
 from windtunnel.agents.sandbox.model import FileChange
@@ -178,12 +177,6 @@ class BtrfsPool(Pool):
         except OSError as error:
             return "this kernel has no simple quotas" if error.errno == errno.EINVAL else str(error.strerror)
         return ""
-
-    def receive(self, snapshot: str, source: IO[bytes]) -> None:
-        draft = self._unused(snapshot)
-        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
-            archive.receive(path, source)
-            btrfs.snapshot(path, draft, read_only=True)
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):

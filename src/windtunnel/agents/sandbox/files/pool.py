@@ -209,9 +209,9 @@ class Pool:
         """Make a snapshot from what ``send`` of any kind of pool wrote."""
         there = self._unused(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as draft:
-            self._tree(draft).mkdir(mode=0o755)
+            self._tree(draft).mkdir(mode=0o755, exist_ok=True)
             archive.receive(self._tree(draft), source)
-            os.rename(draft, there)
+            self._publish(draft, there)
 
     def usage(self) -> tuple[int, int]:
         """Bytes of the pool's file system that are used, and all of them."""
