@@ -24,7 +24,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import btrfs
-from windtunnel.agents.sandbox.files.pool import Pool, checked, faults
+from windtunnel.agents.sandbox.files.pool import Pool, faults
 from windtunnel.agents.sandbox.files.tree import ORIGINS, Comparison
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux import mounts
@@ -114,12 +114,8 @@ class BtrfsPool(Pool):
             btrfs.limit(path, CHANNEL_MOST)
 
     def _discard(self, path: Path) -> None:
-        try:
-            super()._discard(path)
-        except OSError as error:
-            # on a full disk nothing can be renamed, but the kernel keeps room for what frees room
-            if error.errno != errno.ENOSPC or not path.exists():
-                raise
+        # in one step; and the kernel keeps room for what frees room, where nothing else could be done
+        with suppress(FileNotFoundError):
             btrfs.destroy(path)
 
     def snapshot(self, box: str, snapshot: str) -> None:
@@ -146,12 +142,6 @@ class BtrfsPool(Pool):
             self._dropped += 1
             if self._own and not self._unbounded and self._dropped % FORGOTTEN == 0:
                 btrfs.forget_groups(self._folder)
-
-    def drop_snapshot(self, snapshot: str) -> None:
-        path = self._snaps / checked(snapshot)
-        with faults(f"snapshot {snapshot!r} cannot be removed"):
-            if path.exists():
-                btrfs.destroy(path)
 
     def _compared(self, first: Path, second: Path) -> list[FileChange]:
         if second.parent == self._lives:
