@@ -60,27 +60,6 @@ AFTERMATH = 0.1
 CONNECTED = re.compile(r"IPv[46] stream socket .* to ")
 
 
-@dataclass
-class Freeze:
-    """How long a sandbox stood still."""
-
-    seconds: float = 0.0
-
-
-@contextlib.contextmanager
-def frozen(cgroup: Cgroup | UserProcesses) -> Iterator[Freeze]:
-    """The sandbox stands still within the block, and always runs again after it."""
-    freeze = Freeze()
-    begin = time.monotonic()
-    with cgroup.first():
-        try:
-            cgroup.freeze(FREEZE_TIMEOUT)
-            yield freeze
-        finally:
-            cgroup.thaw()
-            freeze.seconds = time.monotonic() - begin
-
-
 def _past_vfork(cgroup: Cgroup | UserProcesses) -> None:
     """Of a frozen sandbox: let those processes go on a little that wait for a child of vfork(2) to start its
     program. They count as frozen, and CRIU would try for ten seconds to stop one. Frozen again on return.
@@ -203,12 +182,24 @@ class Taking:
         shutil.rmtree(folder, ignore_errors=True)
         return manifest
 
+    @contextlib.contextmanager
+    def _frozen(self) -> Iterator[None]:
+        """The sandbox stands still within the block, and always runs again after it."""
+        begin, cgroup = time.monotonic(), self.machine.cgroup
+        with cgroup.first():
+            try:
+                cgroup.freeze(FREEZE_TIMEOUT)
+                yield
+            finally:
+                cgroup.thaw()
+                self.freeze = time.monotonic() - begin
+
     def _keep_files(self) -> None:
         """Where it shows that everything is to be kept after all, nothing was made yet."""
         context, name, keep = self.context, self.spec.name, self.keep
         # what is written already goes to the disk now, so that the snapshot has little left to write
         context.pool.flush(name)
-        with frozen(self.machine.cgroup) as freeze:
+        with self._frozen():
             # what runs in the background may have gone on since the decision, and newer files of its making
             # would not fit the older image of it
             if keep.again:
@@ -224,14 +215,14 @@ class Taking:
                 self._left_alone()
             if context.inspector is not None:
                 context.inspector.rebase(name)
-        self.files, self.freeze = self._synced(), freeze.seconds
+        self.files = self._synced()
 
     def _left_alone(self) -> None:
         """What stands there that only an image would bring back is lacking."""
         self.lacks += because(alone(self.machine, self.shells), self.keep.lost)
 
     def _keep_all(self) -> None:
-        """Files and processes. Raises CriuError when the processes cannot be dumped, and _Passing when they
+        """Files and processes. Raises CriuError when the processes cannot be dumped, and _TransientState when they
         are to be dumped a little later; nothing is left of the attempt then."""
         context, machine, name = self.context, self.machine, self.spec.name
         folder, criu, inspector = context.home.dump(self.id), context.criu, context.inspector
@@ -240,7 +231,7 @@ class Taking:
             inspector.arm(name)
         self.words, self.stood = {}, None
         try:
-            with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
+            with ThreadPoolExecutor(1) as beside, self._frozen():
                 _past_vfork(machine.cgroup)
                 before = machine.cgroup.pids()
                 snapshot = read_snapshot(before)
@@ -271,7 +262,7 @@ class Taking:
             self._drop()
             raise
         (folder / CHANNEL_TAR).write_bytes(channel)
-        self.files, self.freeze = self._synced(), freeze.seconds
+        self.files = self._synced()
         self.image = ImagePart(
             id=self.id,
             pid=machine.pid,
