@@ -222,8 +222,8 @@ class Taking:
         self.lacks += because(alone(self.machine, self.shells), self.keep.lost)
 
     def _keep_all(self) -> None:
-        """Files and processes. Raises CriuError when the processes cannot be dumped, and _TransientState when they
-        are to be dumped a little later; nothing is left of the attempt then."""
+        """Files and processes. Raises CriuError when the processes cannot be dumped, and _TransientState when
+        they are to be dumped a little later; nothing is left of the attempt then."""
         context, machine, name = self.context, self.machine, self.spec.name
         folder, criu, inspector = context.home.dump(self.id), context.criu, context.inspector
         assert criu is not None

@@ -41,9 +41,9 @@ from windtunnel.agents.sandbox.store.pages import (
     FRAME,
     LEVEL,
     PAGE,
-    Before,
     Copies,
     Digests,
+    Earlier,
     Pages,
     Places,
     Recipe,
@@ -133,8 +133,8 @@ class CheckpointStore:
             try:
                 with self.transaction(durable=True) as db:
                     if images is not None and manifest.image is not None:
-                        used, before, part = self.used(db), self.before(like), manifest.image
-                        size = Writer(db, before).add(checked(part.id), images)
+                        used, part = self.used(db), manifest.image
+                        size = Writer(db, self.earlier(like)).add(checked(part.id), images)
                         part = replace(part, bytes_raw=size, bytes_new=self.used(db) - used)
                         manifest = replace(manifest, image=part)
                     if begin:
@@ -149,15 +149,17 @@ class CheckpointStore:
             self.copies.put(manifest.image.id, images)
         return manifest
 
-    def before(self, id: str) -> Before | None:
-        """The copy of that image, if there is one."""
+    def earlier(self, id: str) -> Earlier:
+        """The files of the copy of that image, if there is one."""
         if (folder := self.copies.folder(id)) is not None:
             with contextlib.suppress(ObjectError):
                 recipe = self.recipe(id)
                 # a last page that is not full is hashed like a new one
-                places = {name: recipe.places[at : at + size // PAGE] for name, size, at in recipe.begins()}
-                return Before(folder, places)
-        return None
+                return {
+                    name: (folder / name, recipe.places[at : at + size // PAGE])
+                    for name, size, at in recipe.begins()
+                }
+        return {}
 
     def drop(self, manifests: Iterable[str] = (), images: Iterable[str] = ()) -> None:
         """Forget these, as far as they are there. Bytes go when `collect` finds that no other image needs

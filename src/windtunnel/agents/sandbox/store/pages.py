@@ -28,6 +28,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from windtunnel.linux.system import opened
 from windtunnel.store.objects.chunks import compress, decompress, in_order
 from windtunnel.store.objects.files import ObjectError, checked
 
@@ -118,8 +119,7 @@ def windows(path: Path, size: int) -> Iterator[tuple[int, Pages]]:
     """The pages of a file, some at a time: (number of the first, pages). The array is used again."""
     buffer = np.empty((min(WINDOW, page_count(size)), PAGE), np.uint8)
     flat = buffer.reshape(-1).data
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path) as file:
         for first in range(0, page_count(size), WINDOW):
             length = min(WINDOW * PAGE, size - first * PAGE)
             if os.preadv(file, [flat[:length]], first * PAGE) != length:
@@ -127,8 +127,6 @@ def windows(path: Path, size: int) -> Iterator[tuple[int, Pages]]:
             count = page_count(length)
             flat[length : count * PAGE] = bytes(count * PAGE - length)
             yield first, buffer[:count]
-    finally:
-        os.close(file)
 
 
 def digests_of(pages: Pages) -> Digests:
@@ -221,20 +219,16 @@ def _link_all(images: Path, into: Path) -> None:
         os.link(images / name, into / name)
 
 
-@dataclass(frozen=True)
-class Before:
-    """A folder that is surely an image, and where the whole pages of each of its files lie in the store."""
-
-    folder: Path
-    places: Mapping[str, Places]
+Earlier = Mapping[str, tuple[Path, Places]]
+"""The files of a folder that is surely an image, and where the whole pages of each lie in the store."""
 
 
 class Writer:
     """Puts one image into the store. ``db``: in a transaction. A page that equals the one in the same place
-    of the image ``before`` is not even hashed."""
+    of an ``earlier`` image is not even hashed."""
 
-    def __init__(self, db: sqlite3.Connection, before: Before | None) -> None:
-        self._db, self._before = db, before
+    def __init__(self, db: sqlite3.Connection, earlier: Earlier) -> None:
+        self._db, self._earlier = db, earlier
         (last,) = db.execute("SELECT max(id) FROM frame").fetchone()
         self._first = int(last or 0) + 1
         self._sums: list[bytes] = []
@@ -259,9 +253,14 @@ class Writer:
     def _fresh(self, images: Path, files: Sequence[tuple[str, int]]) -> Iterator[Pages]:
         """Pages that the store has not, in the order of their digests."""
         for name, size in files:
-            with _Earlier(self._before, name) as earlier:
+            with contextlib.ExitStack() as stack:
+                path, known = self._earlier.get(name, (None, np.empty(0, np.int64)))
+                file = -1
+                if path is not None:
+                    with contextlib.suppress(FileNotFoundError):  # forgotten meanwhile
+                        file = stack.enter_context(opened(path))
                 for first, pages in windows(images / name, size):
-                    yield self._placed(pages, earlier.same(first, pages))
+                    yield self._placed(pages, _same(pages, file, first, known[first : first + len(pages)]))
 
     def _placed(self, pages: Pages, places: Places) -> Pages:
         """Find the places of pages, some of which are known; a copy of those that get new ones."""
@@ -301,30 +300,12 @@ def _in_frames(some: Iterable[Pages]) -> Iterator[Pages]:
         yield loose
 
 
-class _Earlier:
-    """A file of the image before: which pages of the new one are the same, and where those lie."""
-
-    def __init__(self, before: Before | None, name: str) -> None:
-        self._places, self._file = np.empty(0, np.int64), -1
-        if before is not None and name in before.places:
-            self._places = before.places[name]
-            with contextlib.suppress(FileNotFoundError):
-                self._file = os.open(before.folder / name, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __enter__(self) -> _Earlier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-
-    def same(self, first: int, pages: Pages) -> Places:
-        """Places of the pages that are as before; ``_UNKNOWN`` for the others."""
-        same = np.full(len(pages), _UNKNOWN)
-        places = self._places[first : first + len(pages)]
-        if self._file < 0 or not len(places):
-            return same
-        other = np.empty((len(places), PAGE), np.uint8)
-        if os.preadv(self._file, [other.reshape(-1).data], first * PAGE) == other.nbytes:
-            same[: len(places)] = np.where(differing(pages[: len(places)], other), _UNKNOWN, places)
-        return same
+def _same(pages: Pages, file: int, first: int, known: Places) -> Places:
+    """The places ``known`` of those pages that are in a file, -1 for none, as they were from page ``first``
+    on; ``_UNKNOWN`` for the others."""
+    same = np.full(len(pages), _UNKNOWN)
+    if file >= 0 and len(known):
+        other = np.empty((len(known), PAGE), np.uint8)
+        if os.preadv(file, [other.reshape(-1).data], first * PAGE) == other.nbytes:
+            same[: len(known)] = np.where(differing(pages[: len(known)], other), _UNKNOWN, known)
+    return same
