@@ -239,11 +239,8 @@ def lay_channel(file: Path, channel: Path) -> None:
         remove(entry)
     with file.open("rb") as source:
         receive(channel, source)
-    folder = ChannelFolder.at(channel)
-    try:
+    with contextlib.closing(ChannelFolder.at(channel)) as folder:
         folder.ballast()
-    finally:
-        folder.close()
 
 
 def read_up_to(descriptor: int, limit: int) -> bytes:

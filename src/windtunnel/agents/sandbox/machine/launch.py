@@ -43,6 +43,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
 from windtunnel.linux import LinuxError, cgroup
 from windtunnel.linux.namespaces import holds_namespace
+from windtunnel.linux.system import opened
 
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -159,23 +160,19 @@ def start(spec: SandboxSpec, externals: Externals) -> int:
 def _lay_channel(spec: SandboxSpec, where: Path, folder: Path) -> None:
     """The working folder is in the root ``where``, and what a first process needs in the channel ``folder``.
     Raises MachineError."""
-    root = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.close(make_folders(root, spec.workdir))
+        with opened(where) as root:
+            os.close(make_folders(root, spec.workdir))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise MachineError(f"the sandbox's folder {spec.workdir} cannot be made: {error.strerror}") from error
-    finally:
-        os.close(root)
-    channel = ChannelFolder.at(folder)
     try:
-        channel.write("init", PROGRAM.locate().read_bytes(), 0o500)
-        os.close(channel.fifo("requests"))
-        channel.ballast()
+        with contextlib.closing(ChannelFolder.at(folder)) as channel:
+            channel.write("init", PROGRAM.locate().read_bytes(), 0o500)
+            os.close(channel.fifo("requests"))
+            channel.ballast()
     except OSError as error:
         raise MachineError(f"the sandbox's channel could not be made: {error.strerror}") from error
-    finally:
-        channel.close()
 
 
 def _started(arguments: list[object], spec: SandboxSpec) -> int:
