@@ -469,9 +469,9 @@ class Box:
         if self._context.inspector is not None:
             self._context.inspector.unwatch(self.name)
         machine, self._machine = self._machine, None
-        if machine is not None:
-            machine.stop()
         Machine.clear(self._context.home, self.name)
+        if machine is not None:  # after its end, which whoever waits for a command there sees
+            machine.close()
         self._context.pool.unmount(self.name)
 
     def adopt(

@@ -107,8 +107,7 @@ def rehearse(
 def wipe(context: SandboxContext, name: str) -> None:
     """Remove all of a sandbox but its folder and its checkpoints; never raises, what stays is found by
     ``gc``."""
-    pool = context.pool
-    steps: list[Callable[[str], None]] = [partial(Machine.clear, context.home), pool.unmount, pool.drop_box]
+    steps: list[Callable[[str], None]] = [partial(Machine.clear, context.home), context.pool.drop_box]
     for step in steps:
         with contextlib.suppress(*FAULTS):
             step(name)

@@ -32,7 +32,7 @@ def test_a_fork_bomb_is_bounded_and_can_be_killed(start: Callable[..., Machine])
     result = box.run("bomb() { bomb | bomb & }; bomb; sleep 1000", timeout=1)
     assert result.ended in ("timeout", "exit")
     assert len(box.cgroup.pids()) <= 40
-    box.stop()
+    Machine.clear(box.home, box.spec.name)
     assert not box.cgroup.exists() and not box.alive()
 
 

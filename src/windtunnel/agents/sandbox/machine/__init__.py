@@ -136,7 +136,7 @@ MOST_SHELLS = 64
 
 
 class Machine:
-    """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `stop` ends it. ``root``: a
+    """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `clear` ends it. ``root``: a
     descriptor of its root, for `put_file` and the like."""
 
     def __init__(self, home: Home, spec: SandboxSpec, externals: Externals, pid: int) -> None:
@@ -229,12 +229,6 @@ class Machine:
             if descriptor >= 0:
                 os.close(descriptor)
         self.root = self._handle = self._requests = -1
-
-    def stop(self) -> None:
-        """End every process, and remove control groups and network. Raises MachineError and
-        LinuxError."""
-        self.clear(self.home, self.spec.name)
-        self.close()
 
     # --- commands --------------------------------------------------------------------------------------
 
