@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from support.waiting import until
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
@@ -91,6 +92,13 @@ def test_a_removed_channel_is_no_hang(box: Machine) -> None:
     box.run("rm -rf /.windtunnel", timeout=60)
     result = box.run("echo fine", timeout=60)
     assert (result.ended, result.stdout) == ("exit", b"fine\n")
+
+
+def test_a_channel_that_another_shell_removed_fails_one_command(box: Machine) -> None:
+    box.run("rm -rf /.windtunnel/main", shell="other", timeout=60)
+    with pytest.raises(MachineError, match="shell main cannot be reached: No such file"):
+        box.run("echo lost", timeout=60)
+    assert box.run("echo fine", timeout=60).stdout == b"fine\n"
 
 
 def test_a_replaced_answer_is_noticed(box: Machine) -> None:

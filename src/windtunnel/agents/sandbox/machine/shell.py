@@ -212,7 +212,11 @@ class Shell:
         before = self._init.cgroup.pids()
         token = secrets.token_hex(8)
         self.dry()
-        outputs, healed = self._outputs(token, on_output)
+        try:
+            outputs = CommandOutputs(self._folder, token, on_output)
+        except OSError as error:
+            self._kill()  # somebody inside took its folder away: the next command has a new shell
+            raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
         feed = Feed(self._folder, f"feed.{token}", stdin) if stdin is not None else None
         try:
             go = go_script(self.name, command, token, fed=feed is not None, plain=self.plain)
@@ -238,7 +242,7 @@ class Shell:
                 if outputs.cut:  # what the shell said of itself found no room either
                     self._quiet(b":")
             seconds = time.monotonic() - begin
-            note = "; ".join((*healed, *notes, *more))
+            note = "; ".join((*notes, *more))
             return TurnResult(out, err, status, seconds, ended, note, tuple(tails))
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
@@ -247,19 +251,6 @@ class Shell:
                 feed.end()
             outputs.close()
             self._tidy()
-
-    def _outputs(self, token: str, on_output: OnOutput | None) -> tuple[CommandOutputs, list[str]]:
-        """Files for a command's output; a shell whose folder was taken away is started anew first."""
-        try:
-            return CommandOutputs(self._folder, token, on_output), []
-        except OSError:
-            self._kill()
-            self._again(ShellSections({}))
-        try:
-            lost = "the sandbox had removed the shell's channel: it was started anew, without its state"
-            return CommandOutputs(self._folder, token, on_output), [lost]
-        except OSError as error:
-            raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
 
     def _await(
         self, token: str, deadline: float | None, cancel: threading.Event | None, outputs: CommandOutputs
