@@ -46,6 +46,7 @@ _BROKEN = (
     OverflowError,
     lzma.LZMAError,
     gzip.BadGzipFile,
+    zstandard.ZstdError,
 )
 _XATTR = "SCHILY.xattr."
 _TAR = (
@@ -88,23 +89,14 @@ def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
         elif start.startswith(b"BZh"):
             yield cast(IO[bytes], bz2.BZ2File(buffered))
         elif start.startswith(b"\x28\xb5\x2f\xfd"):
-            with _zstd(buffered) as unpacked:
-                yield unpacked
+            frames = zstandard.ZstdDecompressor().stream_reader(
+                buffered, read_across_frames=True, closefd=False
+            )
+            yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, frames), 1 << 20))
         else:
             yield buffered
     finally:
         buffered.detach()
-
-
-@contextlib.contextmanager
-def _zstd(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(
-            source, read_across_frames=True, closefd=False
-        ) as reader:
-            yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20))
-    except zstandard.ZstdError as error:
-        raise tarfile.ReadError(f"damaged zstd data: {error}") from error
 
 
 def unpack(path: Path, target: Path, what: str, *, layered: bool = False) -> None:
