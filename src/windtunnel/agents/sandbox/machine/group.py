@@ -114,8 +114,8 @@ class UserProcesses:
         return os.stat(f"{process}/ns/pid").st_ino == self._namespace
 
     def freeze(self, timeout: float = 10.0) -> None:
-        """Stop every process, and return when all stand. Raises MachineError, thawed, when that takes too
-        long."""
+        """Stop every process, and return when all stand. Raises MachineError when that takes too long, and
+        OSError; all go on then."""
         deadline = time.monotonic() + timeout
         before: set[int] | None = None
         stopped: set[int] = set()
@@ -138,10 +138,7 @@ class UserProcesses:
                         raise MachineError("the sandbox could not be frozen: a process does not stop")
                     if running:
                         time.sleep(TURN)
-        except OSError as error:
-            self.thaw()
-            raise MachineError(f"the sandbox could not be frozen: {error.strerror}") from error
-        except MachineError:
+        except (OSError, MachineError):
             self.thaw()
             raise
 
