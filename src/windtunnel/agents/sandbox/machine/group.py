@@ -23,9 +23,10 @@ from pathlib import Path
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.model import SandboxLimits
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.base.processes import boot_id
+from windtunnel.base.processes import Identity
 from windtunnel.linux import cgroup
-from windtunnel.linux.processes import TICKS, stands, stat
+from windtunnel.linux.processes import stands, stat
+from windtunnel.linux.system import process_handle
 
 INIT = "init"
 """In the sandbox's folder: pid, start in ticks and boot of its init, which init/rootless.h writes."""
@@ -50,7 +51,6 @@ class Cgroup(cgroup.HostCgroup):
 class UserProcesses:
     """The processes of one sandbox of this user. It has the methods of ``Cgroup``."""
 
-    id = 0
     procs: tuple[Path, ...] = ()
 
     def __init__(self, home: Home, box: str) -> None:
@@ -75,19 +75,13 @@ class UserProcesses:
         """There is no limit of all processes together, and nothing to be restored."""
         return contextlib.nullcontext()
 
-    def exists(self) -> bool:
-        return self.init() != 0
-
     def init(self) -> int:
         """Host pid of init; 0 when it does not run."""
         try:
-            pid, ticks, boot = (self.path / INIT).read_text().split()
+            init = Identity.parse((self.path / INIT).read_text())
         except (OSError, ValueError):
             return 0
-        fields = stat(int(pid))
-        if not fields or fields[0] in "ZX" or fields[19] != ticks or boot != boot_id():
-            return 0
-        return int(pid)
+        return init.pid if init.lives() else 0
 
     def pids(self) -> set[int]:
         """Host pids of all processes inside, now."""
@@ -157,14 +151,9 @@ class UserProcesses:
 
     def kill(self, timeout: float = 30.0) -> None:
         """Kill everything inside, stopped or not, and return when nothing is left."""
-        init = self.init()
-        if not init:
+        if not (init := self.init()):
             return
-        try:
-            handle = os.pidfd_open(init)
-        except ProcessLookupError:
-            return
-        try:
+        with contextlib.suppress(ProcessLookupError), process_handle(init) as handle:
             if self.init() != init:  # the pid was another process's when the handle was taken
                 return
             signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -175,10 +164,6 @@ class UserProcesses:
                 raise MachineError(
                     f"processes {sorted(self.pids())} of the sandbox do not die (they wait for a device)"
                 )
-        except ProcessLookupError:
-            return
-        finally:
-            os.close(handle)
 
     def remove(self) -> None:
         """Forget who init was; what is gone already is fine."""
@@ -186,12 +171,6 @@ class UserProcesses:
             (self.path / name).unlink(missing_ok=True)
 
     def usage(self) -> tuple[float, int]:
-        """CPU seconds used by what runs and what that has waited for, and bytes of memory held now (what
-        several processes share counts for each)."""
-        ticks = pages = 0
-        for pid in self.pids():
-            fields = stat(pid)
-            if fields:
-                ticks += sum(int(field) for field in fields[11:15])
-                pages += int(fields[21])
-        return ticks / TICKS, pages * PAGE
+        """No CPU seconds, which nobody counts, and bytes of memory held now (what several processes share
+        counts for each)."""
+        return 0.0, PAGE * sum(int(fields[21]) for fields in map(stat, self.pids()) if fields)
