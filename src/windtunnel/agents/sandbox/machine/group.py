@@ -55,8 +55,6 @@ class UserProcesses:
 
     def __init__(self, home: Home, box: str) -> None:
         self.path = home.box(box)
-        self._namespace_init = 0
-        self._namespace = 0
 
     def create(self, limits: SandboxLimits) -> list[str]:
         """Limits that only a control group can hold, in words; the others are put on init when it starts."""
@@ -85,27 +83,20 @@ class UserProcesses:
 
     def pids(self) -> set[int]:
         """Host pids of all processes inside, now."""
-        init = self.init()
-        if not init:
-            return set()
-        try:
-            if init != self._namespace_init:
-                self._namespace, self._namespace_init = os.stat(f"/proc/{init}/ns/pid").st_ino, init
-            own = os.geteuid()
-            pids = set()
-            with os.scandir("/proc") as entries:
-                for entry in entries:
-                    if entry.name.isdecimal():
-                        # gone meanwhile, or another user's
-                        with contextlib.suppress(OSError):
-                            if entry.stat().st_uid == own and self._inside(entry.path):
-                                pids.add(int(entry.name))
-        except OSError:
-            return set()
+        pids: set[int] = set()
+        if not (init := self.init()):
+            return pids
+        own = os.geteuid()
+        with contextlib.suppress(OSError), os.scandir("/proc") as entries:
+            namespace = os.stat(f"/proc/{init}/ns/pid").st_ino
+            for entry in entries:
+                if entry.name.isdecimal():
+                    # gone meanwhile, or another user's
+                    with contextlib.suppress(OSError):
+                        mine = entry.stat().st_uid == own
+                        if mine and os.stat(f"{entry.path}/ns/pid").st_ino == namespace:
+                            pids.add(int(entry.name))
         return pids
-
-    def _inside(self, process: str) -> bool:
-        return os.stat(f"{process}/ns/pid").st_ino == self._namespace
 
     def freeze(self, timeout: float = 10.0) -> None:
         """Stop every process, and return when all stand. Raises MachineError when that takes too long, and
