@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.model import SandboxLimits
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.base.processes import Identity
+from windtunnel.base.processes import Adopted, Identity
 from windtunnel.linux import cgroup
 from windtunnel.linux.processes import stands, stat
-from windtunnel.linux.system import process_handle
 
 INIT = "init"
 """In the sandbox's folder: pid, start in ticks and boot of its init, which init/rootless.h writes."""
@@ -75,11 +74,15 @@ class UserProcesses:
 
     def init(self) -> int:
         """Host pid of init; 0 when it does not run."""
+        init = self._init()
+        return init.pid if init is not None else 0
+
+    def _init(self) -> Adopted | None:
         try:
-            init = Identity.parse((self.path / INIT).read_text())
+            init = Adopted(Identity.parse((self.path / INIT).read_text()))
         except (OSError, ValueError):
-            return 0
-        return init.pid if init.lives() else 0
+            return None
+        return init if init.identity.lives() else None
 
     def pids(self) -> set[int]:
         """Host pids of all processes inside, now."""
@@ -142,19 +145,15 @@ class UserProcesses:
 
     def kill(self, timeout: float = 30.0) -> None:
         """Kill everything inside, stopped or not, and return when nothing is left."""
-        if not (init := self.init()):
+        if (init := self._init()) is None:
             return
-        with contextlib.suppress(ProcessLookupError), process_handle(init) as handle:
-            if self.init() != init:  # the pid was another process's when the handle was taken
-                return
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)
+        init.kill()
+        try:
             # init ends last: when it has, the kernel has ended and reaped everything inside
-            if not poll.poll(timeout * 1000):
-                raise MachineError(
-                    f"processes {sorted(self.pids())} of the sandbox do not die (they wait for a device)"
-                )
+            init.wait(timeout)
+        except subprocess.TimeoutExpired:
+            words = f"processes {sorted(self.pids())} of the sandbox do not die (they wait for a device)"
+            raise MachineError(words) from None
 
     def remove(self) -> None:
         """Forget who init was; what is gone already is fine."""
