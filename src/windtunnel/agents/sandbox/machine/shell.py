@@ -85,14 +85,10 @@ class Shell:
             self._fifos = ShellFifos(self._folder, self._init, anew=True)
             self._mark = f"windtunnel-{secrets.token_hex(12)}"
             os.write(self._init.requests, f"start {self.name}\n".encode())
-        except OSError as error:
-            raise MachineError(f"shell {self.name} cannot be started: {error.strerror}") from error
-        word = self._wait(b"born ", time.monotonic() + BIRTH)
-        if word is None:
-            raise MachineError(f"shell {self.name} could not be started")
-        inner, _, program = word.partition(b" ")
-        self.inner, self.program = int(inner), program.decode(errors="replace")
-        try:
+            if (word := self._wait(b"born ", time.monotonic() + BIRTH)) is None:
+                raise MachineError(f"shell {self.name} could not be started")
+            inner, _, program = word.partition(b" ")
+            self.inner, self.program = int(inner), program.decode(errors="replace")
             self._folder.write("born", f"{self.inner} {self.program} {self._mark}".encode())
             self._folder.write("end", end_script(self.name).encode())
             self._folder.write("capture", capture_script(self.name, self._mark).encode())
