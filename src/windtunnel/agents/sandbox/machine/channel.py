@@ -28,7 +28,6 @@ import select
 import stat
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -266,54 +265,6 @@ class Init:
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return not poll.poll(0)
-
-
-class ShellFifos:
-    """The host's end of one shell's two FIFOs."""
-
-    def __init__(self, folder: ChannelFolder, init: Init, *, anew: bool) -> None:
-        """New FIFOs, or those that are there. Raises OSError."""
-        hold = folder.fifo if anew else folder.existing_fifo
-        self._init = init
-        self._received = b""
-        self._script = hold("in")
-        try:
-            self._answers = hold("ack")
-        except BaseException:
-            os.close(self._script)
-            raise
-
-    def close(self) -> None:
-        for descriptor in (self._script, self._answers):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._script = self._answers = -1
-
-    def send(self, lines: bytes) -> None:
-        """Lines for the shell to read. Raises OSError."""
-        os.write(self._script, lines)
-
-    def replaced(self, folder: ChannelFolder) -> bool:
-        """Whether what has the FIFO's name is another file now, so that no answer will come."""
-        own = os.fstat(self._answers)
-        return folder.identity("ack") != (own.st_dev, own.st_ino)
-
-    def line(self, wake: float) -> bytes | None:
-        """The next answer, or None at ``wake`` or when the sandbox died."""
-        while True:
-            line, newline, rest = self._received.partition(b"\n")
-            if newline:
-                self._received = rest
-                return line
-            left = wake - time.monotonic()
-            poll = select.poll()
-            poll.register(self._answers, select.POLLIN)
-            poll.register(self._init.handle, select.POLLIN)
-            ready = [descriptor for descriptor, _ in poll.poll(max(left, 0) * 1000)]
-            if self._answers not in ready:
-                return None
-            with contextlib.suppress(BlockingIOError):
-                self._received = (self._received + os.read(self._answers, 4096))[-8192:]
 
 
 class Feed:

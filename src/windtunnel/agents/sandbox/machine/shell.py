@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import IO, Literal
 
 from windtunnel.agents.sandbox.errors import MachineError
@@ -25,7 +27,6 @@ from windtunnel.agents.sandbox.machine.channel import (
     Feed,
     Init,
     OnOutput,
-    ShellFifos,
 )
 from windtunnel.agents.sandbox.machine.state import (
     ShellSections,
@@ -64,13 +65,16 @@ class Shell:
         self._channel = channel
         self._folder = ChannelFolder(-1)
         self._init = init
-        self._fifos: ShellFifos | None = None
         self._mark = ""
+        self._script = self._answers = -1
+        """The host's ends of its two FIFOs, open for both directions."""
+        self._received = b""
 
     def close(self) -> None:
-        if self._fifos is not None:
-            self._fifos.close()
-            self._fifos = None
+        for descriptor in (self._script, self._answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._script = self._answers = -1
         self._folder.close()
 
     # --- birth -----------------------------------------------------------------------------------------
@@ -82,7 +86,7 @@ class Shell:
             self._folder = self._channel.folder(self.name, create=True)
             for name in ("state", "traps", "arguments"):
                 self._folder.remove(name)  # whatever was planted there would hold the new shell up
-            self._fifos = ShellFifos(self._folder, self._init, anew=True)
+            self._open_fifos(self._folder.fifo)
             self._mark = f"windtunnel-{secrets.token_hex(12)}"
             os.write(self._init.requests, f"start {self.name}\n".encode())
             if (word := self._wait(b"born ", time.monotonic() + BIRTH)) is None:
@@ -117,7 +121,7 @@ class Shell:
             return False
         self.inner, self.program, self._mark = int(words[0]), words[1], words[2]
         try:
-            self._fifos = ShellFifos(self._folder, self._init, anew=False)
+            self._open_fifos(self._folder.existing_fifo)
         except OSError:
             return False
         self._find()
@@ -125,12 +129,6 @@ class Shell:
 
     def _find(self) -> None:
         self.pid = processes.host_pid(self.inner, self._init.cgroup.pids())
-
-    @property
-    def _answers(self) -> ShellFifos:
-        if self._fifos is None:
-            raise MachineError(f"shell {self.name} does not run")
-        return self._fifos
 
     # --- state -----------------------------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ class Shell:
             try:
                 self._folder.write("go", go_script(self.name, script, token))
                 lines = stream(self.name, token, None, quiet=True)
-                self._answers.send(lines)
+                os.write(self._script, lines)
                 if self._wait(f"done {token}".encode(), time.monotonic() + BIRTH) is None:
                     raise MachineError(f"shell {self.name} does not answer")
                 return outputs.result()[1]
@@ -220,7 +218,7 @@ class Shell:
             self._folder.write("go", go)
             saved = self.state() if timeout is not None or cancel is not None else None
             lines = stream(self.name, token, go if direct else None, quiet=False)
-            self._answers.send(plain_stream(self.name, token) if self.plain else lines)
+            os.write(self._script, plain_stream(self.name, token) if self.plain else lines)
             deadline = None if timeout is None else begin + timeout
             ended, status, notes = self._await(token, deadline, cancel, outputs)
             if self.plain:
@@ -257,7 +255,7 @@ class Shell:
             tick = time.monotonic() + pause
             pause = TICK if fast or outputs.large else min(2 * pause, IDLE_TICK)
             wake = tick if deadline is None else min(tick, deadline)
-            line = self._answers.line(wake)
+            line = self._line(wake)
             if line is not None and line.startswith(b"status ") and line[7:].isdigit():
                 status = int(line[7:])
             if line == done:
@@ -272,7 +270,7 @@ class Shell:
                 return "cancelled", None, []
             if deadline is not None and time.monotonic() >= deadline:
                 return "timeout", None, []
-            if line is None and self._answers.replaced(self._folder):
+            if line is None and self._replaced():
                 self._kill()
                 return "shell-died", None, ["the command removed the shell's channel, so the shell was ended"]
 
@@ -321,13 +319,43 @@ class Shell:
             return [f"the shell was started anew with its state from before the command, except: {error}"]
         return ["the shell was started anew with its state from before the command"]
 
-    # --- the FIFO --------------------------------------------------------------------------------------
+    # --- the FIFOs -------------------------------------------------------------------------------------
+
+    def _open_fifos(self, hold: Callable[[str], int]) -> None:
+        """New ones, or those that are there. Raises OSError."""
+        self._received = b""
+        self._script = hold("in")
+        self._answers = hold("ack")
+
+    def _replaced(self) -> bool:
+        """Whether what has the name of the answers is another file now, so that no answer will come."""
+        own = os.fstat(self._answers)
+        return self._folder.identity("ack") != (own.st_dev, own.st_ino)
+
+    def _line(self, wake: float) -> bytes | None:
+        """The next answer, or None at ``wake`` or when the sandbox died."""
+        while True:
+            line, newline, rest = self._received.partition(b"\n")
+            if newline:
+                self._received = rest
+                return line
+            if self._answers < 0:
+                raise MachineError(f"shell {self.name} does not run")
+            left = wake - time.monotonic()
+            poll = select.poll()
+            poll.register(self._answers, select.POLLIN)
+            poll.register(self._init.handle, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poll.poll(max(left, 0) * 1000)]
+            if self._answers not in ready:
+                return None
+            with contextlib.suppress(BlockingIOError):
+                self._received = (self._received + os.read(self._answers, 4096))[-8192:]
 
     def _wait(self, start: bytes, deadline: float) -> bytes | None:
         """What follows ``start`` in the first answer that begins so; None: it did not come, or the shell
         died."""
         while (left := deadline - time.monotonic()) > 0:
-            line = self._answers.line(time.monotonic() + min(left, IDLE_TICK))
+            line = self._line(time.monotonic() + min(left, IDLE_TICK))
             if line is None:
                 if not self._init.alive():
                     return None
