@@ -12,6 +12,7 @@ while others go on being made, and what one of those needs is never dropped.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import threading
@@ -386,14 +387,8 @@ class SandboxHost:
     def _free_names(self, stem: str, count: int) -> list[str]:
         with self._lock:
             used_names = set(self._boxes)
-        names: list[str] = []
-        number = 0
-        while len(names) < count:
-            number += 1
-            name = f"{stem[:40]}-{number}"
-            if name not in used_names:
-                names.append(name)
-        return names
+        names = (f"{stem[:40]}-{number}" for number in itertools.count(1))
+        return list(itertools.islice((name for name in names if name not in used_names), count))
 
     def _fork_one(self, manifest: CheckpointManifest, name: str, terms: Terms) -> Box:
         with self._claimed(name):
