@@ -105,6 +105,15 @@ def test_copies_of_images_stay_within_their_bound(tmp_path: Path, monkeypatch: p
     assert content(tmp_path / "out") == content(tmp_path / "c0")
 
 
+def test_an_image_that_two_read_at_once_has_a_copy(tmp_path: Path) -> None:
+    keep(CheckpointStore(tmp_path / "store"), "a", image(tmp_path / "a", 1, 2))
+    store = cold(tmp_path / "store")
+    for name in ("one", "two"):
+        store.copies._sizes.clear()  # as where both have begun before either has come to its end
+        store.materialise("a", tmp_path / name)
+    assert (tmp_path / "store/raw/a/pages-1.img").stat().st_nlink == 2
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("keep"), st.lists(st.integers(0, 9), min_size=1, max_size=8)),

@@ -179,6 +179,8 @@ class Copies:
             size = sum(size for _, size in files_in(images))
             (self._folder / id).mkdir(mode=0o700)
             _link_all(images, self._folder / id)
+        except FileExistsError:
+            return  # another thread has put it here meanwhile
         except OSError:
             return self.forget(id)
         with self._lock:
