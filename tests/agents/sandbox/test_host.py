@@ -12,7 +12,8 @@ import pytest
 from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox import host as sandbox_host
-from windtunnel.agents.sandbox.errors import CriuError, IncompleteError
+from windtunnel.agents.sandbox.errors import CriuError, IncompleteError, MachineError, SandboxError
+from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec, Saved, TurnClass, TurnRecord
 from windtunnel.base.errors import UserError
@@ -197,6 +198,25 @@ def test_an_interrupt_while_it_forks_leaves_no_fork(
     with pytest.raises(KeyboardInterrupt):
         host.fork(box.name, 2)
     assert [info.name for info in host.boxes()] == [box.name]
+
+
+def test_a_restore_that_fails_at_its_end_leaves_nothing_that_runs(
+    host: Any, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make()
+    turn(box, "echo base > /workspace/f")
+    (fork,) = host.fork(box.name)
+
+    def refuse(*_: object) -> None:
+        raise MachineError("the sandbox's host name could not be set")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Machine, "freshen", refuse)
+        with pytest.raises(SandboxError, match="host name could not be set"):
+            fork.rollback(box.tip)
+    assert fork.info().status == "dead" and not host._pids(fork.name)
+    fork.restore()
+    assert fork.run("cat /workspace/f").stdout == b"base\n"
 
 
 def test_a_fork_survives_the_removal_of_what_it_was_forked_from(host: Any, make: Callable[..., Any]) -> None:

@@ -387,18 +387,20 @@ class Box:
                 self._context.proxy.restored(self.name, manifest.turn, on_purpose=on_purpose)
                 serve = partial(self._context.proxy.serve, self, self.spec)
                 machine, report = bring_back(self._context, log, self.spec, manifest, serve)
+                if manifest.box != self.name:
+                    machine.freshen(self.spec.hostname or self.name)
             except IncompleteError:
                 if self._machine is None:
                     self.halt()
                     self._save(status="stopped", pid=0, started=0)
                 raise
-            except SandboxError as error:
+            except (SandboxError, *FAULTS) as error:
                 if self._machine is None:
+                    with contextlib.suppress(*FAULTS):
+                        self.halt()
                     self._save(status="dead", pid=0, started=0)
                 words = f"'windtunnel sandbox log {self.name}' lists other checkpoints"
                 raise SandboxError(f"{error}; {words}") from error
-            if manifest.box != self.name:
-                machine.freshen(self.spec.hostname or self.name)
             self.adopt(machine, manifest, lacks=report.lacks)
             self._context.report(SandboxEvent("restored", self.name, manifest.id, report.seconds))
             return report
