@@ -73,8 +73,11 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
 
     Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
     """
+    # asked one by one: the kernel's table of a network is read by going through that of all networks, which
+    # takes ten milliseconds where there is much memory
+    ends = [end for _, plug in copies(_links(pids)) if (end := connection(plug)) is not None]
     # one whose other end has ended already waits for nothing
-    orphaned = [orphan for orphan in orphans(list_connections(pids)) if orphan.established]
+    orphaned = [orphan for orphan in orphans(ends) if orphan.established]
     if not orphaned:
         return 0
 
@@ -86,16 +89,6 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
         return namespaces.within(netns, end_all)
     except OSError:
         return 0
-
-
-def list_connections(pids: Iterable[int]) -> list[Connection]:
-    """The connections of processes, each once.
-
-    They are asked one by one: the kernel's table of a network is read by going through that of all networks,
-    which takes ten milliseconds where there is much memory.
-    """
-    plugs = [connection(plug) for _, plug in copies(_links(pids))]
-    return [end for end in plugs if end is not None]
 
 
 def leave_repair(pids: Iterable[int]) -> int:
