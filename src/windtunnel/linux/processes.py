@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from windtunnel.linux.snapshot import read_file, read_status
 from windtunnel.linux.system import checked, libc
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,11 +41,8 @@ class Process:
 
 def stat(pid: int | str, thread: str = "") -> list[str]:
     """The fields of /proc/PID/stat from the state on; empty when there is no such process (or thread)."""
-    try:
-        with open(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2].decode("ascii").split()
-    except OSError:
-        return []
+    text = read_file(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat", short=True)
+    return text.rpartition(b") ")[2].decode("ascii").split()
 
 
 def session_first() -> None:
@@ -90,9 +88,7 @@ def in_vfork(pid: int) -> bool:
 
 def capable(capability: int) -> bool:
     """Whether this process has that capability in force (capabilities(7) has the numbers)."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        capabilities = next(line for line in file if line.startswith("CapEff:"))
-    return bool(int(capabilities.split()[1], 16) >> capability & 1)
+    return bool(int(read_status(os.getpid())["CapEff"], 16) >> capability & 1)
 
 
 def descendants(pid: int) -> list[int]:
@@ -140,11 +136,7 @@ def _environment(pid: int) -> bytes:
 
 def inner_pid(pid: int) -> int:
     """The pid in the innermost namespace; 0 when the process is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"NSpid:"):
-                return int(line.split()[-1])
-    return 0
+    return int(read_status(pid).get("NSpid", "0").split()[-1])
 
 
 def host_pid(inner: int, candidates: Iterable[int]) -> int:
@@ -154,15 +146,9 @@ def host_pid(inner: int, candidates: Iterable[int]) -> int:
 
 def command_line(pid: int) -> str:
     """Its words in one line, or the bare name of a process that has none; empty when it is gone."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read(4096).replace(b"\0", b" ").decode(errors="replace")
-        if not text.strip():
-            with open(f"/proc/{pid}/comm", "rb") as file:
-                text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return " ".join(text.split())
+    words = read_file(f"/proc/{pid}/cmdline", short=True)[:4096].replace(b"\0", b" ")
+    text = words if words.strip() else read_file(f"/proc/{pid}/comm", short=True)
+    return " ".join(text.decode(errors="replace").split())
 
 
 def who(pid: int) -> str:

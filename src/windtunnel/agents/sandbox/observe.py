@@ -15,7 +15,6 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext
 from windtunnel.agents.sandbox.errors import MachineError
@@ -34,6 +33,7 @@ from windtunnel.agents.sandbox.model import (
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy import READS_EFFECTS, CheckpointRequest, Occasion
 from windtunnel.linux import processes
+from windtunnel.linux.snapshot import read_file
 
 WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
 """What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
@@ -128,10 +128,8 @@ def quiesce(shells: Mapping[str, int], timeout: float = 0.25) -> tuple[str, ...]
 
 
 def _waits(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/syscall").read_bytes().startswith(WAITS)
-    except OSError:
-        return True
+    call = read_file(f"/proc/{pid}/syscall", short=True)
+    return not call or call.startswith(WAITS)
 
 
 SERVICE = "WINDTUNNEL_SERVICE"
@@ -186,11 +184,8 @@ def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
 
 
 def _is_service(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(variable.startswith(f"{SERVICE}=".encode()) for variable in file.read().split(b"\0"))
-    except OSError:
-        return False
+    environment = read_file(f"/proc/{pid}/environ").split(b"\0")
+    return any(variable.startswith(f"{SERVICE}=".encode()) for variable in environment)
 
 
 def because(lacks: Iterable[Lack], why: str) -> tuple[Lack, ...]:

@@ -43,6 +43,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
 from windtunnel.linux import LinuxError, cgroup
 from windtunnel.linux.namespaces import holds_namespace
+from windtunnel.linux.snapshot import read_file
 from windtunnel.linux.system import opened
 
 BASE_ENVIRONMENT = {
@@ -81,7 +82,7 @@ def refusal(settings: Path = Path("/proc/sys")) -> tuple[str, str]:
     closed = [
         (name, value, remedy)
         for name, value, remedy in SWITCHES
-        if _read(settings / name.replace(".", "/")) == value
+        if read_file(f"{settings}/{name.replace('.', '/')}").decode().strip() == value
     ]
     if not rootless():
         return (f"{closed[0][0]} is {closed[0][1]}", closed[0][2]) if closed else ("", "")
@@ -191,13 +192,6 @@ def _counted_inside() -> bool:
     parts = platform.release().split(".")
     numbers = tuple(int("".join(filter(str.isdigit, part.split("-")[0])) or 0) for part in parts[:2])
     return numbers >= COUNTED_INSIDE
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
 
 
 def unclaimed(home: Home, owned: set[str]) -> Unclaimed:
