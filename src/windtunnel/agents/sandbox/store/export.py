@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import secrets
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -174,23 +173,22 @@ def _drop_wrong(place: Files) -> None:
 
 def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[ExportChunk, ...]:
     """Send the pieces of a stream that are not there yet; all of its chunks, in order."""
-    sent: list[ExportChunk] = []
-    waiting: deque[Future[ExportChunk]] = deque()
+    jobs: list[Future[ExportChunk]] = []
 
     def send(piece: bytes) -> ExportChunk:
         name = chunks.put(place, piece, LEVEL)
         return ExportChunk(name, place.size(chunks.path(name)) or 0)
 
     def take(piece: bytes) -> None:
-        waiting.append(jobs.submit(send, piece))
-        if len(waiting) > 2 * TRANSFERS:
-            sent.append(waiting.popleft().result())
+        jobs.append(pool.submit(send, piece))
+        if len(jobs) > 2 * TRANSFERS:  # no more pieces are held at a time
+            jobs[-2 * TRANSFERS].result()
 
-    with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as jobs:
+    with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as pool:
         out = chunks.Cutter(take)
         write(cast(IO[bytes], out))
         out.finish()
-        return (*sent, *[job.result() for job in waiting])
+    return tuple(job.result() for job in jobs)
 
 
 def _write_image(store: CheckpointStore, id: str, out: IO[bytes]) -> None:
