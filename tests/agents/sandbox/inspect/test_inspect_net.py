@@ -27,20 +27,20 @@ STEPS = st.lists(
     max_size=10,
 )
 
-Tree = dict[bytes, Any]
+Tree = dict[str, Any]
 
 
 class Model:
     """A tree of files as a dictionary; every step tells the changes as the kernel would."""
 
     def __init__(self) -> None:
-        self.files: Tree = {b"/d": "dir", b"/a": object(), b"/d/a": object()}
+        self.files: Tree = {"/d": "dir", "/a": object(), "/d/a": object()}
         self.changes = ChangedPaths()
 
     def step(self, kind: str, *names: str) -> None:
-        path = b"/" + names[0].encode()
+        path = "/" + names[0]
         parent = os.path.dirname(path)
-        if parent != b"/" and self.files.get(parent) != "dir":
+        if parent != "/" and self.files.get(parent) != "dir":
             return
         here = self.files.get(path)
         if kind in ("write", "append", "truncate") and here != "dir":
@@ -55,14 +55,14 @@ class Model:
             del self.files[path]
             self.changes.note(DELETED, path)
         elif kind == "rename" and here is not None:
-            self.rename(path, b"/" + names[1].encode())
+            self.rename(path, "/" + names[1])
 
-    def under(self, path: bytes) -> list[bytes]:
-        return [one for one in self.files if one.startswith(path + b"/")]
+    def under(self, path: str) -> list[str]:
+        return [one for one in self.files if one.startswith(path + "/")]
 
-    def rename(self, old: bytes, new: bytes) -> None:
+    def rename(self, old: str, new: str) -> None:
         parent, there = os.path.dirname(new), self.files.get(new)
-        if old == new or new.startswith(old + b"/") or (parent != b"/" and self.files.get(parent) != "dir"):
+        if old == new or new.startswith(old + "/") or (parent != "/" and self.files.get(parent) != "dir"):
             return
         if there is not None and ((there == "dir") != (self.files[old] == "dir") or self.under(new)):
             return
@@ -81,29 +81,29 @@ def test_no_sequence_of_changes_is_missed(steps: list[tuple[str, ...]]) -> None:
         model.step(*step)
     entry = os.stat_result((stat.S_IFREG, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     found, total = model.changes.net(lambda path: entry if path in model.files else None)
-    told = {change.path.encode() for change in found}
+    told = {change.path for change in found}
     assert total == len(found)
     for path in before.keys() | model.files.keys():
         if before.get(path) != model.files.get(path):
-            above = {path[:at] for at in range(1, len(path) + 1) if path[at : at + 1] in (b"/", b"")}
+            above = {path[:at] for at in range(1, len(path) + 1) if path[at : at + 1] in ("/", "")}
             assert told & above, f"{path!r} changed, and neither it nor a directory above it is told"
 
 
 def test_created_then_deleted_cancels_and_a_directory_covers_what_is_in_it() -> None:
     changes = ChangedPaths()
-    changes.note(CREATED, b"/t")
-    changes.note(MODIFIED, b"/t/x")
-    changes.note(DELETED, b"/t/x")
-    changes.note(RENAMED, b"/t/y")
-    changes.note(DELETED, b"/t/y")
-    changes.note(DELETED, b"/t")
+    changes.note(CREATED, "/t")
+    changes.note(MODIFIED, "/t/x")
+    changes.note(DELETED, "/t/x")
+    changes.note(RENAMED, "/t/y")
+    changes.note(DELETED, "/t/y")
+    changes.note(DELETED, "/t")
     assert changes.net(lambda path: None) == ([], 0)
 
 
 def test_more_paths_than_are_remembered_are_still_counted() -> None:
     changes = ChangedPaths()
     for number in range(MOST + 7):
-        changes.note(CREATED, b"/%d" % number)
+        changes.note(CREATED, f"/{number}")
     assert changes.net(lambda path: None)[1] == 7
 
 

@@ -45,7 +45,7 @@ class _Watched:
     lost: int = 0
     at_files: tuple[int, ...] = ()
     at_image: tuple[int, ...] = ()
-    elsewhere: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
+    elsewhere: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Of each path that only process images keep: inode, size, and when it was last changed; where it is
     compared."""
 
@@ -171,14 +171,14 @@ class Inspector:
         self._kernel.drain()
         now = watched.tasks.alive()
         for path in watched.tasks.stored(now):
-            watched.window.touched(path.encode(errors="surrogateescape"))
+            watched.window.touched(path)
         files, total, doubts = watched.window.effect({pid for pid, _ in now})
         doubts.extend(self._kernel_doubts(watched))
         return TurnEffects(tuple(files), total, watched.tasks.effects(now), doubts=tuple(doubts))
 
     def touched(self, box: str, path: str) -> None:
         """The host itself changed a path inside (put a file there, say): nobody else would tell."""
-        self._watched(box).window.touched(path.encode(errors="surrogateescape"))
+        self._watched(box).window.touched(path)
 
     def references(self, box: str, snapshot: Sequence[SnapshotProcess]) -> References:
         """The paths inside to which the processes of the frozen sandbox refer, by a look at them."""
@@ -257,7 +257,7 @@ class DiffInspector(Inspector):
         doubts: tuple[EffectDoubt, ...] = ()
         now = self._elsewhere(watched)
         if other := {path for path, _ in now.items() ^ watched.elsewhere.items()}:
-            words = f"{os.fsdecode(min(other))} is kept by process images only and was changed"
+            words = f"{min(other)} is kept by process images only and was changed"
             doubts = (EffectDoubt(SandboxPart.PROCESSES, words),)
         try:
             files = self._changed(box)
@@ -268,8 +268,8 @@ class DiffInspector(Inspector):
             )
         return TurnEffects(tuple(files[:LISTED]), len(files), processes, doubts=doubts)
 
-    def _elsewhere(self, watched: _Watched) -> dict[bytes, tuple[int, int, int]]:
-        elsewhere: dict[bytes, tuple[int, int, int]] = {}
+    def _elsewhere(self, watched: _Watched) -> dict[str, tuple[int, int, int]]:
+        elsewhere: dict[str, tuple[int, int, int]] = {}
         if self._images:
             watched.root.refresh()
             for point in watched.root.elsewhere():

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.inspect.kernel import (
@@ -32,7 +32,7 @@ from windtunnel.agents.sandbox.inspect.kernel import (
 )
 from windtunnel.agents.sandbox.model import Change, EffectDoubt, FileChange, SandboxPart
 from windtunnel.agents.sandbox.place import CHANNEL
-from windtunnel.linux.mounts import table
+from windtunnel.linux.mounts import MountEntry, table
 from windtunnel.linux.system import open_inside
 
 Place = Literal["root", "elsewhere", "ignored"]
@@ -43,31 +43,22 @@ _IGNORED = frozenset((
     "proc", "sysfs", "devpts", "devtmpfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf",
     "binfmt_misc", "configfs",
 ))  # fmt: skip
-_CHANNEL = b"/" + CHANNEL.encode()
+_CHANNEL = f"/{CHANNEL}"
 
 
-class Mount(NamedTuple):
-    device: int
-    top: bytes
-    """What of its file system is mounted."""
-    point: bytes
-    kind: str
-
-
-def mounts(pid: int | str) -> list[Mount]:
+def mounts(pid: int | str) -> list[MountEntry]:
     """The mounts that a process sees, at the paths at which it sees them; empty when it is gone."""
     try:
-        rows = table(Path(f"/proc/{pid}/mountinfo"))
+        return table(Path(f"/proc/{pid}/mountinfo"))
     except OSError:
         return []
-    return [Mount(each.device, os.fsencode(each.root), os.fsencode(each.point), each.kind) for each in rows]
 
 
-def below(path: bytes, folder: bytes) -> bytes | None:
+def below(path: str, folder: str) -> str | None:
     """What of ``path`` follows ``folder``: empty for itself, None when it lies elsewhere."""
-    if folder == b"/":
-        return b"" if path == b"/" else path
-    if path.startswith(folder) and path[len(folder) : len(folder) + 1] in (b"", b"/"):
+    if folder == "/":
+        return "" if path == "/" else path
+    if path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/"):
         return path[len(folder) :]
     return None
 
@@ -76,7 +67,7 @@ class Root:
     """The root of one sandbox: a folder of the host, and the mounts that its init has on it."""
 
     def __init__(self, folder: Path, init: int) -> None:
-        self.folder = os.path.realpath(folder).encode()
+        self.folder = os.path.realpath(folder)
         self._init = init
         above = [mount for mount in mounts("self") if below(self.folder, mount.point) is not None]
         if not above:
@@ -84,35 +75,35 @@ class Root:
         # of several mounts at one point the last one is on top
         own = max(reversed(above), key=lambda mount: len(mount.point))
         self.device = own.device
-        self._top = (own.top.rstrip(b"/") + (below(self.folder, own.point) or b"")) or b"/"
+        self._top = (own.root.rstrip("/") + (below(self.folder, own.point) or "")) or "/"
         self._fd = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._mounts: list[Mount] = []
-        self._cache: dict[tuple[bytes, bytes], bytes] = {}
+        self._mounts: list[MountEntry] = []
+        self._cache: dict[tuple[str, str], str] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Read the mounts inside again."""
-        inside = [mount for mount in mounts(self._init) if mount.point != b"/"]
-        self._mounts = sorted(inside, key=lambda mount: -len(mount.top))
+        inside = [mount for mount in mounts(self._init) if mount.point != "/"]
+        self._mounts = sorted(inside, key=lambda mount: -len(mount.root))
         self._points = sorted(inside, key=lambda mount: -len(mount.point))
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def inside(self, device: int, names: bytes) -> bytes | None:
+    def inside(self, device: int, names: str) -> str | None:
         """The path inside of what the kernel calls ``names`` on a device; None: on none of its mounts."""
         if device == self.device:
             rest = below(names, self._top)
             if rest is not None:
-                return rest or b"/"
+                return rest or "/"
         for mount in self._mounts:
             if mount.device == device:
-                rest = below(names, mount.top)
+                rest = below(names, mount.root)
                 if rest is not None:
                     return mount.point + rest
         return None
 
-    def place(self, path: bytes) -> Place:
+    def place(self, path: str) -> Place:
         """Which part of the state a path inside belongs to."""
         if self.is_channel(path):
             return "ignored"
@@ -121,32 +112,32 @@ class Root:
                 return "ignored" if mount.kind in _IGNORED else "elsewhere"
         return "root"
 
-    def is_channel(self, path: bytes) -> bool:
+    def is_channel(self, path: str) -> bool:
         return below(path, _CHANNEL) is not None
 
     def forget(self) -> None:
         """Directories may have moved: what was resolved before no longer counts."""
         self._cache.clear()
 
-    def resolved(self, base: bytes, path: bytes) -> bytes:
+    def resolved(self, base: str, path: str) -> str:
         """``path`` from the directory ``base``, symbolic links in its directories followed as they are now.
         The last name is not followed."""
-        path = path.rstrip(b"/")
-        folder, _, name = path.rpartition(b"/")
-        if name in (b"", b".", b".."):
-            return self.followed(os.path.normpath(base + b"/" + path)) if path else base
-        folder = folder.strip(b"/")
+        path = path.rstrip("/")
+        folder, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            return self.followed(os.path.normpath(base + "/" + path)) if path else base
+        folder = folder.strip("/")
         if not folder:
-            return base.rstrip(b"/") + b"/" + name
+            return base.rstrip("/") + "/" + name
         key = (base, folder)
         real = self._cache.get(key)
         if real is None:
-            real = self._cache[key] = self.followed(base + b"/" + folder)
-        return real.rstrip(b"/") + b"/" + name
+            real = self._cache[key] = self.followed(base + "/" + folder)
+        return real.rstrip("/") + "/" + name
 
-    def followed(self, path: bytes) -> bytes:
+    def followed(self, path: str) -> str:
         """``path`` inside with every symbolic link followed; the plain path where that leads nowhere."""
-        plain: bytes = os.path.normpath(b"/" + path.lstrip(b"/"))
+        plain = os.path.normpath("/" + path.lstrip("/"))
         if self.place(plain) != "root":
             return plain
         try:
@@ -154,37 +145,37 @@ class Root:
         except OSError:
             return plain
         try:
-            rest = below(os.readlink(f"/proc/self/fd/{fd}".encode()), self.folder)
+            rest = below(os.readlink(f"/proc/self/fd/{fd}"), self.folder)
         except OSError:
             rest = None
         finally:
             os.close(fd)
-        return plain if rest is None else rest or b"/"
+        return plain if rest is None else rest or "/"
 
-    def lstat(self, path: bytes) -> os.stat_result | None:
+    def lstat(self, path: str) -> os.stat_result | None:
         """Of a path inside that ``resolved`` gave; None: nothing is there."""
         return _lstat(self.folder + path)
 
-    def lstat_elsewhere(self, path: bytes) -> os.stat_result | None:
+    def lstat_elsewhere(self, path: str) -> os.stat_result | None:
         """Of a path on another mount of the sandbox."""
         return _lstat(self.outside(path))
 
-    def outside(self, path: bytes) -> bytes:
+    def outside(self, path: str) -> str:
         """The host's path of one on another mount of the sandbox."""
-        return b"/proc/%d/root" % self._init + path
+        return f"/proc/{self._init}/root{path}"
 
-    def elsewhere(self) -> set[bytes]:
+    def elsewhere(self) -> set[str]:
         """Where the file systems are mounted that only process images keep."""
         points = {mount.point for mount in self._points if mount.kind == "tmpfs"}
         return {point for point in points if self.place(point) == "elsewhere"}
 
     def path_inside(self, path: str) -> str:
         """A path that /proc tells of a process of the sandbox, as a path inside."""
-        rest = below(os.fsencode(path), self.folder)
-        return path if rest is None else os.fsdecode(rest) or "/"
+        rest = below(path, self.folder)
+        return path if rest is None else rest or "/"
 
 
-def _lstat(path: bytes) -> os.stat_result | None:
+def _lstat(path: str) -> os.stat_result | None:
     try:
         return os.lstat(path)
     except OSError:
@@ -206,15 +197,15 @@ class _Entry:
 
 @dataclass
 class ChangedPaths:
-    """Paths are absolute byte strings, without symbolic links in their directories."""
+    """Paths are absolute, without symbolic links in their directories."""
 
-    _entries: dict[bytes, _Entry] = field(default_factory=dict)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
     overflow: int = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _touched(self, path: bytes, before: bool | None) -> _Entry:
+    def _touched(self, path: str, before: bool | None) -> _Entry:
         entry = self._entries.get(path)
         if entry is None:
             entry = _Entry(False if before is not False and self._below_new(path) else before)
@@ -224,18 +215,18 @@ class ChangedPaths:
                 self.overflow += 1
         return entry
 
-    def _below_new(self, path: bytes) -> bool:
+    def _below_new(self, path: str) -> bool:
         """Was a directory above it made or moved here within the window? Then nothing of this name was
         there before, or its removal would be known."""
-        at = path.rfind(b"/")
+        at = path.rfind("/")
         while at > 0:
             entry = self._entries.get(path[:at])
             if entry is not None and (entry.before is False or entry.moved_in):
                 return True
-            at = path.rfind(b"/", 0, at)
+            at = path.rfind("/", 0, at)
         return False
 
-    def note(self, op: int, path: bytes) -> None:
+    def note(self, op: int, path: str) -> None:
         """Take in what happened to a path. RENAMED: it is the target, the source counts as deleted."""
         entry = self._touched(path, False if op == CREATED else None if op == RENAMED else True)
         entry.replaced |= op in (CREATED, DELETED, RENAMED)
@@ -243,7 +234,7 @@ class ChangedPaths:
         entry.moved_in |= op == RENAMED
 
     def net(
-        self, lstat: Callable[[bytes], os.stat_result | None], most: int = 4096
+        self, lstat: Callable[[str], os.stat_result | None], most: int = 4096
     ) -> tuple[list[FileChange], int]:
         """Up to ``most`` changes that remain, and how many there are."""
         file_changes: list[FileChange] = []
@@ -255,7 +246,7 @@ class ChangedPaths:
             total += 1
             if len(file_changes) < most:
                 size = now.st_size if now is not None and stat.S_ISREG(now.st_mode) else 0
-                file_changes.append(FileChange(os.fsdecode(path), _word(entry, now is not None), size))
+                file_changes.append(FileChange(path, _word(entry, now is not None), size))
         return file_changes, total
 
 
@@ -286,7 +277,7 @@ class ChangeWindow:
         """A new window begins."""
         with self._lock:
             self._in_root, self._elsewhere = ChangedPaths(), ChangedPaths()
-            self._links: set[bytes] = set()
+            self._links: set[str] = set()
             self._nameless: set[int] = set()
             self._doubts: dict[EffectDoubt, None] = {}
 
@@ -321,14 +312,14 @@ class ChangeWindow:
                 return
             new = self._root.resolved(base2, event.path2)
             self._through_proc(new)
-            if b"/" in event.path + event.path2:
+            if "/" in event.path + event.path2:
                 self._through_link(path, new)
             if path in self._links:
                 self._links.add(new)
             self._note(DELETED, path)
             self._note(RENAMED, new)
             return
-        if b"/" in event.path:
+        if "/" in event.path:
             self._through_link(path)
         if event.op == CREATED:
             self._root.forget()
@@ -343,45 +334,45 @@ class ChangeWindow:
     def _unsure(self, words: str) -> None:
         self._doubts[EffectDoubt(SandboxPart.FILES, words)] = None
 
-    def touched(self, path: bytes) -> None:
+    def touched(self, path: str) -> None:
         """The host itself wrote a path inside."""
         with self._lock:
             self._note(MODIFIED, self._root.followed(path))
 
-    def _open_file(self, event: FileEvent, path: bytes | None) -> None:
+    def _open_file(self, event: FileEvent, path: str | None) -> None:
         if path is None:
             self._nameless.add(event.pid)
         elif event.links or event.op == CREATED:
             self._note(event.op, path)
 
-    def _changes(self, path: bytes) -> ChangedPaths | None:
+    def _changes(self, path: str) -> ChangedPaths | None:
         place = self._root.place(path)
         return self._in_root if place == "root" else self._elsewhere if place == "elsewhere" else None
 
-    def _note(self, op: int, path: bytes) -> None:
+    def _note(self, op: int, path: str) -> None:
         changes = self._changes(path)
         if changes is not None:
             changes.note(op, path)
 
-    def _through_link(self, *paths: bytes) -> None:
+    def _through_link(self, *paths: str) -> None:
         """A link that was made and perhaps moved within the window may have led elsewhere at the time."""
         for path in paths:
-            at = path.rfind(b"/") if self._links else 0
+            at = path.rfind("/") if self._links else 0
             while at > 0:
                 if path[:at] in self._links and not self._is_folder(path[:at]):
                     self._unsure("a change through a link that was just made")
-                at = path.rfind(b"/", 0, at)
+                at = path.rfind("/", 0, at)
 
-    def _through_proc(self, path: bytes) -> None:
+    def _through_proc(self, path: str) -> None:
         """Nothing can be made or removed in /proc itself: the path led through a link of a process."""
         if not self._root.is_channel(path) and self._root.place(path) == "ignored":
             self._unsure("a change by a path through /proc or /dev")
 
-    def _may_be_link(self, path: bytes) -> bool:
+    def _may_be_link(self, path: str) -> bool:
         now = self._root.lstat(path)
         return now is None or stat.S_ISLNK(now.st_mode)
 
-    def _is_folder(self, path: bytes) -> bool:
+    def _is_folder(self, path: str) -> bool:
         """Is it a plain directory after all?"""
         now = self._root.lstat(path)
         return now is not None and stat.S_ISDIR(now.st_mode)

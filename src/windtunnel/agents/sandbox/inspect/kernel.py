@@ -138,11 +138,11 @@ class FileEvent(NamedTuple):
     mode: int
     links: int
     device: int
-    names: bytes
-    path: bytes
+    names: str
+    path: str
     device2: int
-    names2: bytes
-    path2: bytes
+    names2: str
+    path2: str
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Count:
     execs: int = 0
 
 
-def _names(pieces: bytes) -> bytes:
-    """``b"a\\0tmp\\0"`` (leaf first) as ``b"/tmp/a"``."""
-    return b"/" + b"/".join(reversed(pieces[:-1].split(b"\0"))) if pieces else b"/"
+def _names(pieces: bytes) -> str:
+    """``b"a\\0tmp\\0"`` (leaf first) as ``"/tmp/a"``."""
+    return os.fsdecode(b"/" + b"/".join(reversed(pieces[:-1].split(b"\0")))) if pieces else "/"
 
 
 def decoded(record: bytes) -> tuple[int, FileEvent]:
@@ -170,10 +170,10 @@ def decoded(record: bytes) -> tuple[int, FileEvent]:
         links,
         device,
         _names(record[_HEADER.size : base1]),
-        record[base1:path1].rstrip(b"\0"),
+        os.fsdecode(record[base1:path1].rstrip(b"\0")),
         device2,
-        _names(record[path1:base2]) if base2 > path1 else b"/",
-        record[base2:path2].rstrip(b"\0") if base2 > _HEADER.size else b"",
+        _names(record[path1:base2]) if base2 > path1 else "/",
+        os.fsdecode(record[base2:path2].rstrip(b"\0")) if base2 > _HEADER.size else "",
     )
 
 
