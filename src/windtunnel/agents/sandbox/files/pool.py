@@ -142,11 +142,21 @@ class Pool:
 
     def mount(self, box: str) -> Path:
         """Where the live root is visible: a mount point of its own with private propagation. Idempotent."""
-        tree = self._tree(self._live(box))
+        tree, point = self._tree(self._live(box)), self._points / box
         if not self._may_mount:
             return tree
-        with faults(f"the root of sandbox {box!r} cannot be mounted"):
-            return self._show(box, tree)
+        with faults(f"the root of sandbox {box!r} cannot be mounted"), self._mounting:
+            if mounts.is_point(point):
+                if os.path.samefile(point, tree):
+                    return point
+                while mounts.unmount(point):
+                    pass
+            if not mounts.at(self._points):
+                # what is mounted below must not spread to other mount namespaces: pivot_root(2) asks for it
+                mounts.bind(self._points, self._points)
+            point.mkdir(exist_ok=True)
+            mounts.bind(tree, point, FLAGS)
+        return point
 
     def unmount(self, box: str) -> None:
         """Idempotent; what is busy goes away with its last user."""
@@ -332,22 +342,6 @@ class Pool:
             if path.exists():
                 self._remove(path)
             self._drafts.discard(path)
-
-    def _show(self, box: str, tree: Path) -> Path:
-        """The mount point of ``box``, with ``tree`` there."""
-        point = self._points / box
-        with self._mounting:
-            if mounts.is_point(point):
-                if os.path.samefile(point, tree):
-                    return point
-                while mounts.unmount(point):
-                    pass
-            if not mounts.at(self._points):
-                # what is mounted below must not spread to other mount namespaces: pivot_root(2) asks for it
-                mounts.bind(self._points, self._points)
-            point.mkdir(exist_ok=True)
-            mounts.bind(tree, point, FLAGS)
-        return point
 
     def _hide(self, box: str) -> None:
         point = self._points / box

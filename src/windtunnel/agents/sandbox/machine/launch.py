@@ -137,10 +137,6 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
     return Externals(root, tuple(mounts), netns, processes.path, processes.procs), missed
 
 
-def environment(spec: SandboxSpec) -> dict[str, str]:
-    return {**BASE_ENVIRONMENT, "HOSTNAME": hostname(spec), **spec.environment}
-
-
 def hostname(spec: SandboxSpec) -> str:
     return (spec.hostname or spec.name)[:63]
 
@@ -180,7 +176,8 @@ def _started(arguments: list[object], spec: SandboxSpec) -> int:
     """Run the launcher; the pid on the host that it answers with. Raises MachineError."""
     done = subprocess.run(
         [str(PROGRAM.locate()), *map(str, arguments)],
-        env=environment(spec), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env={**BASE_ENVIRONMENT, "HOSTNAME": hostname(spec), **spec.environment},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     kind, _, value = done.stdout.strip().partition(" ")
     if done.returncode != 0 or kind != "pid":
