@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -93,23 +93,22 @@ def copied_descriptor(pidfd: int, number: int) -> int:
 
 
 @contextmanager
-def copied(pidfd: int, number: int) -> Iterator[int]:
+def held(descriptor: int) -> Iterator[int]:
+    """A descriptor, closed at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def copied(pidfd: int, number: int) -> AbstractContextManager[int]:
     """`copied_descriptor`, closed at the end."""
-    copy = copied_descriptor(pidfd, number)
-    try:
-        yield copy
-    finally:
-        os.close(copy)
+    return held(copied_descriptor(pidfd, number))
 
 
-@contextmanager
-def process_handle(pid: int) -> Iterator[int]:
+def process_handle(pid: int) -> AbstractContextManager[int]:
     """A pidfd, closed at the end. Raises OSError when there is no such process."""
-    handle = os.pidfd_open(pid)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    return held(os.pidfd_open(pid))
 
 
 def file_system(path: Path | str) -> int:
@@ -166,14 +165,9 @@ def sync_file_system(folder: Path) -> None:
         checked(libc.syncfs(descriptor), str(folder))
 
 
-@contextmanager
-def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+def opened(path: Path, flags: int = os.O_RDONLY) -> AbstractContextManager[int]:
     """A descriptor of ``path``, closed at the end."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return held(os.open(path, flags | os.O_CLOEXEC))
 
 
 @contextmanager
@@ -182,12 +176,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The kernel gives the lock back when the process dies, so no stale lock can stay behind.
     """
-    if path.is_dir():
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    else:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    with held(os.open(path, flags | os.O_CLOEXEC, 0o600)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)

@@ -13,13 +13,12 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windtunnel.agents.sandbox.machine.channel import open_beneath
 from windtunnel.agents.sandbox.model import NETWORKS, SandboxLimits, SandboxSpec
 from windtunnel.agents.sandbox.place import checked_name
 from windtunnel.agents.sandbox.proxy.egress import parse_allowed
 from windtunnel.agents.sandbox.proxy.upstream import split_base
 from windtunnel.base.errors import UserError
-from windtunnel.linux.system import opened as held
+from windtunnel.linux.system import held, open_inside, opened
 
 HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 LONGEST_LABEL = 200
@@ -129,7 +128,7 @@ def need_shell(root: Path, image: str) -> None:
     """Raises UserError where the root of an image has no shell that could run a command."""
     for shell in SHELLS:
         try:
-            with held(root) as folder, open_beneath(folder, shell, os.O_PATH) as file:
+            with opened(root) as folder, held(open_inside(folder, shell, os.O_PATH)) as file:
                 mode = os.fstat(file).st_mode
         except OSError:
             continue

@@ -49,7 +49,7 @@ from windtunnel.base.native import Freestanding
 from windtunnel.linux import cgroup, processes
 from windtunnel.linux.cgroup import pids_of
 from windtunnel.linux.snapshot import read_status
-from windtunnel.linux.system import TMPFS, file_system
+from windtunnel.linux.system import TMPFS, file_system, process_handle
 
 STEPS = Freestanding(
     Path(__file__).parent / "program" / "main.c",
@@ -204,13 +204,10 @@ def run(
 
 def _ends(child: subprocess.Popen[bytes], timeout: float) -> bool:
     """Whether it does in that time; polling for it would add up to 50 ms to a step that takes as long."""
-    handle = os.pidfd_open(child.pid)
-    try:
+    with process_handle(child.pid) as handle:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         return bool(poll.poll(timeout * 1000))
-    finally:
-        os.close(handle)
 
 
 def _let_fail(child: subprocess.Popen[bytes]) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.linux.system import held
 
 _FICLONE = 0x40049409
 ORIGINS = "trusted.windtunnel.origins"
@@ -87,22 +88,19 @@ class Copier:
             self.links[key] = target
 
     def _file(self, source: str, target: str, size: int) -> None:
-        with _reading(source) as original:
-            copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                if self.share and size:
-                    try:
-                        fcntl.ioctl(copy, _FICLONE, original)
-                        return
-                    except OSError as error:
-                        if error.errno not in _NO_SHARING:
-                            raise
-                        self.share = False
-                for start, end in extents(original, size):
-                    _copy_range(original, copy, start, end)
-                os.ftruncate(copy, size)
-            finally:
-                os.close(copy)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with _reading(source) as original, held(os.open(target, flags, 0o600)) as copy:
+            if self.share and size:
+                try:
+                    fcntl.ioctl(copy, _FICLONE, original)
+                    return
+                except OSError as error:
+                    if error.errno not in _NO_SHARING:
+                        raise
+                    self.share = False
+            for start, end in extents(original, size):
+                _copy_range(original, copy, start, end)
+            os.ftruncate(copy, size)
 
 
 @contextmanager
@@ -115,10 +113,8 @@ def _reading(path: str) -> Iterator[int]:
     except PermissionError:
         with _readable(path):
             descriptor = os.open(path, flags)
-    try:
+    with held(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -133,8 +129,7 @@ def _entered(path: str) -> Iterator[None]:
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with held(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
         about = os.fstat(descriptor)
         if os.geteuid() == 0 or about.st_uid != os.geteuid():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
@@ -144,8 +139,6 @@ def _readable(path: str) -> Iterator[None]:
             yield
         finally:
             os.chmod(itself, stat.S_IMODE(about.st_mode))
-    finally:
-        os.close(descriptor)
 
 
 def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:

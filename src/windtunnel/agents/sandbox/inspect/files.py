@@ -12,6 +12,7 @@ Source: the net-change rule of Crab (arXiv 2604.28138), section 4.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -33,7 +34,7 @@ from windtunnel.agents.sandbox.inspect.kernel import (
 from windtunnel.agents.sandbox.model import Change, EffectDoubt, FileChange, SandboxPart
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.linux.mounts import MountEntry, table
-from windtunnel.linux.system import open_inside
+from windtunnel.linux.system import held, open_inside
 
 Place = Literal["root", "elsewhere", "ignored"]
 """root: in what a snapshot of files holds. elsewhere: kept only by a process image (tmpfs). ignored: no
@@ -140,16 +141,9 @@ class Root:
         plain = os.path.normpath("/" + path.lstrip("/"))
         if self.place(plain) != "root":
             return plain
-        try:
-            fd = open_inside(self._fd, path, os.O_PATH)
-        except OSError:
-            return plain
-        try:
-            rest = below(os.readlink(f"/proc/self/fd/{fd}"), self.folder)
-        except OSError:
-            rest = None
-        finally:
-            os.close(fd)
+        rest = None
+        with contextlib.suppress(OSError), held(open_inside(self._fd, path, os.O_PATH)) as descriptor:
+            rest = below(os.readlink(f"/proc/self/fd/{descriptor}"), self.folder)
         return plain if rest is None else rest or "/"
 
     def lstat(self, path: str) -> os.stat_result | None:

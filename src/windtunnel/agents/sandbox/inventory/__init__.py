@@ -40,7 +40,7 @@ from windtunnel.agents.sandbox.policy.standing import (
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
 from windtunnel.linux.snapshot import Descriptor, SnapshotProcess, read_file, read_status
-from windtunnel.linux.system import checked, copied, libc, process_handle
+from windtunnel.linux.system import checked, copied, held, libc, process_handle
 
 DELETED = " (deleted)"
 GHOST = re.compile(r"\.cr(\.[0-9a-f]+\.ghost|_link)(?= \(deleted\)$)")
@@ -177,11 +177,8 @@ class _Tree:
             request = struct.pack("=Ii", len(handle), int(fields["fhandle-type"], 16)) + handle
             mount = self._mounts[int(fields["sdev"], 16)]
             file = libc.open_by_handle_at(mount, ctypes.c_char_p(request), os.O_PATH | os.O_CLOEXEC)
-            checked(file, "open_by_handle_at")
-            try:
+            with held(checked(file, "open_by_handle_at")):
                 return os.fstat(file).st_nlink == 0
-            finally:
-                os.close(file)
         return False
 
     @cached_property

@@ -28,7 +28,6 @@ from windtunnel.agents.sandbox.machine.channel import (
     Init,
     OnOutput,
     make_folders,
-    open_beneath,
 )
 from windtunnel.agents.sandbox.machine.shell import Shell
 from windtunnel.agents.sandbox.machine.state import ShellSections
@@ -38,7 +37,7 @@ from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError
 from windtunnel.linux import processes
 from windtunnel.linux.namespaces import set_hostname
-from windtunnel.linux.system import IN_ROOT, NO_XDEV, open_inside
+from windtunnel.linux.system import IN_ROOT, NO_XDEV, held, open_inside
 
 Kind = Literal["file", "folder", "link", "other"]
 
@@ -76,7 +75,7 @@ def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) ->
     _split(path)
     with (
         _naming_path(path),
-        open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV) as file,
+        held(open_inside(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV)) as file,
     ):
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
@@ -100,7 +99,7 @@ def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) ->
 def list_folder(root: int, path: str) -> list[FolderEntry]:
     """What a folder holds, by name."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
-    with _naming_path(path), open_beneath(root, path, flags, resolve=IN_ROOT | NO_XDEV) as folder:
+    with _naming_path(path), held(open_inside(root, path, flags, resolve=IN_ROOT | NO_XDEV)) as folder:
         entries = []
         for name in sorted(os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):

@@ -28,7 +28,7 @@ import select
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -39,17 +39,15 @@ from windtunnel.agents.sandbox.files.tree import remove
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.base.atomic import write_all
-from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
-
-
-@contextlib.contextmanager
-def open_beneath(root: int, path: str, flags: int, resolve: int = IN_ROOT) -> Iterator[int]:
-    """`open_inside`, closed at the end."""
-    descriptor = open_inside(root, path, flags, resolve=resolve)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+from windtunnel.linux.system import (
+    BENEATH,
+    IN_ROOT,
+    NO_SYMLINKS,
+    NO_XDEV,
+    held,
+    open_inside,
+    punch_hole,
+)
 
 
 def make_folders(root: int, path: str) -> int:
@@ -116,11 +114,8 @@ class ChannelFolder:
     def write(self, name: str, data: bytes, mode: int = 0o600) -> None:
         """Put ``data`` under ``name`` in one step."""
         part = f".{name}.part"
-        descriptor = self.fresh(part, mode)
-        try:
+        with held(self.fresh(part, mode)) as descriptor:
             write_all(descriptor, data)
-        finally:
-            os.close(descriptor)
         if self.is_folder(name):
             self.remove(name)
         os.rename(part, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
@@ -131,31 +126,23 @@ class ChannelFolder:
             descriptor = self.open(name, os.O_RDONLY)
         except OSError:
             return b""
-        try:
+        with held(descriptor):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return b""
             return read_up_to(descriptor, limit)
-        finally:
-            os.close(descriptor)
 
     def ballast(self) -> None:
         """Room that is taken, so that it can be given back where there is none: to remove a file always
         works. Raises OSError."""
-        descriptor = self.fresh(BALLAST)
-        try:
+        with held(self.fresh(BALLAST)) as descriptor:
             os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
-        finally:
-            os.close(descriptor)
 
     def dry(self, name: str) -> None:
         """Give back the room of the regular file ``name``, which keeps its size. Raises OSError."""
-        descriptor = self.open(name, os.O_WRONLY)
-        try:
+        with held(self.open(name, os.O_WRONLY)) as descriptor:
             about = os.fstat(descriptor)
             if stat.S_ISREG(about.st_mode) and about.st_blocks:
                 punch_hole(descriptor, 0, about.st_size)
-        finally:
-            os.close(descriptor)
 
     def fifo(self, name: str) -> int:
         """Make the FIFO ``name`` anew and open it for both directions."""
@@ -387,12 +374,9 @@ class CommandOutputs:
         if sum(os.fstat(file).st_blocks for file in self._files.values()) * 512 < PIECE:
             return False
         try:
-            probe = self._folder.fresh("probe")
-            try:
-                os.posix_fallocate(probe, 0, PIECE)
-            finally:
-                os.close(probe)
+            with held(self._folder.fresh("probe")) as probe:
                 self._folder.remove("probe")
+                os.posix_fallocate(probe, 0, PIECE)
         except OSError as error:
             return error.errno in FULL
         return False
