@@ -288,16 +288,15 @@ class KernelTracker:
         return Count(*struct.unpack("<QQQ", value)) if value else Count()
 
     def lost(self, slot: int) -> int:
-        value = self._maps["lost"].get(struct.pack("<I", slot))
-        return int(struct.unpack("<Q", value)[0]) if value else 0
+        return self._counted("lost", slot)
 
     def doubts(self, slot: int) -> tuple[int, ...]:
-        """How often each of ``syscalls.DOUBTS`` was raised, ever."""
-        counts = []
-        for number in range(len(DOUBTS)):
-            value = self._maps["doubts"].get(struct.pack("<I", slot * DOUBTS_EACH + number))
-            counts.append(int(struct.unpack("<Q", value)[0]) if value else 0)
-        return tuple(counts)
+        """How often each of ``DOUBTS`` was raised, ever."""
+        return tuple(self._counted("doubts", slot * DOUBTS_EACH + number) for number in range(len(DOUBTS)))
+
+    def _counted(self, table: str, number: int) -> int:
+        value = self._maps[table].get(struct.pack("<I", number))
+        return int(struct.unpack("<Q", value)[0]) if value else 0
 
 
 if __name__ == "__main__":

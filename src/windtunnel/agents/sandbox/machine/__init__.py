@@ -45,29 +45,25 @@ Kind = Literal["file", "folder", "link", "other"]
 def put_file(root: int, path: str, data: bytes | IO[bytes], mode: int) -> None:
     """Write a file in one step; missing folders above it are made. UserError names what is in the way."""
     folder_path, name = _split(path)
-    with _naming_path(path):
-        folder = make_folders(root, folder_path)
+    with _naming_path(path), held(make_folders(root, folder_path)) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise UserError(f"sandbox path {path!r} is a folder; give the name of a file")
+        part = f".windtunnel.{secrets.token_hex(8)}"
+        file = open_inside(folder, part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                    raise UserError(f"sandbox path {path!r} is a folder; give the name of a file")
-            part = f".windtunnel.{secrets.token_hex(8)}"
-            file = open_inside(folder, part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            try:
-                with os.fdopen(file, "wb", closefd=True) as out:
-                    if isinstance(data, bytes):
-                        write_all(out.fileno(), data)
-                    else:
-                        shutil.copyfileobj(data, out, 1 << 20)
-                    out.flush()
-                    os.fchmod(out.fileno(), mode)
-                os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(part, dir_fd=folder)
-                raise
-        finally:
-            os.close(folder)
+            with os.fdopen(file, "wb", closefd=True) as out:
+                if isinstance(data, bytes):
+                    write_all(out.fileno(), data)
+                else:
+                    shutil.copyfileobj(data, out, 1 << 20)
+                out.flush()
+                os.fchmod(out.fileno(), mode)
+            os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=folder)
+            raise
 
 
 def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) -> int:
