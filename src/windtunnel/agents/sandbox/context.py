@@ -228,11 +228,8 @@ class SandboxLog:
     def _append(self, what: str, kind: str, fields: dict[str, Any]) -> None:
         try:
             # opened each time: sandboxes are many, and a folder may be removed and made again
-            log = eventlog.EventLog(self._path)
-            try:
+            with contextlib.closing(eventlog.EventLog(self._path)) as log:
                 log.append(kind, **fields)
-            finally:
-                log.close()
         except eventlog.LogFailed as error:
             self._report(SandboxEvent("failed", self._box, f"{what} is not in the log: {error}"))
 
