@@ -66,8 +66,8 @@ def make_folders(root: int, path: str) -> int:
     return at
 
 
-FEED_TICK, IDLE = 0.002, 0.1
-"""Seconds between two looks: whether a command has opened its input, and whether it has ended."""
+FEED_TICK = 0.002
+"""Seconds between two looks whether a command has opened its input."""
 BALLAST, BALLAST_BYTES = "ballast", 4 << 20
 """What a channel holds from its beginning, so that commands go on where it is full."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -277,36 +277,19 @@ class Feed:
     def _fill(self) -> None:
         read = getattr(self._source, "read1", self._source.read)
         with contextlib.suppress(OSError):  # the command or the caller has gone
-            descriptor = self._open_fifo()
-            try:
-                while descriptor >= 0 and not self._over.is_set() and (piece := read(1 << 16)):
-                    self._write(descriptor, memoryview(piece))
-            finally:
-                if descriptor >= 0:
-                    os.close(descriptor)
-
-    def _open_fifo(self) -> int:
-        """-1: the command has ended before."""
-        while not self._over.wait(FEED_TICK):
-            try:
-                descriptor = self._folder.open(self._name, os.O_WRONLY)
-            except OSError as error:
-                if error.errno != errno.ENXIO:  # nobody reads yet
-                    raise
-                continue
-            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                return descriptor
-            os.close(descriptor)
-            break
-        return -1
-
-    def _write(self, descriptor: int, piece: memoryview) -> None:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLOUT)
-        while piece and not self._over.is_set():
-            if poll.poll(1000 * IDLE):
-                with contextlib.suppress(BlockingIOError):
-                    piece = piece[os.write(descriptor, piece) :]
+            while not self._over.wait(FEED_TICK):
+                try:
+                    descriptor = self._folder.open(self._name, os.O_WRONLY)
+                except OSError as error:
+                    if error.errno != errno.ENXIO:  # nobody reads yet
+                        raise
+                    continue
+                with held(descriptor):
+                    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                        os.set_blocking(descriptor, True)
+                        while not self._over.is_set() and (piece := read(1 << 16)):
+                            write_all(descriptor, piece)
+                return
 
 
 WHOLE = 256 * 2**20
