@@ -35,7 +35,7 @@ from windtunnel.agents.sandbox.context import (
     write_record,
 )
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.machine import Machine, list_folder, put_file, read_file
+from windtunnel.agents.sandbox.machine import Machine, launch, list_folder, put_file, read_file
 from windtunnel.agents.sandbox.model import (
     LESS,
     NO_TERMS,
@@ -471,7 +471,7 @@ class Box:
         if self._context.inspector is not None:
             self._context.inspector.unwatch(self.name)
         machine, self._machine = self._machine, None
-        Machine.clear(self._context.home, self.name)
+        launch.clear(self._context.home, self.name)
         if machine is not None:  # after its end, which whoever waits for a command there sees
             machine.close()
         self._context.pool.unmount(self.name)

@@ -474,7 +474,7 @@ class SandboxHost:
             record = read_record(folder)
             # without a checkpoint it was about to get its first, and nobody was told that it exists
             if record is None or record.status == "making" or not record.tip:
-                Machine.clear(context.home, folder.name)
+                launch.clear(context.home, folder.name)
                 context.pool.unmount(folder.name)
                 continue
             name, tip = record.spec.name, newest(record, sound)
@@ -492,7 +492,7 @@ class SandboxHost:
                 context.proxy.serve(box, box.spec, machine.externals.netns)
             else:
                 box = Box(context, record, None)
-                Machine.clear(context.home, name)
+                launch.clear(context.home, name)
                 if record.status == "running":
                     context.report(SandboxEvent("died", name, "while the host was away"))
             self._boxes[name] = box

@@ -107,7 +107,7 @@ def rehearse(
 def wipe(context: SandboxContext, name: str) -> None:
     """Remove all of a sandbox but its folder and its checkpoints; never raises, what stays is found by
     ``gc``."""
-    steps: list[Callable[[str], None]] = [partial(Machine.clear, context.home), context.pool.drop_box]
+    steps: list[Callable[[str], None]] = [partial(launch.clear, context.home), context.pool.drop_box]
     for step in steps:
         with contextlib.suppress(*FAULTS):
             step(name)
@@ -176,7 +176,7 @@ class _Restoring:
             self._stop_for_less(TurnClass.FULL if back.processes else TurnClass.FILES)
         except (IncompleteError, *FAULTS) as error:
             with contextlib.suppress(*FAULTS):
-                Machine.clear(context.home, spec.name)
+                launch.clear(context.home, spec.name)
             if isinstance(error, IncompleteError):
                 raise
             words = f"sandbox {self._name} could not be restored from {manifest.id}: {error}"
@@ -240,7 +240,7 @@ class _Restoring:
             return Machine.adopt(context.home, spec, root, pid)
         except BaseException:
             with contextlib.suppress(*FAULTS):
-                Machine.clear(context.home, spec.name)
+                launch.clear(context.home, spec.name)
             raise
         finally:
             note.unlink(missing_ok=True)

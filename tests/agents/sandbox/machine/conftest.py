@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
@@ -61,7 +61,7 @@ def start(home: Home, make_root: Callable[[str], Path]) -> Iterator[Callable[...
     for machine in machines:
         machine.close()
     for name in names:
-        Machine.clear(home, name)
+        launch.clear(home, name)
     assert unclaimed(home, set()) == []
 
 

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.machine import launch, walls
+from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.machine.channel import (
     ChannelFolder,
     Init,
@@ -131,8 +131,8 @@ MOST_SHELLS = 64
 
 
 class Machine:
-    """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `clear` ends it. ``root``: a
-    descriptor of its root, for `put_file` and the like."""
+    """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `launch.clear` ends it.
+    ``root``: a descriptor of its root, for `put_file` and the like."""
 
     def __init__(self, home: Home, spec: SandboxSpec, externals: Externals, pid: int) -> None:
         self.home, self.spec, self.externals, self.pid = home, spec, externals, pid
@@ -177,7 +177,7 @@ class Machine:
             if machine is not None:
                 machine.close()
             with contextlib.suppress(MachineError, OSError):
-                cls.clear(home, spec.name)
+                launch.clear(home, spec.name)
             raise
 
     @classmethod
@@ -199,17 +199,6 @@ class Machine:
             machine.close()
             raise
         return machine
-
-    @staticmethod
-    def clear(home: Home, box: str) -> None:
-        """Kill whatever runs of a sandbox and remove its control groups, its network and its /dev. Raises
-        MachineError and LinuxError."""
-        cgroup = launch.group(home, box)
-        cgroup.kill()
-        cgroup.remove()
-        if not launch.rootless():
-            walls.remove_network(home, box)
-            walls.release(home, box)
 
     def alive(self) -> bool:
         return self._handle >= 0 and self._init.alive()

@@ -26,7 +26,6 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +40,7 @@ from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import CHANNEL, UNVERIFIED, Externals, Home, Unclaimed
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
-from windtunnel.linux import LinuxError, cgroup
+from windtunnel.linux import LinuxError, cgroup, mounts
 from windtunnel.linux.namespaces import holds_namespace
 from windtunnel.linux.snapshot import read_file
 from windtunnel.linux.system import opened
@@ -128,13 +127,13 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
         ), missed
     folder = walls.devices(home, spec.name)
     netns = walls.make_network(home, spec.name)
-    mounts = [*channel, ("/dev", "dev", folder)]
-    mounts += [
+    inside = [*channel, ("/dev", "dev", folder)]
+    inside += [
         (f"/proc/{name}", f"proc-{name}", folder / "masked")
         for name in walls.MASKED
         if Path("/proc", name).exists()
     ]
-    return Externals(root, tuple(mounts), netns, processes.path, processes.procs), missed
+    return Externals(root, tuple(inside), netns, processes.path, processes.procs), missed
 
 
 def hostname(spec: SandboxSpec) -> str:
@@ -191,38 +190,37 @@ def _counted_inside() -> bool:
     return numbers >= COUNTED_INSIDE
 
 
+def clear(home: Home, box: str) -> None:
+    """Kill whatever runs of a sandbox and remove its control groups, its network and its /dev. Raises
+    MachineError and LinuxError."""
+    processes = group(home, box)
+    processes.kill()
+    processes.remove()
+    if not rootless():
+        walls.remove_network(home, box)
+        walls.release(home, box)
+
+
 def unclaimed(home: Home, owned: set[str]) -> Unclaimed:
-    """Control groups, network namespaces and /dev of this home that no sandbox of ``owned`` has. What runs in
-    such a group is killed with it."""
-
-    def named(pattern: str, there: Callable[[Path], bool]) -> list[str]:
-        """Sandboxes whose folder has such an entry, which is not only a name."""
-        names = {path.parent.name for path in home.boxes.glob(f"*/{pattern}") if there(path)}
-        return sorted(names - owned)
-
-    def end(group: Cgroup | UserProcesses) -> None:
-        group.kill()
-        group.remove()
-
-    if os.geteuid() != 0:
-        running = named(INIT, lambda path: UserProcesses(home, path.parent.name).init() != 0)
-        return [(f"processes of sandbox {name}", partial(end, UserProcesses(home, name))) for name in running]
-    parts: Unclaimed = []
-    for name in sorted(_groups(home) - owned):
-        parts.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))
-    for name in named("netns", holds_namespace):
-        parts.append((f"network namespace of sandbox {name}", partial(walls.remove_network, home, name)))
-    for name in named("dev", lambda path: walls.has_devices(home, path.parent.name)):
-        parts.append((f"/dev of sandbox {name}", partial(walls.release, home, name)))
-    return parts
+    """Sandboxes of this home that are none of ``owned``, and of which something is left that `clear` removes:
+    processes, control groups, a network namespace or a /dev."""
+    if rootless():
+        left = {path.parent.name for path in home.boxes.glob(f"*/{INIT}")}
+        left = {name for name in left if UserProcesses(home, name).init()}
+    else:
+        left = {path.parent.name for path in home.boxes.glob("*/netns") if holds_namespace(path)}
+        left |= {path.parent.name for path in home.boxes.glob("*/dev") if mounts.is_point(path)}
+        left |= _groups(home)
+    return [(f"what is left of sandbox {name}", partial(clear, home, name)) for name in sorted(left - owned)]
 
 
 def _groups(home: Home) -> set[str]:
     try:
-        mounts = cgroup.mounts()
+        hierarchies = cgroup.mounts()
     except LinuxError:
         return set()
-    folders = [point / f"windtunnel-{home.tag}" for point in (mounts.unified, *mounts.v1.values())]
+    points = (hierarchies.unified, *hierarchies.v1.values())
+    folders = [point / f"windtunnel-{home.tag}" for point in points]
     there = [folder for folder in folders if folder.is_dir()]
     return {entry.name for folder in there for entry in folder.iterdir() if entry.is_dir()}
 

@@ -129,11 +129,6 @@ def devices(home: Home, box: str) -> Path:
     return point
 
 
-def has_devices(home: Home, box: str) -> bool:
-    """Whether the host still holds a /dev of that sandbox."""
-    return mounts.is_point(folder(home, box))
-
-
 def release(home: Home, box: str) -> None:
     """Let go of the sandbox's /dev; absent is fine. Raises MachineError."""
     point = folder(home, box)
