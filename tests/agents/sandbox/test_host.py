@@ -322,3 +322,17 @@ def test_what_this_host_lacks_is_told_when_it_opens(
     assert any("mkfs.btrfs is missing; install btrfs-progs" in one for one in words), told
     assert any("CRIU is missing" in one and "windtunnel sandbox setup" in one for one in words)
     assert any("looked at by" in one for one in words)
+
+
+def test_that_memory_cannot_be_watched_is_told_beside_ebpf_too(
+    new_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windtunnel.agents.sandbox import host as hosts
+    from windtunnel.agents.sandbox.inspect import memory
+
+    monkeypatch.setattr(memory, "missing", lambda: "needs Linux 6.7")
+    told: list[Any] = []
+    with hosts.SandboxHost(new_home, on_event=told.append):
+        pass
+    words = [event.detail for event in told if event.kind == "weaker"]
+    assert [one for one in words if "misses which memory was written: needs Linux 6.7" in one], told

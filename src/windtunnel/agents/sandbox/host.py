@@ -598,7 +598,7 @@ def _lacking(
         words.append(
             "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
         )
-    if inspector is not None and inspector.kind != "ebpf":
+    if inspector is not None and inspector.misses:
         words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
     return words
 

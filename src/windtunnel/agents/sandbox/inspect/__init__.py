@@ -226,7 +226,7 @@ class DiffInspector(Inspector):
         super().__init__()
         self._pids, self._changed, self._images = pids, changed, images
         self._track = self._track and images
-        self.misses = ("what a process received and wrote",)
+        self.misses = ("what a process received and wrote", *self.misses)
 
     def _members(self, box: str, cgroup: Path) -> Callable[[], Collection[int]]:
         return partial(self._pids, box)
