@@ -13,7 +13,7 @@ from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox import host as sandbox_host
 from windtunnel.agents.sandbox.errors import CriuError, IncompleteError, MachineError, SandboxError
-from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec, Saved, TurnClass, TurnRecord
 from windtunnel.base.errors import UserError
@@ -214,7 +214,7 @@ def test_a_restore_that_fails_at_its_end_leaves_nothing_that_runs(
         patched.setattr(Machine, "freshen", refuse)
         with pytest.raises(SandboxError, match="host name could not be set"):
             fork.rollback(box.tip)
-    assert fork.info().status == "dead" and not host._pids(fork.name)
+    assert fork.info().status == "dead" and not launch.group(host.home, fork.name).pids()
     fork.restore()
     assert fork.run("cat /workspace/f").stdout == b"base\n"
 

@@ -503,6 +503,7 @@ class Box:
         inspector.watch(
             self.name,
             cgroup=machine.cgroup.path,
+            members=machine.cgroup.pids,
             root=machine.externals.root,
             init=machine.pid,
             shells=machine.shells,

@@ -124,7 +124,7 @@ class SandboxHost:
             pool, program = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None
             if policy in READS_EFFECTS:
                 inspector = (
-                    DiffInspector(self._pids, self._changed, images=program is not None)
+                    DiffInspector(self._changed, images=program is not None)
                     if self._rootless or kernel.missing()
                     else Inspector()
                 )
@@ -496,9 +496,6 @@ class SandboxHost:
                 if record.status == "running":
                     context.report(SandboxEvent("died", name, "while the host was away"))
             self._boxes[name] = box
-
-    def _pids(self, name: str) -> set[int]:
-        return set(launch.group(self.home, name).pids())
 
     def _changed(self, name: str) -> list[FileChange]:
         """What differs between a sandbox now and its newest snapshot of files."""

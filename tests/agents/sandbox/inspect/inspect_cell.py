@@ -92,6 +92,7 @@ class Cell:
         inspector.watch(
             self.name,
             cgroup=self.cgroup,
+            members=self.pids,
             root=self.root,
             init=self.init,
             shells=lambda: {"main": self.shell},

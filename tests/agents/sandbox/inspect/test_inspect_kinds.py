@@ -19,7 +19,7 @@ from windtunnel.linux.snapshot import read_snapshot
 
 
 def compared(cell: Cell, changed: Callable[[str], list[FileChange]], *, images: bool = True) -> DiffInspector:
-    one = DiffInspector(lambda box: set(cell.pids()), changed, images=images)
+    one = DiffInspector(changed, images=images)
     cell.watch(one)
     return one
 

@@ -77,7 +77,7 @@ def test_what_one_process_sets_for_another_is_told(kind: str, cell: Cell) -> Non
     if kind == "ebpf" and (reason := kernel.missing()):
         pytest.skip(reason)
     images = kind == "comparison"
-    one = DiffInspector(lambda _: cell.pids(), lambda _: [], images=images) if images else Inspector()
+    one = DiffInspector(lambda _: [], images=images) if images else Inspector()
     cell.watch(one)
     cell.run("sleep 1000 & P=$!; while ! grep -q sleep /proc/$P/comm; do :; done")
     for change in CHANGES:

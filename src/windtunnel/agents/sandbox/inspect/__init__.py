@@ -27,7 +27,6 @@ from windtunnel.agents.sandbox.inspect.files import LISTED, ChangeWindow, Root
 from windtunnel.agents.sandbox.inspect.kernel import DOUBTS, FileEvent, KernelTracker
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import EffectDoubt, FileChange, References, SandboxPart, TurnEffects
-from windtunnel.linux.cgroup import pids_of
 from windtunnel.linux.snapshot import SnapshotProcess, read_snapshot
 
 __all__ = ["DiffInspector", "Inspector"]
@@ -37,6 +36,7 @@ __all__ = ["DiffInspector", "Inspector"]
 class _Watched:
     """One sandbox. ``at_files`` and ``at_image``: the kernel's counters when each part was last kept."""
 
+    members: Callable[[], Collection[int]]
     root: Root
     tasks: Tasks
     window: ChangeWindow
@@ -73,21 +73,23 @@ class Inspector:
         box: str,
         *,
         cgroup: Path,
+        members: Callable[[], Collection[int]],
         root: Path,
         init: int,
         shells: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Look at a sandbox from now on, as it is: everything until now counts as kept.
+        """Look at a sandbox from now on, as it is: everything until now counts as kept. ``members``: its
+        processes now.
 
         Raises InspectError when it cannot be watched; then it is not.
         """
         with self._lock:
             self.unwatch(box)
-            slot, members = self._free_slot(), self._members(box, cgroup)
+            slot = self._free_slot()
             count = partial(self._kernel.count, slot) if slot >= 0 else None
             tree = Root(root, init)
             tasks = Tasks(members, init, lambda: shells().values(), tree.path_inside, count, self._track)
-            watched = self._boxes[box] = _Watched(tree, tasks, ChangeWindow(tree), slot)
+            watched = self._boxes[box] = _Watched(members, tree, tasks, ChangeWindow(tree), slot)
             try:
                 self._begin(watched, cgroup)
                 self.rebase(box, read_snapshot(members()))
@@ -96,10 +98,6 @@ class Inspector:
                 if isinstance(error, OSError):
                     raise InspectError(f"sandbox {box} cannot be watched: {error.strerror}") from error
                 raise
-
-    def _members(self, box: str, cgroup: Path) -> Callable[[], Collection[int]]:
-        """What tells the processes of the sandbox."""
-        return partial(pids_of, cgroup)
 
     def _free_slot(self) -> int:
         """-1: the kernel is not asked."""
@@ -210,26 +208,17 @@ class Inspector:
 class DiffInspector(Inspector):
     """The same by comparing; nothing of it is in the kernel.
 
-    ``pids``: the processes of a sandbox now. ``changed``: what differs from its newest snapshot; PoolError
-    where that cannot be told. ``images``: whether process images are kept.
+    ``changed``: what differs from a sandbox's newest snapshot; PoolError where that cannot be told.
+    ``images``: whether process images are kept.
     """
 
     kind = "comparison"
 
-    def __init__(
-        self,
-        pids: Callable[[str], Collection[int]],
-        changed: Callable[[str], list[FileChange]],
-        *,
-        images: bool,
-    ) -> None:
+    def __init__(self, changed: Callable[[str], list[FileChange]], *, images: bool) -> None:
         super().__init__()
-        self._pids, self._changed, self._images = pids, changed, images
+        self._changed, self._images = changed, images
         self._track = self._track and images
         self.misses = ("what a process received and wrote", *self.misses)
-
-    def _members(self, box: str, cgroup: Path) -> Callable[[], Collection[int]]:
-        return partial(self._pids, box)
 
     def _free_slot(self) -> int:
         return -1
@@ -243,7 +232,7 @@ class DiffInspector(Inspector):
     def rebase(self, box: str, snapshot: Sequence[SnapshotProcess] | None = None) -> None:
         watched = self._watched(box)
         if snapshot is None and not self._images:
-            snapshot = read_snapshot(self._pids(box))
+            snapshot = read_snapshot(watched.members())
         watched.tasks.rebase(snapshot)
         if snapshot is not None:
             watched.elsewhere = self._elsewhere(watched)
