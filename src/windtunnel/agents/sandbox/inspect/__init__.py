@@ -91,7 +91,10 @@ class Inspector:
             tasks = Tasks(members, init, lambda: shells().values(), tree.path_inside, count, self._track)
             watched = self._boxes[box] = _Watched(members, tree, tasks, ChangeWindow(tree), slot)
             try:
-                self._begin(watched, cgroup)
+                if slot >= 0:
+                    self._slots[slot] = watched
+                    self._kernel.open()
+                    watched.identity = self._kernel.add(slot, cgroup, next(self._epochs))
                 self.rebase(box, read_snapshot(members()))
             except BaseException as error:
                 self.unwatch(box)
@@ -104,11 +107,6 @@ class Inspector:
         if (slot := next((n for n in range(kernel.SLOTS) if n not in self._slots), -1)) < 0:
             raise InspectError(f"more than {kernel.SLOTS} sandboxes cannot be watched")
         return slot
-
-    def _begin(self, watched: _Watched, cgroup: Path) -> None:
-        self._slots[watched.slot] = watched
-        self._kernel.open()
-        watched.identity = self._kernel.add(watched.slot, cgroup, next(self._epochs))
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -222,9 +220,6 @@ class DiffInspector(Inspector):
 
     def _free_slot(self) -> int:
         return -1
-
-    def _begin(self, watched: _Watched, cgroup: Path) -> None:
-        """There is nothing to begin."""
 
     def touched(self, box: str, path: str) -> None:
         """The comparison finds it."""
