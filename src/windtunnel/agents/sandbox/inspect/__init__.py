@@ -36,7 +36,6 @@ __all__ = ["DiffInspector", "Inspector"]
 class _Watched:
     """One sandbox. ``at_files`` and ``at_image``: the kernel's counters when each part was last kept."""
 
-    members: Callable[[], Collection[int]]
     root: Root
     tasks: Tasks
     window: ChangeWindow
@@ -89,7 +88,7 @@ class Inspector:
             count = partial(self._kernel.count, slot) if slot >= 0 else None
             tree = Root(root, init)
             tasks = Tasks(members, init, lambda: shells().values(), tree.path_inside, count, self._track)
-            watched = self._boxes[box] = _Watched(members, tree, tasks, ChangeWindow(tree), slot)
+            watched = self._boxes[box] = _Watched(tree, tasks, ChangeWindow(tree), slot)
             try:
                 if slot >= 0:
                     self._slots[slot] = watched
@@ -227,7 +226,7 @@ class DiffInspector(Inspector):
     def rebase(self, box: str, snapshot: Sequence[SnapshotProcess] | None = None) -> None:
         watched = self._watched(box)
         if snapshot is None and not self._images:
-            snapshot = read_snapshot(watched.members())
+            snapshot = read_snapshot(watched.tasks.pids())
         watched.tasks.rebase(snapshot)
         if snapshot is not None:
             watched.elsewhere = self._elsewhere(watched)

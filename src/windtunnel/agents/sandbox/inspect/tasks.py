@@ -152,7 +152,8 @@ class _Base:
 
 
 class Tasks:
-    """``count`` says what a process received and wrote, None where nothing counts that."""
+    """``pids`` says which there are now; ``count`` what one received and wrote, None where nothing counts
+    that."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Tasks:
         count: Callable[[int], Count] | None,
         track: bool,
     ) -> None:
-        self._pids, self._init, self._shells = pids, init, shells
+        self.pids, self._init, self._shells = pids, init, shells
         self._inner_path, self._count, self._track = inner_path, count, track
         self._base: dict[Key, _Base] = {}
         self._trackers: dict[Key, memory.Tracker | None] = {}
@@ -177,7 +178,7 @@ class Tasks:
 
     def alive(self) -> dict[Key, Alive]:
         """All processes that are no zombies."""
-        tasks = map(alive, self._pids())
+        tasks = map(alive, self.pids())
         return {(task.pid, task.started): task for task in tasks if task is not None}
 
     def arm(self) -> None:
