@@ -139,7 +139,8 @@ class Unpacker:
         if self._layered and path.name.startswith(".wh."):
             self._white_out(path)
             return
-        self._cleared(path, member)
+        if not (member.isdir() and path.is_dir() and not path.is_symlink()):
+            remove(path)  # a later member takes the place of an earlier one; folders are merged
         if member.isdir():
             path.mkdir(exist_ok=True)
             self._folders[name] = member
@@ -207,15 +208,6 @@ class Unpacker:
                     raise UserError(f"{self._what}: {name!r} lies below {part!r}, which is no folder")
             parts.append(part)
         return self._target.joinpath(*parts, pending[0])
-
-    def _cleared(self, path: Path, member: tarfile.TarInfo) -> None:
-        """A later member takes the place of an earlier one; folders are merged."""
-        try:
-            about = os.lstat(path)
-        except FileNotFoundError:
-            return
-        if not (member.isdir() and stat.S_ISDIR(about.st_mode)):
-            remove(path)
 
     def _white_out(self, path: Path) -> None:
         """``.wh.name`` hides name; ``.wh..wh..opq`` hides all that lower layers put into the folder."""
