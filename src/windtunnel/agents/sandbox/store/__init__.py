@@ -81,14 +81,6 @@ class StaleCopy(ObjectError):
     """The copy of an image was not what was kept, and is dropped; the store has the image."""
 
 
-class DamagedFrame(ObjectError):
-    """A frame that cannot be read, or is not what was stored."""
-
-    def __init__(self, number: int, words: str) -> None:
-        super().__init__(words)
-        self.number = number
-
-
 class CheckpointStore:
     """The checkpoints in ``folder``, which one process holds. Any method may be called from several threads,
     and raises ObjectError."""
@@ -339,26 +331,27 @@ class CheckpointStore:
             ]
             # the caller removes the folder after a failure; nothing may write to it then
             wait(jobs)
-            damaged = [job.exception() for job in jobs]
-            self._distrust([error.number for error in damaged if isinstance(error, DamagedFrame)])
             for job in jobs:
                 job.result()
 
-    def _distrust(self, frames: list[int]) -> None:
-        """Pages of these frames are looked up no more, so later images store them anew."""
-        if frames:
-            self.copies.forget_all()  # the places that they tell are built upon
-            with self.transaction() as db:
-                db.executemany("DELETE FROM page WHERE place/?=?", [(FRAME, number) for number in frames])
+    def _distrust(self, frame: int) -> None:
+        """Pages of this frame are looked up no more, so later images store them anew."""
+        self.copies.forget_all()  # the places that they tell are built upon
+        with self.transaction() as db:
+            db.execute("DELETE FROM page WHERE place/?=?", (FRAME, frame))
 
     def _fill(
         self, number: int, which: NDArray[np.intp], rows: Places, files: list[tuple[int, int, int]]
     ) -> None:
         """Write the ``rows`` of a frame, each checked, to the pages ``which`` of an image. ``files``: number
         of the first page, size and descriptor of each."""
-        pages, digests = self.frame(number)
-        if rows.max() >= len(pages) or (digests_of(pages[rows]) != digests[rows]).any():
-            raise DamagedFrame(number, f"frame {number} of {self.path} is damaged")
+        try:
+            pages, digests = self.frame(number)
+            if rows.max() >= len(pages) or (digests_of(pages[rows]) != digests[rows]).any():
+                raise ObjectError(f"frame {number} of {self.path} is damaged")
+        except ObjectError:
+            self._distrust(number)
+            raise
         begins = [first for first, _, _ in files]
         for page, row in zip(which.tolist(), rows.tolist(), strict=True):
             first, size, file = files[bisect.bisect_right(begins, page) - 1]
@@ -463,10 +456,10 @@ class CheckpointStore:
         with self.reading() as db:
             row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
         if row is None:
-            raise DamagedFrame(number, f"frame {number} of {self.path} is missing")
+            raise ObjectError(f"frame {number} of {self.path} is missing")
         try:
             digests = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
             plain = decompress(row[1], len(digests) * PAGE)
         except (ValueError, TypeError, zstandard.ZstdError) as error:
-            raise DamagedFrame(number, f"frame {number} of {self.path} is damaged: {error}") from None
+            raise ObjectError(f"frame {number} of {self.path} is damaged: {error}") from None
         return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests
