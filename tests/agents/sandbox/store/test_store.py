@@ -75,7 +75,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for words, act in {
         "already": lambda: keep(store, "a", tmp_path / "a"),
         "no image b": lambda: store.materialise("b", tmp_path / "out"),
-        "not empty": lambda: store.materialise("a", tmp_path / "a"),
+        "File exists": lambda: store.materialise("a", tmp_path / "a"),
         "cannot name": lambda: keep(store, "../a", tmp_path / "a"),
         "nothing": lambda: keep(store, "b", tmp_path / "nothing"),
     }.items():

@@ -234,16 +234,15 @@ class CheckpointStore:
     # --- images
 
     def materialise(self, id: str, into: Path) -> None:
-        """Write the files of an image into the folder ``into``, which must be empty or not there yet.
+        """Write the files of an image into the folder ``into``, which is made.
 
-        Every byte is one that was kept, or ObjectError names what is damaged and nothing is left in ``into``.
+        Every byte is one that was kept, or ObjectError names what is damaged and nothing is left of ``into``.
         The files may share their bytes with a copy, so they must not be written to.
         """
         try:
             self.begin(id, into)()
         except StaleCopy:
-            for file in into.iterdir():
-                file.unlink()
+            shutil.rmtree(into)
             self.begin(id, into)()
 
     def begin(self, id: str, into: Path) -> Callable[[], None]:
@@ -252,19 +251,14 @@ class CheckpointStore:
         What is returned waits for it, and raises StaleCopy when they are not those that were kept.
         """
         with object_errors(f"image {id} cannot be written to {into}"):
-            recipe, missing = self.recipe(id), not into.exists()
-            into.mkdir(parents=True, exist_ok=True)
-            if any(into.iterdir()):
-                raise ObjectError(f"the folder {into} for image {id} is not empty")
+            recipe = self.recipe(id)
+            into.mkdir(parents=True)
             if self.copies.give(id, into):
                 return self._jobs.submit(self._confirm, id, recipe, into).result
             try:
                 self._write_out(recipe, into)
-            except (OSError, ObjectError) as error:
-                for file in into.iterdir():
-                    file.unlink()
-                if missing:
-                    into.rmdir()
+            except BaseException as error:
+                shutil.rmtree(into, ignore_errors=True)
                 if isinstance(error, ObjectError):
                     raise ObjectError(f"image {id} is damaged: {error}") from error
                 raise
