@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -324,11 +324,9 @@ class Pool:
     def _discard(self, path: Path) -> None:
         """Take ``path`` out of use in one step, and remove it; absent is fine."""
         there = self._trash / f"old-{path.name}-{time.monotonic_ns()}"
-        try:
+        with suppress(FileNotFoundError):
             os.rename(path, there)
-        except FileNotFoundError:
-            return
-        self._remove(there)
+            self._remove(there)
 
     @contextmanager
     def _draft(self, name: str, make: Callable[[Path], None] | None = None) -> Iterator[Path]:
@@ -347,7 +345,5 @@ class Pool:
         point = self._points / box
         while mounts.unmount(point):
             pass
-        try:
+        with suppress(FileNotFoundError):
             point.rmdir()
-        except FileNotFoundError:
-            return

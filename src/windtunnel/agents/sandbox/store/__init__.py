@@ -269,11 +269,9 @@ class CheckpointStore:
     def scratch(self) -> Iterator[Path]:
         """A folder for the time being, on the disk of the store."""
         with object_errors("the store has no room to work in"):
-            folder = Path(tempfile.mkdtemp(dir=self._work))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder = tempfile.TemporaryDirectory(dir=self._work, ignore_cleanup_errors=True)
+        with folder as path:
+            yield Path(path)
 
     def _needed(self, db: sqlite3.Connection) -> dict[int, Places]:
         """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
