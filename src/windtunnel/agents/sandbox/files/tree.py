@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.agents.sandbox.model import Change, FileChange
 from windtunnel.linux.system import held
 
 _FICLONE = 0x40049409
@@ -274,11 +274,12 @@ class Comparison:
         before, after = _lstat(self._older + path), _lstat(self._newer + path)
         if before is None and after is None:
             return
-        if before is None or after is None:
-            self._added_or_deleted(path, before, after)
-            return
-        if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
-            self._replaced(path, before, after)
+        kinds = {stat.S_IFMT(about.st_mode) if about is not None else 0 for about in (before, after)}
+        if before is None or after is None or len(kinds) > 1:
+            change: Change = "created" if before is None else "deleted" if after is None else "modified"
+            self.changes[path] = FileChange(path, change, _size(after))
+            if stat.S_IFDIR in kinds:
+                self.trees(path)
         elif stat.S_ISDIR(before.st_mode):
             if not self._same(path, before, after) and self._metadata(path, before, after):
                 self.changes[path] = FileChange(path, "metadata")
@@ -286,23 +287,6 @@ class Comparison:
                 self.trees(path)
         elif not self._same(path, before, after):
             self._files(path, before, after)
-
-    def _added_or_deleted(
-        self, path: str, before: os.stat_result | None, after: os.stat_result | None
-    ) -> None:
-        about = after or before
-        assert about is not None
-        self.changes[path] = FileChange(
-            path, "created" if after is not None else "deleted", _size(after) if after is not None else 0
-        )
-        if stat.S_ISDIR(about.st_mode):
-            self.trees(path)
-
-    def _replaced(self, path: str, before: os.stat_result, after: os.stat_result) -> None:
-        """Another kind of thing under the same name."""
-        self.changes[path] = FileChange(path, "modified", _size(after))
-        if stat.S_ISDIR(before.st_mode) or stat.S_ISDIR(after.st_mode):
-            self.trees(path)
 
     def _files(self, path: str, before: os.stat_result, after: os.stat_result) -> None:
         old, new = self._older + path, self._newer + path
@@ -326,8 +310,8 @@ class Comparison:
         return extended(self._older + path) != extended(self._newer + path)
 
 
-def _size(about: os.stat_result) -> int:
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+def _size(about: os.stat_result | None) -> int:
+    return about.st_size if about is not None and stat.S_ISREG(about.st_mode) else 0
 
 
 def _inodes(path: str) -> dict[str, int]:
