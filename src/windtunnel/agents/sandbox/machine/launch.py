@@ -79,20 +79,18 @@ def refusal(settings: Path = Path("/proc/sys")) -> tuple[str, str]:
     Root is told of what is set for others, since it can do everything itself.
     """
     closed = [
-        (name, value, remedy)
+        (f"{name} is {value}", remedy)
         for name, value, remedy in SWITCHES
         if read_file(f"{settings}/{name.replace('.', '/')}").decode().strip() == value
     ]
+    why, remedy = closed[0] if closed else ("", "")
     if not rootless():
-        return (f"{closed[0][0]} is {closed[0][1]}", closed[0][2]) if closed else ("", "")
+        return why, remedy
     done = subprocess.run([str(PROGRAM.locate()), "try"], capture_output=True, text=True)
     if done.returncode == 0:
         return "", ""
     words = walls.launcher_words(done.stdout)
-    if closed:
-        name, value, remedy = closed[0]
-        return f"{name} is {value} ({words})", remedy
-    return f"{words} (a container or a security module forbids it)", ""
+    return (f"{why} ({words})" if why else f"{words} (a container or a security module forbids it)"), remedy
 
 
 def demand() -> None:
