@@ -102,20 +102,19 @@ def take_inventory(snapshot: Sequence[SnapshotProcess], init: int) -> ProcessInv
     system_v = namespaces.within(Path(f"/proc/{init}/ns/ipc"), _system_v, "ipc")
     undo = _operated(system_v["sem"])
     usual = scheduling(init)
-    stood = []
-    with _Tree(init) as tree:
-        for process in snapshot:
-            facts = [
-                *_identity(process, inside, tree),
-                *_scheduled(process.pid, usual),
-                *_limits(read_file(f"/proc/{process.pid}/limits").decode()),
-                *_posix_timers(read_file(f"/proc/{process.pid}/timers").decode()),
-                *_descriptors(process, first, names, tree),
-                *(("locks", words, "") for words in list_locks(process.descriptors)),
-            ]
-            if undo and _gives_back(process.pid, init):
-                facts.append(("ipc", GIVEN_BACK, ""))
-            stood.append(ProcessStood(process.inner, processes.command_line(process.pid), _by_kind(facts)))
+    stood, tree = [], _Tree(init)
+    for process in snapshot:
+        facts = [
+            *_identity(process, inside, tree),
+            *_scheduled(process.pid, usual),
+            *_limits(read_file(f"/proc/{process.pid}/limits").decode()),
+            *_posix_timers(read_file(f"/proc/{process.pid}/timers").decode()),
+            *_descriptors(process, first, names, tree),
+            *(("locks", words, "") for words in list_locks(process.descriptors)),
+        ]
+        if undo and _gives_back(process.pid, init):
+            facts.append(("ipc", GIVEN_BACK, ""))
+        stood.append(ProcessStood(process.inner, processes.command_line(process.pid), _by_kind(facts)))
     return ProcessInventory(tuple(stood), _by_kind([*_mounts(init), *_ipc(system_v)]), time.time())
 
 
@@ -145,13 +144,6 @@ class _Tree:
     def __init__(self, init: int) -> None:
         self._init = init
         self._folders: dict[str, tuple[int, int]] = {}
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> _Tree:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def marked(self, path: str, link: str) -> str:
         """``link``, where ``path`` of /proc leads; with words for a deleted folder that lost its name."""
@@ -175,22 +167,18 @@ class _Tree:
         with contextlib.suppress(OSError, KeyError, ValueError):
             handle = bytes.fromhex(fields["f_handle"])
             request = struct.pack("=Ii", len(handle), int(fields["fhandle-type"], 16)) + handle
-            mount = self._mounts[int(fields["sdev"], 16)]
-            file = libc.open_by_handle_at(mount, ctypes.c_char_p(request), os.O_PATH | os.O_CLOEXEC)
+            point = self._points[int(fields["sdev"], 16)]
+            with held(os.open(f"/proc/{self._init}/root{point}", _FOLDER)) as mount:
+                file = libc.open_by_handle_at(mount, ctypes.c_char_p(request), os.O_PATH | os.O_CLOEXEC)
             with held(checked(file, "open_by_handle_at")):
                 return os.fstat(file).st_nlink == 0
         return False
 
     @cached_property
-    def _mounts(self) -> dict[int, int]:
-        """A descriptor on each file system, by its device."""
-        mounts: dict[int, int] = {}
-        for each in table(Path(f"/proc/{self._init}/mountinfo")):
-            if each.device not in mounts:
-                with contextlib.suppress(OSError):
-                    mounts[each.device] = os.open(f"/proc/{self._init}/root{each.point}", _FOLDER)
-                    self._stack.callback(os.close, mounts[each.device])
-        return mounts
+    def _points(self) -> dict[int, str]:
+        """Where each file system is mounted first, by its device."""
+        mounts = table(Path(f"/proc/{self._init}/mountinfo"))
+        return {each.device: each.point for each in reversed(mounts)}
 
 
 def _operated(semaphores: str) -> bool:
