@@ -12,7 +12,9 @@ import os
 import platform
 import shutil
 import signal
+import struct
 import subprocess
+import termios
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -109,6 +111,12 @@ def copied(pidfd: int, number: int) -> AbstractContextManager[int]:
 def process_handle(pid: int) -> AbstractContextManager[int]:
     """A pidfd, closed at the end. Raises OSError when there is no such process."""
     return held(os.pidfd_open(pid))
+
+
+def unread(descriptor: int) -> int:
+    """Bytes of a pipe, a socket or the like that nobody has read yet."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    return int(count)
 
 
 def file_system(path: Path | str) -> int:

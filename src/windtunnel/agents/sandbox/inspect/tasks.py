@@ -3,11 +3,8 @@ there are, whether they ran, what they have open."""
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import os
-import termios
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,7 +17,7 @@ from windtunnel.agents.sandbox.model import ProcessEffect, References
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.linux import processes
 from windtunnel.linux.snapshot import Descriptor, SnapshotProcess, read_descriptors, read_file, read_status
-from windtunnel.linux.system import copied, process_handle
+from windtunnel.linux.system import copied, process_handle, unread
 
 _CHANNEL = f"/{CHANNEL}/"
 ARM_SECONDS = 0.5
@@ -100,10 +97,9 @@ def list_descriptors(
 
 def _waiting(pidfd: int, number: int) -> int:
     """Bytes that wait to be read from a pipe or socket of another process; -1: not known."""
-    count = array.array("i", [-1])
     with contextlib.suppress(OSError), copied(pidfd, number) as copy:
-        fcntl.ioctl(copy, termios.FIONREAD, count)
-    return count[0]
+        return unread(copy)
+    return -1
 
 
 def shared(pid: int, inner_path: Callable[[str], str]) -> set[str]:
@@ -167,14 +163,12 @@ class Tasks:
         self.pids, self._init, self._shells = pids, init, shells
         self._inner_path, self._count, self._track = inner_path, count, track
         self._base: dict[Key, _Base] = {}
-        self._trackers: dict[Key, memory.Tracker | None] = {}
+        self._trackers: dict[Key, memory.Tracker] = {}
         self._shared: dict[Key, tuple[Alive, set[str]]] = {}
 
     def close(self) -> None:
-        for tracker in self._trackers.values():
-            if tracker is not None:
-                tracker.close()
-        self._trackers.clear()
+        for key in list(self._trackers):
+            self._drop(key)
 
     def alive(self) -> dict[Key, Alive]:
         """All processes that are no zombies."""
@@ -187,7 +181,7 @@ class Tasks:
         for key in self._trackers.keys() - now.keys():
             self._drop(key)
         exempt = {self._init, *self._shells()}
-        untracked = [key for key in now if key[0] not in exempt and self._trackers.get(key) is None]
+        untracked = [key for key in now if key[0] not in exempt and key not in self._trackers]
         if untracked:
             # the thread that traces must end: its end frees whatever did not stop in time
             thread = threading.Thread(target=self._arm, args=(untracked,), name="windtunnel-arm")
@@ -199,15 +193,11 @@ class Tasks:
         for key in untracked:
             if time.monotonic() > deadline:
                 return
-            try:
+            with contextlib.suppress(InspectError, OSError):
                 self._trackers[key] = memory.Tracker(key[0])
-            except (InspectError, OSError):
-                self._trackers[key] = None
 
     def _drop(self, key: Key) -> None:
-        tracker = self._trackers.pop(key, None)
-        if tracker is not None:
-            tracker.close()
+        self._trackers.pop(key).close()
 
     def rebase(self, snapshot: Sequence[SnapshotProcess] | None = None) -> None:
         """What was until now is covered by a snapshot of files, and where ``snapshot`` of the processes is
@@ -232,8 +222,6 @@ class Tasks:
             for key, task in now.items()
         }
         for key, tracker in list(self._trackers.items()):
-            if tracker is None:
-                continue
             try:
                 if key not in self._base:
                     raise InspectError("it ended")

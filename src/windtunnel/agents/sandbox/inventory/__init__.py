@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -21,7 +20,6 @@ import select
 import signal
 import stat
 import struct
-import termios
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -40,7 +38,7 @@ from windtunnel.agents.sandbox.policy.standing import (
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
 from windtunnel.linux.snapshot import Descriptor, SnapshotProcess, read_file, read_status
-from windtunnel.linux.system import checked, copied, held, libc, process_handle
+from windtunnel.linux.system import checked, copied, held, libc, process_handle, unread
 
 DELETED = " (deleted)"
 GHOST = re.compile(r"\.cr(\.[0-9a-f]+\.ghost|_link)(?= \(deleted\)$)")
@@ -346,10 +344,9 @@ def _nanoseconds(words: str) -> int:
 
 def _unread_events(pid: int, number: int) -> str:
     """How much an inotify descriptor has told that nobody has read."""
-    unread = 0
     with contextlib.suppress(OSError), process_handle(pid) as handle, copied(handle, number) as copy:
-        (unread,) = struct.unpack("i", fcntl.ioctl(copy, termios.FIONREAD, bytes(4)))
-    return f", {unread} {UNREAD}" if unread else ""
+        return f", {count} {UNREAD}" if (count := unread(copy)) else ""
+    return ""
 
 
 def _mounts(init: int) -> Iterator[Fact]:

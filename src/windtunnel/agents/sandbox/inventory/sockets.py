@@ -14,14 +14,13 @@ import contextlib
 import fcntl
 import socket
 import struct
-import termios
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE, PEERLESS, UNACCEPTED, UNREAD, UNSENT
 from windtunnel.linux import namespaces, processes
-from windtunnel.linux.system import copied_descriptor, process_handle
+from windtunnel.linux.system import copied_descriptor, process_handle, unread
 
 ESTABLISHED = 1
 TCP_REPAIR = 19
@@ -227,8 +226,7 @@ def _state(plug: socket.socket) -> list[str]:
             (waiting,) = _WAITING.unpack(plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))
             words += [f"({waiting} {UNACCEPTED})"] if waiting else []
     if plug.type == socket.SOCK_DGRAM and plug.family in INTERNET:
-        (unread,) = struct.unpack("i", fcntl.ioctl(plug, termios.FIONREAD, bytes(4)))
-        words += [f"({unread} {UNREAD})"] if unread else []
+        words += [f"({count} {UNREAD})"] if (count := unread(plug.fileno())) else []
     try:
         other = plug.getpeername()
     except OSError:
