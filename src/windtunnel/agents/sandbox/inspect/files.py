@@ -150,10 +150,6 @@ class Root:
         """Of a path inside that ``resolved`` gave; None: nothing is there."""
         return _lstat(self.folder + path)
 
-    def lstat_elsewhere(self, path: str) -> os.stat_result | None:
-        """Of a path on another mount of the sandbox."""
-        return _lstat(self.outside(path))
-
     def outside(self, path: str) -> str:
         """The host's path of one on another mount of the sandbox."""
         return f"/proc/{self._init}/root{path}"
@@ -376,7 +372,7 @@ class ChangeWindow:
         with self._lock:
             doubts = list(self._doubts)
             file_changes, total = self._in_root.net(self._root.lstat, LISTED)
-            gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
+            gone, count = self._elsewhere.net(lambda path: _lstat(self._root.outside(path)), 1)
         if count:
             path = gone[0].path if gone else "a file"
             doubts.append(

@@ -251,19 +251,17 @@ class Machine:
             if not self.alive():
                 raise MachineError(f"sandbox {self.spec.name} is dead")
             shell = self._shells.get(name)
-            if shell is not None and shell.pid:
-                return shell
             if shell is None:
                 if len(self._shells) >= MOST_SHELLS:
                     raise UserError(f"sandbox {self.spec.name} has {MOST_SHELLS} shells, which is the most")
                 shell = Shell(name, self._channel, self._init)
-            try:
-                shell.start()
-            except BaseException:
-                if name not in self._shells:
+            if not shell.pid:
+                try:
+                    shell.start()
+                except BaseException:
                     shell.close()
-                raise
-            self._shells[name] = shell
+                    raise
+            self._shells[name] = shell  # only now: a checkpoint of that moment would miss its state
             return shell
 
     def shells(self) -> dict[str, int]:
@@ -272,12 +270,8 @@ class Machine:
 
     def shell_states(self) -> tuple[ShellState, ...]:
         """The state of each shell as of the end of its last command."""
-        states = []
-        for name, shell in sorted(self._shells.items()):
-            state = shell.state()
-            if state.complete:
-                states.append(state.shell_state(name))
-        return tuple(states)
+        states = ((name, shell.state()) for name, shell in sorted(self._shells.items()))
+        return tuple(state.shell_state(name) for name, state in states if state.complete)
 
     def replay(self, state: ShellState) -> None:
         """Make the shell of that name, started if absent, equal to ``state``: what is not in it is removed.
