@@ -100,12 +100,7 @@ class Home:
 
     def clear_dumps(self) -> None:
         """Drop images that a crash left on the way to the page store."""
-        folder = self.path / "dumps"
-        for left in folder.iterdir() if folder.is_dir() else ():
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "dumps", ignore_errors=True)
 
     def unverified(self, box: str) -> Path:
         """A file that is there while processes of a sandbox come back, until they were looked at: should
