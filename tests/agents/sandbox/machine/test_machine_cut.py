@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -119,3 +120,17 @@ def test_a_command_that_ran_on_without_its_daemon_is_waited_for(home: Home, box:
     assert again.run("echo late >/tmp/go", shell="other", timeout=60).exit_code == 0
     assert again.run("echo $x", timeout=60).stdout == b"late\n"
     again.close()
+
+
+def test_an_input_that_cannot_be_made_is_told_and_leaves_nothing(
+    box: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkfifo", full)
+        with pytest.raises(MachineError, match="shell main cannot be reached: No space left"):
+            box.run("cat", stdin=b"x", timeout=60)
+    assert not list(box.externals.of("channel").glob("main/out.*"))
+    assert box.run("cat", stdin=b"x", timeout=60).stdout == b"x"

@@ -211,8 +211,10 @@ class Shell:
         except OSError as error:
             self._kill()  # somebody inside took its folder away: the next command has a new shell
             raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
-        feed = Feed(self._folder, f"feed.{token}", stdin) if stdin is not None else None
+        feed: Feed | None = None
         try:
+            if stdin is not None:
+                feed = Feed(self._folder, f"feed.{token}", stdin)
             go = go_script(self.name, command, token, fed=feed is not None, plain=self.plain)
             direct = len(go) < DIRECT and b" DEBUG\n" in self._folder.read("traps", STATE_LIMIT)
             self._folder.write("go", go)
