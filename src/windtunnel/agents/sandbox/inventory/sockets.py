@@ -28,7 +28,6 @@ TCP_REPAIR = 19
 NETLINK_SOCK_DIAG = 4
 SOCK_DESTROY = 21
 REQUEST_WITH_ACK = 0x1 | 0x4
-ERROR_MESSAGE = 2
 MAPPED = bytes(10) + b"\xff\xff"
 """What precedes an IPv4 address inside an IPv6 one."""
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -66,9 +65,9 @@ class Connection(NamedTuple):
     """Neither end has said that it sends no more."""
 
 
-def close_orphans(pids: Iterable[int], netns: Path) -> int:
+def close_orphans(pids: Iterable[int], netns: Path) -> None:
     """End the connections of the processes ``pids``, in the network namespace of that file, that lost their
-    other end; how many were ended.
+    other end.
 
     Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
     """
@@ -77,17 +76,15 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
     ends = [end for _, plug in copies(_links(pids)) if (end := connection(plug)) is not None]
     # one whose other end has ended already waits for nothing
     orphaned = [orphan for orphan in orphans(ends) if orphan.established]
-    if not orphaned:
-        return 0
 
-    def end_all() -> int:
+    def end_all() -> None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            return sum(destroy(channel, orphan.family, orphan.local, orphan.remote) for orphan in orphaned)
+            for orphan in orphaned:
+                destroy(channel, orphan)
 
-    try:
-        return namespaces.within(netns, end_all)
-    except OSError:
-        return 0
+    if orphaned:
+        with contextlib.suppress(OSError):
+            namespaces.within(netns, end_all)
 
 
 def leave_repair(pids: Iterable[int]) -> int:
@@ -143,16 +140,14 @@ def orphans(connections: list[Connection]) -> list[Connection]:
     return [end for end in connections if (_plain(end.remote), _plain(end.local)) not in ends]
 
 
-def destroy(channel: socket.socket, family: int, local: End, remote: End) -> bool:
+def destroy(channel: socket.socket, lost: Connection) -> None:
     """Ask the kernel to end one connection of the namespace in which ``channel`` was opened."""
-    body = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 1 << ESTABLISHED)
-    body += struct.pack(">HH", local[1], remote[1])
-    body += local[0].ljust(16, b"\0") + remote[0].ljust(16, b"\0")
+    body = struct.pack("=BBBBI", lost.family, socket.IPPROTO_TCP, 0, 0, 1 << ESTABLISHED)
+    body += struct.pack(">HH", lost.local[1], lost.remote[1])
+    body += lost.local[0].ljust(16, b"\0") + lost.remote[0].ljust(16, b"\0")
     body += struct.pack("=III", 0, ANY, ANY)
     channel.send(struct.pack("=IHHII", 16 + len(body), SOCK_DESTROY, REQUEST_WITH_ACK, 1, 0) + body)
-    answer = channel.recv(4096)
-    _, kind, _, _, _ = struct.unpack_from("=IHHII", answer)
-    return bool(kind == ERROR_MESSAGE and struct.unpack_from("=i", answer, 16)[0] == 0)
+    channel.recv(4096)  # that it was done, or why not
 
 
 def end(family: int, address: tuple[str, int]) -> End:
