@@ -347,18 +347,14 @@ def limit(path: Path, most: int | None) -> None:
         ioctl(descriptor, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
 
 
-def forget_groups(path: Path) -> int:
-    """Remove the quota groups of subvolumes that are gone with all that they wrote, as the kernel does not;
-    how many there were."""
+def forget_groups(path: Path) -> None:
+    """Remove the quota groups of subvolumes that are gone with all they wrote, as the kernel does not."""
     with opened(path) as descriptor:
         low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
         roots = {
             number for number, item, _, _ in search(descriptor, _ROOT_TREE, low, high, 0) if item == ROOT_ITEM
         }
-        removed = 0
         for number, used in counts(path).items():
             if number not in roots and not used:
                 with suppress(OSError):  # something is still written off it
                     ioctl(descriptor, _QGROUP_CREATE, _block(struct.pack("=2Q", 0, number)))
-                    removed += 1
-    return removed

@@ -66,8 +66,8 @@ def put_file(root: int, path: str, data: bytes | IO[bytes], mode: int) -> None:
             raise
 
 
-def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) -> int:
-    """Copy a file's bytes to ``out``; returns how many. Links are followed inside the sandbox."""
+def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) -> None:
+    """Copy a file's bytes to ``out``. Links are followed inside the sandbox."""
     _split(path)
     with (
         _naming_path(path),
@@ -81,15 +81,11 @@ def read_file(root: int, path: str, out: IO[bytes], limit: int | None = None) ->
                 f"sandbox file {path!r} has {status.st_size} bytes, more than {limit}; "
                 "copy it to a file instead"
             )
-        copied = 0
         # a file that grows while it is read ends where it ended when it was opened
-        while copied < status.st_size:
-            piece = os.read(file, min(1 << 20, status.st_size - copied))
-            if not piece:
-                break
+        left = status.st_size
+        while left and (piece := os.read(file, min(1 << 20, left))):
             out.write(piece)
-            copied += len(piece)
-        return copied
+            left -= len(piece)
 
 
 def list_folder(root: int, path: str) -> list[FolderEntry]:
