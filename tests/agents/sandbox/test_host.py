@@ -14,6 +14,7 @@ from support.waiting import until
 from windtunnel.agents.sandbox import host as sandbox_host
 from windtunnel.agents.sandbox.errors import CriuError, IncompleteError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import Machine, launch
+from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import unclaimed
 from windtunnel.agents.sandbox.model import SandboxSpec, Saved, TurnClass, TurnRecord
 from windtunnel.base.errors import UserError
@@ -336,3 +337,13 @@ def test_that_memory_cannot_be_watched_is_told_beside_ebpf_too(
         pass
     words = [event.detail for event in told if event.kind == "weaker"]
     assert [one for one in words if "misses which memory was written: needs Linux 6.7" in one], told
+
+
+def test_a_limit_that_the_host_cannot_hold_is_told(
+    make: Callable[..., Any], events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "the limit on CPUs could not be set: Permission denied"
+    create = Cgroup.create
+    monkeypatch.setattr(Cgroup, "create", lambda group, limits: [*create(group, limits), words])
+    box = make()
+    assert words in [event.detail for event in events if event.box == box.name]

@@ -432,9 +432,8 @@ class SandboxHost:
             for service, command in spec.services.items():
                 if box.run(service_line(service, command), timeout=30).exit_code != 0:
                     raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
-        if self._rootless:
-            for words in (*left_out, *machine.limits_missed):
-                context.report(SandboxEvent("created", name, words))
+        for words in (*left_out, *machine.limits_missed):
+            context.report(SandboxEvent("created", name, words))
         return box
 
     @contextlib.contextmanager
