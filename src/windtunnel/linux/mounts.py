@@ -62,7 +62,7 @@ def bind(source: Path, target: Path, flags: int = 0) -> None:
         raise
 
 
-def unmount(target: Path, *, lazy: bool = True) -> bool:
+def unmount(target: Path) -> bool:
     """Take off the topmost mount at ``target``; False where nothing is mounted. Lazily when it is busy."""
     name = os.fsencode(target)
     if libc.umount2(name, UMOUNT_NOFOLLOW) == 0:
@@ -70,7 +70,7 @@ def unmount(target: Path, *, lazy: bool = True) -> bool:
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOENT):
         return False
-    if code == errno.EBUSY and lazy:
+    if code == errno.EBUSY:
         checked(libc.umount2(name, UMOUNT_NOFOLLOW | MNT_DETACH), str(target))
         return True
     raise OSError(code, os.strerror(code), str(target))
