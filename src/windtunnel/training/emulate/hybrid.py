@@ -52,8 +52,8 @@ def check_live(options: Options, cluster: Cluster) -> list[int]:
     """The live ranks that ``options`` name, or would stop.
 
     Raises:
-        UserError: there is none to stop, one is not of the cluster, the rule is none, or the cluster has
-            other devices than CPUs.
+        UserError: there is none to stop, one is not of the cluster, the rule is none, or the device is not
+            here.
     """
     if not options.live:
         raise UserError("`attach` stops a live rank, and `live` names none")
@@ -62,11 +62,15 @@ def check_live(options: Options, cluster: Cluster) -> list[int]:
     if options.attach and options.attach < 3:
         raise UserError(f"`attach`: {options.attach} is no step to stop before; accepted is 3 or more")
     live = parse_ranks(str(options.live), cluster.world_size, "live")
-    if cluster.host.device.kind != "cpu":
-        raise UserError(
-            f"`live`: a live rank runs on a CPU, and {cluster.name} has {cluster.host.device.name}; accepted"
-            f" is a cluster such as cpu:{cluster.hosts}x{cluster.devices_per_host}"
-        )
+    device = cluster.host.device
+    if device.kind == "gpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError(
+                f"`live`: a live rank runs on the cluster's device, and here is no {device.name}; accepted"
+                f" is a cluster of CPUs, such as cpu:{cluster.hosts}x{cluster.devices_per_host}"
+            )
     return live
 
 
@@ -96,13 +100,14 @@ def coordinate(result: EmulationResult, live: Sequence[int]) -> tuple[Coordinato
     slower = slowness(
         [slow for text in result.options.slow for slow in parse_slow(text, cluster)], cluster, world.size
     )
+    on_host = cluster.host.device.kind == "cpu"
     job = build(world, cluster, result.timing.job.programs, costs.collective, slower, apart=live)
-    graph = {rank: expected(world, job, rank) for rank in live}
+    graph = {rank: expected(world, job, rank, on_host) for rank in live}
     slice_ = result.classes.classes[0].slice
     virtual = Virtual(job, {rank: record.joins for rank, record in graph.items()})
     first = len(slice_.steps) - slice_.period
     host = cluster.host
-    blocking = host.cpu_cores <= host.devices
+    blocking = on_host and host.cpu_cores <= host.devices
     factors = {rank: float(slower.compute[rank]) for rank in live}
     coordinator = Coordinator(virtual, graph, factors, first, slice_.period, blocking)
     return coordinator, job.replay.ranks - len(live)
@@ -116,7 +121,8 @@ def _prepare(result: EmulationResult, live: Sequence[int], directory: Path) -> N
     (directory / PROGRAM).write_bytes(packed(result.program))
     request = {
         "world_size": cluster.world_size, "devices_per_host": cluster.devices_per_host, "live": list(live),
-        "captured": result.classes.captured, "rule": options.data, "attach": options.attach or 0,
+        "captured": result.classes.captured, "rule": options.data,
+        "device": "cuda" if cluster.host.device.kind == "gpu" else "cpu", "attach": options.attach or 0,
     }  # fmt: skip
     (directory / "live.json").write_text(json.dumps(request))
 
@@ -215,9 +221,10 @@ def _facts(result: EmulationResult, coordinator: Coordinator, simulated: int, di
         for rank in coordinator.ranks.values()
         if not any(step.hybrid for step in rank.steps)
     ]
+    on_host = result.cluster.host.device.kind == "cpu"
     return HybridFacts(
-        result.options.data, "process CPU time", coordinator.pace, coordinator.joins_after,
-        result.world.size - len(coordinator.ranks), simulated,
+        result.options.data, "process CPU time" if on_host else "device time", coordinator.pace,
+        coordinator.joins_after, result.world.size - len(coordinator.ranks), simulated,
         tuple(_of_rank(rank, directory) for rank in coordinator.ranks.values()), tuple(notes),
     )  # fmt: skip
 

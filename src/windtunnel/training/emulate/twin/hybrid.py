@@ -64,7 +64,7 @@ class Expected:
     alike: frozenset[int] = frozenset()
 
 
-def expected(world: StitchedWorld, job: WorldJob, rank: int) -> Expected:
+def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> Expected:
     """What the graph has of ``rank``."""
     colour = int(job.colour[rank])
     row = job.class_of(colour)
@@ -80,11 +80,16 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int) -> Expected:
         words.append(call_words(call) + at(calls.slice, int(calls.event[position])))
     nodes = slice(last * program.nodes, None)
     issue, duration = program.program.issue[nodes], program.program.duration[nodes]
+    queue = program.program.queue[nodes]
+    own = issue.sum() + duration.sum()
+    if not on_host:
+        busy = np.bincount(queue, weights=duration, minlength=1)
+        own = max(float(issue.sum()), float(busy.max(initial=0.0)))
     joins = job.replay.rank_join[first : first + count].tolist()
-    at_s = np.cumsum(issue + duration)[program.program.join[nodes] >= 0].tolist()
+    at_s = np.cumsum(issue + duration)[program.program.join[nodes] >= 0].tolist() if on_host else []
     ptr, owners, _ = job.members
     alike = [j for j in joins if {job.class_of(c) for c in owners[ptr[j] : ptr[j + 1]].tolist()} == {row}]
-    return Expected(hybrid_calls, words, joins, float(issue.sum() + duration.sum()), at_s, frozenset(alike))
+    return Expected(hybrid_calls, words, joins, float(own), at_s, frozenset(alike))
 
 
 def without(job: ReplayJob, ranks: Sequence[int]) -> ReplayJob:

@@ -1,7 +1,8 @@
 """What a live rank tells the coordinator, and its own clock.
 
-The clock goes while the program runs and stands while windtunnel does. It counts the process's CPU seconds,
-so that what else runs on this machine makes no rank slower.
+The clock goes while the program runs and stands while windtunnel does. On a CPU it counts the process's CPU
+seconds, so that what else runs on this machine makes no rank slower. On CUDA it counts seconds up to which
+the device was done with all before: a collective waits for the device.
 
 What a call and a wait cost in virtual time does not change what the program does next. So nothing is asked
 and answered: calls and waits are noted down with the rank's own time, and sent at the end of a step. The
@@ -13,35 +14,46 @@ from __future__ import annotations
 
 import marshal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 MOST = 4096
 """Notes that are held back."""
+
+cpu_seconds = time.process_time
+
+
+def cuda_seconds() -> float:
+    """When the device has done all that it was given."""
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class Clock:
     """``own``: seconds that the program ran, as of the last time that the clock stood; within ``with clock:``
     it does. ``spent``: CPU seconds of windtunnel in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.read = read
         self.own = self.spent = 0.0
         self._depth = 0
-        self._since = time.process_time()
+        self._since = read()
+        self._began = 0.0
 
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
-            self.own += self._turn()
+            at = self.read()
+            self.own += at - self._since
+            self._began = at if self.read is cpu_seconds else cpu_seconds()
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self.spent += self._turn()
-
-    def _turn(self) -> float:
-        """Seconds since the clock went or stood last."""
-        before, self._since = self._since, time.process_time()
-        return self._since - before
+            self._since = self.read()
+            self.spent += (self._since if self.read is cpu_seconds else cpu_seconds()) - self._began
 
 
 class CoordinatorLink:

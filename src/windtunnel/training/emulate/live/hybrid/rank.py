@@ -33,7 +33,7 @@ from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.live import failure, machine, values, world
 from windtunnel.training.emulate.live.host import HeldBytes
 from windtunnel.training.emulate.live.hybrid.group import HybridGroup, LiveWorld
-from windtunnel.training.emulate.live.hybrid.link import Clock, CoordinatorLink
+from windtunnel.training.emulate.live.hybrid.link import Clock, CoordinatorLink, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, MailboxWait
 from windtunnel.training.emulate.program import PROGRAM, follow_steps, run_packed
 
@@ -51,6 +51,7 @@ class LiveRankRequest:
     live: list[int]
     captured: list[int]
     rule: str
+    device: str
     attach: int
 
 
@@ -61,9 +62,9 @@ Figures = tuple[float, float, int, float | None]
 class Steps:
     """Tells the coordinator of each step that ends: the clock, and what was found in it."""
 
-    def __init__(self, link: CoordinatorLink, attach: int) -> None:
-        self.link, self.memory, self.attach = link, HeldBytes(), attach
-        self.mode = self.memory.follow()
+    def __init__(self, link: CoordinatorLink, memory: HeldBytes | None, attach: int) -> None:
+        self.link, self.memory, self.attach = link, memory, attach
+        self.mode = memory.follow() if memory is not None else None
         self.ended = 0
         self.loss: float | None = None
 
@@ -85,17 +86,21 @@ class Steps:
 
     def _figures(self) -> Figures:
         clock = self.link.clock
-        if not self.ended and self.calls.last is None:
+        if self.memory is not None and not self.ended and self.calls.last is None:
             self.memory.take_peak()  # the first step's own is no steady one
         return clock.own, clock.spent, self.link.calls, self.loss
 
     def _end(self, figures: Figures) -> None:
         self.ended += 1
         peak = 0
-        if self.ended >= FOLLOWED:
+        if self.memory is not None and self.ended >= FOLLOWED:
             peak = self.memory.peak
-            if _get_current_dispatch_mode() is self.mode:  # else one of the program's lies upon it
+            # else one of the program's modes lies upon it
+            if self.mode is not None and _get_current_dispatch_mode() is self.mode:
                 self.mode.__exit__(None, None, None)
+        elif self.memory is None:
+            peak = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
         self.link.tell("step", *figures, peak)
         if self.ended + 1 == self.attach:
             stopped = failure.own_frame(sys._getframe())
@@ -110,11 +115,13 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     connection = Connection(int(sys.argv[3]))
-    clock = Clock()
+    on_host = request.device == "cpu"
+    clock = Clock(cpu_seconds if on_host else cuda_seconds)
     link = CoordinatorLink(connection, clock)
     _join(request, rank, directory, link)
     attach = request.attach if rank == request.live[0] else 0
-    Steps(link, attach).install()
+    observed = Steps(link, HeldBytes() if on_host else None, attach)
+    observed.install()
     code = failure.status_of(lambda: run_packed(directory / PROGRAM), directory, rank) or 0
     with clock:
         link.tell("end", code)
@@ -136,7 +143,9 @@ def _join(request: LiveRankRequest, rank: int, directory: Path, link: Coordinato
     view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
     live = LiveWorld(frozenset(request.live), request.rule, link, directory)
     native = SimpleNamespace(wt_batch=lambda count: None)
-    world.install(view, native, "cpu", lambda place, size: HybridGroup(live, place, size), HybridGroup)
+    world.install(
+        view, native, request.device, lambda place, size: HybridGroup(live, place, size), HybridGroup
+    )
     values.install_objects(view)
 
 
