@@ -22,6 +22,7 @@ class Range:
     page: int
     busy: dict[int, int] = field(default_factory=dict)
     pages: set[int] = field(default_factory=set)  # numbers of backed pages
+    idle_since: int = 0
 
     def free_runs(self) -> list[tuple[int, int]]:
         """(start, size) of each maximal free and backed interval, ascending."""
@@ -56,18 +57,30 @@ class Range:
 class Reference:
     def __init__(self, config: AllocatorConfig, capacity: int) -> None:
         self.config, self.limit = config, capacity
+        self.collect_above = int(config.garbage_collection_threshold * capacity)
         self.ranges: dict[tuple[int, bool], list[Range]] = {}
         self.reserved = self.allocated = self.next_base = 0
         self.live: dict[int, tuple[Range, int, int]] = {}  # name -> (range, start, size)
         self.pending: list[tuple[int, set[int]]] = []  # name, streams that still use it
+        self.lookups = {False: 0, True: 0}
         self.refused = False
 
+    def rounded(self, size: int) -> int:
+        parts = self.config.roundup_power2_divisions[min(max(size.bit_length() - 21, 0), 15)]
+        if parts > 1 and size > 512 * parts:
+            power = 1 << (size.bit_length() - 1)
+            steps = [power + power * step // parts for step in range(parts + 1)]
+            return min(step for step in steps if step >= size)
+        return max(-(-size // 512), 1) * 512
+
     def alloc(self, name: int, stream: int, request: int) -> None:
-        size = max(-(-request // 512), 1) * 512
+        size = self.rounded(request)
         large = size > MIB
         ranges = self.ranges.setdefault((stream, large), [])
+        self.lookups[large] += 1
         found = self.best_fit(ranges, size)
         if found is None:
+            self.collect()
             found = self.grow(ranges, large, size)
         if found is None and self.give_back_oversize(ranges, size):
             found = self.grow(ranges, large, size)
@@ -107,12 +120,12 @@ class Reference:
         n, _, start, where = runs[0]
         if size < self.config.max_split_size <= n:
             return None
-        if size >= self.config.max_split_size and n >= size + 20 * MIB:
+        if size >= self.config.max_split_size and n >= size + self.config.max_non_split_rounding:
             return None
         return where, start, n
 
     def grow(self, ranges: list[Range], large: bool, size: int) -> tuple[Range, int, int] | None:
-        page = 20 * MIB if large else 2 * MIB
+        page = self.config.large_segment_size if large else 2 * MIB
         if not self.config.expandable_segments:
             segment = page if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
             if self.reserved + segment > self.limit:
@@ -178,6 +191,22 @@ class Reference:
             self.reserved -= page
         return total >= need
 
+    def collect(self) -> None:
+        if not self.collect_above or self.config.expandable_segments:
+            return
+        excess = self.reserved - self.collect_above
+        while excess > 0:
+            large = [ranges for (_, is_large), ranges in self.ranges.items() if is_large]
+            idle = [(self.lookups[True] - r.idle_since, own, r) for own in large for r in own if not r.busy]
+            if not idle:
+                return
+            average = sum(age for age, _, _ in idle) / len(idle)
+            for age, ranges, where in idle:
+                if age >= average:
+                    ranges.remove(where)
+                    self.reserved -= where.page
+                    excess -= where.page
+
     def free(self, name: int, streams: set[int]) -> None:
         self.allocated -= self.live[name][2]
         if streams:
@@ -188,6 +217,7 @@ class Reference:
     def drop(self, name: int) -> None:
         where, start, _ = self.live.pop(name)
         del where.busy[start]
+        where.idle_since = self.lookups[where.page > 2 * MIB]
 
     def passed(self, stream: int | None, names: set[int]) -> None:
         """The device has got past the uses on ``stream`` (None: all) of the pending blocks ``names``."""

@@ -14,7 +14,16 @@ from windtunnel.training.emulate.twin.memory.blocks import FREE, NONE, PENDING, 
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MIB = 1 << 20
-CONFIGS = ["", "expandable_segments:True", "max_split_size_mb:24"]
+CONFIGS = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:24",
+    "max_split_size_mb:24,max_non_split_rounding_mb:40",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:[1:8,16:2,>:4],expandable_segments:True",
+    "garbage_collection_threshold:0.5",
+    "large_segment_size_mb:30",
+]
 
 sizes = st.one_of(
     st.integers(1, 4096),

@@ -9,7 +9,12 @@ ACCEPTED = [
     "",
     "expandable_segments:True",
     "expandable_segments:False, max_split_size_mb:128",
-    "max_split_size_mb:20",
+    "garbage_collection_threshold:0.8,max_split_size_mb:20",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+    "roundup_power2_divisions:[64:0,>:8],expandable_segments:True",
+    "large_segment_size_mb:40,max_split_size_mb:40",
+    "max_non_split_rounding_mb:64",
     "pinned_use_background_threads:True",
 ]
 REFUSED = [
@@ -17,7 +22,18 @@ REFUSED = [
     "expandable_segments",
     "max_split_size_mb:19",
     "max_split_size_mb:lots",
+    "large_segment_size_mb:10",
+    "large_segment_size_mb:40,max_split_size_mb:30",
+    "max_non_split_rounding_mb:3",
+    "garbage_collection_threshold:0",
+    "garbage_collection_threshold:1.0",
+    "garbage_collection_threshold:high",
+    "roundup_power2_divisions:3",
+    "roundup_power2_divisions:[3:2]",
+    "roundup_power2_divisions:[256:3]",
+    "roundup_power2_divisions:[64:8",
     "max_split_size_mb",
+    "max_split_size_mb:20,large_segment_size_mb:25",
 ]
 
 
@@ -48,13 +64,14 @@ def test_refused_as_by_pytorch(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "max_split_mb:30", "backend:cudaMallocAsync", "per_process_memory_fraction:0.5", "[", "a:b:c",
-        "garbage_collection_threshold:0.8", "roundup_power2_divisions:[256:1,512:2]",
-        "max_non_split_rounding_mb:64", "large_segment_size_mb:40",
-    ],
-)  # fmt: skip
+    "text", ["max_split_mb:30", "backend:cudaMallocAsync", "per_process_memory_fraction:0.5", "[", "a:b:c"]
+)
 def test_what_is_not_emulated_is_refused(text):
     with pytest.raises(UserError, match="PYTORCH_CUDA_ALLOC_CONF"):
         AllocatorConfig.parse(text)
+
+
+def test_sizes_that_are_not_named_are_not_rounded():
+    """The second string of PyTorch's allocator_config_test: 1,024 MiB is left out."""
+    config = AllocatorConfig.parse("roundup_power2_divisions:[128:8,256:16,512:1,2048:8,>:2]")
+    assert config.roundup_power2_divisions[6:] == (8, 8, 16, 1, 0, 8, 2, 2, 2, 2)

@@ -34,6 +34,7 @@ from windtunnel.training.emulate.twin.memory.blocks import (
     LAST,
     LAUNCHES,
     LIMIT,
+    LOOKUPS,
     NODES,
     NONE,
     PENDING,
@@ -45,6 +46,7 @@ from windtunnel.training.emulate.twin.memory.blocks import (
     AllocatorRules,
     Heap,
     Int64,
+    collect_garbage,
     compiled,
     cut_front,
     give_back_all,
@@ -64,8 +66,6 @@ from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20
-NON_SPLIT_ROUNDING = 20 << 20
-"""By less than this may a block be larger than a request for one that is never split."""
 
 
 class PendingUses(NamedTuple):
@@ -78,9 +78,19 @@ class PendingUses(NamedTuple):
 
 
 @compiled
-def round_size(size: int) -> int:
+def round_size(size: int, divisions: Int64) -> int:
     """Bytes that a request takes, before a segment is chosen (``round_size`` in the original)."""
-    return (size + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+    if size < MIN_BLOCK:
+        return MIN_BLOCK
+    log, rest = 0, size
+    while rest > 1:
+        rest >>= 1
+        log += 1
+    parts = divisions[min(max(log - 20, 0), divisions.size - 1)]
+    unit = MIN_BLOCK
+    if parts > 1 and size > MIN_BLOCK * parts:
+        unit = (1 << log) // parts
+    return (size + unit - 1) // unit * unit
 
 
 @compiled
@@ -94,6 +104,8 @@ def reach(heap: Heap, block: int) -> int:
 @compiled
 def take_cached(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
     """Best fit among the free blocks of the row, or NONE (``get_free_block``)."""
+    if rules.collect_above > 0:
+        heap.totals[LOOKUPS + (row & 1)] += 1
     at = lower_bound(heap, row, size, -1)
     if at == heap.filled[row]:
         return NONE
@@ -109,7 +121,7 @@ def take_cached(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
             at += 1
     if size < rules.max_split <= heap.blocks[block].size:
         return NONE
-    if size >= rules.max_split and heap.blocks[block].size >= size + NON_SPLIT_ROUNDING:
+    if size >= rules.max_split and heap.blocks[block].size >= size + rules.non_split_rounding:
         return NONE
     remove(heap, block)
     return block
@@ -154,6 +166,8 @@ def allocate(
     out_of_memory = False
     block = take_cached(heap, rules, row, size)
     if block == NONE:
+        if rules.collect_above > 0:
+            collect_garbage(heap, rules)
         block = new_segment(heap, rules, row, size)
         if block == NONE and give_back_oversize(heap, rules, row, size):
             block = new_segment(heap, rules, row, size)
@@ -209,6 +223,10 @@ def has_room(heap: Heap) -> bool:
     return heap.totals[NODES] + 2 * heap.totals[CACHED] + 8 <= heap.blocks.size
 
 
+# Compiled functions are opaque to the type checker.
+# mypy: disable-error-code="untyped-decorator, no-any-return"
+
+
 ALLOC, FREED, STREAM_USE = int(EventKind.ALLOC), int(EventKind.FREE), int(EventKind.RECORD_STREAM)
 RECORD, SYNC = int(EventKind.RECORD), int(EventKind.SYNC)
 OP, COLLECTIVE = int(EventKind.OP), int(EventKind.COLLECTIVE)
@@ -255,7 +273,7 @@ def _run(
             if value[event] > 0:  # an empty tensor has no storage
                 if not has_room(heap):
                     return NO_ROOM, event, out_of_memory
-                rounded = round_size(value[event])
+                rounded = round_size(value[event], rules.divisions)
                 place[block], failed = allocate(heap, rules, waiting, stream[event], rounded)
                 size[block] = heap.blocks[place[block]].size
                 if failed:
@@ -319,7 +337,11 @@ def simulate(
     ids, ref[of_block] = _dense(ref[of_block])
     record_ids, ref[of_record] = _dense(ref[of_record])
     limit = UNLIMITED if math.isinf(capacity) else int(capacity)
-    rules = AllocatorRules(config.expandable_segments, config.max_split_size, lag)
+    rules = AllocatorRules(
+        config.expandable_segments, config.max_split_size, config.max_non_split_rounding,
+        config.large_segment_size, int(config.garbage_collection_threshold * limit), lag,
+        np.array(config.roundup_power2_divisions, np.int64),
+    )  # fmt: skip
     use_count = int((kind == STREAM_USE).sum())
     nodes = 4096
     while True:

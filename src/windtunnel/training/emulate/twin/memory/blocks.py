@@ -32,18 +32,21 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 FREE, USED, PENDING, UNMAPPED = 0, 1, 2, 3  # PENDING: freed by the host, still in use on another stream
 
 # Places in `Heap.totals`. REFUSED: reserved bytes when the device first had too little.
-RESERVED, ALLOCATED, NEXT_ADDRESS, LIMIT, SPARE, NODES, CACHED, LAUNCHES, FIRST, LAST, REFUSED = range(11)
-TOTALS = 11
+RESERVED, ALLOCATED, NEXT_ADDRESS, LIMIT, SPARE, NODES, CACHED, LAUNCHES, FIRST, LAST, REFUSED, LOOKUPS = (
+    range(12)
+)
+TOTALS = 14  # LOOKUPS has one entry for each of the two pools
 NONE = -1
 
 # These functions are called only from compiled code: without the wrappers for Python they compile in half the
 # time. `simulate` caches the whole.
 compiled = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-_FIELDS = ("address", "size", "before", "after", "state", "row", "waits")
+_FIELDS = ("address", "size", "before", "after", "state", "row", "waits", "born")
 BLOCK = np.dtype([(name, np.int64) for name in _FIELDS])
 """One block. ``before`` and ``after`` are its neighbours in the segment. ``row`` is 2 * stream + (1 when it
-is of the large pool). ``waits`` counts the streams that a PENDING block waits for."""
+is of the large pool). ``waits`` counts the streams that a PENDING block waits for; ``born`` is the number of
+look-ups of its pool when it became free (for its age in garbage collection)."""
 
 
 class Heap(NamedTuple):
@@ -123,6 +126,7 @@ def insert(heap: Heap, block: int) -> None:
     members[at] = block
     heap.filled[row] += 1
     heap.totals[CACHED] += 1
+    heap.blocks[block].born = heap.totals[LOOKUPS + (heap.blocks[block].row & 1)]
 
 
 @compiled
@@ -179,7 +183,11 @@ def cut_front(heap: Heap, block: int, size: int, state: int) -> int:
     return front
 
 
-SMALL_SEGMENT, LARGE_SEGMENT = 2 << 20, 20 << 20
+# Compiled functions are opaque to the type checker.
+# mypy: disable-error-code="untyped-decorator, no-any-return"
+
+
+SMALL_SEGMENT = 2 << 20
 LARGE_REQUEST = 10 << 20
 LARGE_ROUND = 2 << 20
 UNLIMITED = 1 << 62
@@ -187,25 +195,31 @@ RANGE_BITS = 46  # address space of one expandable segment: more than any device
 
 
 class AllocatorRules(NamedTuple):
-    """`AllocatorConfig` as numbers, and the lag (kernel launches)."""
+    """`AllocatorConfig` as numbers, the capacity (bytes) and the lag (kernel launches)."""
 
     expandable: bool
     max_split: int
+    non_split_rounding: int
+    large_segment: int
+    collect_above: int  # bytes; 0 is never
     lag: int
+    divisions: Int64
 
 
 @compiled
-def page_size(row: int) -> int:
-    return LARGE_SEGMENT if row & 1 else SMALL_SEGMENT
+def page_size(row: int, rules: AllocatorRules) -> int:
+    return rules.large_segment if row & 1 else SMALL_SEGMENT
 
 
 @compiled
 def new_segment(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
     """Ask the device for memory that holds ``size`` bytes; NONE when it has not enough (``alloc_block``)."""
     if rules.expandable:
-        return extend_range(heap, row, size)
-    if row & 1 == 0 or size < LARGE_REQUEST:
-        segment = page_size(row)
+        return extend_range(heap, rules, row, size)
+    if row & 1 == 0:
+        segment = SMALL_SEGMENT
+    elif size < LARGE_REQUEST:
+        segment = rules.large_segment
     else:
         segment = (size + LARGE_ROUND - 1) // LARGE_ROUND * LARGE_ROUND
     if heap.totals[RESERVED] + segment > heap.totals[LIMIT]:
@@ -217,11 +231,11 @@ def new_segment(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
 
 
 @compiled
-def extend_range(heap: Heap, row: int, size: int) -> int:
+def extend_range(heap: Heap, rules: AllocatorRules, row: int, size: int) -> int:
     """Back enough pages at the lowest address of the row's range where ``size`` bytes fit."""
     unmapped = row + heap.filled.size // 2
     if heap.filled[unmapped] == 0:
-        page = page_size(row)
+        page = page_size(row, rules)
         insert(
             heap, new_block(heap, row << RANGE_BITS, (1 << (RANGE_BITS - 1)) // page * page, row, UNMAPPED)
         )
@@ -241,12 +255,14 @@ def extend_range(heap: Heap, row: int, size: int) -> int:
         if room >= size:
             break
     if heap.blocks[block].state == UNMAPPED and not back_pages(
-        heap, block, min(size, heap.blocks[block].size)
+        heap, rules, block, min(size, heap.blocks[block].size)
     ):
         return NONE
     while heap.blocks[block].size < size:
         following = heap.blocks[block].after
-        if not back_pages(heap, following, min(size - heap.blocks[block].size, heap.blocks[following].size)):
+        if not back_pages(
+            heap, rules, following, min(size - heap.blocks[block].size, heap.blocks[following].size)
+        ):
             return NONE
         block = following  # it has absorbed the block before it
     remove(heap, block)
@@ -254,9 +270,9 @@ def extend_range(heap: Heap, row: int, size: int) -> int:
 
 
 @compiled
-def back_pages(heap: Heap, block: int, size: int) -> bool:
+def back_pages(heap: Heap, rules: AllocatorRules, block: int, size: int) -> bool:
     """Back the first ``size`` bytes (whole pages) of an UNMAPPED block; False when the device is full."""
-    page = page_size(heap.blocks[block].row)
+    page = page_size(heap.blocks[block].row, rules)
     backed = (size + page - 1) // page * page
     if heap.totals[RESERVED] + backed > heap.totals[LIMIT]:
         return False
@@ -288,7 +304,7 @@ def give_back(heap: Heap, rules: AllocatorRules, block: int) -> None:
             heap.totals[RESERVED] -= heap.blocks[block].size
             drop_block(heap, block)
         return
-    page = page_size(heap.blocks[block].row)
+    page = page_size(heap.blocks[block].row, rules)
     start = heap.blocks[block].address - (heap.blocks[block].row << RANGE_BITS)
     first = (start + page - 1) // page * page
     end = (start + heap.blocks[block].size) // page * page
@@ -332,3 +348,32 @@ def give_back_oversize(heap: Heap, rules: AllocatorRules, row: int, size: int) -
         returned += heap.blocks[largest].size
         give_back(heap, rules, largest)
     return returned >= need
+
+
+@compiled
+def collect_garbage(heap: Heap, rules: AllocatorRules) -> None:
+    """Above the threshold, return large segments that were not reused for longer than the average one is
+    (``garbage_collect_cached_blocks``); the age of a block is in look-ups of its pool."""
+    excess = heap.totals[RESERVED] - rules.collect_above
+    if excess <= 0:
+        return
+    now = heap.totals[LOOKUPS + 1]
+    age, old = 0, 0
+    for row in range(1, heap.filled.size // 2, 2):
+        for block in heap.members[row, : heap.filled[row]]:
+            if heap.blocks[block].before == NONE and heap.blocks[block].after == NONE:
+                age += now - heap.blocks[block].born
+                old += 1
+    progress = True
+    while excess > 0 and progress and old > 0:
+        oldest = age / old
+        progress = False
+        for row in range(1, heap.filled.size // 2, 2):
+            for block in heap.members[row, : heap.filled[row]].copy():
+                alone = heap.blocks[block].before == NONE and heap.blocks[block].after == NONE
+                if alone and now - heap.blocks[block].born >= oldest:
+                    progress = True
+                    excess -= heap.blocks[block].size
+                    age -= now - heap.blocks[block].born
+                    old -= 1
+                    give_back(heap, rules, block)

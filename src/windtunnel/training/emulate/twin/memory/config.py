@@ -1,9 +1,8 @@
 """What the user may set of PyTorch's caching allocator, read from a ``PYTORCH_CUDA_ALLOC_CONF`` string.
 
-Two settings are emulated: ``expandable_segments`` and ``max_split_size_mb``, with the defaults and limits of
-PyTorch 2.13 (``c10/core/AllocatorConfig.h`` and ``c10/cuda/CUDAAllocatorConfig.h``). Keys that only concern
-the host (pinned memory, locks) do not change the bytes on the device: they are accepted and have no effect.
-Other keys are refused.
+Keys, their defaults and what is refused are those of PyTorch 2.13 (``c10/core/AllocatorConfig.h`` and
+``c10/cuda/CUDAAllocatorConfig.h``). Keys that only concern the host (pinned memory, locks) do not change the
+bytes on the device: they are accepted and have no effect.
 """
 
 from __future__ import annotations
@@ -14,10 +13,13 @@ from windtunnel.base.errors import UserError
 
 MIB = 1 << 20
 UNLIMITED = 1 << 62
-LEAST_SPLIT = 20
-"""MiB, of a segment of the large pool: blocks of less than one are always split."""
+# roundup_power2_divisions has one entry for each power of two from 1 MiB up to 32 GiB and above.
+INTERVALS = 16
 
-_EFFECTIVE = ("expandable_segments", "max_split_size_mb", "backend")
+_EFFECTIVE = (
+    "expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb",
+    "roundup_power2_divisions", "garbage_collection_threshold", "backend",
+)  # fmt: skip
 _HOST_ONLY = (
     "release_lock_on_cudamalloc", "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
     "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_num_register_threads",
@@ -28,28 +30,36 @@ _HOST_ONLY = (
 
 @dataclass(frozen=True, slots=True)
 class AllocatorConfig:
-    """Settings of the caching allocator. ``max_split_size``: blocks of at least so many bytes are never
-    split."""
+    """Settings of the caching allocator; sizes in bytes.
+
+    ``max_split_size``: blocks of at least this size are never split. ``max_non_split_rounding``: a request of
+    at least ``max_split_size`` may take a block that is less than this much larger. ``large_segment_size``:
+    segment for requests between 1 and 10 MiB, and the page of expandable segments of the large pool.
+    ``roundup_power2_divisions``: into how many parts each interval [2^i MiB, 2^(i+1) MiB) is divided to round
+    requests up; 0 and 1 mean rounding to 512 bytes. ``garbage_collection_threshold``: share of the capacity
+    above which cached segments are released before a new one is asked for; 0 is never.
+    """
 
     expandable_segments: bool = False
     max_split_size: int = UNLIMITED
+    max_non_split_rounding: int = 20 * MIB
+    large_segment_size: int = 20 * MIB
+    roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS
+    garbage_collection_threshold: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> AllocatorConfig:
-        """Read ``"key:value,key:value"`` as PyTorch does.
-
-        Raises:
-            UserError: PyTorch refuses it, or a key is not emulated.
-        """
+        """Read ``"key:value,key:[a:b,c:d]"`` as PyTorch does; raises `UserError` on what PyTorch refuses."""
         settings = dict(_pairs(text))
-        expandable, split = (settings.get(key) for key in ("expandable_segments", "max_split_size_mb"))
-        if expandable not in (None, "True", "False"):
-            raise _refuse("expandable_segments", expandable, "True or False")
-        if split is None:
-            return cls(expandable == "True")
-        if not split.isdecimal() or int(split) < LEAST_SPLIT:
-            raise _refuse("max_split_size_mb", split, f"a whole number of MiB, at least {LEAST_SPLIT}")
-        return cls(expandable == "True", min(int(split) * MIB, UNLIMITED))
+        segment = _megabytes(settings, "large_segment_size_mb", 20 * MIB, 11 * MIB)
+        return cls(
+            expandable_segments=_flag(settings.get("expandable_segments", "False"), "expandable_segments"),
+            max_split_size=_megabytes(settings, "max_split_size_mb", UNLIMITED, segment),
+            max_non_split_rounding=_megabytes(settings, "max_non_split_rounding_mb", segment, segment),
+            large_segment_size=segment,
+            roundup_power2_divisions=_divisions(settings.get("roundup_power2_divisions", "0")),
+            garbage_collection_threshold=_threshold(settings),
+        )
 
 
 def _refuse(key: str, value: str, accepted: str) -> UserError:
@@ -57,9 +67,17 @@ def _refuse(key: str, value: str, accepted: str) -> UserError:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Split at commas, and each part at its first colon."""
+    """Split at the commas that are outside brackets, and each part at its first colon."""
+    text = "".join(text.split())
+    parts, depth, start = [], 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    parts.append(text[start:])
     pairs = []
-    for part in filter(None, "".join(text.split()).split(",")):
+    for part in filter(None, parts):
         key, colon, value = part.partition(":")
         if key not in _EFFECTIVE and key not in _HOST_ONLY:
             accepted = ", ".join(_EFFECTIVE)
@@ -72,3 +90,66 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             raise _refuse(key, value, "native (the only allocator that is emulated)")
         pairs.append((key, value))
     return pairs
+
+
+def _flag(value: str, key: str) -> bool:
+    if value not in ("True", "False"):
+        raise _refuse(key, value, "True or False")
+    return value == "True"
+
+
+def _megabytes(settings: dict[str, str], key: str, default: int, least: int) -> int:
+    value = settings.get(key)
+    if value is None:
+        return default
+    if not value.isdecimal() or int(value) * MIB < least:
+        raise _refuse(key, value, f"a whole number of MiB, at least {least // MIB}")
+    return min(int(value) * MIB, UNLIMITED)
+
+
+def _threshold(settings: dict[str, str]) -> float:
+    value = settings.get("garbage_collection_threshold")
+    if value is None:
+        return 0.0
+    try:
+        threshold = float(value)
+    except ValueError:
+        threshold = -1.0
+    if not 0.0 < threshold < 1.0:
+        raise _refuse("garbage_collection_threshold", value, "a number above 0.0 and below 1.0")
+    return threshold
+
+
+def _power_of_two(text: str) -> int:
+    """The number in ``text`` if it is a power of two, else -1."""
+    number = int(text) if text.isdecimal() else -1
+    return number if number > 0 and number & (number - 1) == 0 else -1
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """``"4"`` for all sizes, or ``"[256:1,512:2,>:4]"``: from that many MiB on, so many divisions.
+
+    As in PyTorch: the first entry also holds for all below it, ``>`` for everything above the last size
+    named, and an interval that is not named is not rounded.
+    """
+    key, accepted = "roundup_power2_divisions", "a power of two, or a list as in [256:1,512:2,>:4]"
+    if value == "0":
+        return (0,) * INTERVALS
+    if not (value.startswith("[") and value.endswith("]")):
+        if _power_of_two(value) < 0:
+            raise _refuse(key, value, accepted)
+        return (int(value),) * INTERVALS
+    divisions, last, first = [0] * INTERVALS, 0, True
+    for entry in value[1:-1].split(","):
+        size, _, parts = entry.partition(":")
+        if (parts != "0" and _power_of_two(parts) < 0) or (size != ">" and _power_of_two(size) < 0):
+            raise _refuse(key, value, accepted)
+        if size == ">":
+            divisions[last + 1 :] = [int(parts)] * (INTERVALS - last - 1)
+            continue
+        last = min(int(size).bit_length() - 1, INTERVALS - 1)
+        if first:
+            divisions[:last] = [int(parts)] * last
+            first = False
+        divisions[last] = int(parts)
+    return tuple(divisions)
