@@ -226,16 +226,20 @@ def _fill(flat: torch.Tensor, dtype: str, index_limit: int) -> torch.Tensor:
 
 
 def _index_limit(op: Operator) -> int:
-    """Indices below this are valid in every integer tensor of ``op``: all rows of a table that is looked up,
-    all classes of a loss; elsewhere the first two."""
+    """Indices below this are valid in every integer tensor of ``op``: all that its table has, since what is
+    read again and again lies in the caches."""
     base, tensors = base_name(op.name), op.tensors()
     if base == "embedding_dense_backward":
         return int(op.inputs[2])
     if base.startswith("nll_loss"):
         scores = tensors["backward" in base].shape
         return scores[-1] if len(scores) == 1 else scores[1]
-    if base in ("embedding", "index_select"):
-        return tensors[0].shape[int(op.inputs[1]) if base == "index_select" else 0]
+    if base in ("embedding", "_embedding_bag"):
+        return tensors[0].shape[0]
+    if base.startswith(("index_select", "index_add", "gather", "scatter")):
+        return tensors[0].shape[int(op.inputs[1])] if tensors[0].shape else 1
+    if base.startswith(("index", "_index_put", "_unsafe_index")):
+        return min(tensors[0].shape)
     return 2
 
 
