@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.slots import read_header
 from support.waiting import until
 from windtunnel.linux import network
 from windtunnel.training import cleanup
@@ -125,8 +126,6 @@ def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
 
 def slot_files(launched: Launched, place: int, shard: str, step: int) -> list[Path]:
     """Where a host holds that step."""
-    from windtunnel.training.checkpoint.live.slot import read_header
-
     folder = Path(launched.places()[place]["memory"])
     return [
         path
@@ -150,12 +149,12 @@ def forge_slots(launched: Launched, place: int, step: int) -> list[Path]:
 
     oldest: dict[str, tuple[int, Path]] = {}
     for path in Path(launched.places()[place]["memory"]).rglob("*.slot"):
-        header = slot.read_header(path)
+        header = read_header(path)
         assert header is not None
         it = header.shard
         oldest[it.name] = min(oldest.get(it.name, (step, path)), (it.step, path))
     for _, path in oldest.values():
-        header, one = slot.read_header(path), slot.SlotFile.open(path)
+        header, one = read_header(path), slot.SlotFile.open(path)
         assert header is not None
         one.begin(replace(header.shard, step=step))
         one.complete(slot.checksum_of(one.data))
