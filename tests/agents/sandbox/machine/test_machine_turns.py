@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.state import shell_effect
@@ -210,3 +212,10 @@ def test_a_plain_sh_serves_where_there_is_no_bash(
     assert "sleep 1000" in " ".join(box.commands())
     assert box.shells() == {} and box.shell_states() == ()
     assert box.run("exit 4").exit_code == 4
+
+
+def test_what_a_command_leaves_behind_with_its_input_holds_nothing_of_the_host(box: Machine) -> None:
+    feeds = {thread for thread in threading.enumerate() if thread.name == "sandbox-feed"}
+    assert box.run("sleep 1000 0<&0 &", stdin=bytes(1 << 20)).exit_code == 0
+    assert "sleep 1000" in " ".join(box.commands())
+    until(lambda: {thread for thread in threading.enumerate() if thread.name == "sandbox-feed"} <= feeds)

@@ -66,8 +66,8 @@ def make_folders(root: int, path: str) -> int:
     return at
 
 
-FEED_TICK = 0.002
-"""Seconds between two looks whether a command has opened its input."""
+FEED_TICK, IDLE = 0.002, 0.1
+"""Seconds between two looks: whether a command has opened its input, and whether it has ended."""
 BALLAST, BALLAST_BYTES = "ballast", 4 << 20
 """What a channel holds from its beginning, so that commands go on where it is full."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -286,10 +286,18 @@ class Feed:
                     continue
                 with held(descriptor):
                     if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                        os.set_blocking(descriptor, True)
                         while not self._over.is_set() and (piece := read(1 << 16)):
-                            write_all(descriptor, piece)
+                            self._write(descriptor, memoryview(piece))
                 return
+
+    def _write(self, descriptor: int, piece: memoryview) -> None:
+        """As long as the command runs: one that it left behind may hold the input and never read it."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        while piece and not self._over.is_set():
+            if poll.poll(1000 * IDLE):
+                with contextlib.suppress(BlockingIOError):
+                    piece = piece[os.write(descriptor, piece) :]
 
 
 WHOLE = 256 * 2**20
