@@ -14,7 +14,7 @@ import pytest
 from support.waiting import PATIENCE, until
 from windtunnel.linux import processes
 from windtunnel.linux.snapshot import read_descriptors
-from windtunnel.linux.system import ends_with_parent
+from windtunnel.linux.system import tied_command
 
 
 def test_a_process_is_looked_at() -> None:
@@ -97,7 +97,7 @@ def test_a_command_ends_with_the_thread_that_started_it() -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        started.append(subprocess.Popen(ends_with_parent(["sleep", "1000"])))
+        started.append(subprocess.Popen(tied_command(["sleep", "1000"])))
         until(lambda: processes.command_line(started[0].pid) == "sleep 1000")
 
     thread = threading.Thread(target=start)
@@ -105,4 +105,4 @@ def test_a_command_ends_with_the_thread_that_started_it() -> None:
     thread.join()
     assert started[0].wait() == -signal.SIGKILL
     with pytest.raises(FileNotFoundError, match="'no-such-program'"):
-        ends_with_parent(["no-such-program"])
+        tied_command(["no-such-program"])

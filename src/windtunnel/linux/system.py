@@ -151,7 +151,7 @@ def end_with_parent() -> None:
     checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
-def ends_with_parent(words: Sequence[str], network: int | None = None) -> list[str]:
+def tied_command(words: Sequence[str], network: int | None = None) -> list[str]:
     """The command ``words``, in the network namespace of descriptor ``network``, as one that is killed when
     the thread that starts it ends.
 

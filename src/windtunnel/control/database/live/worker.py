@@ -21,7 +21,7 @@ from typing import IO, Any
 from windtunnel.base.errors import WindtunnelError
 from windtunnel.control.database.live.control import Control
 from windtunnel.linux.processes import kill_carrying
-from windtunnel.linux.system import ends_with_parent
+from windtunnel.linux.system import tied_command
 
 TAIL = 4096
 """Bytes of a task's output that are kept: the last ones."""
@@ -147,7 +147,7 @@ class WorkerProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             process = subprocess.Popen(
-                ends_with_parent(json.loads(task["command"])), stdin=subprocess.DEVNULL, stdout=output,
+                tied_command(json.loads(task["command"])), stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True, env={**os.environ, **own},
             )  # fmt: skip
         except (OSError, ValueError, subprocess.SubprocessError) as error:

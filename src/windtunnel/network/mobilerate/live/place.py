@@ -20,7 +20,7 @@ from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, namespaces, network
-from windtunnel.linux.system import ends_with_parent
+from windtunnel.linux.system import tied_command
 
 TUN = Path("/dev/net/tun")
 DEVICE = "wt0"
@@ -39,7 +39,7 @@ class Side:
 
     def start(self, words: Sequence[str], **pipes: Any) -> subprocess.Popen[str]:
         """A program inside, which ends with the calling thread. Raises OSError."""
-        return subprocess.Popen(ends_with_parent(words, self.network), text=True, **pipes)
+        return subprocess.Popen(tied_command(words, self.network), text=True, **pipes)
 
 
 def missing() -> str | None:

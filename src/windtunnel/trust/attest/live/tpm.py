@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.base.errors import HostError
-from windtunnel.linux.system import ends_with_parent
+from windtunnel.linux.system import tied_command
 from windtunnel.trust.attest.messages import pack
 from windtunnel.trust.attest.quote import BOOT, LOADS
 
@@ -65,7 +65,7 @@ def swtpm(folder: Path) -> Iterator[Tpm]:
     folder.mkdir()
     sockets = folder / "tpm", folder / "tpm.ctrl"  # tpm2-tools expects the second under that name
     server, control = (f"type=unixio,path={path}" for path in sockets)
-    process = subprocess.Popen(ends_with_parent([
+    process = subprocess.Popen(tied_command([
         "swtpm", "socket", "--tpm2", "--tpmstate", f"dir={folder}", "--server", server, "--ctrl", control,
         "--flags", "not-need-init,startup-clear", "--log", f"file={folder / 'log'}",
     ]))  # fmt: skip
