@@ -1,8 +1,10 @@
 """What the user may set of PyTorch's caching allocator, read from a ``PYTORCH_CUDA_ALLOC_CONF`` string.
 
 Keys, their defaults and what is refused are those of PyTorch 2.13 (``c10/core/AllocatorConfig.h`` and
-``c10/cuda/CUDAAllocatorConfig.h``). Keys that only concern the host (pinned memory, locks) do not change the
-bytes on the device: they are accepted and have no effect.
+``c10/cuda/CUDAAllocatorConfig.h``). All that change the bytes on the device are emulated, the older remedies
+for fragmentation too: scripts that are really run set ``max_split_size_mb``, ``roundup_power2_divisions`` and
+``garbage_collection_threshold``. Keys that only concern the host (pinned memory, locks) do not change these
+bytes: they are accepted and have no effect.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _HOST_ONLY = (
 class AllocatorConfig:
     """Settings of the caching allocator; sizes in bytes.
 
-    ``max_split_size``: blocks of at least this size are never split. ``max_non_split_rounding``: a request of
+    ``max_split_size``: blocks of at least this size are not split. ``max_non_split_rounding``: a request of
     at least ``max_split_size`` may take a block that is less than this much larger. ``large_segment_size``:
     segment for requests between 1 and 10 MiB, and the page of expandable segments of the large pool.
     ``roundup_power2_divisions``: into how many parts each interval [2^i MiB, 2^(i+1) MiB) is divided to round
