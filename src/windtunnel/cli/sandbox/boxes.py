@@ -1,4 +1,5 @@
-"""``create``, ``ls``, ``stop``, ``rm``, ``put``, ``get`` and ``port``: sandboxes and the files in them."""
+"""Sandboxes, the files in them, and what is done with their checkpoints: `create` to `port`, `checkpoint` to
+`diff`."""
 
 from __future__ import annotations
 
@@ -10,18 +11,35 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.agents.sandbox.model import BoxInfo, SandboxLimits, SandboxSpec
-from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
+from windtunnel.agents.sandbox.model import (
+    LESS,
+    NO_TERMS,
+    BoxInfo,
+    CheckpointManifest,
+    Diff,
+    GcReport,
+    Lack,
+    RestoreReport,
+    SandboxLimits,
+    SandboxSpec,
+    Saved,
+)
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, SandboxHistory
 from windtunnel.cli.common import Json, print_columns
 from windtunnel.cli.options import takes
-from windtunnel.cli.sandbox.common import (
+from windtunnel.cli.sandbox import (
+    SOURCE,
     Name,
+    TakesLess,
     box,
     calls,
     client,
     file_errors,
+    less_as_json,
     moment,
     print_json,
+    printable,
+    size,
 )
 
 Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
@@ -163,3 +181,217 @@ def _image(text: str) -> str:
         return text
     path = os.path.expanduser(text)
     return os.path.abspath(path) if "/" in text or os.path.exists(path) else text
+
+
+CHANGES = {"created": "+", "deleted": "-", "modified": "~", "renamed": ">"}
+
+
+@calls(AnySandbox.checkpoint)
+def checkpoint(manifest: CheckpointManifest) -> None:
+    """Save the current state of a sandbox. An incomplete checkpoint is saved too.
+
+    Exit status 3: it lacks something. With --allow-less a reply that is held for it goes out.
+
+    Example: windtunnel sandbox checkpoint demo --label before-upgrade
+    """
+    frozen = f", frozen for {manifest.freeze_seconds * 1e3:.0f} ms" if manifest.freeze_seconds else ""
+    typer.echo(f"{manifest.id}  {manifest.turn_class.word}{frozen}")
+    typer.echo(f"  kept: {', '.join(manifest.restorable)}")
+    _print_lacks(manifest.lacks)
+
+
+NEWEST = typer.Argument(metavar="CHECKPOINT", help="A checkpoint. Default: the newest; see `log`.")
+
+
+@calls(AnySandbox.restore, checkpoint=NEWEST)
+def restore(report: RestoreReport) -> None:
+    """Restore a checkpoint of a sandbox. Its running processes are killed.
+
+    Exit status 3: something would not come back. What runs is left alone where that is known beforehand;
+    where it turned out, the sandbox is stopped.
+
+    Example: windtunnel sandbox restore demo
+    """
+    _print_report(report)
+
+
+@calls(AnySandbox.rollback)
+def rollback(report: RestoreReport) -> None:
+    """Return to an earlier checkpoint. Later ones stay, as another branch of the tree.
+
+    Exit status 3: as of `restore`.
+
+    Example: windtunnel sandbox rollback demo CHECKPOINT
+    """
+    _print_report(report)
+
+
+def _print_report(report: RestoreReport) -> None:
+    typer.echo(f"{report.checkpoint} is back, turn {report.turn}, in {report.seconds * 1e3:.0f} ms")
+    typer.echo(f"  back: {', '.join(report.restored)}")
+    _print_lacks(report.lacks)
+
+
+def fork(
+    context: typer.Context,
+    source: Annotated[str, SOURCE],
+    count: Annotated[int, typer.Option(min=1, help="Number of sandboxes.")] = 1,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="PREFIX", help="PREFIX of the names PREFIX-1, PREFIX-2, ...; a single fork is PREFIX."
+        ),
+    ] = "",
+    less: TakesLess = False,
+    as_json: Json = False,
+) -> None:
+    """Start new sandboxes from one checkpoint, each with its own identity.
+
+    Exit status 3: something would lack; none is started then.
+
+    Example: windtunnel sandbox fork demo --count 4
+    """
+    names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
+    with client(context) as daemon, less_as_json(as_json):
+        forks = daemon.fork(source, count, names=names if name else None, **(LESS if less else NO_TERMS))
+        infos = [fork.info() for fork in forks]
+    if as_json:
+        return print_json(infos)
+    for info in infos:
+        typer.echo(info.name)
+        _print_lacks(info.lacks)
+
+
+@calls(AnyHost.export, checkpoint=SOURCE)
+def export(manifest: CheckpointManifest, url: str) -> None:
+    """Write a checkpoint, complete in itself, so that another host can restore it.
+
+    Exit status 3: the sandbox's state now cannot be kept whole; nothing is written then.
+
+    Example: windtunnel sandbox export demo s3://bucket/demo
+    """
+    typer.echo(f"exported {manifest.id} to {url}")
+    _print_lacks(manifest.lacks)
+
+
+@calls(AnyHost.import_)
+def import_(info: BoxInfo) -> None:
+    """Make a sandbox from an exported checkpoint, and start it.
+
+    Exit status 3: something would not come back; no sandbox is made then.
+
+    Example: windtunnel sandbox import s3://bucket/demo demo-2
+    """
+    typer.echo(f"{info.name} runs")
+    _print_lacks(info.lacks)
+
+
+@calls(AnyHost.notice)
+def notice(outcome: dict[str, Saved], as_json: bool, takes_less: TakesLess = False) -> None:
+    """Checkpoint all running sandboxes before the machine is taken, cheapest first.
+
+    Exit status 3: not all of every sandbox is kept.
+
+    Example: windtunnel sandbox notice 120
+    """
+    from windtunnel.agents.sandbox.errors import IncompleteError
+
+    if as_json:
+        print_json(outcome)
+    for name, saved in outcome.items() if not as_json else ():
+        typer.echo(f"{name}: {saved.fault or saved.checkpoint}")
+        _print_lacks(saved.lacks)
+        if saved.fault or saved.whole:
+            typer.echo(f"  whole: {saved.whole or saved.checkpoint}")
+    less = [name for name, saved in outcome.items() if saved.fault or saved.less]
+    if less and not takes_less:
+        raise IncompleteError(
+            f"sandbox notice: not all of {', '.join(less)} is kept; --allow-less accepts the checkpoints as "
+            "they are"
+        )
+
+
+@calls(AnyHost.gc)
+def gc(report: GcReport, dry_run: bool) -> None:
+    """Remove unneeded checkpoints, and a crash's leftovers: mounts, cgroups, namespaces.
+
+    Example: windtunnel sandbox gc --dry-run
+    """
+    would = "would drop" if dry_run else "dropped"
+    for identity in report.checkpoints:
+        typer.echo(f"{would} checkpoint {identity}")
+    for left in report.leftovers:
+        typer.echo(f"{would} {left}")
+    if not dry_run:
+        typer.echo(f"{size(report.bytes_freed)} freed")
+    elif not (report.checkpoints or report.leftovers):
+        typer.echo("nothing to drop")
+
+
+@calls(AnySandbox.diff)
+def diff(changes: Diff) -> None:
+    """Show the files and processes that differ between two checkpoints.
+
+    Example: windtunnel sandbox diff demo CHECKPOINT
+    """
+    for change in changes.files:
+        added = f"  {size(change.size)}" if change.size else ""
+        typer.echo(f"{CHANGES.get(change.change, 'm')} {printable(change.path)}{added}")
+    for word, commands in (("started", changes.started), ("ended", changes.ended)):
+        for command in commands:
+            typer.echo(f"{word} {printable(command)}")
+    if not (changes.files or changes.started or changes.ended):
+        typer.echo("no difference")
+
+
+def _print_lacks(lacks: tuple[Lack, ...]) -> None:
+    for lack in lacks:
+        typer.echo(f"  lacks {lack}")
+
+
+Turns = Annotated[bool, typer.Option("--turns", help="List all turns, with or without a checkpoint.")]
+
+
+@calls(AnySandbox.log)
+def log(history: SandboxHistory, name: str, context: typer.Context, turns: Turns = False) -> None:
+    """Show the checkpoints of a sandbox and of what it was forked from, with the parent of each.
+
+    Example: windtunnel sandbox log demo --turns
+    """
+    if turns:
+        return _print_turns(history)
+    if not history.checkpoints:
+        return typer.echo(f"sandbox {name} has no checkpoint yet")
+    with client(context) as daemon:
+        tips = {info.name: info.tip for info in daemon.boxes()}
+    rows = []
+    for point in history.checkpoints:
+        parts = [part for part in (point.files, point.image) if part is not None and part.id == point.id]
+        notes = (
+            (point.lacks, f"{point.required.word} required, {len(point.lacks)} lacking"),
+            (point.box != name, f"of {point.box}"),
+            (point.label, printable(point.label)), (point.pinned, "pinned"),
+            *((tip == point.id, f"tip of {owner}") for owner, tip in tips.items()),
+        )  # fmt: skip
+        rows.append(
+            (
+                point.id, point.parent or "–", str(point.turn), point.turn_class.word,
+                size(sum(part.bytes_new for part in parts)), moment(point.created),
+                ", ".join(text for applies, text in notes if applies),
+            )
+        )  # fmt: skip
+    head = ("checkpoint", "parent", "turn", "class", "added", "created", "notes")
+    print_columns(head, rows, right=("turn", "added"))
+
+
+def _print_turns(history: SandboxHistory) -> None:
+    head = ("turn", "class", "required", "checkpoint", "added", "took", "why")
+    rows = [
+        (
+            str(turn.number), turn.turn_class.word, turn.required.word, turn.checkpoint or "–",
+            size(turn.bytes_new), f"{turn.seconds * 1e3:,.0f} ms",
+            printable("; ".join((*(f"lacks {lack}" for lack in turn.lacks), *turn.reasons))),
+        )
+        for turn in history.turns
+    ]  # fmt: skip
+    print_columns(head, rows, right=("turn", "added", "took"))

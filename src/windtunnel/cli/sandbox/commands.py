@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError, WindtunnelError
-from windtunnel.cli.sandbox.common import Name, box
+from windtunnel.cli.sandbox import Name, box
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import RemoteBox
