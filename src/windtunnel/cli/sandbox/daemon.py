@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.common import Json, quantity
-from windtunnel.cli.sandbox.common import client, print_json
+from windtunnel.cli.sandbox import client, print_json
 
 
 def doctor(context: typer.Context, as_json: Json = False) -> None:
@@ -90,26 +90,16 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="File with the token; without it, WINDTUNNEL_SANDBOX_TOKEN."),
     ] = None,
-    print_unit: Annotated[
-        bool, typer.Option("--print-unit", help="Print a systemd unit for this command, and exit.")
-    ] = False,
 ) -> None:
     """Run the daemon until Ctrl-C. Sandboxes keep running, and the next daemon takes them over.
 
     Example: windtunnel sandbox serve --tcp 8080 --token token.txt
     """
-    home = context.obj.need_home()
-    if print_unit:
-        from windtunnel.agents.sandbox.daemon.server import unit
-
-        options = {"--tcp": tcp, "--http": http, "--token": token and token.absolute()}
-        words = [str(word) for option, value in options.items() if value for word in (option, value)]
-        return typer.echo(unit(home, context.obj.tls, words), nl=False)
     from windtunnel.agents.sandbox.daemon import keys_of
     from windtunnel.agents.sandbox.daemon.server import end, run
 
     run(
-        home, keys=keys_of(_token(token), context.obj.tls) if tcp or http else None,
+        context.obj.need_home(), keys=keys_of(_token(token), context.obj.tls) if tcp or http else None,
         tcp=_listen("--tcp", tcp), http=_listen("--http", http),
         ready=lambda where: typer.echo(f"serving on {where}"),
     )  # fmt: skip

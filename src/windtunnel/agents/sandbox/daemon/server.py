@@ -1,15 +1,24 @@
-"""The daemon's life: its home, where it listens, its signals, and its end.
+"""The daemon: its home, where it listens, its signals, and its end.
 
 One daemon for a home: it holds the home's lock, which the kernel frees when it dies, so a socket that is left
 over can be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing,
 when there has been no sandbox and no call for a while. The sandboxes run on in each case, and the next
 daemon takes them over.
+
+Other languages call the methods of `protocol` by one route of HTTP: ``POST /v1/{part}/{method}``, with the
+token. ``part`` is one of `PARTS` (``turn``: the checkpoint under way that ``end_turn`` named). The body is a
+JSON object: ``on`` names the sandbox or the turn, ``with`` holds the arguments by their names; bytes are
+base64. The answer is ``{"value": …}``, or ``{"error": class, "text": sentence}`` with an error's status.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import errno
+import hmac
+import json
 import logging
 import os
 import select
@@ -19,10 +28,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel import __version__
 from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socket_of
@@ -30,11 +40,16 @@ from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxEvent
 from windtunnel.agents.sandbox.place import Home, checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, DaemonHealth, PendingTurn
+from windtunnel.base.calls import Message
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import SHORTEST, Keys
 from windtunnel.base.rpc import RpcServer, RpcService
-from windtunnel.base.tls import OPTIONS
 from windtunnel.linux.processes import session_first
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
 KEPT_TURNS = 1024
@@ -42,10 +57,15 @@ IDLE_SECONDS = 300.0
 """After which a daemon that was started in passing ends, unused."""
 TAKEOVER_SECONDS = 30.0
 """How long a daemon that is just ending is waited for."""
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 10
 """How long calls may go on after the daemon is told to end, before they are cancelled."""
 CLOSE_SECONDS = 120.0
 """How long checkpoints under way may take when the daemon ends."""
+PARTS = {"daemon": AnyDaemon, "host": AnyHost, "sandbox": AnySandbox, "turn": PendingTurn}
+"""What is served, and its name by HTTP."""
+HTTP_CALLS = 512
+"""At a time, each in a thread: a command occupies one until it ends."""
+STATUS = {"UserError": 400, "SandboxDied": 410, "IncompleteError": 417, "TimeoutError": 504}
 Place = tuple[str, int]
 
 
@@ -135,8 +155,7 @@ def run(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         daemon = Daemon(host, home, lambda: telling.send(b"1"))
-        protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
-        service = RpcService(protocols, daemon.find, daemon.refer, ERRORS, explained)
+        service = RpcService(tuple(PARTS.values()), daemon.find, daemon.refer, ERRORS, explained)
         servers = [RpcServer(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
         ready(str(socket_of(home)))
@@ -144,9 +163,7 @@ def run(
             servers.append(RpcServer(service, f"tcp:{tcp[0]}:{tcp[1]}", keys))
             ready(servers[-1].address.replace("tcp:", "tcp://", 1))
         if http is not None and keys is not None:
-            from windtunnel.agents.sandbox.daemon.http import serving
-
-            ready(stack.enter_context(serving(service, keys, *http)))
+            ready(stack.enter_context(http_serving(service, keys, *http)))
         _tell_systemd()
         _until_stopped(host, service, stopping, idle_seconds)
         LOG.info("ending; sandboxes run on")
@@ -187,23 +204,19 @@ def _finished(service: RpcService, seconds: float) -> None:
         time.sleep(0.02)
 
 
-@contextlib.contextmanager
-def home_lock(home: Path) -> Iterator[IO[str]]:
-    """Be the daemon of ``home`` within the block, with its lock. Raises UserError where another process has
-    that, and does not end."""
+def home_lock(home: Path) -> IO[str]:
+    """The lock of ``home``: whoever has it open is the daemon. Raises UserError where another process has it,
+    and does not end."""
     socket_of(home)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     deadline = time.monotonic() + TAKEOVER_SECONDS
     while True:
         try:
-            lock = Home(home).lock()
-            break
+            return Home(home).lock()
         except UserError:
             if answers(home) or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-    with lock:
-        yield lock
 
 
 def _close(host: AnyHost) -> None:
@@ -229,49 +242,73 @@ def _tell_systemd() -> None:
             line.send(b"READY=1")
 
 
+@contextlib.contextmanager
+def http_serving(service: RpcService, keys: Keys, host: str, port: int) -> Iterator[str]:
+    """Answer at this URL, within the block. The token is the secret of ``keys``."""
+    import uvicorn
+
+    from windtunnel.base.web import WebServer, listen
+
+    listener = listen("serve", host.strip("[]"), port)
+    files = keys.tls.paths if keys.tls is not None else (None, None)
+    server = WebServer(
+        uvicorn.Config(
+            application(service, keys.secret), http="h11", lifespan="off", access_log=False,
+            log_config=None, proxy_headers=False, server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS, ssl_certfile=files[0], ssl_keyfile=files[1],
+        )
+    )  # fmt: skip
+    thread = threading.Thread(target=server.run, args=([listener],), name="sandbox-http", daemon=True)
+    thread.start()
+    try:
+        yield f"{'http' if keys.tls is None else 'https'}://{host}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def application(service: RpcService, token: bytes) -> Starlette:
+    """The route of HTTP, for who knows the token."""
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    expected, threads = b"Bearer " + token, ThreadPoolExecutor(HTTP_CALLS, thread_name_prefix="sandbox-http")
+
+    def perform(message: Message) -> tuple[Message, bytes]:
+        with service.at_work():
+            return service.perform(message)
+
+    def refused(status: int, sentence: str) -> JSONResponse:
+        return JSONResponse({"error": "UserError", "text": f"sandbox: {sentence}"}, status)
+
+    async def call(request: Request) -> JSONResponse:
+        if not hmac.compare_digest(request.headers.get("authorization", "").encode("latin-1"), expected):
+            return refused(401, "the token is missing or wrong; send 'Authorization: Bearer TOKEN'")
+        part, name = request.path_params["part"], request.path_params["method"]
+        if part not in PARTS:
+            return refused(404, f"part {part!r} is unknown; accepted are {', '.join(PARTS)}")
+        try:
+            body = json.loads(await request.body() or b"{}")
+            on, arguments = body.get("on", ""), body.get("with", {})
+            if not isinstance(on, str) or not isinstance(arguments, dict) or body.keys() - {"on", "with"}:
+                raise ValueError
+        except (ValueError, AttributeError):
+            return refused(400, 'the body is not accepted; send {"on": NAME, "with": {ARGUMENT: VALUE, …}}')
+        message = {"do": f"{PARTS[part].__name__}.{name}", "on": on, "with": arguments}
+        answer, data = await asyncio.get_running_loop().run_in_executor(threads, perform, message)
+        if data:
+            answer = {"value": base64.b64encode(data).decode()}
+        return JSONResponse(answer, STATUS.get(answer["error"], 500) if "error" in answer else 200)
+
+    return Starlette(routes=[Route("/v1/{part}/{method}", call, methods=["POST"])])
+
+
 def end(status: int) -> None:
     """Leave at once: a thread that hangs in the kernel would keep the process from ending."""
     logging.shutdown()
     os._exit(status)
-
-
-UNIT = """\
-[Unit]
-Description=windtunnel sandboxes of {home}
-After=local-fs.target network.target
-StartLimitIntervalSec=60
-StartLimitBurst=5
-
-[Service]
-Type=notify
-ExecStart={command}
-Restart=on-failure
-RestartSec=100ms
-RestartPreventExitStatus=2
-# the sandboxes outlive the daemon, in control groups of their own
-KillMode=process
-Delegate=yes
-LimitNOFILE=65536
-TimeoutStartSec=300
-TimeoutStopSec=180
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-
-def unit(home: Path, tls: Sequence[str], options: Sequence[str]) -> str:
-    """The unit file of a daemon of ``home``, with the files of ``tls`` and ``options`` of ``serve``."""
-    before = [word for pair in zip(OPTIONS, tls, strict=False) for word in pair]
-    program = Path(sys.executable).with_name("windtunnel")
-    command = [str(program), "sandbox", "--home", str(home), *before, "serve", *options]
-    return UNIT.format(home=str(home).replace("%", "%%"), command=" ".join(map(_quoted, command)))
-
-
-def _quoted(word: str) -> str:
-    for plain, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
-        word = word.replace(plain, instead)
-    return f'"{word}"'
 
 
 def main() -> None:
