@@ -87,19 +87,6 @@ def test_a_label_is_one_short_line(label: str) -> None:
     checks.checked_label("before ünïcode \u2014 upgrade")
 
 
-@pytest.mark.parametrize(
-    ("names", "count", "said"),
-    [
-        (["d", "d"], 2, "name 'd' is given twice"),
-        (["d"], 2, "1 names for 2 sandboxes"),
-        (["d", "e" * 49], 2, "is not accepted"),
-    ],
-)
-def test_names_of_forks(names: list[str], count: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        checks.checked_names(names, count)
-
-
 def test_a_shell_is_a_program_inside_the_root(tmp_path: Path) -> None:
     def refused() -> bool:
         try:

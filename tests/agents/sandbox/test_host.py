@@ -171,7 +171,12 @@ def test_forks_go_their_own_ways(host: Any, make: Callable[..., Any]) -> None:
     box = make()
     turn(box, SERVER)
     turn(box, f"{ASK}; A=1; echo base > /workspace/f")
-    forks = host.fork(box.name, 3)
+    with pytest.raises(UserError, match="name 'X' is not accepted"):
+        host.fork(box.name, 2, name="X")
+    forks = host.fork(box.name, 2)
+    (named,) = host.fork(box.name, name=f"{box.name}-own")
+    assert [fork.name for fork in (*forks, named)] == [f"{box.name}-{end}" for end in ("1", "2", "own")]
+    forks.append(named)
     names = set()
     for number, fork in enumerate(forks):
         assert fork.run("echo $A; cat /workspace/f").stdout == b"1\nbase\n"

@@ -198,7 +198,7 @@ class Lane:
         arena = OfHost(self.client, self.home)
         landed, said = False, ""
         try:
-            self.client.fork(start, names=[name])
+            self.client.fork(start, name=name)
             box = self.client.get(name)
             _must(box, "echo 1 > /row/mark")
             first = box.checkpoint(full=True).id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,10 +54,10 @@ class Fake:
         self.restored += 1
         return self.back
 
-    def fork(self, checkpoint: str, names: Sequence[str]) -> Told:
-        assert checkpoint == "c1" and len(names) == 2
+    def fork(self, checkpoint: str, name: str, count: int) -> Told:
+        assert checkpoint == "c1" and count == 2
         self.did.append("fork")
-        self.alive.update(names)
+        self.alive.update((f"{name}-1", f"{name}-2"))
         return self.forked
 
     def remove(self, name: str) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from windtunnel.agents.sandbox.model import NETWORKS, SandboxLimits, SandboxSpec
@@ -112,16 +112,6 @@ def checked_label(label: str) -> None:
             f"checkpoint: label {label[:60]!r} is not accepted; give one line of at most {LONGEST_LABEL} "
             "printable characters"
         )
-
-
-def checked_names(names: Sequence[str], count: int) -> None:
-    """Names for as many new sandboxes. Raises UserError."""
-    if len(names) != count:
-        raise UserError(f"fork: {len(names)} names for {count} sandboxes")
-    for name in names:
-        checked_name(name)
-        if names.count(name) > 1:
-            raise UserError(f"fork: name {name!r} is given twice")
 
 
 def need_shell(root: Path, image: str) -> None:

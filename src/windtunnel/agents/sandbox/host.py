@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -186,30 +186,24 @@ class SandboxHost:
             boxes = [self._boxes[name] for name in sorted(self._boxes)]
         return [box.info() for box in boxes]
 
-    def fork(
-        self,
-        checkpoint: str,
-        count: int = 1,
-        *,
-        names: Sequence[str] | None = None,
-        **terms: Unpack[Terms],
-    ) -> list[Box]:
+    def fork(self, checkpoint: str, count: int = 1, *, name: str = "", **terms: Unpack[Terms]) -> list[Box]:
         """``count`` new running sandboxes that go on from one checkpoint.
 
         ``checkpoint``: an id, a prefix of one that is unique, or the name of a sandbox (its state now: a
-        checkpoint is taken if something changed). Each has a hostname, network and random seeds of its own.
+        checkpoint is taken if something changed). ``name``: of a single one, or what their names begin with,
+        before a number that is free. Each has a hostname, network and random seeds of its own.
         Raises IncompleteError, and none is left, where one would lack something, unless that is allowed.
         """
         if count < 1:
             raise UserError(f"fork: count {count} is not accepted; at least 1")
-        if names:
-            checks.checked_names(names, count)
+        if name:
+            checked_name(name)
         manifest = self._checkpoint_of(checkpoint, terms)
-        fork_names = list(names) if names else self._free_names(manifest.box, count)
+        names = [name] if name and count == 1 else self._free_names(name or manifest.box[:40], count)
         jobs: list[Future[Box]] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs += [pool.submit(self._fork_one, manifest, name, terms) for name in fork_names]
+                jobs += [pool.submit(self._fork_one, manifest, name, terms) for name in names]
                 wait(jobs)  # an interrupt ends this; what has begun is still waited for, at the block's end
             return [job.result() for job in jobs]
         except BaseException:
@@ -387,7 +381,7 @@ class SandboxHost:
     def _free_names(self, stem: str, count: int) -> list[str]:
         with self._lock:
             used_names = set(self._boxes)
-        names = (f"{stem[:40]}-{number}" for number in itertools.count(1))
+        names = (checked_name(f"{stem}-{number}") for number in itertools.count(1))
         return list(itertools.islice((name for name in names if name not in used_names), count))
 
     def _fork_one(self, manifest: CheckpointManifest, name: str, terms: Terms) -> Box:

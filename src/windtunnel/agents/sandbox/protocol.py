@@ -140,14 +140,10 @@ class AnyHost(Protocol):
     def boxes(self) -> list[BoxInfo]: ...
 
     def fork(
-        self,
-        checkpoint: str,
-        count: int = 1,
-        *,
-        names: Sequence[str] | None = None,
-        allow_less: bool = False,
+        self, checkpoint: str, count: int = 1, *, name: str = "", allow_less: bool = False
     ) -> Sequence[AnySandbox]:
-        """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""
+        """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name. ``name``: of a
+        single one, or what their names NAME-1, NAME-2, … begin with."""
 
     def remove(self, name: str) -> None: ...
 

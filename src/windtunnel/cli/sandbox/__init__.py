@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.agents.sandbox.protocol import AnySandbox
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
 from windtunnel.base import units
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.cli import common, new_group
@@ -183,6 +183,7 @@ WORDS = {
     "label": typer.Option(help="A name for it; a checkpoint with a label is never dropped."),
     "full": typer.Option("--full", help="Dump the processes even if they did not change."),
     "checkpoint": CHECKPOINT,
+    "count": typer.Option(min=1, help="Number of sandboxes."),
     "older": typer.Argument(metavar="A", help="A checkpoint."),
     "newer": typer.Argument(metavar="B", help="A later checkpoint. Default: the current state."),
     "url": typer.Argument(
@@ -226,6 +227,8 @@ def calls(method: Callable[..., Any], **words: Any) -> Callable[[Callable[..., N
                 result = getattr(on, method.__name__)(**{name: arguments[name] for name in names})
                 if isinstance(result, RemoteBox):
                     result = result.info()
+                elif method is AnyHost.fork:
+                    result = [box.info() for box in result]
             if as_json and "as_json" not in accepted:
                 return print_json(result)
             arguments |= {"context": context, "as_json": as_json}

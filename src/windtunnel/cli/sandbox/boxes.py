@@ -12,8 +12,6 @@ from typing import Annotated
 import typer
 
 from windtunnel.agents.sandbox.model import (
-    LESS,
-    NO_TERMS,
     BoxInfo,
     CheckpointManifest,
     Diff,
@@ -35,7 +33,6 @@ from windtunnel.cli.sandbox import (
     calls,
     client,
     file_errors,
-    less_as_json,
     moment,
     print_json,
     printable,
@@ -232,31 +229,19 @@ def _print_report(report: RestoreReport) -> None:
     _print_lacks(report.lacks)
 
 
-def fork(
-    context: typer.Context,
-    source: Annotated[str, SOURCE],
-    count: Annotated[int, typer.Option(min=1, help="Number of sandboxes.")] = 1,
-    name: Annotated[
-        str,
-        typer.Option(
-            metavar="PREFIX", help="PREFIX of the names PREFIX-1, PREFIX-2, ...; a single fork is PREFIX."
-        ),
-    ] = "",
-    less: TakesLess = False,
-    as_json: Json = False,
-) -> None:
+PREFIX = typer.Option(
+    metavar="PREFIX", help="PREFIX of the names PREFIX-1, PREFIX-2, ...; a single fork is PREFIX."
+)
+
+
+@calls(AnyHost.fork, checkpoint=SOURCE, name=PREFIX)
+def fork(infos: list[BoxInfo]) -> None:
     """Start new sandboxes from one checkpoint, each with its own identity.
 
     Exit status 3: something would lack; none is started then.
 
     Example: windtunnel sandbox fork demo --count 4
     """
-    names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
-    with client(context) as daemon, less_as_json(as_json):
-        forks = daemon.fork(source, count, names=names if name else None, **(LESS if less else NO_TERMS))
-        infos = [fork.info() for fork in forks]
-    if as_json:
-        return print_json(infos)
     for info in infos:
         typer.echo(info.name)
         _print_lacks(info.lacks)

@@ -344,18 +344,14 @@ class FakeHost:
         shutil.rmtree(self._boxes.pop(name).folder)
 
     def fork(
-        self,
-        checkpoint: str,
-        count: int = 1,
-        *,
-        names: Sequence[str] | None = None,
-        allow_less: bool = False,
+        self, checkpoint: str, count: int = 1, *, name: str = "", allow_less: bool = False
     ) -> list[FakeBox]:
         every = ((box, one.id) for box in self._boxes.values() for one in box.state.checkpoints)
         source, id = next((box, id) for box, id in every if checkpoint in (id, box.name))
         made = []
-        for name in names or [f"{source.name}-{number + 1}" for number in range(count)]:
-            box = self.create(replace(source.spec, name=name), id)
+        several = [f"{name or source.name}-{number + 1}" for number in range(count)]
+        for each in [name] if name and count == 1 else several:
+            box = self.create(replace(source.spec, name=each), id)
             shutil.copytree(source.folder / "snapshots" / id, box.files, dirs_exist_ok=True)
             made.append(box)
         return made

@@ -38,9 +38,9 @@ def test_a_spec_and_a_checkpoint_travel_whole(client: Client) -> None:
     box.run("echo two > file")
     assert box.restore().restored == ("files",) and box.get("/file") == b"one\n"
     assert box.diff(made.id).files[0].path == "/a"
-    forks = client.fork(made.id, 2, names=["x", "y"])
+    forks = client.fork(made.id, 2, name="x")
     assert [one.get("/file") for one in forks] == [b"one\n", b"one\n"]
-    assert client.get("x").info().base == made.id and set(client.notice(30)) == {"a", "x", "y"}
+    assert client.get("x-1").info().base == made.id and set(client.notice(30)) == {"a", "x-1", "x-2"}
     assert client.gc(dry_run=True).bytes_freed == 0 and client.gc().bytes_freed == 4096
     assert client.export("a", "/tmp/x").box == "a"
     assert client.import_("/tmp/x", "z").info().image == "/tmp/x"
@@ -180,7 +180,7 @@ def test_the_same_calls_awaited(client: Client) -> None:
             box = await host.create(SandboxSpec("a", environment={"A": "1"}))
             async with box.turn("r"):
                 await box.put("/f", b"\0\xff")
-            (fork,) = await host.fork((await box.checkpoint("x", pin=True)).id, names=["b"])
+            (fork,) = await host.fork((await box.checkpoint("x", pin=True)).id, name="b")
             assert (fork.name, await fork.get("/f")) == ("b", b"\0\xff")
             assert (await fork.spec()).environment == {"A": "1"}
             assert (await (await box.end_turn("r2")).wait(60)).request == "r2"

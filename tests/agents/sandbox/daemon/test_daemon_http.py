@@ -56,13 +56,13 @@ def test_the_life_of_a_sandbox_by_http(served: tuple[str, str]) -> None:
     assert value("turn/wait", turn, timeout=60)["request"] == "r"
     made = value("sandbox/checkpoint", "h", full=True)
     assert made["turn_class"] == "full"
-    assert value("host/fork", checkpoint=made["id"], count=2, names=["i", "j"]) == ["i", "j"]
-    assert [one["name"] for one in value("host/boxes")] == ["h", "i", "j"]
+    assert value("host/fork", checkpoint=made["id"], count=2, name="i") == ["i-1", "i-2"]
+    assert [one["name"] for one in value("host/boxes")] == ["h", "i-1", "i-2"]
     value("sandbox/run", "h", command="echo watched > odd")
     less = call("sandbox/checkpoint", {"on": "h"})
     assert (less.status_code, less.json()["error"]) == (417, "IncompleteError")
     assert less.json()["with"]["lacks"][0]["what"] == "odd (process 7 inside)"
-    for name in "hij":
+    for name in ("h", "i-1", "i-2"):
         value("host/remove", name=name)
 
 

@@ -34,7 +34,7 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
             box.put("/tmp/file", b"\0put")
             assert {one.name: one.size for one in box.listdir("/tmp")}["file"] == 4
             made = box.checkpoint("kept")
-            (fork,) = client.fork(made.id, names=["f"])
+            (fork,) = client.fork(made.id, name="f")
             assert fork.run("hostname; pwd; echo $A").stdout == b"f\n/tmp\nb c\n"
             assert box.run("sleep 600", timeout=0.2).ended == "timeout"
 

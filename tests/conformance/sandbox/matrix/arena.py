@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,7 +69,7 @@ class Arena(Protocol):
 
     def restore(self, name: str) -> Told: ...
 
-    def fork(self, checkpoint: str, names: Sequence[str]) -> Told: ...
+    def fork(self, checkpoint: str, name: str, count: int) -> Told: ...
 
     def remove(self, name: str) -> None: ...
 
@@ -101,9 +101,9 @@ class OfHost:
     def restore(self, name: str) -> Told:
         return _asked(lambda: Told(self._host.get(name).restore().checkpoint))
 
-    def fork(self, checkpoint: str, names: Sequence[str]) -> Told:
+    def fork(self, checkpoint: str, name: str, count: int) -> Told:
         def made() -> Told:
-            self._host.fork(checkpoint, len(names), names=list(names))
+            self._host.fork(checkpoint, count, name=name)
             return Told(checkpoint)
 
         return _asked(made)
@@ -154,12 +154,9 @@ class ByCommand:
     def restore(self, name: str) -> Told:
         return self._told("restore", name, "--json")
 
-    def fork(self, checkpoint: str, names: Sequence[str]) -> Told:
-        for name in names:
-            told = self._told("fork", checkpoint, "--name", name, "--json")
-            if told.words:
-                return told
-        return Told(checkpoint)
+    def fork(self, checkpoint: str, name: str, count: int) -> Told:
+        told = self._told("fork", checkpoint, "--name", name, "--count", str(count), "--json")
+        return told if told.words else Told(checkpoint)
 
     def remove(self, name: str) -> None:
         self._call("rm", "--yes", name)

@@ -48,7 +48,7 @@ def judged(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str, s
 
 def _outcome(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str, str]) -> Outcome:
     name = new_name("row")
-    names = [name, *(f"{name}-fork{number}" for number in range(1, FORKS + 1))]
+    names = [name, *(f"{name}-fork-{number}" for number in range(1, FORKS + 1))]
     try:
         try:
             start(arena, row, name, image, environment)
@@ -63,7 +63,7 @@ def _outcome(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str,
         told = arena.restore(name)
         wrong = "" if told.words else failed(arena, row, name, "after the restore")
         if not told.words and not wrong:
-            told = arena.fork(kept.id, names[1:])
+            told = arena.fork(kept.id, f"{name}-fork", FORKS)
             for number, fork in enumerate(names[1:], 1) if not told.words else ():
                 wrong = wrong or failed(arena, row, fork, f"in fork {number}")
         if not told.words and not wrong:
