@@ -29,9 +29,9 @@ from benchmarks.agents.sandbox.sessions import begin, shipped
 from benchmarks.harness.measure import in_turn, ratios, side_by_side
 from benchmarks.harness.rows import Row, figure
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.calibrate import calibrate
+from windtunnel.agents.sandbox.calibrate import calibrate_here
 from windtunnel.agents.sandbox.context import Pending
-from windtunnel.agents.sandbox.costs import SandboxCosts
+from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.model import CheckpointManifest, TurnClass, TurnEffects, TurnRecord
 from windtunnel.agents.sandbox.policy import CheckpointPlan, CheckpointRequest, Occasion, PolicyName
@@ -195,7 +195,8 @@ def part(trace: Trace, think: float) -> Trace:
 
 def twin_rows(quick: bool) -> Iterator[Row]:
     with own_home() as home:
-        costs = calibrate(home / "costs.json", quick=quick, home=home / "calibration").costs
+        made = calibrate_here(quick, lambda *_: None, path=home / "costs.json", home=home / "calibration")
+        costs = load_costs(made.path).costs
         traces = loads((QUICK_THINK if quick else THINK) / 2)
         runs = [_observed(home, policy, traces) for policy in TWIN_POLICIES]
     for run in runs:

@@ -16,15 +16,16 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import SandboxCosts, SandboxProfile, profile_path, save_costs
+from windtunnel.agents.sandbox.costs import NAME, SandboxCosts, SandboxProfile, save_costs
 from windtunnel.agents.sandbox.model import CheckpointManifest, SandboxLimits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
 from windtunnel.calibration.fit import least_squares, quartile
 from windtunnel.calibration.profiles import Calibrated, Progress, today
 from windtunnel.cluster.catalogue import processor_name
@@ -56,13 +57,9 @@ Sizes = dict[tuple[int, int], Samples]
 """By bytes of memory and number of processes."""
 
 
-def calibrate(
-    path: Path | None = None,
-    *,
-    quick: bool = False,
-    home: Path | None = None,
-    progress: Callable[[str, float], None] = lambda part, fraction: None,
-) -> SandboxProfile:
+def calibrate_here(
+    quick: bool, progress: Progress, *, path: Path | None = None, home: Path | None = None
+) -> Calibrated:
     """Measure, fit, and write the profile to ``path`` (default: the user's own). About a minute, or ten
     seconds with ``quick``. Leaves no sandbox, mount or folder behind.
 
@@ -100,10 +97,10 @@ def calibrate(
             "pool": pool,
             "inspector": inspector.kind if inspector is not None else "none",
         },
-        path=str(path or profile_path()),
     )
-    save_costs(profile, path or profile_path())
-    return profile
+    where = path or profiles.own(NAME)
+    save_costs(profile, where)
+    return Calibrated(where, f"{profile.origin}; {errors}")
 
 
 @contextlib.contextmanager
@@ -139,7 +136,7 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
-def _basics(host: SandboxHost, repeats: int, progress: Callable[[str, float], None]) -> Samples:
+def _basics(host: SandboxHost, repeats: int, progress: Progress) -> Samples:
     """What does not depend on the sandbox's size."""
     basics: Samples = defaultdict(list)
     host.create(SandboxSpec("first"))  # imports the image, which is no part of a creation
@@ -187,11 +184,7 @@ def _expect(box: Box, turn_class: TurnClass) -> CheckpointManifest:
 
 
 def _sizes(
-    host: SandboxHost,
-    grid: Sequence[tuple[int, int]],
-    repeats: int,
-    basics: Samples,
-    progress: Callable[[str, float], None],
+    host: SandboxHost, grid: Sequence[tuple[int, int]], repeats: int, basics: Samples, progress: Progress
 ) -> Sizes:
     """Sandboxes of every size. They are measured in turn, again and again, so that what else the machine does
     meanwhile falls on all sizes alike."""
@@ -238,12 +231,6 @@ def _sized(host: SandboxHost, name: str, memory: int, processes: int, samples: S
     samples["after_first"].append(first.total_seconds - first.freeze_seconds)
     samples["new_first"].append(float(first.image.bytes_new))
     return box
-
-
-def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
-    """`calibrate` for ``windtunnel calibrate agents.sandbox``."""
-    profile = calibrate(quick=quick, progress=progress)
-    return Calibrated(Path(profile.path), f"{profile.origin}; {profile.provenance['errors']}")
 
 
 def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:

@@ -150,18 +150,13 @@ class SandboxProfile:
         return f"{which}, measured on {machine}, {date}"
 
 
-def profile_path() -> Path:
-    """Where this user's own profile lies."""
-    return profiles.own(NAME)
-
-
 def load_costs(path: Path | None = None) -> SandboxProfile:
     """The profile at ``path``; None: the user's own where there is one, else the shipped one.
 
     Raises UserError when the file is no profile.
     """
     if path is None:
-        path = profile_path() if profile_path().is_file() else SHIPPED
+        path = own if (own := profiles.own(NAME)).is_file() else SHIPPED
 
     def make(data: dict[str, Any]) -> SandboxProfile:
         costs = from_plain(SandboxCosts, data["costs"])

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from agents.sandbox.twin.plain_costs import plain_costs
-from windtunnel.agents.sandbox.calibrate import calibrate, fitted
+from windtunnel.agents.sandbox.calibrate import calibrate_here, fitted
 from windtunnel.agents.sandbox.costs import (
+    NAME,
     SHIPPED,
     SandboxProfile,
     load_costs,
-    profile_path,
     save_costs,
 )
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
 
 
 def test_a_full_checkpoint_by_hand() -> None:
@@ -54,7 +55,7 @@ def test_the_users_own_profile_goes_before_the_shipped_one(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     assert load_costs().path == str(SHIPPED)
-    save_costs(SandboxProfile(plain_costs(decide=3)), profile_path())
+    save_costs(SandboxProfile(plain_costs(decide=3)), profiles.own(NAME))
     assert load_costs().costs.decide == 3
 
 
@@ -114,17 +115,19 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
 def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UserError, match="needs root"):
-        calibrate()
+        calibrate_here(True, lambda *_: None)
 
 
 @pytest.mark.conformance
 @pytest.mark.root
 def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, new_home: Path) -> None:
     new_home.rmdir()
-    profile = calibrate(tmp_path / "profile.json", quick=True, home=new_home)
+    made = calibrate_here(True, lambda *_: None, path=tmp_path / "profile.json", home=new_home)
     assert not new_home.exists()
     new_home.mkdir()
-    assert load_costs(tmp_path / "profile.json").provenance == profile.provenance
+    assert made.path == tmp_path / "profile.json"
+    profile = load_costs(made.path)
+    assert profile.provenance["errors"] in made.said
     costs = profile.costs
     assert min(costs.shell, costs.files_freeze, costs.files_after) > 0
     assert costs.checkpoint(TurnClass.FULL, processes=1).seconds > costs.files_freeze + costs.files_after
