@@ -243,13 +243,13 @@ def _saved(notice: Notice) -> SaveOrder:
     for name in order:
         plan[name] = TurnClass.FULL
         times = [costs[cost][plan[cost] is TurnClass.FULL] for cost in planned()]
-        if _span(times, notice.workers) > notice.seconds:
+        if span(times, notice.workers) > notice.seconds:
             plan[name] = TurnClass.FILES
             break
     return SaveOrder(tuple(Save(name, plan[name]) for name in planned()))
 
 
-def _span(times: Iterable[float], workers: int) -> float:
+def span(times: Iterable[float], workers: int) -> float:
     """Seconds until the last of the jobs ends, each given to the worker that is free first."""
     free = [0.0] * workers
     for seconds in times:

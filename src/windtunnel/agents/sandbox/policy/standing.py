@@ -98,13 +98,8 @@ def _difference(name: str, value: str, now: str | None) -> str:
         if goes_on(was) == goes_on(timer):
             return ""
         return "it does not go on" if goes_on(was) else "it had stopped, and goes on"
-    if value.endswith(OUTSIDE) or _steady(value) in (_steady(now), _steady(_MORE.sub("", now))):
-        return ""
-    return f"it is {now} now"
-
-
-def _steady(value: str) -> str:
-    return _UNSENT.sub("", value)
+    was, *same = (_UNSENT.sub("", words) for words in (value, now, _MORE.sub("", now)))
+    return "" if value.endswith(OUTSIDE) or was in same else f"it is {now} now"
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from windtunnel.agents.sandbox.policy import (
     SaveOrder,
     Settle,
     Shortfall,
+    span,
 )
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.policy.queues import CheckpointHistory, Forget, Pick, Queued
@@ -275,9 +276,9 @@ def _checkpoint(costs: SandboxCosts, request: CheckpointRequest, plan: Checkpoin
 
 def _saved(notice: Notice, order: SaveOrder) -> float:
     endangered = {sandbox.name: sandbox for sandbox in notice.sandboxes}
-    free = [0.0] * notice.workers
-    for save in order.saves:
-        sandbox = endangered[save.name]
-        whole = save.most is TurnClass.FULL and sandbox.needs is TurnClass.FULL
-        free[free.index(min(free))] += sandbox.full if whole else sandbox.files
-    return max(free)
+    planned = [(endangered[save.name], save.most) for save in order.saves]
+    times = [
+        sandbox.full if most is sandbox.needs is TurnClass.FULL else sandbox.files
+        for sandbox, most in planned
+    ]
+    return span(times, notice.workers)

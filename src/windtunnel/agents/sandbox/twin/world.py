@@ -122,9 +122,9 @@ class TwinScheduler:
         self._queues.add(job.name, urgent=urgent)
         self._hand_out()
 
-    def promote(self, job: CheckpointJob) -> bool:
-        """Somebody waits for the job now; False when it runs already, or is done."""
-        return self._queues.promote(job.name)
+    def promote(self, job: CheckpointJob) -> None:
+        """Somebody waits for the job now."""
+        self._queues.promote(job.name)
 
     def drop(self, job: CheckpointJob) -> bool:
         """Take a job that has not begun out of the queue; whoever waits for it goes on."""
