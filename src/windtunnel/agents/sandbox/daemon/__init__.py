@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.place import LOCK, default_home
+from windtunnel.base import wire
 from windtunnel.base.errors import HostError, UserError
 
 if TYPE_CHECKING:
@@ -118,13 +118,11 @@ def refuse_open(host: str, what: str) -> None:
 
 def answers(home: Path) -> bool:
     """Whether a daemon accepts connections on the socket of ``home``."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(5)
-        try:
-            probe.connect(str(socket_of(home)))
-        except OSError:
-            return False
-        return True
+    try:
+        wire.connect(f"unix:{socket_of(home)}", 5.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def ensure(home: Path) -> None:
