@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.context import JobEngine, Pending
+from windtunnel.agents.sandbox.context import JobEngine, Pending, SandboxLog
 from windtunnel.agents.sandbox.model import TurnClass, TurnRecord
 from windtunnel.agents.sandbox.policy.queues import Pick, Queued
 
@@ -16,11 +16,15 @@ def line(number: int) -> TurnRecord:
     return TurnRecord(number, TurnClass.FULL, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
 
 
+def log(box: str, folder: Path = Path("/nowhere")) -> SandboxLog:
+    return SandboxLog(box, "semantic", folder, print)
+
+
 class Held:
     """An engine of one worker that stands in its first job until told to go on."""
 
-    def __init__(self, **options: Any) -> None:
-        self.engine = JobEngine(1, **options)
+    def __init__(self, folder: Path) -> None:
+        self.engine = JobEngine(1, lambda box: log(box, folder / box))
         self.go = threading.Event()
         self.order: list[str] = []
         begun = threading.Event()
@@ -46,21 +50,22 @@ class Held:
         return self.order
 
 
-def test_a_choice_is_told_and_one_job_alone_is_none() -> None:
-    told: list[tuple[str, Queued, Pick]] = []
-    held = Held(chosen=lambda *choice: told.append(choice))
+def test_a_choice_is_told_and_one_job_alone_is_none(tmp_path: Path) -> None:
+    held = Held(tmp_path)
+    for name in "abc":
+        (tmp_path / name).mkdir()
     for name in "ab":
         held.submit(name)
     held.submit("c", urgent=True)
     assert held.finish() == ["c", "a", "b"]
-    assert told == [
-        ("c", Queued(("c/4",), ("a/2", "b/3"), 0, 4), Pick("c/4")),
-        ("a", Queued((), ("a/2", "b/3"), 1, 4), Pick("a/2")),
-    ]
+    told = {name: log(name, tmp_path / name).decisions() for name in "abc"}
+    assert told["c"] == [(Queued(("c/4",), ("a/2", "b/3"), 0, 4), Pick("c/4"))]
+    assert told["a"] == [(Queued((), ("a/2", "b/3"), 1, 4), Pick("a/2"))]
+    assert told["b"] == []
 
 
 def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
-    engine = JobEngine(1)
+    engine = JobEngine(1, log)
 
     def fail() -> TurnRecord:
         raise OSError("disk full")
@@ -74,8 +79,8 @@ def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
         engine.submit("a", lambda: line(3))
 
 
-def test_waiting_is_bounded_and_a_settled_turn_is_done() -> None:
-    held = Held()
+def test_waiting_is_bounded_and_a_settled_turn_is_done(tmp_path: Path) -> None:
+    held = Held(tmp_path)
     with pytest.raises(TimeoutError, match="first"):
         held.first.wait(0.01)
     assert held.finish() == []

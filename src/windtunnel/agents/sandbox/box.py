@@ -62,7 +62,7 @@ from windtunnel.agents.sandbox.policy import (
     Shortfall,
 )
 from windtunnel.agents.sandbox.protocol import SandboxHistory
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
+from windtunnel.agents.sandbox.restore import Restoring
 from windtunnel.agents.sandbox.store import new_id
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
@@ -123,25 +123,21 @@ class Box:
 
     def info(self) -> BoxInfo:
         record, machine = self._record, self._machine
-        alive = machine is not None and machine.alive()
-        status = "running" if alive else "dead" if record.status == "running" else record.status
+        machine = machine if machine is not None and machine.alive() else None
+        status = "running" if machine else "dead" if record.status == "running" else record.status
         return BoxInfo(
             name=self.name,
             status=status,
-            pid=machine.pid if machine is not None and alive else 0,
+            pid=machine.pid if machine else 0,
             turns=record.turns,
             tip=self.tip,
             image=record.image,
             network=record.spec.network,
             created=record.created,
-            processes=machine.commands() if machine is not None and alive else (),
+            processes=machine.commands() if machine else (),
             base=record.base,
             lacks=self._lacks,
         )
-
-    def shells(self) -> list[str]:
-        """Names of its persistent shells."""
-        return sorted(self.machine().shells())
 
     def machine(self) -> Machine:
         """The running machine, or SandboxDied in words."""
@@ -176,9 +172,7 @@ class Box:
         """
         text = command if isinstance(command, str) else shlex.join(command)
         with self._lock:
-            self._gate()
-            machine = self.machine()
-            self._begin()
+            machine = self._begin()
         # not under the lock: an agent that runs in this command ends its turns through the model proxy
         result = machine.run(
             text, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output, stdin=stdin
@@ -190,9 +184,7 @@ class Box:
     def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         """Write a file of the sandbox, atomically. It counts as a change of the turn."""
         with self._lock:
-            self._gate()
-            machine = self.machine()
-            self._begin()
+            machine = self._begin()
             put_file(machine.root, path, data, mode)
             if self._context.inspector is not None:
                 self._context.inspector.touched(self.name, path)
@@ -356,7 +348,7 @@ class Box:
     def restore(self, checkpoint: str = "", **terms: Unpack[Terms]) -> RestoreReport:
         """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
 
-        What runs of the sandbox is killed, once it is known that the checkpoint comes back (`rehearse`).
+        What runs of the sandbox is killed, once it is known that the checkpoint comes back.
         What an agent inside asks the model again, because it is set back, is answered from the record.
         Raises IncompleteError where something would not come back, unless that is allowed; what runs is left
         alone.
@@ -378,17 +370,13 @@ class Box:
             manifest = self._own(checkpoint) if checkpoint else self._tip
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
-            log = self._log.under(terms, self.spec.terms)
-            refuse_less(self._context, log, manifest)
+            restoring = self.restoring(manifest, terms)
             try:
                 if self._machine is not None and self._machine.alive():
-                    rehearse(self._context, log, self.spec, manifest)
+                    restoring.rehearse()
                 self.halt()
                 self._context.proxy.restored(self.name, manifest.turn, on_purpose=on_purpose)
-                serve = partial(self._context.proxy.serve, self, self.spec)
-                machine, report = bring_back(self._context, log, self.spec, manifest, serve)
-                if manifest.box != self.name:
-                    machine.freshen(self.spec.hostname or self.name)
+                report = self.revive(restoring, fresh=manifest.box != self.name)
             except IncompleteError:
                 if self._machine is None:
                     self.halt()
@@ -401,7 +389,6 @@ class Box:
                     self._save(status="dead", pid=0, started=0)
                 words = f"'windtunnel sandbox log {self.name}' lists other checkpoints"
                 raise SandboxError(f"{error}; {words}") from error
-            self.adopt(machine, manifest, lacks=report.lacks)
             self._context.report(SandboxEvent("restored", self.name, manifest.id, report.seconds))
             return report
 
@@ -476,6 +463,23 @@ class Box:
             machine.close()
         self._context.pool.unmount(self.name)
 
+    def restoring(self, manifest: CheckpointManifest, terms: Terms) -> Restoring:
+        """A restore of ``manifest`` into it. Raises IncompleteError where it is known beforehand that too
+        much would lack; nothing was touched."""
+        log = self._log.under(terms, self.spec.terms)
+        serve = partial(self._context.proxy.serve, self, self.spec)
+        restoring = Restoring(self._context, log, self.spec, manifest, serve)
+        restoring.refuse_less()
+        return restoring
+
+    def revive(self, restoring: Restoring, *, fresh: bool) -> RestoreReport:
+        """Carry the restore out, where nothing runs any more. ``fresh``: with an identity of its own."""
+        machine, report = restoring.run()
+        if fresh:
+            machine.freshen(self.spec.hostname or self.name)
+        self.adopt(machine, restoring.manifest, lacks=report.lacks)
+        return report
+
     def adopt(
         self, machine: Machine, manifest: CheckpointManifest | None, lacks: tuple[Lack, ...] = ()
     ) -> None:
@@ -542,9 +546,12 @@ class Box:
             return True
         return False
 
-    def _begin(self) -> None:
-        if not self._turn_began:
-            self._turn_began = time.time()
+    def _begin(self) -> Machine:
+        """Something is about to be done in it: a turn has begun, where none had."""
+        self._gate()
+        machine = self.machine()
+        self._turn_began = self._turn_began or time.time()
+        return machine
 
     def _save(self, **changes: object) -> None:
         """Change the record, on the disk too."""

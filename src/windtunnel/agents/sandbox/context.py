@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -44,7 +44,6 @@ from windtunnel.agents.sandbox.model import (
     PolicyInput,
     RestoreReport,
     SandboxEvent,
-    SandboxLimits,
     SandboxSpec,
     Terms,
     TurnClass,
@@ -60,7 +59,7 @@ from windtunnel.agents.sandbox.policy import (
     Settle,
     Shortfall,
 )
-from windtunnel.agents.sandbox.policy.queues import Pick, Queued, Queues, disk_limit, picked
+from windtunnel.agents.sandbox.policy.queues import Queues, disk_limit
 from windtunnel.agents.sandbox.proxy import HostProxy
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.base import atomic
@@ -115,15 +114,13 @@ def newest(record: Record, sound: Sequence[CheckpointManifest]) -> str:
 def write_record(folder: Path, record: Record) -> None:
     """Replace ``box.json``; a crash leaves the old one or the new one."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic.replace(folder / "box.json", json.dumps(asdict(record), indent=1), durable=True)
+    atomic.replace(folder / "box.json", json.dumps(to_plain(record), indent=1), durable=True)
 
 
 def read_record(folder: Path) -> Record | None:
     """The record in ``folder``; None where there is none that can be read."""
     try:
-        plain: dict[str, Any] = json.loads((folder / "box.json").read_text())
-        spec = plain["spec"]
-        return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": SandboxLimits(**spec["limits"])})})
+        return from_plain(Record, json.loads((folder / "box.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -326,19 +323,11 @@ class Pending(Generic[T]):
 
 
 class JobEngine:
-    """Runs jobs on a few threads, in the order that ``decide`` gives.
+    """Runs jobs on a few threads, in the order that the host's log decides; a choice among several jobs is
+    written to that of the sandbox that comes next (``log``: by the sandbox's name)."""
 
-    ``chosen`` is told of each choice among several jobs, with the sandbox that comes next.
-    """
-
-    def __init__(
-        self,
-        workers: int | None = None,
-        *,
-        decide: Callable[[Queued], Pick] = picked,
-        chosen: Callable[[str, Queued, Pick], None] = lambda *_: None,
-    ) -> None:
-        self._decide, self._chosen = decide, chosen
+    def __init__(self, workers: int | None, log: Callable[[str], SandboxLog]) -> None:
+        self._log = log
         self.workers = workers or os.cpu_count() or 1
         self._threads = ThreadPoolExecutor(self.workers, "sandbox-engine")
         self._queues = Queues()
@@ -374,9 +363,9 @@ class JobEngine:
         with self._lock:
             queued = self._queues.queued()
             assert queued is not None
-            pick = self._decide(queued)
+            pick = self._log("").decide(queued, write=False)
             pending = self._jobs.pop(self._queues.take(pick))
         if len(queued.urgent) + len(queued.normal) > 1:
-            pending.run(partial(self._chosen, pending.box, queued, pick))
+            pending.run(lambda: self._log(pending.box).decided(queued, pick))
         else:
             pending.run()

@@ -6,6 +6,7 @@ A part's error is caught by the operation that asked the part, which puts everyt
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -47,6 +48,15 @@ class IncompleteError(SandboxError):
         self.lacks = tuple(lacks)
         self.manifest = manifest
         self.report = report
+
+
+def disk_full(error: BaseException | None) -> bool:
+    """Whether it comes of a disk, or a bound of one, that is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 class PartError(HostError):

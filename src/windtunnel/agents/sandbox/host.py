@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, Unpack
 
@@ -39,10 +38,9 @@ from windtunnel.agents.sandbox.context import (
     write_record,
 )
 from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.criu.program import find_criu
 from windtunnel.agents.sandbox.errors import PartError, PoolError, SandboxError
-from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool
+from windtunnel.agents.sandbox.files import btrfs, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.inventory.sockets import leave_repair
 from windtunnel.agents.sandbox.machine import Machine, launch
@@ -64,12 +62,10 @@ from windtunnel.agents.sandbox.policy.queues import (
     RETENTION,
     CheckpointHistory,
     Forget,
-    Pick,
-    Queued,
     forgettable,
 )
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less, wipe
+from windtunnel.agents.sandbox.restore import wipe
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
@@ -134,7 +130,7 @@ class SandboxHost:
                 store=CheckpointStore(self.home.pages),
                 criu=program,
                 inspector=inspector,
-                engine=JobEngine(workers, decide=self._pick, chosen=self._picked),
+                engine=JobEngine(workers, lambda box: self.context.log(box)),
                 retention=retention,
                 policy=policy,
                 in_use=[],
@@ -153,7 +149,7 @@ class SandboxHost:
         self._created = 0
         self._tidying = threading.Lock()
         if not self._rootless:
-            for words in _lacking(self.home, pool, self.context.criu, inspector, images=with_images):
+            for words in _lacking(self.context, images=with_images):
                 self._report(SandboxEvent("weaker", "", words))
         self._take_over()
 
@@ -396,16 +392,11 @@ class SandboxHost:
             origin = self._boxes.get(manifest.box)
         image = origin.image if origin is not None else manifest.spec.image
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
-        log = context.log(name).under(terms, spec.terms)
         with self._making(record) as box:
-            refuse_less(context, log, manifest)
+            restoring = box.restoring(manifest, terms)
             if fresh:
                 context.proxy.forked(manifest.box, name, manifest.turn)
-            serve = partial(context.proxy.serve, box, spec)
-            machine, report = bring_back(context, log, spec, manifest, serve)
-            if fresh:
-                machine.freshen(spec.hostname or name)
-            box.adopt(machine, manifest, lacks=report.lacks)
+            box.revive(restoring, fresh=fresh)
         context.report(SandboxEvent("forked", name, manifest.id, time.monotonic() - begin))
         return box
 
@@ -554,12 +545,6 @@ class SandboxHost:
         for snapshot in set(parts.snapshots) - parts.needed:
             self.context.pool.drop_snapshot(snapshot)
 
-    def _pick(self, queued: Queued) -> Pick:
-        return self.context.log("").decide(queued, write=False)
-
-    def _picked(self, box: str, queued: Queued, pick: Pick) -> None:
-        self.context.log(box).decided(queued, pick)
-
 
 def removed(parts: Unclaimed) -> list[str]:
     """Remove these; what was removed, in words. Raises PartError for what could not be, when all else is."""
@@ -575,16 +560,13 @@ def removed(parts: Unclaimed) -> list[str]:
     return [words for words, _ in parts]
 
 
-def _lacking(
-    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, images: bool
-) -> list[str]:
-    """What is weaker here than it could be, and why. ``images``: whether those of
-    processes were asked for."""
-    words = []
-    if pool.kind == "copy":
-        why = btrfs.usable(home.pool) or "the pool was made so"
+def _lacking(context: SandboxContext, *, images: bool) -> list[str]:
+    """What is weaker here than it could be, and why. ``images``: those of processes were asked for."""
+    words, inspector = [], context.inspector
+    if context.pool.kind == "copy":
+        why = btrfs.usable(context.home.pool) or "the pool was made so"
         words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
-    if images and criu is None:
+    if images and context.criu is None:
         words.append(
             "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
         )

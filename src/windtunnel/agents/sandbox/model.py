@@ -158,11 +158,6 @@ def read_bytes(text: str) -> int:
     return int(parse_quantity(text, "bytes of memory"))
 
 
-def _read_disk(text: str) -> int | None:
-    limit: int | None = or_none(read_bytes, "a size such as 512M or 20G, 'auto'")(text)
-    return limit
-
-
 @dataclass(frozen=True)
 class SandboxLimits:
     """Bounds of one sandbox; None: unbounded. Bytes, and CPUs as a float (1.5 = one and a half).
@@ -188,7 +183,8 @@ class SandboxLimits:
     disk: int | None = option(
         "auto", "Disk limit beyond the image, such as 20G, or 'none'. 'auto': 10G, less in a small pool, "
         "none where a limit cannot be held.",
-        kind=str, metavar="SIZE", read=lambda text: 0 if text == "auto" else _read_disk(text),
+        kind=str, metavar="SIZE",
+        read=or_none(lambda text: 0 if text == "auto" else read_bytes(text), "a size such as 512M or 'auto'"),
     )  # fmt: skip
 
 

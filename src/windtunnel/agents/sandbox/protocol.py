@@ -70,9 +70,6 @@ class AnySandbox(Protocol):
 
     def info(self) -> BoxInfo: ...
 
-    def shells(self) -> list[str]:
-        """Names of its persistent shells."""
-
     def run(
         self,
         command: str | Sequence[str],

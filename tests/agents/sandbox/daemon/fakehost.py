@@ -127,9 +127,6 @@ class FakeBox:
             self.name, state.status, pid, turns, self.tip, image, network, 1.0, ("sh",), state.base
         )
 
-    def shells(self) -> list[str]:
-        return ["main"]
-
     def path(self, inside: str) -> Path:
         if not inside.startswith("/"):
             raise UserError(f"sandbox: path {inside!r} is not absolute")

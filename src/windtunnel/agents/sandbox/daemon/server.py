@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import errno
 import hmac
 import json
 import logging
@@ -36,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel import __version__
 from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socket_of
-from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.errors import SandboxError, disk_full
 from windtunnel.agents.sandbox.model import SandboxEvent
 from windtunnel.agents.sandbox.place import Home, checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, DaemonHealth, PendingTurn
@@ -122,11 +121,8 @@ class Daemon:
 def explained(error: Exception) -> Exception:
     """The error for the caller: a full disk with what frees it, a defect of ours with its traceback in the
     log."""
-    at: BaseException | None = error
-    while at is not None:
-        if isinstance(at, OSError) and at.errno in (errno.ENOSPC, errno.EDQUOT):
-            return SandboxError(f"{error}; the disk is full: 'windtunnel sandbox gc' frees what can go")
-        at = at.__cause__
+    if disk_full(error):
+        return SandboxError(f"{error}; the disk is full: 'windtunnel sandbox gc' frees what can go")
     if isinstance(error, WindtunnelError | OSError):
         return error
     LOG.error("a call failed unexpectedly", exc_info=error)
