@@ -10,10 +10,10 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-from windtunnel.agents.sandbox.model import NETWORKS, SandboxLimits, SandboxSpec
+from windtunnel.agents.sandbox.model import NETWORKS, SandboxSpec
 from windtunnel.agents.sandbox.place import checked_name
 from windtunnel.agents.sandbox.proxy.egress import parse_allowed
 from windtunnel.agents.sandbox.proxy.upstream import split_base
@@ -31,25 +31,25 @@ LEAST: dict[str, tuple[float, str]] = {
     "disk": (2**20, "bytes of at least 1M, or none"),
 }
 SHELLS = ("/bin/bash", "/bin/sh")
-Refuse = Callable[[str, object, str], None]
 
 
 def checked_spec(spec: SandboxSpec) -> None:
     """Raises UserError for the first field that cannot be."""
     checked_name(spec.name)
-
-    def refuse(field: str, value: object, accepted: str) -> None:
+    for field, value, accepted in _wrong(spec):
         text = repr(value)
         excerpt = text if len(text) <= 80 else f"{text[:77]}..."
         raise UserError(f"sandbox {spec.name}: {field} {excerpt} is not accepted; {accepted}")
 
+
+def _wrong(spec: SandboxSpec) -> Iterator[tuple[str, object, str]]:
+    """Each field that cannot be, with its value and what is accepted. Raises UserError for two at odds."""
     if not spec.image.strip() or "\0" in spec.image:
-        refuse(
-            "image", spec.image, "give 'host', a folder, a tarball, an OCI image layout or 'docker://NAME'"
-        )
+        images = "give 'host', a folder, a tarball, an OCI image layout or 'docker://NAME'"
+        yield "image", spec.image, images
     kind, listed, _ = spec.network.partition(":")
     if kind not in NETWORKS or (listed and kind != "egress"):
-        refuse("network", spec.network, f"use {', '.join(NETWORKS)} or egress:HOST,*.HOST")
+        yield "network", spec.network, f"use {', '.join(NETWORKS)} or egress:HOST,*.HOST"
     if kind == "egress":
         parse_allowed(spec.network)
     if (spec.network == "proxy") != bool(spec.proxy_upstream):
@@ -60,38 +60,29 @@ def checked_spec(spec: SandboxSpec) -> None:
     if spec.proxy_upstream:
         split_base(spec.proxy_upstream)
     if spec.hostname and not HOSTNAME.fullmatch(spec.hostname):
-        refuse("host name", spec.hostname, "use up to 63 letters, digits, '-', '.' or '_'")
+        yield "host name", spec.hostname, "use up to 63 letters, digits, '-', '.' or '_'"
     if not _is_path(spec.workdir):
-        refuse("workdir", spec.workdir, "give an absolute path inside the sandbox, of printable characters")
-    _limits(spec.limits, refuse)
-    _environment(spec.environment, refuse)
-    for name, command in spec.services.items():
-        if not name.strip() or not name.isprintable():
-            refuse("service", name, "its name is printable and not empty")
-        if not command.strip() or "\0" in command:
-            refuse(f"service {name}:", command, "give a command")
-
-
-def _limits(limits: SandboxLimits, refuse: Refuse) -> None:
-    for field, (least, accepted) in LEAST.items():
-        value = getattr(limits, field)
-        if field == "disk" and value == 0:  # what the host gives
-            continue
-        if value is not None and not (math.isfinite(value) and least <= value < 2**62):
-            refuse(f"limit {field}", value, accepted)
-
-
-def _environment(environment: dict[str, str], refuse: Refuse) -> None:
+        yield "workdir", spec.workdir, "give an absolute path inside the sandbox, of printable characters"
+    for limit, (least, accepted) in LEAST.items():
+        value = getattr(spec.limits, limit)
+        hosts_choice = limit == "disk" and value == 0
+        if not (value is None or hosts_choice or (math.isfinite(value) and least <= value < 2**62)):
+            yield f"limit {limit}", value, accepted
     total = 0
-    for key, value in environment.items():
+    for key, value in spec.environment.items():
         if not key or "=" in key or not key.isprintable() or " " in key:
-            refuse("environment key", key, "it has no '=', no blanks, and is not empty")
+            yield "environment key", key, "it has no '=', no blanks, and is not empty"
         if "\0" in value:
-            refuse(f"environment {key}:", value, "a value has no NUL character")
+            yield f"environment {key}:", value, "a value has no NUL character"
         size = len(os.fsencode(key)) + len(os.fsencode(value)) + 2
         total += size
         if size > LONGEST_VALUE or total > MOST_ENVIRONMENT:
-            refuse(f"environment {key}:", f"{size} bytes", "one has up to 128 KiB, all up to 1 MiB")
+            yield f"environment {key}:", f"{size} bytes", "one has up to 128 KiB, all up to 1 MiB"
+    for name, command in spec.services.items():
+        if not name.strip() or not name.isprintable():
+            yield "service", name, "its name is printable and not empty"
+        if not command.strip() or "\0" in command:
+            yield f"service {name}:", command, "give a command"
 
 
 def _is_path(path: str) -> bool:

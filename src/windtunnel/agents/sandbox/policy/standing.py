@@ -98,8 +98,8 @@ def _difference(name: str, value: str, now: str | None) -> str:
         if goes_on(was) == goes_on(timer):
             return ""
         return "it does not go on" if goes_on(was) else "it had stopped, and goes on"
-    was, *same = (_UNSENT.sub("", words) for words in (value, now, _MORE.sub("", now)))
-    return "" if value.endswith(OUTSIDE) or was in same else f"it is {now} now"
+    stood, *same = (_UNSENT.sub("", words) for words in (value, now, _MORE.sub("", now)))
+    return "" if value.endswith(OUTSIDE) or stood in same else f"it is {now} now"
 
 
 @dataclass(frozen=True)
