@@ -52,7 +52,7 @@ from windtunnel.agents.sandbox.model import (
     TurnRecord,
     TurnResult,
 )  # fmt: skip
-from windtunnel.agents.sandbox.observe import observe
+from windtunnel.agents.sandbox.observe import SandboxNow
 from windtunnel.agents.sandbox.policy import (
     CheckpointPlan,
     CheckpointRequest,
@@ -221,7 +221,7 @@ class Box:
         with self._lock:
             self._gate()
             begin = time.monotonic()
-            look = observe(self._context, self.name, self.machine(), self._tip, self._doubt, Occasion.TURN)
+            look = self._now().observe(Occasion.TURN)
             keep = self._log.decide(look)
             seconds = time.monotonic() - begin
             number, began = self._record.turns + 1, self._turn_began or time.time()
@@ -312,8 +312,8 @@ class Box:
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if occasion is Occasion.REQUESTED and any(terms.values()):
                 self._accepted = self._record.turns, terms
-            machine, log = self.machine(), self._under(terms)
-            look = observe(self._context, self.name, machine, self._tip, self._doubt, occasion, **more)
+            now, log = self._now(), self._under(terms)
+            look = now.observe(occasion, **more)
             keep = log.decide(look)
             if keep.content > TurnClass.NONE:
                 work = partial(self._cover, log, self._record.turns, look, keep, label=label, pin=pin)
@@ -327,10 +327,8 @@ class Box:
         request: str = "", label: str = "", pin: bool = False,
     ) -> CheckpointManifest:  # fmt: skip
         """Take the checkpoint that ``keep`` calls for: from then on it is the newest one."""
-        taking = Taking(
-            self._context, self.machine(), log, new_id(), self.spec, number, look, keep, self._tip,
-            self._doubt, request, label, pin,
-        )  # fmt: skip
+        taking = Taking(**vars(self._now()), log=log, id=new_id(), turn=number, look=look, keep=keep,
+                        request=request, label=label, pinned=pin)  # fmt: skip
         try:
             with self._context.using(taking.id):
                 manifest = taking.run()
@@ -540,11 +538,11 @@ class Box:
 
     def refuses(self, manifest: CheckpointManifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
-        try:
-            self._hold(manifest, self._under())
-        except IncompleteError:
-            return True
-        return False
+        settle = self._under().settle(manifest.required, manifest.turn_class, manifest.lacks)
+        return settle.answer == "hold"
+
+    def _now(self) -> SandboxNow:
+        return SandboxNow(self._context, self.spec, self.machine(), self._tip, self._doubt)
 
     def _begin(self) -> Machine:
         """Something is about to be done in it: a turn has begun, where none had."""

@@ -26,9 +26,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.context import FAULTS, SandboxContext, SandboxLog
+from windtunnel.agents.sandbox.context import FAULTS, SandboxLog
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
-from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.machine.channel import CHANNEL_TAR, pack_channel
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.model import (
@@ -39,11 +38,17 @@ from windtunnel.agents.sandbox.model import (
     ProcessInventory,
     References,
     SandboxEvent,
-    SandboxSpec,
     ShellState,
     TurnClass,
 )
-from windtunnel.agents.sandbox.observe import alone, alone_beside, because, observe, processes_alone, quiesce
+from windtunnel.agents.sandbox.observe import (
+    SandboxNow,
+    alone,
+    alone_beside,
+    because,
+    processes_alone,
+    quiesce,
+)
 from windtunnel.agents.sandbox.policy import CheckpointPlan, CheckpointRequest, Occasion, Settle
 from windtunnel.agents.sandbox.policy.standing import NEVER, beforehand, differences, undumpable
 from windtunnel.linux.processes import in_vfork, who
@@ -89,21 +94,15 @@ class _TransientState(Exception):
 
 
 @dataclass
-class Taking:
-    """One checkpoint, as it is made: what the policy was told and has answered, of a sandbox whose newest
-    checkpoint is ``parent``; and what there is of it so far. ``doubt``: as of `observe`. ``log``: what
-    decides of it."""
+class Taking(SandboxNow):
+    """One checkpoint, as it is made: what the policy was told and has answered, and what there is of it so
+    far. ``log``: what decides of it."""
 
-    context: SandboxContext
-    machine: Machine
     log: SandboxLog
     id: str
-    spec: SandboxSpec
     turn: int
     look: CheckpointRequest
     keep: CheckpointPlan
-    parent: CheckpointManifest | None
-    doubt: str
     request: str = ""
     label: str = ""
     pinned: bool = False
@@ -135,8 +134,8 @@ class Taking:
         begin = time.monotonic()
         quiesce(self.machine.shells())
         self.shells = self.machine.shell_states()
-        if self.parent is not None:
-            self.files, self.image = self.parent.files, self.parent.image
+        if self.tip is not None:
+            self.files, self.image = self.tip.files, self.tip.image
         if self.keep.content is TurnClass.FILES:
             self._keep_files()
         while self.keep.content is TurnClass.FULL:
@@ -159,7 +158,7 @@ class Taking:
             id=self.id,
             box=self.spec.name,
             turn=self.turn,
-            parent=self.parent.id if self.parent else None,
+            parent=self.tip.id if self.tip else None,
             turn_class=min(keep.turn_class, keep.content),
             required=keep.turn_class,
             reasons=keep.reasons[:20],
@@ -177,7 +176,7 @@ class Taking:
             pinned=self.pinned,
         )
         images = folder if self.image is not None and self.image.id == self.id else None
-        last = self.parent.image.id if self.parent and self.parent.image else ""
+        last = self.tip.image.id if self.tip and self.tip.image else ""
         manifest = self.context.store.add(manifest, images, like=last, begin=begin)
         shutil.rmtree(folder, ignore_errors=True)
         return manifest
@@ -203,10 +202,7 @@ class Taking:
             # what runs in the background may have gone on since the decision, and newer files of its making
             # would not fit the older image of it
             if keep.again:
-                look = observe(
-                    context, name, self.machine, self.parent, self.doubt, Occasion.FROZEN,
-                    most=self.look.most, least=keep.turn_class,
-                )  # fmt: skip
+                look = self.observe(Occasion.FROZEN, most=self.look.most, least=keep.turn_class)
                 self.keep = self.log.decide(look)
                 if self.keep.content is TurnClass.FULL:
                     return
@@ -310,7 +306,7 @@ class Taking:
 
     def _settle(self, lacks: tuple[Lack, ...]) -> Settle:
         """What is done, after so many tries, about what would be lacking."""
-        return self.log.settle(self.keep.turn_class, TurnClass.FILES, lacks, self.tries, again=True)
+        return self.log.settle(self.keep.turn_class, TurnClass.FILES, lacks, self.tries)
 
     def _ended(self) -> list[int]:
         """Which processes are gone: a CRIU that is killed may leave one unable to go on, and it dies as soon
@@ -337,7 +333,7 @@ class Taking:
         """The snapshot is on the disk, and what it added is known."""
         pool = self.context.pool
         pool.sync(self.id)
-        before = self.parent.files.id if self.parent and self.parent.files else ""
+        before = self.tip.files.id if self.tip and self.tip.files else ""
         return FilesPart(self.id, pool.kind, pool.bytes_new(self.id, before))
 
     def _drop(self) -> None:

@@ -71,8 +71,6 @@ from windtunnel.store.objects import ObjectError
 
 FAULTS = (PartError, ObjectError, OSError)
 """What an operation on a sandbox may meet in its parts."""
-NO_IMAGES = "they are not kept without root"
-"""Why an ordinary user's host keeps no processes."""
 D = TypeVar("D")
 T = TypeVar("T")
 Status = Literal["making", "running", "stopped", "dead"]
@@ -159,17 +157,12 @@ class SandboxLog:
         return cast(D, decision)
 
     def settle(
-        self,
-        required: TurnClass,
-        reached: TurnClass,
-        lacks: Sequence[Lack],
-        tries: int = 1,
-        *,
-        again: bool = False,
+        self, required: TurnClass, reached: TurnClass, lacks: Sequence[Lack], tries: int = 0
     ) -> Settle:
-        """What is done about what would be lacking."""
+        """What is done about what would be lacking. ``tries``: how often that was tried which may be tried
+        again."""
         kinds = tuple(sorted({lack.kind for lack in lacks}))
-        return self.decide(Shortfall(required, reached, kinds, tries, again))
+        return self.decide(Shortfall(required, reached, kinds, tries or 1, again=tries > 0))
 
     def hold(
         self,

@@ -27,7 +27,6 @@ from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.context import (
     FAULTS,
-    NO_IMAGES,
     JobEngine,
     Record,
     SandboxContext,
@@ -137,7 +136,7 @@ class SandboxHost:
                 restorable=set(),
                 proxy=HostProxy(self.home),
                 report=self._report,
-                no_images=NO_IMAGES if self._rootless else "CRIU is missing",
+                no_images="they are not kept without root" if self._rootless else "CRIU is missing",
             )
         except BaseException:
             self._lock_file.close()

@@ -14,7 +14,7 @@ import platform
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from windtunnel.agents.sandbox.context import FAULTS, SandboxContext
 from windtunnel.agents.sandbox.errors import MachineError
@@ -26,6 +26,7 @@ from windtunnel.agents.sandbox.model import (
     Lack,
     References,
     SandboxPart,
+    SandboxSpec,
     ShellEffect,
     ShellState,
     TurnClass,
@@ -39,75 +40,69 @@ WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.m
 """What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
 
 
-def observe(
-    context: SandboxContext,
-    name: str,
-    machine: Machine,
-    tip: CheckpointManifest | None,
-    doubt: str,
-    occasion: Occasion,
-    *,
-    full: bool = False,
-    named: bool = False,
-    most: TurnClass = TurnClass.FULL,
-    least: TurnClass = TurnClass.NONE,
-) -> CheckpointRequest:
-    """What the policy has to know of sandbox ``name``, on ``machine``, since its newest checkpoint, ``tip``;
-    what it did, only where the answer can depend on that. ``doubt``: why that cannot be known, or empty.
-    """
-    image = tip.image if tip else None
-    reads = context.policy in READS_EFFECTS and not full
-    return CheckpointRequest(
-        occasion=occasion,
-        effects=_effects(context, name, machine, tip, doubt, occasion) if reads and tip is not None else None,
-        references=(
-            References(frozenset(image.references), frozenset(image.mapped)) if image else References()
-        ),
-        has_parent=tip is not None,
-        has_files=tip is not None and tip.files is not None,
-        has_image=image is not None,
-        images_possible=context.criu is not None,
-        no_images=context.no_images,
-        full=full,
-        named=named,
-        most=most,
-        least=least,
-        has_lacks=tip is not None and bool(tip.lacks),
-        memory=machine.cgroup.usage()[1],
-        processes=len(machine.cgroup.pids()),
-    )
+@dataclass
+class SandboxNow:
+    """A sandbox that runs on ``machine``, and its newest checkpoint, ``tip``. ``doubt``: why it cannot be
+    known what it did since then, or empty."""
 
+    context: SandboxContext
+    spec: SandboxSpec
+    machine: Machine
+    tip: CheckpointManifest | None
+    doubt: str
 
-def _effects(
-    context: SandboxContext,
-    name: str,
-    machine: Machine,
-    tip: CheckpointManifest,
-    doubt: str,
-    occasion: Occasion,
-) -> TurnEffects:
-    busy = () if occasion is Occasion.FROZEN else quiesce(machine.shells())
-    effects = TurnEffects(doubts=(EffectDoubt(SandboxPart.PROCESSES, "no inspector"),))
-    if context.inspector is not None:
+    def observe(
+        self, occasion: Occasion, *, full: bool = False, named: bool = False,
+        most: TurnClass = TurnClass.FULL, least: TurnClass = TurnClass.NONE,
+    ) -> CheckpointRequest:  # fmt: skip
+        """What the policy has to know; what the sandbox did, only where the answer can depend on that."""
+        context, tip, image = self.context, self.tip, self.tip.image if self.tip else None
+        reads = context.policy in READS_EFFECTS and not full
+        return CheckpointRequest(
+            occasion=occasion,
+            effects=self._effects(tip, occasion) if reads and tip is not None else None,
+            references=(
+                References(frozenset(image.references), frozenset(image.mapped)) if image else References()
+            ),
+            has_parent=tip is not None,
+            has_files=tip is not None and tip.files is not None,
+            has_image=image is not None,
+            images_possible=context.criu is not None,
+            no_images=context.no_images,
+            full=full,
+            named=named,
+            most=most,
+            least=least,
+            has_lacks=tip is not None and bool(tip.lacks),
+            memory=self.machine.cgroup.usage()[1],
+            processes=len(self.machine.cgroup.pids()),
+        )
+
+    def _effects(self, tip: CheckpointManifest, occasion: Occasion) -> TurnEffects:
+        inspector = self.context.inspector
+        busy = () if occasion is Occasion.FROZEN else quiesce(self.machine.shells())
+        doubted = [self.doubt] if self.doubt else []
+        effects = TurnEffects()
         try:
-            effects = context.inspector.effects(name)
+            if inspector is not None:
+                effects = inspector.effects(self.spec.name)
+            else:
+                doubted.append("no inspector")
         except FAULTS as error:
-            effects = TurnEffects(
-                doubts=(EffectDoubt(SandboxPart.PROCESSES, f"the inspector failed: {error}"),)
-            )
-    doubts = (EffectDoubt(SandboxPart.PROCESSES, doubt),) if doubt else ()
-    fingerprints = {state.name: state.fingerprint for state in tip.shells}
-    states = {state.name: state for state in machine.shell_states()}
-    shells = []
-    for shell in sorted(fingerprints.keys() | states.keys() | set(busy)):
-        state = states.get(shell)
-        if state is None:
-            shells.append(ShellEffect(shell, busy=shell in busy, gone=shell in fingerprints))
-        elif fingerprints.get(shell) != state.fingerprint:
-            shells.append(replace(shell_effect(state), busy=shell in busy))
-        elif shell in busy:
-            shells.append(ShellEffect(shell, busy=True))
-    return replace(effects, shells=tuple(shells), doubts=doubts + effects.doubts)
+            doubted.append(f"the inspector failed: {error}")
+        doubts = tuple(EffectDoubt(SandboxPart.PROCESSES, why) for why in doubted)
+        fingerprints = {state.name: state.fingerprint for state in tip.shells}
+        states = {state.name: state for state in self.machine.shell_states()}
+        shells = []
+        for shell in sorted(fingerprints.keys() | states.keys() | set(busy)):
+            state = states.get(shell)
+            if state is None:
+                shells.append(ShellEffect(shell, busy=shell in busy, gone=shell in fingerprints))
+            elif fingerprints.get(shell) != state.fingerprint:
+                shells.append(replace(shell_effect(state), busy=shell in busy))
+            elif shell in busy:
+                shells.append(ShellEffect(shell, busy=True))
+        return replace(effects, shells=tuple(shells), doubts=doubts + effects.doubts)
 
 
 def quiesce(shells: Mapping[str, int], timeout: float = 0.25) -> tuple[str, ...]:
