@@ -100,8 +100,7 @@ def serve(
 
     run(
         context.obj.need_home(), keys=keys_of(_token(token), context.obj.tls) if tcp or http else None,
-        tcp=_listen("--tcp", tcp), http=_listen("--http", http),
-        ready=lambda where: typer.echo(f"serving on {where}"),
+        tcp=tcp, http=http, ready=lambda where: typer.echo(f"serving on {where}"),
     )  # fmt: skip
     typer.echo("the daemon has ended; sandboxes run on")
     end(0)
@@ -132,17 +131,6 @@ def mcp(context: typer.Context) -> None:
 
     with client(context) as daemon:
         serve_tools(daemon)
-
-
-def _listen(option: str, text: str | None) -> tuple[str, int] | None:
-    from windtunnel.agents.sandbox.daemon import host_and_port
-
-    if text is None:
-        return None
-    host, port = host_and_port(text if ":" in text else f"127.0.0.1:{text}")
-    if not host:
-        raise UserError(f"sandbox serve: {option} {text!r} is not accepted; write PORT or ADDRESS:PORT")
-    return host, port
 
 
 def _token(file: Path | None) -> str:

@@ -393,8 +393,8 @@ def daemon(home: Path, *arguments: str) -> Iterator[Process]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--tcp", type=int)
-    parser.add_argument("--http", type=int)
+    parser.add_argument("--tcp")
+    parser.add_argument("--http")
     parser.add_argument("--tls", nargs=3)
     parser.add_argument("--token", default="")
     parser.add_argument("--idle", type=float)
@@ -406,10 +406,8 @@ def main() -> None:
         run(
             given.home,
             keys=keys_of(given.token, given.tls),
-            **{
-                name: None if port is None else ("127.0.0.1", port)
-                for name, port in (("tcp", given.tcp), ("http", given.http))
-            },
+            tcp=given.tcp,
+            http=given.http,
             idle_seconds=given.idle,
             ready=lambda where: print(where, flush=True),
         )

@@ -120,13 +120,13 @@ def test_what_is_open_to_others_or_without_a_token_is_refused(
     daemon_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WINDTUNNEL_SANDBOX_TOKEN", raising=False)
-    keys, loopback = Keys(TOKEN.encode()), ("127.0.0.1", 0)
+    keys, loopback = Keys(TOKEN.encode()), "127.0.0.1:0"
     for listening, words in (
         ({"tcp": loopback}, "--tcp needs a token"),
         ({"http": loopback}, "--http needs a token"),
         ({"tcp": loopback, "keys": Keys(b"short")}, "the token has 5 bytes"),
-        ({"http": ("0.0.0.0", 0), "keys": keys}, "--tls-cert"),
-        ({"tcp": ("example.org", 0), "keys": keys}, "--tls-cert"),
+        ({"http": "0.0.0.0:0", "keys": keys}, "--tls-cert"),
+        ({"tcp": "example.org:0", "keys": keys}, "--tls-cert"),
     ):
         with pytest.raises(UserError, match=words):
             serve_home(daemon_home, **listening)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel import __version__
-from windtunnel.agents.sandbox.daemon import ERRORS, answers, refuse_open, socket_of
+from windtunnel.agents.sandbox.daemon import ERRORS, answers, host_and_port, refuse_open, socket_of
 from windtunnel.agents.sandbox.errors import SandboxError, disk_full
 from windtunnel.agents.sandbox.model import SandboxEvent
 from windtunnel.agents.sandbox.place import Home, checked_name
@@ -65,12 +65,14 @@ PARTS = {"daemon": AnyDaemon, "host": AnyHost, "sandbox": AnySandbox, "turn": Pe
 HTTP_CALLS = 512
 """At a time, each in a thread: a command occupies one until it ends."""
 STATUS = {"UserError": 400, "SandboxDied": 410, "IncompleteError": 417, "TimeoutError": 504}
-Place = tuple[str, int]
 
 
-def check(option: str, where: Place, keys: Keys | None) -> None:
-    """Raises UserError: it would be without a token, with one that can be guessed by who hears the proof of
-    it, or open to other machines."""
+def listening(option: str, text: str, keys: Keys | None) -> tuple[str, int]:
+    """Host and port of ``text``, PORT or ADDRESS:PORT. Raises UserError: it is neither, or would be without a
+    token, with one that can be guessed by who hears the proof of it, or open to other machines."""
+    host, port = host_and_port(text if ":" in text else f"127.0.0.1:{text}")
+    if not host:
+        raise UserError(f"sandbox serve: {option} {text!r} is not accepted; write PORT or ADDRESS:PORT")
     if keys is None:
         raise UserError(
             f"sandbox serve: {option} needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN"
@@ -78,7 +80,8 @@ def check(option: str, where: Place, keys: Keys | None) -> None:
     if len(keys.secret) < SHORTEST:
         raise UserError(f"serve: the token has {len(keys.secret)} bytes; at least {SHORTEST} are accepted")
     if keys.tls is None:
-        refuse_open(where[0], f"{option} {where[0]}")
+        refuse_open(host, f"{option} {host}")
+    return host, port
 
 
 @dataclass
@@ -130,17 +133,16 @@ def explained(error: Exception) -> Exception:
 
 
 def run(
-    home: Path, *, keys: Keys | None = None, tcp: Place | None = None, http: Place | None = None,
+    home: Path, *, keys: Keys | None = None, tcp: str | None = None, http: str | None = None,
     idle_seconds: float | None = None, ready: Callable[[str], None] = lambda where: None,
 ) -> None:  # fmt: skip
     """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
 
-    ``tcp``, ``http``: where else it answers (port 0: any that is free), to whoever knows ``keys``. ``ready``
-    is told each address as soon as it answers.
+    ``tcp``, ``http``: where else it answers, as `listening` has it (port 0: any that is free), to whoever
+    knows ``keys``. ``ready`` is told each address as soon as it answers.
     """
-    for option, where in (("--tcp", tcp), ("--http", http)):
-        if where is not None:
-            check(option, where, keys)
+    tcp_place = None if tcp is None else listening("--tcp", tcp, keys)
+    http_place = None if http is None else listening("--http", http, keys)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with contextlib.ExitStack() as stack:
         host = open_host(home, _log_event, stack.enter_context(home_lock(home)))
@@ -155,11 +157,11 @@ def run(
         servers = [RpcServer(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
         ready(str(socket_of(home)))
-        if tcp is not None:
-            servers.append(RpcServer(service, f"tcp:{tcp[0]}:{tcp[1]}", keys))
+        if tcp_place is not None:
+            servers.append(RpcServer(service, "tcp:{}:{}".format(*tcp_place), keys))
             ready(servers[-1].address.replace("tcp:", "tcp://", 1))
-        if http is not None and keys is not None:
-            ready(stack.enter_context(http_serving(service, keys, *http)))
+        if http_place is not None and keys is not None:
+            ready(stack.enter_context(http_serving(service, keys, *http_place)))
         _tell_systemd()
         _until_stopped(host, service, stopping, idle_seconds)
         LOG.info("ending; sandboxes run on")
