@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,7 +50,9 @@ def execute(
     command = argv[0] if len(argv) == 1 else shlex.join(argv)
     with _interruptible() as cancel:
         stdin = io.FileIO(0, closefd=False) if interactive else None
-        result, fault = _run(box(context, name), command, cancel, shell=shell, timeout=timeout, stdin=stdin)
+        result, fault = _run(
+            box(context, name), command, cancel=cancel, shell=shell, timeout=timeout, stdin=stdin
+        )
     status = _status(result, timeout)
     if fault is not None:
         if status:
@@ -79,7 +81,7 @@ def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
         if command.strip() in ("exit", "logout"):
             return None
         with _interruptible() as cancel:
-            result, fault = _run(sandbox, command, cancel, shell=shell, timeout=None)
+            result, fault = _run(sandbox, command, cancel=cancel, shell=shell)
         if result.ended != "exit":
             _say(result.ended + (f": {result.note}" if result.note else ""))
         if fault is not None:
@@ -105,8 +107,8 @@ def _terminal(sandbox: RemoteBox) -> None:
     try:
         tty.setraw(0, termios.TCSADRAIN)  # what was typed already is not lost
         result, fault = _run(
-            sandbox, f"{set_term} {terminal_of(inner)}; s=$?; rm -f {place}; (exit $s)", threading.Event(),
-            shell="terminal", timeout=None, stdin=io.FileIO(0, closefd=False),
+            sandbox, f"{set_term} {terminal_of(inner)}; s=$?; rm -f {place}; (exit $s)",
+            shell="terminal", stdin=io.FileIO(0, closefd=False),
         )  # fmt: skip
     finally:
         signal.signal(signal.SIGWINCH, handler)
@@ -139,17 +141,9 @@ def _size() -> str:
     return f"stty rows {size.lines} cols {size.columns}"
 
 
-def _run(
-    sandbox: RemoteBox,
-    command: str,
-    cancel: threading.Event,
-    *,
-    shell: str,
-    timeout: float | None,
-    stdin: IO[bytes] | None = None,
-) -> tuple[TurnResult, WindtunnelError | None]:
+def _run(sandbox: RemoteBox, command: str, **options: Any) -> tuple[TurnResult, WindtunnelError | None]:
     """Run a command with its output on this process's own, byte by byte; with what its turn's end or its
-    checkpoint, which is waited for, failed with."""
+    checkpoint, which is waited for, failed with. ``options``: those of `RemoteBox.run`."""
     outputs: dict[str, Any] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
 
     def on_output(stream: str, data: bytes) -> None:
@@ -157,9 +151,7 @@ def _run(
         outputs[stream].flush()
 
     try:
-        result = sandbox.run(
-            command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output, stdin=stdin
-        )
+        result = sandbox.run(command, on_output=on_output, **options)
     except BrokenPipeError:
         # Whoever read the output has gone; the command was cancelled when its stream was closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -174,7 +174,6 @@ class _Box:
     dirty: float = 0.0
     files: float = 0.0
     effects: TurnEffects = field(default_factory=TurnEffects)
-    pending: CheckpointJob | None = None
     planned: TurnClass | None = None
     life: Process | None = None
     jobs: list[CheckpointJob] = field(default_factory=list)
@@ -287,7 +286,6 @@ class SandboxWorld:
         if plan.content is TurnClass.NONE:
             return None
         job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, plan))
-        box.pending = job
         box.jobs = [*(other for other in box.jobs if not other.done.triggered), job]
         box.host.engine.submit(job, urgent=urgent)
         return job
@@ -325,7 +323,7 @@ class SandboxWorld:
         for box in self.boxes:
             if box.host is not host or box.life is None or not box.life.is_alive:
                 continue
-            job = box.pending
+            job = box.jobs[-1] if box.jobs else None
             runs = job is not None and not job.done.triggered and not host.engine.drop(job)
             if runs and not box.in_command:
                 continue  # the checkpoint that runs covers it
