@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -12,12 +11,13 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from agents.sandbox.daemon.daemons import ended
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone
 from windtunnel.agents.sandbox import daemon as launch
@@ -25,7 +25,6 @@ from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.model import SandboxLimits, SandboxSpec
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
-from windtunnel.linux.processes import command_line
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -289,24 +288,16 @@ def test_wrong_input_is_told_in_one_sentence(
     assert "\n" not in str(error.value)
 
 
-@pytest.fixture
-def started_by_cli(daemon_home: Path) -> Iterator[Path]:
-    yield daemon_home
-    for pid in (daemon_home / "starts").read_text().split():
-        if "fakehost" in command_line(int(pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-
-
-def test_two_at_once_start_one_daemon_and_down_ends_it(started_by_cli: Path) -> None:
-    command = [*CLI[1:], "--home", started_by_cli]
-    both = [
-        Process([*command, "create", name], modules=SANDBOX, stdout=subprocess.DEVNULL) for name in ("a", "b")
-    ]
-    assert [one.wait(60) for one in both] == [0, 0]
-    assert len((started_by_cli / "starts").read_text().split()) == 1
-    down = run([*command, "down"], modules=SANDBOX)
-    assert (down.stdout, down.returncode) == (b"the daemon has ended; 2 running sandboxes run on\n", 0)
-    assert not launch.answers(started_by_cli)
-    down = run([*command, "down"], modules=SANDBOX)
-    assert (down.stdout, down.returncode) == (f"no daemon of {started_by_cli} runs\n".encode(), 0)
+def test_two_at_once_start_one_daemon_and_down_ends_it(daemon_home: Path) -> None:
+    command = [*CLI[1:], "--home", daemon_home]
+    with ended(daemon_home):
+        both = [
+            Process([*command, "create", name], modules=SANDBOX, stdout=subprocess.DEVNULL) for name in "ab"
+        ]
+        assert [one.wait(60) for one in both] == [0, 0]
+        assert len((daemon_home / "starts").read_text().split()) == 1
+        down = run([*command, "down"], modules=SANDBOX)
+        assert (down.stdout, down.returncode) == (b"the daemon has ended; 2 running sandboxes run on\n", 0)
+        assert not launch.answers(daemon_home)
+        down = run([*command, "down"], modules=SANDBOX)
+        assert (down.stdout, down.returncode) == (f"no daemon of {daemon_home} runs\n".encode(), 0)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from agents.sandbox.daemon import fakehost
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import Client, connect
+from windtunnel.linux.processes import command_line
 
 
 @pytest.fixture
@@ -19,6 +24,20 @@ def daemon_home() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="wt-daemon-"))
     yield folder
     shutil.rmtree(folder)
+
+
+@contextmanager
+def ended(home: Path) -> Iterator[None]:
+    """End the daemons that are started for ``home`` in the background."""
+    (home / "starts").touch()
+    try:
+        yield
+    finally:
+        for pid in (home / "starts").read_text().split():
+            if fakehost.__file__ in command_line(int(pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGTERM)
+                until(lambda pid=int(pid): gone(pid))  # type: ignore[misc]
 
 
 @pytest.fixture(scope="session")

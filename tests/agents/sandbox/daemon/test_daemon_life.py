@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from agents.sandbox.daemon import fakehost
+from agents.sandbox.daemon.daemons import ended
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
@@ -23,23 +22,8 @@ from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
-from windtunnel.linux.processes import command_line
 
 FAKE = (sys.executable, fakehost.__file__)
-
-
-@contextmanager
-def ended(home: Path) -> Iterator[None]:
-    """End the daemons that are started for ``home`` in the background."""
-    (home / "starts").touch()
-    try:
-        yield
-    finally:
-        for pid in (home / "starts").read_text().split():
-            if FAKE[1] in command_line(int(pid)):
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGTERM)
-                until(lambda pid=int(pid): gone(pid))  # type: ignore[misc]
 
 
 def started(process: Process, lines: int = 1) -> list[str]:
@@ -144,11 +128,6 @@ def test_a_daemon_that_cannot_start_says_why(daemon_home: Path, monkeypatch: pyt
     (daemon_home / "file").touch()
     with pytest.raises(UserError, match="cannot be used"):
         launch.ensure(daemon_home / "file" / "home")
-
-
-def test_a_home_whose_socket_path_is_too_long_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="too long"):
-        connect(tmp_path / ("x" * 120))
 
 
 def test_a_daemon_that_is_not_there_is_told(daemon_home: Path) -> None:

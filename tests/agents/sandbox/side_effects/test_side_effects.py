@@ -67,6 +67,10 @@ def payments(tmp_path: Path) -> Payments:
     return Payments(tmp_path / "charges")
 
 
+def lose(key: str) -> None:
+    raise TimeoutError
+
+
 def test_without_a_journal_a_restored_agent_pays_twice(tmp_path: Path, payments: Payments) -> None:
     assert agent("plain", "after", tmp_path) == 9
     assert agent("plain", "never", tmp_path) == 0
@@ -150,9 +154,6 @@ def test_a_fork_shares_what_was_before_in_an_earlier_process(tmp_path: Path, pay
 
 
 def test_forks_settle_an_ancestors_doubt_each_for_itself(journal: Journal) -> None:
-    def lose(key: str) -> None:
-        raise TimeoutError
-
     with pytest.raises(TimeoutError):
         journal.perform("root", 1, "a", lose)
     journal.fork("root", "left", 1)
@@ -260,9 +261,6 @@ def ending(payments: Payments, amount: int, outcome: str) -> Callable[[str], Any
 
 
 def test_a_check_that_cannot_tell_leaves_the_doubt(journal: Journal) -> None:
-    def lose(key: str) -> None:
-        raise TimeoutError
-
     def cannot_tell(key: str) -> None:
         raise OSError("service is down")
 
