@@ -53,8 +53,10 @@ def test_a_rung(
         monkeypatch.setattr(hosts, "open_pool", lambda folder, size: Pool(folder))
     if no_ebpf:
         monkeypatch.setattr(hosts.kernel, "missing", lambda: no_ebpf)
+    if not criu:
+        monkeypatch.setattr(hosts, "find_criu", lambda: None)
     services = {"web": "sleep 98765"}
-    with hosts.SandboxHost(new_home, criu=criu) as host:
+    with hosts.SandboxHost(new_home) as host:
         box = host.create(SandboxSpec("a", image=str(small_root), services=services, allow_less=not criu))
         for command, weakest in TURNS:
             line = turn(box, command)
@@ -99,7 +101,7 @@ def test_a_rung(
         checked(host)
 
 
-def test_down_the_ladder_and_up_again(own_home: Path) -> None:
+def test_down_the_ladder_and_up_again(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CRIU goes away and comes back while the sandbox runs."""
     from windtunnel.agents.sandbox.host import SandboxHost
 
@@ -107,7 +109,8 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=1")
         whole = box.tip
-    with SandboxHost(own_home, criu=False) as host:
+    monkeypatch.setattr("windtunnel.agents.sandbox.host.find_criu", lambda: None)
+    with SandboxHost(own_home) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"1\n"
         for command in ("X=2", "X=3"):
@@ -118,6 +121,7 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
             assert (line.required, line.turn_class) == (TurnClass.FULL, TurnClass.FILES), line
             weak = host.context.store.load(box.tip)
             assert weak.image is None and len(weak.lacks) == 1
+    monkeypatch.undo()
     with SandboxHost(own_home) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"2\n"

@@ -98,7 +98,6 @@ class SandboxHost:
         policy: PolicyName = "semantic",
         retention: int = RETENTION,
         pool_size: int | None = None,
-        criu: bool = True,
         on_event: Callable[[SandboxEvent], None] | None = None,
         lock: IO[str] | None = None,
     ) -> None:
@@ -113,7 +112,7 @@ class SandboxHost:
         launch.wait_for_guard(self.home)
         self.home.clear_dumps()
         self._on_event = on_event
-        with_images = criu and policy not in ("files", "conversation") and not self._rootless
+        with_images = policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | None = None
         try:
             pool, program = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None

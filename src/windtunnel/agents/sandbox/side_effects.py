@@ -33,7 +33,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -110,7 +110,8 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._lock = threading.Lock()
-        self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        # so that every transaction, which begins with its first write, holds the file from then on
+        self._file = sqlite3.connect(path, timeout=30, isolation_level="IMMEDIATE", check_same_thread=False)
         self._file.execute("PRAGMA journal_mode=WAL")
         self._file.execute("PRAGMA synchronous=FULL")
         self._file.executescript(SCHEMA)
@@ -144,7 +145,7 @@ class Journal:
         if key is None:
             text = json.dumps([intent, payload], sort_keys=True, separators=(",", ":"), allow_nan=False)
             key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        with self._transaction():
+        with self._lock, self._file:
             own = self._line(box)
         with contextlib.ExitStack() as locks:
             entry = self._find(box, key)
@@ -186,16 +187,16 @@ class Journal:
 
         Raises UserError when ``name`` has a past of its own; ``retire`` ends that.
         """
-        with self._transaction():
+        with self._lock, self._file:
+            row = (name, self._line(source), turn)
             if self._file.execute("SELECT 1 FROM lines WHERE box = ?", (name,)).fetchone():
                 raise UserError(f"side effects: sandbox {name!r} has a past already; retire it first")
-            row = (name, self._line(source), turn)
             self._file.execute("INSERT INTO lines (box, parent, turn) VALUES (?, ?, ?)", row)
 
     def retire(self, box: str) -> None:
         """The sandbox is removed: one made later under its name starts anew. Its forks keep what they share
         with it."""
-        with self._transaction():
+        with self._lock, self._file:
             self._file.execute("UPDATE lines SET box = NULL WHERE box = ?", (box,))
 
     def close(self) -> None:
@@ -221,7 +222,7 @@ class Journal:
         except Exception as error:
             raise SideEffectInDoubt(f"{what}, and the check failed: {error}") from error
         if happened is not None:
-            with self._transaction():
+            with self._lock, self._file:
                 own = self._line(box)  # what it knows now of an ancestor's is its own
             self._write(replace(entry, line=own, state="done", result=happened, fault=""))
         return happened
@@ -256,24 +257,13 @@ class Journal:
         of, result = effect, effect.result
         text = None if result is None else json.dumps(result, allow_nan=False)
         row = (of.line, of.key, of.intent, of.turn, of.state, of.token, text, of.fault)
-        with self._transaction():
+        with self._lock, self._file:
             self._file.execute("INSERT OR REPLACE INTO effects VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _line(self, box: str) -> int:
         """The lineage that the name stands for; begun where there is none."""
         self._file.execute("INSERT OR IGNORE INTO lines (box) VALUES (?)", (box,))
         return int(self._file.execute("SELECT line FROM lines WHERE box = ?", (box,)).fetchone()[0])
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._file.execute("ROLLBACK")
-                raise
-            self._file.execute("COMMIT")
 
     def _lock_out_others(self, locks: contextlib.ExitStack, box: str, line: int, key: str) -> None:
         """Be the only one on this machine that performs this side effect. A process that dies lets go.
