@@ -265,9 +265,6 @@ class Box:
         """Write the turn's line of the log."""
         turn = replace(turn, seconds=time.time() - turn.started)
         self._log.turn(turn)
-        self._context.report(
-            SandboxEvent("turn", self.name, f"{turn.number}: {turn.turn_class.word}", turn.seconds)
-        )
         return turn
 
     def wait(self, timeout: float | None = None) -> None:
@@ -339,8 +336,7 @@ class Box:
         self._log.did(content=to_plain(manifest.content), image=manifest.image is not None)
         self._tip, self._lacks = manifest, manifest.lacks
         self._save(tip=manifest.id)
-        words = f"{manifest.id} {manifest.turn_class.word}"
-        self._context.report(SandboxEvent("checkpoint", self.name, words, manifest.total_seconds))
+        self._context.made()
         return manifest
 
     def restore(self, checkpoint: str = "", **terms: Unpack[Terms]) -> RestoreReport:
@@ -374,7 +370,7 @@ class Box:
                     restoring.rehearse()
                 self.halt()
                 self._context.proxy.restored(self.name, manifest.turn, on_purpose=on_purpose)
-                report = self.revive(restoring, fresh=manifest.box != self.name)
+                return self.revive(restoring, fresh=manifest.box != self.name)
             except IncompleteError:
                 if self._machine is None:
                     self.halt()
@@ -387,8 +383,6 @@ class Box:
                     self._save(status="dead", pid=0, started=0)
                 words = f"'windtunnel sandbox log {self.name}' lists other checkpoints"
                 raise SandboxError(f"{error}; {words}") from error
-            self._context.report(SandboxEvent("restored", self.name, manifest.id, report.seconds))
-            return report
 
     # --- the past
 
@@ -447,7 +441,6 @@ class Box:
                 self._gate()
             self.halt()
             self._save(status="stopped", pid=0, started=0)
-            self._context.report(SandboxEvent("stopped", self.name))
 
     # --- for the host
 

@@ -242,6 +242,8 @@ class SandboxContext:
     """Checkpoints whose processes have come back on this host since it was opened."""
     proxy: HostProxy
     report: Callable[[SandboxEvent], None]
+    made: Callable[[], None]
+    """Called when a checkpoint has been made."""
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
 

@@ -135,6 +135,7 @@ class SandboxHost:
                 restorable=set(),
                 proxy=HostProxy(self.home),
                 report=self._report,
+                made=self._made,
                 no_images="they are not kept without root" if self._rootless else "CRIU is missing",
             )
         except BaseException:
@@ -162,9 +163,7 @@ class SandboxHost:
         checks.checked_spec(spec)
         spec = with_address(spec)
         with self._claimed(spec.name):
-            box = self._from_image(spec)
-        self.context.report(SandboxEvent("created", spec.name, box.image))
-        return box
+            return self._from_image(spec)
 
     def get(self, name: str) -> Box:
         """The sandbox of that name; UserError where there is none."""
@@ -215,7 +214,6 @@ class SandboxHost:
             box.wait()
         self._forget(name, box)
         self._drop_forgettable()
-        self.context.report(SandboxEvent("removed", name))
 
     def import_(self, url: str, name: str, *, key_file: str = "", **terms: Unpack[Terms]) -> Box:
         """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises
@@ -315,8 +313,6 @@ class SandboxHost:
                     shutil.rmtree(folder, ignore_errors=True)
                     gone.append(f"folder of sandbox {folder.name}")
             freed = context.store.collect() + max(0, used - context.pool.usage()[0])
-        words = f"{len(parts.forgettable)} checkpoints, {len(gone)} leftovers"
-        context.report(SandboxEvent("collected", "", words))
         return GcReport(parts.forgettable, tuple(gone), freed)
 
     def close(self) -> None:
@@ -385,7 +381,7 @@ class SandboxHost:
 
     def _from(self, manifest: CheckpointManifest, spec: SandboxSpec, terms: Terms, *, fresh: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
-        begin, context, name = time.monotonic(), self.context, spec.name
+        context, name = self.context, spec.name
         with self._lock:
             origin = self._boxes.get(manifest.box)
         image = origin.image if origin is not None else manifest.spec.image
@@ -395,7 +391,6 @@ class SandboxHost:
             if fresh:
                 context.proxy.forked(manifest.box, name, manifest.turn)
             box.revive(restoring, fresh=fresh)
-        context.report(SandboxEvent("forked", name, manifest.id, time.monotonic() - begin))
         return box
 
     def _from_image(self, spec: SandboxSpec) -> Box:
@@ -416,7 +411,7 @@ class SandboxHost:
                 if box.run(service_line(service, command), timeout=30).exit_code != 0:
                     raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
         for words in (*left_out, *machine.limits_missed):
-            context.report(SandboxEvent("created", name, words))
+            context.report(SandboxEvent("weaker", name, words))
         return box
 
     @contextlib.contextmanager
@@ -489,10 +484,11 @@ class SandboxHost:
     def _report(self, event: SandboxEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
-        if event.kind == "checkpoint":
-            self._created += 1
-            if self._created % self.context.retention == 0:
-                threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
+
+    def _made(self) -> None:
+        self._created += 1
+        if self._created % self.context.retention == 0:
+            threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
 
     def _tidy(self) -> None:
         if self._tidying.acquire(blocking=False):

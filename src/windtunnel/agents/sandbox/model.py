@@ -502,10 +502,9 @@ class GcReport:
 
 @dataclass(frozen=True)
 class SandboxEvent:
-    """Something that happened to a sandbox. ``kind``: created, turn, checkpoint, restored, forked, died,
-    stopped, removed, failed, collected, or weaker (what the host lacks)."""
+    """Something that somebody should hear of a sandbox (empty: of the host). weaker: it lacks something that
+    it might have. What goes as it should is in the logs."""
 
-    kind: str
+    kind: Literal["failed", "died", "weaker"]
     box: str
-    detail: str = ""
-    seconds: float = 0.0
+    detail: str

@@ -201,7 +201,7 @@ def forks(home: Path) -> None:
         else:
             raise AssertionError("a limit that nobody holds was taken")
         box = host.create(spec("one", limits=limits))
-        told = " ".join(event.detail for event in events if event.kind == "created")
+        told = " ".join(event.detail for event in events if event.box == "one")
         for words in ("memory holds for each process", "CPUs"):
             assert words in told, told
         box.run("export COLOUR=red; echo common >/workspace/file")

@@ -227,8 +227,7 @@ def _close(host: AnyHost) -> None:
 
 
 def _log_event(event: SandboxEvent) -> None:
-    if event.kind in ("failed", "weaker", "died"):
-        LOG.warning("%s: %s %s", event.kind, event.box, event.detail)
+    LOG.warning("%s: %s %s", event.kind, event.box, event.detail)
 
 
 def _tell_systemd() -> None:
