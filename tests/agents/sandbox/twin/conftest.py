@@ -1,11 +1,18 @@
-"""What the tests of the twin share."""
+"""What the tests of the twin share: costs with round figures, so that answers can be worked out by hand."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from agents.sandbox.twin.plain_costs import plain_costs
 from windtunnel.agents.sandbox.costs import SandboxCosts
+
+
+def plain_costs(**given: float) -> SandboxCosts:
+    """All zero but for what is given, and one lane."""
+    zero = dict.fromkeys((one.name for one in fields(SandboxCosts)), 0.0) | {"disk_lanes": 1.0}
+    return SandboxCosts(**(zero | given))
 
 
 @pytest.fixture

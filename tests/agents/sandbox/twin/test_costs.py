@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.sandbox.twin.plain_costs import plain_costs
+from agents.sandbox.twin.conftest import plain_costs
 from windtunnel.agents.sandbox.calibrate import calibrate_here, fitted
 from windtunnel.agents.sandbox.costs import (
     NAME,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.sandbox.twin.plain_costs import plain_costs
+from agents.sandbox.twin.conftest import plain_costs
 from parity import events, recorded
 from parity.agents import decisions
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
@@ -26,7 +26,15 @@ from windtunnel.agents.sandbox.twin import (
     sessions,
     starts,
 )
-from windtunnel.agents.sandbox.twin.world import EmulatedHost, SandboxWorld, SessionsOutcome
+from windtunnel.agents.sandbox.twin.world import (
+    CheckpointJob,
+    EmulatedHost,
+    Loss,
+    SandboxWorld,
+    SessionsOutcome,
+    TwinScheduler,
+)
+from windtunnel.engines.events import Environment, ProcessGenerator
 
 ONE = EmulatedHost(cores=1, workers=1)
 
@@ -43,6 +51,15 @@ def play(
     begin: list[float] | None = None,
 ) -> SessionsOutcome:
     return SandboxWorld(machine, costs, policy, played, begin or [0.0] * len(played)).run()
+
+
+def lost(costs: SandboxCosts, policy: PolicyName, session: Session, at: float, notice: float = 0.0) -> Loss:
+    """What is lost with the host of one sandbox, which dies then, ``notice`` seconds after it was told."""
+    world = SandboxWorld(EmulatedHost(), costs, policy, [session], [0.0])
+    if notice:
+        world.notice(0, at - notice, notice)
+    world.kill(0, at)
+    return world.run(at).losses[0]
 
 
 def test_effects_of_a_class_are_decided_as_that_class() -> None:
@@ -99,9 +116,7 @@ def test_what_a_death_without_notice_leaves(costs: SandboxCosts, policy: PolicyN
         turn(TurnClass.FILES, think=5),
         turn(TurnClass.NONE, think=5),
     )
-    world = SandboxWorld(EmulatedHost(), costs, policy, [session], [0.0])
-    world.kill(0, 17.0)
-    loss = world.run(17.0).losses[0]
+    loss = lost(costs, policy, session, 17.0)
     assert (loss.turns, loss.covered) == (3, kept)
     # the turns end at 1, 7 and 13; thinking after a turn that is kept is not done again
     assert loss.seconds == {0: 13.0, 1: 12.0, 3: 0.0}[kept]
@@ -109,26 +124,18 @@ def test_what_a_death_without_notice_leaves(costs: SandboxCosts, policy: PolicyN
 
 def test_a_death_within_a_checkpoint_leaves_the_one_before(costs: SandboxCosts) -> None:
     session = (turn(TurnClass.FULL, think=5), turn(TurnClass.FULL, think=5), turn(TurnClass.NONE))
-    world = SandboxWorld(EmulatedHost(), costs, "semantic", [session], [0.0])
-    world.kill(0, 8.0)
-    assert world.run(8.0).losses[0].covered == 1
+    assert lost(costs, "semantic", session, 8.0).covered == 1
 
 
 def test_a_notice_saves_what_no_checkpoint_covers(costs: SandboxCosts) -> None:
     session = (turn(TurnClass.FULL, think=50), turn(TurnClass.NONE))
     for seconds, kept in ((1.0, 0), (3.0, 1)):
-        world = SandboxWorld(EmulatedHost(), costs, "conversation", [session], [0.0])
-        world.notice(0, 10.0, seconds)
-        world.kill(0, 10.0 + seconds)
-        assert world.run(10.0 + seconds).losses[0].covered == kept
+        assert lost(costs, "conversation", session, 10.0 + seconds, seconds).covered == kept
 
 
 def test_after_a_notice_no_command_starts(costs: SandboxCosts) -> None:
     session = tuple(turn(TurnClass.NONE) for _ in range(10))
-    world = SandboxWorld(EmulatedHost(), costs, "semantic", [session], [0.0])
-    world.notice(0, 2.5, 30.0)
-    world.kill(0, 32.5)
-    assert world.run(32.5).losses[0].turns == 2
+    assert lost(costs, "semantic", session, 32.5, 30.0).turns == 2
 
 
 SMALL = settings(max_examples=15, deadline=None)
@@ -180,3 +187,23 @@ def test_generated_turns_have_the_shares_that_are_said() -> None:
     assert sum("peek" in turn.tags for turn in quiet) / len(quiet) == pytest.approx(PEEKED, abs=0.03)
     assert not any(turn.tags for turn in turns if turn.true_class is not TurnClass.NONE)
     assert turns[-1].think == 0 and all(0 < turn.think <= 600 for turn in turns[:-1])
+
+
+def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
+    env = Environment()
+    scheduler = TwinScheduler(env, 1)
+    ran: list[str] = []
+
+    def job(name: str) -> ProcessGenerator:
+        yield env.timeout(1.0)
+        ran.append(name)
+
+    first, second = (CheckpointJob(env, name, job(name)) for name in ("first", "second"))
+    scheduler.submit(first)
+    scheduler.submit(second)
+    freed: list[float] = []
+    second.done.callbacks.append(lambda event: freed.append(env.now))
+    assert scheduler.drop(second)
+    assert not scheduler.drop(first)
+    env.run()
+    assert (ran, freed) == (["first"], [0.0])

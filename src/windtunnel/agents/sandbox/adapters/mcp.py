@@ -19,6 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from windtunnel.agents.sandbox.client import Awaitable, Client
 from windtunnel.agents.sandbox.model import CheckpointManifest, SandboxSpec
 from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.plain import to_plain
 
 LONGEST = 64 * 2**10
 """Bytes of each output, and of a file, that a model is given."""
@@ -49,16 +50,8 @@ def server(client: Client) -> MCPServer:
 
     @tool
     async def sandboxes() -> list[dict[str, Any]]:
-        """All sandboxes: name, status, newest checkpoint, processes."""
-        return [
-            {
-                "name": info.name,
-                "status": info.status,
-                "checkpoint": info.tip,
-                "processes": list(info.processes),
-            }
-            for info in await host.boxes()
-        ]
+        """All sandboxes: name, status, newest checkpoint (tip), processes, and what else is known."""
+        return [to_plain(info) for info in await host.boxes()]
 
     @tool
     async def create(name: str, image: str = "host", network: str = "off") -> str:

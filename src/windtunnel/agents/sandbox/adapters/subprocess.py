@@ -23,11 +23,6 @@ from windtunnel.base.errors import UserError
 SHELL = "subprocess"
 Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-__all__ = [
-    "DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "TimeoutExpired", "check_output", "command_line",
-    "run",
-]  # fmt: skip
-
 
 def run(
     box: AnySandbox,

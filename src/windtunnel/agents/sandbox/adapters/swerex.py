@@ -18,6 +18,7 @@ import logging
 import shlex
 import threading
 from pathlib import Path
+from subprocess import PIPE, STDOUT, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
@@ -117,14 +118,13 @@ class SandboxRuntime(rex.AbstractRuntime):
 
     async def execute(self, command: rex.Command) -> rex.CommandResponse:
         """Run a command beside all sessions, as ``subprocess.run`` does."""
-
-        second = commands.STDOUT if command.merge_output_streams else commands.PIPE
+        second = STDOUT if command.merge_output_streams else PIPE
         try:
             done = await asyncio.to_thread(
                 commands.run, self.box, command.command, shell=command.shell, timeout=command.timeout,
-                env=command.env, cwd=command.cwd, stdout=commands.PIPE, stderr=second,
+                env=command.env, cwd=command.cwd, stdout=PIPE, stderr=second,
             )  # fmt: skip
-        except commands.TimeoutExpired as error:
+        except TimeoutExpired as error:
             sentence = f"Timeout ({command.timeout}s) exceeded while running command"
             raise faults.CommandTimeoutError(sentence) from error
         await self._awaited.end_turn()
