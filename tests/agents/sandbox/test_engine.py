@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,15 @@ def line(number: int) -> TurnRecord:
     return TurnRecord(number, TurnClass.FULL, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
 
 
-def log(box: str, folder: Path = Path("/nowhere")) -> SandboxLog:
-    return SandboxLog(box, "semantic", folder, print)
+def logs(folder: Path) -> Callable[[str], SandboxLog]:
+    return lambda box: SandboxLog(box, "semantic", folder / box, print)
 
 
 class Held:
     """An engine of one worker that stands in its first job until told to go on."""
 
     def __init__(self, folder: Path) -> None:
-        self.engine = JobEngine(1, lambda box: log(box, folder / box))
+        self.engine = JobEngine(1, logs(folder))
         self.go = threading.Event()
         self.order: list[str] = []
         begun = threading.Event()
@@ -52,20 +53,18 @@ class Held:
 
 def test_a_choice_is_told_and_one_job_alone_is_none(tmp_path: Path) -> None:
     held = Held(tmp_path)
-    for name in "abc":
-        (tmp_path / name).mkdir()
     for name in "ab":
         held.submit(name)
     held.submit("c", urgent=True)
     assert held.finish() == ["c", "a", "b"]
-    told = {name: log(name, tmp_path / name).decisions() for name in "abc"}
-    assert told["c"] == [(Queued(("c/4",), ("a/2", "b/3"), 0, 4), Pick("c/4"))]
-    assert told["a"] == [(Queued((), ("a/2", "b/3"), 1, 4), Pick("a/2"))]
-    assert told["b"] == []
+    a, b, c = (logs(tmp_path)(name).decisions() for name in "abc")
+    assert c == [(Queued(("c/4",), ("a/2", "b/3"), 0, 4), Pick("c/4"))]
+    assert a == [(Queued((), ("a/2", "b/3"), 1, 4), Pick("a/2"))]
+    assert b == []
 
 
-def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
-    engine = JobEngine(1, log)
+def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on(tmp_path: Path) -> None:
+    engine = JobEngine(1, logs(tmp_path))
 
     def fail() -> TurnRecord:
         raise OSError("disk full")
