@@ -20,7 +20,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 LogFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="File for the log of decisions, for replay.")
 ]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free port.")]
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")]

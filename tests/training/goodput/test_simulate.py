@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.traces.failures import HostChange
+from windtunnel.traces.failures import HostChange, regular
 from windtunnel.training.checkpoint.policy.placement import place
+from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
 from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Scheme, simulate
+from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 from windtunnel.training.goodput.twin.templates import Templates
 
 JOB = JobModel(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
@@ -99,7 +102,7 @@ def walked(every: int, trace: Sequence[HostChange], horizon: int) -> tuple[int, 
 @settings(max_examples=100, deadline=None)
 def test_restart_from_storage_agrees_with_a_walk(trace: tuple[HostChange, ...]) -> None:
     """The result spreads a save over the steps between two saves: it may be off by one interval a failure."""
-    costs = PhaseCosts(3.0, 1.0, 0.0, 11.0, 40.0, storage_bandwidth=1e9, blocking_save=True)
+    costs = replace(COSTS, save_stall=12.0, storage_share=math.inf)  # nothing is left to write after it
     result = simulate(StorageRestart(JOB, costs, every=5), JOB, costs, trace, 2000.0)
     steps, _ = walked(5, trace, 2000)
     assert abs(result.steps - steps) <= 5 * (1 + result.failures)
@@ -145,3 +148,18 @@ def test_storage_has_no_step_that_memory_never_had(at: int) -> None:
         setback = scheme.lost(lost, False, float(at))
         assert setback.keeps == max(step for step in saved if step < at)
         assert setback.from_storage == (lost == every)
+
+
+def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:
+    """As Varuna does (``shrink-restart``): a step takes twice as long on one of two hosts."""
+
+    class OnFewer(StorageRestart):
+        def pace(self) -> tuple[float, float]:
+            return 2.0 if self.supervisor.missing else 1.0, 0.0
+
+    costs = PhaseCosts(detect=0, regroup=0, regroup_growth=0, start=10, replace=math.inf)
+    job = JobModel(2, 1.0, 0.0)  # saves and loads take no time
+    scheme = OnFewer(job, costs, every=10)
+    scheme.supervisor = TwinSupervisor(2, 0, Rules("shrink-restart"))
+    result = simulate(scheme, job, costs, regular(2, 25.5, 1), 45.5)
+    assert result.steps == 20 + 5 and result.redone == 5

@@ -32,16 +32,7 @@ from windtunnel.training.checkpoint.policy.placement import (
     survives,
 )
 from windtunnel.training.checkpoint.policy.slots import explain, needed
-from windtunnel.training.goodput.model import (
-    MEMORY,
-    RUN,
-    STORAGE,
-    TEMPLATES,
-    WITH_SPARE,
-    Choice,
-    Question,
-    RecoveryAdvice,
-)
+from windtunnel.training.goodput.model import Choice, Question, RecoveryAdvice
 from windtunnel.training.goodput.twin.restart import (
     PeerMemory,
     StorageRestart,
@@ -51,7 +42,16 @@ from windtunnel.training.goodput.twin.restart import (
     storage_every,
     write_time,
 )
-from windtunnel.training.goodput.twin.simulate import JobModel, Scheme, SimulationResult, simulate
+from windtunnel.training.goodput.twin.simulate import (
+    MEMORY,
+    STORAGE,
+    TEMPLATES,
+    WITH_SPARE,
+    JobModel,
+    Scheme,
+    SimulationResult,
+    simulate,
+)
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines.policy.templates import guarantee
 
@@ -161,11 +161,7 @@ def memory_falls(question: Question, placement: Placement, every: int) -> float:
     window = costs.detect + _away(question) + costs.start + regroup_time(costs, job.hosts)
     window += every * job.step_time + job.state_bytes / job.hosts / costs.peer_bandwidth
     fatal = fatal_alike(placement, _chance(question, window))
-    members = _members(question)
-    # a domain is struck by way of one of its hosts: the larger, the oftener
-    struck = sum(len(inside) for inside in members if not survives(placement, inside))
-    wide = question.hardware * question.domain_share * struck / job.hosts
-    return min(question.hardware, copies * question.horizon / window * fatal + wide)
+    return _falls(question, window, copies, fatal, lambda inside: not survives(placement, inside))
 
 
 def template_falls(question: Question) -> float:
@@ -180,9 +176,18 @@ def template_falls(question: Question) -> float:
     layers = _chance(question, window) ** pipelines  # all holders of the layers of one stage
     fatal = -math.expm1(job.stages * math.log1p(-layers)) if layers < 1 else 1.0
     whole = (pipelines - 1) * job.stages  # more hosts in a row than that hold all of some layer
-    struck = sum(len(inside) for inside in _members(question) if len(inside) > whole)
-    wide = question.hardware * question.domain_share * struck / job.hosts
-    return min(question.hardware, pipelines * question.horizon / window * fatal + wide)
+    return _falls(question, window, pipelines, fatal, lambda inside: len(inside) > whole)
+
+
+def _falls(
+    question: Question, window: float, holders: int, fatal: float, fatal_inside: Callable[[list[int]], bool]
+) -> float:
+    """``fatal``: the probability that all of some ``holders`` are lost within one window. ``fatal_inside``:
+    whether the loss of all hosts of a domain is."""
+    # a domain is struck by way of one of its hosts: the larger, the oftener
+    struck = sum(len(inside) for inside in _members(question) if fatal_inside(inside))
+    wide = question.hardware * question.domain_share * struck / question.job.hosts
+    return min(question.hardware, holders * question.horizon / window * fatal + wide)
 
 
 def between_falls(question: Question, falls: float) -> float:
@@ -231,7 +236,7 @@ def reasons(
         *_placement(question, chosen),
         _to_memory(question, chosen),
         _to_storage(question, chosen, intervals),
-        *_ways(question, intervals, results, best),
+        *_ways(question, results, best),
     )
 
 
@@ -272,6 +277,8 @@ def _to_storage(question: Question, chosen: Choice, intervals: Mapping[str, int]
     job, costs = question.job, question.costs
     seconds = chosen.storage_every * job.step_time
     least = write_time(job, costs)
+    falls = chosen.fallbacks
+    often = f"{question.horizon / question.mtbf / falls:.3g}" if falls > 0 else "more than can be counted"
     if seconds < least + job.step_time:
         bound = ", as long as a save takes"
     elif seconds > question.longest - job.step_time:
@@ -280,35 +287,23 @@ def _to_storage(question: Question, chosen: Choice, intervals: Mapping[str, int]
         bound = ""
     return (
         f"Checkpoint to storage every {chosen.storage_every} steps ({seconds / 3600:.3g} h{bound}):"
-        f" one failure in {_failures_per_fall(question, chosen)} needs it. A save stops training for"
+        f" one failure in {often} needs it. A save stops training for"
         f" {save_stall(job, costs):.3g} s, and is complete after {least:.3g} s. Without copies in memory"
         f" the interval would be {intervals[STORAGE]} steps"
         f" ({intervals[STORAGE] * job.step_time / 60:.3g} min)."
     )
 
 
-def _failures_per_fall(question: Question, chosen: Choice) -> str:
-    falls = chosen.fallbacks
-    return f"{question.horizon / question.mtbf / falls:.3g}" if falls > 0 else "more than can be counted"
-
-
-def _ways(
-    question: Question,
-    intervals: Mapping[str, int],
-    results: Sequence[SimulationResult],
-    best: SimulationResult,
-) -> list[str]:
-    by_name = {result.scheme: result for result in results}
-    others = ", ".join(
-        f"{by_name[name].goodput:.1%} {name}" for name in RUN if name in by_name and name != best.scheme
-    )
+def _ways(question: Question, results: Sequence[SimulationResult], best: SimulationResult) -> list[str]:
+    by_name = {result.scheme: result.goodput for result in results}
+    others = ", ".join(f"{goodput:.1%} {name}" for name, goodput in by_name.items() if name != best.scheme)
     sentences = [f"Recover by {best.scheme}: goodput {best.goodput:.1%} (emulated), compared with {others}."]
     if best.scheme == WITH_SPARE:
         sentences.append(f"The spare is one host more than the {question.job.hosts} that train.")
     if best.scheme == TEMPLATES:
-        other = by_name.get(WITH_SPARE, by_name[MEMORY])
+        other = WITH_SPARE if WITH_SPARE in by_name else MEMORY
         sentences.append(
             "Templates need a program with a PipelineTrainer that takes --checkpoint and --checkpoint-every,"
-            f" as examples/train_pipeline.py. Any other program uses {other.scheme} ({other.goodput:.1%})."
+            f" as examples/train_pipeline.py. Any other program uses {other} ({by_name[other]:.1%})."
         )
     return sentences

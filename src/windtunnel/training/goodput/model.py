@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts
-from windtunnel.training.goodput.twin.simulate import SimulationResult as SimulationResult
-
-STORAGE = "restart from storage"
-MEMORY = "peer memory"
-WITH_SPARE = "peer memory, a spare"
-TEMPLATES = "templates"
-RUN = (STORAGE, MEMORY, WITH_SPARE, TEMPLATES)
-"""The schemes, all of which ``windtunnel train`` runs."""
+from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, SimulationResult
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +19,16 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.traces.failures import FailureTrace, load, poisson
 from windtunnel.training.goodput.advise import advise
-from windtunnel.training.goodput.model import (
+from windtunnel.training.goodput.model import Question, RecoveryAdvice
+from windtunnel.training.goodput.request import ResilienceRequest
+from windtunnel.training.goodput.twin.simulate import (
     MEMORY,
-    RUN,
     STORAGE,
     TEMPLATES,
     WITH_SPARE,
-    Question,
-    RecoveryAdvice,
+    JobModel,
+    PhaseCosts,
 )
-from windtunnel.training.goodput.request import ResilienceRequest
-from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts
 
 MOST_FAILURES = 100_000
 LAYERS = 96
@@ -50,6 +50,38 @@ class ResiliencePlan:
     advice: RecoveryAdvice
     failures: int
     commands: dict[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        """The advice as values of JSON."""
+        advice = self.advice
+        chosen = advice.chosen
+        return {
+            "origin": "emulated",
+            "failures": self.failures,
+            "copies": chosen.copies,
+            "placement": chosen.placement.kind,
+            "every": chosen.every,
+            "persist_every": advice.intervals[advice.scheme],
+            "memory_per_host": chosen.memory,
+            "scheme": advice.scheme,
+            "command": self.commands[advice.scheme],
+            "commands": self.commands,
+            "reasons": advice.reasons,
+            "job": asdict(self.question.job),
+            # JSON knows no infinity: null says that hosts come when the trace says so
+            "costs": {
+                name: None if value is None or math.isinf(value) else value
+                for name, value in asdict(self.question.costs).items()
+            },
+            "schemes": [
+                {
+                    "name": result.scheme, "goodput": result.goodput, "steps": result.steps,
+                    "redone": result.redone, "failures": result.failures,
+                    "from_storage": result.from_storage, "phases": result.phases,
+                }
+                for result in advice.results
+            ],
+        }  # fmt: skip
 
 
 def plan(
@@ -168,7 +200,7 @@ def measured_costs(path: Path, costs: PhaseCosts) -> PhaseCosts:
     if not isinstance(content, dict) or not set(content) <= set(fields):
         raise UserError(f"plan: `costs` {path} must be an object with fields among {', '.join(fields)}")
     for name, value in content.items():
-        if isinstance(value, bool) != isinstance(fields[name], bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number is accepted")
         positive = name.endswith(("bandwidth", "share"))
         if not value >= 0 or (positive and not 0 < value < math.inf):
@@ -185,29 +217,24 @@ def commands(
     Hosts come by ``windtunnel host``, with ``--domain`` where copies are placed across domains. ``per_host``:
     ranks of a host. ``persist``: URL of the storage.
     """
-    there = {result.scheme for result in advice.results}
-    names = sorted((name for name in RUN if name in there), key=lambda name: name != advice.scheme)
-    return {name: _command(name, advice, question, per_host, script, persist) for name in names}
-
-
-def _command(
-    name: str, advice: RecoveryAdvice, question: Question, per_host: int, script: str, persist: str
-) -> str:
-    chosen = advice.chosen
-    words = ["windtunnel", "train", "--external-hosts", "--listen", LISTEN]
-    words += ["--hosts", str(question.job.hosts), "--per-host", str(per_host)]
-    spares = 1 if name == WITH_SPARE else 0 if name == TEMPLATES else question.spares or 0
-    if spares:
-        words += ["--spares", str(spares)]
-    if name == TEMPLATES:
-        words += ["--on-loss", "shrink", "--min-hosts", str(advice.smallest)]
-    every, to_storage = chosen.every, advice.intervals[name]
-    if name == STORAGE:
-        every = to_storage
-        words += ["--on-loss", "restart", "--copies", "1"]
-    if name in (MEMORY, WITH_SPARE):
-        words += ["--copies", str(chosen.copies), "--placement", chosen.placement.kind]
-    if name == TEMPLATES:  # layers are written by the program itself, a PipelineTrainer
-        return shlex.join([*words, script, "--checkpoint", persist, "--checkpoint-every", str(to_storage)])
-    words += ["--every", str(every), "--persist", persist, "--persist-every", str(to_storage)]
-    return shlex.join([*words, script])
+    chosen, spares = advice.chosen, question.spares or 0
+    base = ["windtunnel", "train", "--external-hosts", "--listen", LISTEN]
+    base += ["--hosts", str(question.job.hosts), "--per-host", str(per_host)]
+    copies = ["--copies", str(chosen.copies), "--placement", chosen.placement.kind]
+    schemes = {
+        STORAGE: (spares, ["--on-loss", "restart", "--copies", "1"]),
+        MEMORY: (spares, copies),
+        WITH_SPARE: (1, copies),
+        TEMPLATES: (0, ["--on-loss", "shrink", "--min-hosts", str(advice.smallest)]),
+    }
+    lines = {}
+    for name in sorted((result.scheme for result in advice.results), key=lambda name: name != advice.scheme):
+        (waiting, own), to_storage = schemes[name], str(advice.intervals[name])
+        words = [*base, *(["--spares", str(waiting)] if waiting else []), *own]
+        if name == TEMPLATES:  # layers are written by the program itself, a PipelineTrainer
+            words += [script, "--checkpoint", persist, "--checkpoint-every", to_storage]
+        else:
+            every = to_storage if name == STORAGE else str(chosen.every)
+            words += ["--every", every, "--persist", persist, "--persist-every", to_storage, script]
+        lines[name] = shlex.join(words)
+    return lines

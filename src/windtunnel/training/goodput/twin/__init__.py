@@ -19,19 +19,19 @@ from windtunnel.training.pipelines.policy.compose import step_seconds
 
 Observation = elastic.Observation | checkpoint.Observation | pipelines.Observation
 Decision = elastic.Decision | checkpoint.Decision | pipelines.Decision
-USUAL = PhaseCosts()
 
 __all__ = ["cost"]
 
 
-def cost(observation: Observation, decision: Decision, costs: PhaseCosts = USUAL) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """Seconds until the job goes on, and what else there is to pay; {} where nothing is.
 
     ``seconds``: until processes run in their group, hosts have come, a state is loaded, or layers are copied.
     ``idle_hosts``: that are there and do not train. ``missing_hosts``: fewer than the job began with.
     ``bytes``: read or copied. ``steps``: back from the newest that anybody holds. ``step_seconds``: of the
-    new layout, in the unit of its profile. What is not known from the decision is as in `model.PhaseCosts`.
+    new layout, in the unit of its profile. What is not known from the decision is as in `PhaseCosts`.
     """
+    costs = PhaseCosts()
     match observation, decision:
         case elastic.Change(), elastic.Form():
             new = set(decision.places).difference(observation.places) or observation.broken

@@ -9,7 +9,7 @@ from windtunnel.training.checkpoint.model import Copy, Placement, Shard, StoredS
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.restore import plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Setback
+from windtunnel.training.goodput.twin.simulate import MEMORY, STORAGE, JobModel, PhaseCosts, Setback
 from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 
 
@@ -21,8 +21,7 @@ def regroup_time(costs: PhaseCosts, hosts: int) -> float:
 def storage_every(job: JobModel, costs: PhaseCosts, between: float, longest: float = math.inf) -> int:
     """Steps between two checkpoints to storage that waste least, with ``between`` seconds between failures
     that need one; ``longest``: seconds between two at most."""
-    write = 0.0 if costs.blocking_save else write_time(job, costs)
-    return best_every(save_stall(job, costs), between, job.step_time, write, longest)
+    return best_every(save_stall(job, costs), between, job.step_time, write_time(job, costs), longest)
 
 
 def write_time(job: JobModel, costs: PhaseCosts) -> float:
@@ -32,8 +31,6 @@ def write_time(job: JobModel, costs: PhaseCosts) -> float:
 
 def save_stall(job: JobModel, costs: PhaseCosts) -> float:
     """Seconds that a checkpoint to storage takes from training."""
-    if costs.blocking_save:
-        return write_time(job, costs)
     return copy_time(job, costs) if costs.save_stall is None else costs.save_stall
 
 
@@ -49,8 +46,9 @@ class StorageRestart:
     that is due goes to storage.
     """
 
+    name = STORAGE
+
     def __init__(self, job: JobModel, costs: PhaseCosts, every: int, spares: int = 0, saves: int = 1) -> None:
-        self.name = "restart from storage"
         self.job, self.costs, self.every, self.saves = job, costs, max(every, saves), saves
         self.supervisor = TwinSupervisor(job.hosts, spares, Rules("restart"))
         self.load = job.state_bytes / costs.storage_bandwidth
@@ -64,7 +62,7 @@ class StorageRestart:
 
     def newest_stored(self, steps: float) -> float:
         """The newest step that was written whole; one that was, still is after the job fell back to it."""
-        behind = 0.0 if self.costs.blocking_save else self.write / self.pace()[0]
+        behind = self.write / self.pace()[0]
         due = math.floor((steps - behind) / self.every)
         saved = self._saved(due)
         self.whole = max(self.whole, saved if saved <= steps - behind else self._saved(due - 1))
@@ -114,7 +112,7 @@ class PeerMemory:
         storage_every: int,
         spares: int = 0,
         every: int = 1,
-        name: str = "peer memory",
+        name: str = MEMORY,
     ) -> None:
         self.name = name
         self.job, self.costs, self.placement = job, costs, placement

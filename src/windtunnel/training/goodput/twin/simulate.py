@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from windtunnel.traces.failures import HostChange
@@ -89,14 +89,7 @@ def simulate(
     result.advance(horizon)
     result.spent["redo"] += result.partial
     return SimulationResult(
-        scheme.name,
-        horizon,
-        result.spent,
-        result.steps,
-        result.redone,
-        result.failures,
-        result.from_storage,
-        tuple(result.series),
+        scheme.name, horizon, result.spent, result.steps, result.redone, result.failures, result.from_storage
     )
 
 
@@ -107,7 +100,6 @@ class _Simulation:
         self.scheme = scheme
         self.job = job
         self.spent = dict.fromkeys(PHASES, 0.0)
-        self.series = [(0.0, 0.0)]
         self.now = self.steps = self.redone = 0.0
         self.partial = 0.0  # seconds into the step in flight
         self.failures = self.from_storage = 0
@@ -129,7 +121,6 @@ class _Simulation:
                 self.plan.pop(0)
                 if not self.plan:
                     self.scheme.recovered()
-                    self.series.append((self.now, self.steps))
         if self.now < until:
             step, saving = self.scheme.pace()
             whole = math.floor((self.partial + until - self.now) / step)
@@ -139,7 +130,6 @@ class _Simulation:
             self.spent["slow"] += whole * max(0.0, step - saving - self.job.step_time)
             self.spent["checkpoint"] += whole * saving
             self.now = until
-            self.series.append((self.now, self.steps))
 
     def strike(self, lost: Sequence[int], software: bool) -> None:
         """Take back what a loss takes, and begin the recovery."""
@@ -175,8 +165,14 @@ class _Simulation:
         self.waits = setback.waits
         if not self.plan and not self.waits:
             self.scheme.recovered()
-        self.series.append((self.now, self.steps))
 
+
+STORAGE = "restart from storage"
+MEMORY = "peer memory"
+WITH_SPARE = "peer memory, a spare"
+TEMPLATES = "templates"
+RUN = (STORAGE, MEMORY, WITH_SPARE, TEMPLATES)
+"""The schemes, all of which ``windtunnel train`` runs."""
 
 # Where the time of a job goes. "useful": steps that were kept, at the speed of the whole, healthy job.
 PHASES = ("useful", "slow", "checkpoint", "redo", "detect", "wait", "start", "regroup", "load", "join")
@@ -209,7 +205,6 @@ class PhaseCosts:
     memory. ``peer_bandwidth``: between two hosts. ``storage_bandwidth``: of the storage, for all hosts;
     ``storage_share``: the part of it that saving may take. ``save_stall``: that a checkpoint to storage
     takes from training, None for the copy into memory alone. ``join``: a pause to take a host in.
-    ``blocking_save``: a checkpoint to storage stops training until it is safe.
     """
 
     detect: float = 1.0
@@ -223,7 +218,6 @@ class PhaseCosts:
     storage_share: float = 1.0
     save_stall: float | None = None
     join: float = 2.0
-    blocking_save: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,8 +226,7 @@ class SimulationResult:
 
     ``phases``: seconds by name (`PHASES`); they add up to ``horizon``. ``steps``: kept. ``redone``: steps
     that were done and lost. ``failures``: losses that stopped or slowed the job; ``from_storage``:
-    recoveries for which memory did not suffice. ``series``: (time, steps kept so far), at every change of
-    speed.
+    recoveries for which memory did not suffice.
     """
 
     scheme: str
@@ -243,7 +236,6 @@ class SimulationResult:
     redone: float
     failures: int
     from_storage: int
-    series: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     @property
     def goodput(self) -> float:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin import copy_seconds
 from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
-from windtunnel.training.goodput.twin.simulate import JobModel, PhaseCosts, Setback
+from windtunnel.training.goodput.twin.simulate import TEMPLATES, JobModel, PhaseCosts, Setback
 from windtunnel.training.goodput.twin.supervisor import TwinSupervisor
 from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy import HostsChanged, after_change
@@ -40,16 +40,16 @@ class Templates:
     storage, with the steps since that checkpoint redone.
     """
 
-    name = "templates"
+    name = TEMPLATES
 
-    def __init__(self, job: JobModel, costs: PhaseCosts, storage_every: int, failures: int = 1) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, storage_every: int) -> None:
         self.job, self.costs = job, costs
         self.storage = StorageRestart(job, costs, storage_every)
         profile = uniform_profile(job)
         self.layer_bytes = tuple(layer.state_bytes for layer in profile)
         # a host holds what the smallest pipeline gives it, and no more
         memory = math.ceil(job.layers / job.stages) * self.layer_bytes[0] * 1.001
-        self.set: TemplateSet = template_set(profile, job.hosts, failures, memory, largest=2 * job.stages - 1)
+        self.set: TemplateSet = template_set(profile, job.hosts, 1, memory, largest=2 * job.stages - 1)
         self.microbatches = job.microbatches
         self.layout: Layout = self._decided(None, (), range(job.hosts), self.microbatches).layout
         self._around: Neighbourhood | None = None
