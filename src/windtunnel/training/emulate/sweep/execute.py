@@ -8,11 +8,6 @@ Points that look the same to the script make a group, so that one capture does f
 a cluster is the kind and number of devices in a host and the size of the world. Points that differ only in
 what lies between the hosts, or in prices, have the same execution graph; it is captured for the first of
 them, and for the others only costed and replayed again.
-
-On a Ray cluster the same code runs on hosts where windtunnel is installed. The script has to lie under the
-same path on every one. Runs go to the store of the host that did them, unless ``WINDTUNNEL_HOME`` is a shared
-folder or ``WINDTUNNEL_STORE`` a shared database; the outcomes come back one by one and are written here, so
-that a kill of this process loses only what was in the air.
 """
 
 from __future__ import annotations
@@ -24,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
-from windtunnel.linux.hosts import ActorLost, RayCluster
 from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
@@ -65,17 +60,14 @@ def run_sweep(
     done = {index for index, row in read_rows(folder).items() if row["status"] == "done"}
     todo = groups(point for point in sweep.points if point.index not in done)
     tell = _Counting(sweep, folder, progress)
-    if elsewhere is not None:
-        for row in elsewhere([point for group in todo for point in group], tell.within):
+    if elsewhere is None and min(jobs, len(todo)) > 1:
+        _emulate_in_processes(min(jobs, len(todo)), todo, folder, pictures, tell, fabrics)
+    else:
+        here = (emulate_group(group, CAPTURE_JOBS, pictures, tell.within, fabrics) for group in todo)
+        every = [point for group in todo for point in group]
+        for row in elsewhere(every, tell.within) if elsewhere else chain.from_iterable(here):
             write_row(folder, row)
             tell.count()
-    elif jobs == 1 or len(todo) < 2:
-        for group in todo:
-            for row in emulate_group(group, CAPTURE_JOBS, pictures, tell.within, fabrics):
-                write_row(folder, row)
-                tell.count()
-    else:
-        _emulate_in_processes(min(jobs, len(todo)), todo, folder, pictures, tell, fabrics)
     rows = read_rows(folder)
     return folder, [rows[point.index] for point in sweep.points]
 
@@ -243,44 +235,3 @@ def forget_rows(folder: Path) -> None:
     """Begin again: no point has ended."""
     for path in folder.glob("points/*.json"):
         path.unlink()
-
-
-def emulate_on_ray(
-    on: str, pictures: bool, fabrics: Fabrics, points: Sequence[Point], progress: Progress
-) -> Iterator[Row]:
-    """Emulate ``points`` on a Ray cluster, as `Elsewhere` does. ``on``: see `RayCluster`.
-
-    Raises:
-        UserError: Ray is not installed, or there is no such cluster.
-        ScriptError: Ray lost a process; the points that ended before are kept.
-    """
-    with RayCluster(on) as cluster:
-        progress("on Ray", 0.0)
-        actors = [
-            cluster.actor(_PointGroup, group, CAPTURE_JOBS, pictures, fabrics, cpus=1)
-            for group in groups(points)
-        ]
-        running = {actor.call("next"): actor for actor in actors}
-        while running:
-            call = cluster.first(running)
-            actor = running.pop(call)
-            try:
-                row: Row | None = call.result()
-            except ActorLost as error:
-                raise ScriptError(f"{error}; run the same command again to go on with the sweep") from None
-            if row is None:
-                actor.kill()
-            else:
-                running[actor.call("next")] = actor
-                yield row
-
-
-class _PointGroup:
-    """What an actor does: the points of a group, whose outcomes are had one by one."""
-
-    def __init__(self, *arguments: Any) -> None:
-        points, capture_jobs, pictures, fabrics = arguments
-        self._rows = emulate_group(points, capture_jobs, pictures, fabrics=fabrics)
-
-    def next(self) -> Row | None:
-        return next(self._rows, None)
