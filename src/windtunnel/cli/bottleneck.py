@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from windtunnel.base.errors import UserError
-from windtunnel.cli.common import Arguments, Json, choice, numbers, print_json
+from windtunnel.cli.common import Arguments, Json, choice, numbers, print_json, print_table
 
 
 def bottleneck(
@@ -42,8 +42,7 @@ def bottleneck(
     from windtunnel.base.importing import uncollected
 
     with uncollected():
-        from rich.console import Console
-
+        from windtunnel.base.units import share
         from windtunnel.cli import progress_bar
         from windtunnel.training.bottleneck import report, run
 
@@ -62,7 +61,6 @@ def bottleneck(
         cluster = f"cpu:{max(ranks)}x1"
     if program and cluster is None:
         raise UserError("`cluster` is needed to emulate a script")
-    console = Console(highlight=False)
     with progress_bar("bottleneck") as progress:
         if rules == "netai20":
             rows = run.paper_rows(program or None, words, cluster, progress=progress)
@@ -75,12 +73,15 @@ def bottleneck(
     if rules == "netai20":
         if as_json:
             return print_json({"rules": rules, "source": "simulated", "rows": rows})
-        return console.print(report.paper(rows))
+        head = ("model", "workers", *(f"{rate} Gb/s" for rate in rows[0]["scaling"]))
+        cells = ((row["model"], str(row["workers"]), *map(share, row["scaling"].values())) for row in rows)
+        return print_table(head, cells, "simulated")
     if page is not None:
         report.write_page(page, analysis)
     if as_json:
         return print_json(analysis.plain())
-    console.print(report.table(analysis))
+    print_table(report.HEAD, report.rows(analysis), "emulated")
     if analysis.live:
-        console.print(report.live_table(analysis))
-    console.print(analysis.sentence(), *report.needs(analysis), sep="\n", soft_wrap=True)
+        print_table(report.LIVE_HEAD, report.live_rows(analysis), "measured")
+    for line in (analysis.sentence(), *report.needs(analysis)):
+        typer.echo(line)

@@ -1,10 +1,9 @@
-"""The what-ifs as a table for the terminal, and as a page with one picture."""
+"""The what-ifs as rows of a table, and as a page with one picture."""
 
 from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
@@ -12,42 +11,30 @@ from windtunnel.base.units import seconds, share
 from windtunnel.report.page import figure, heading, page, plot
 from windtunnel.training.bottleneck.run import GBIT, Analysis, WhatIfPoint, gigabits
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 _AS_GIGABITS = ("as it is", "full use", "bandwidth", "capped transport")
 
 
-def table(analysis: Analysis) -> Table:
-    """A row for each what-if."""
-    from rich.table import Table
+HEAD = ("what if", "", "iteration", "scaling factor", "of the NICs used")
+LIVE_HEAD = ("ranks", "links", "step, nothing sent", "iteration", "scaling factor", "emulated, as fast alone")
 
-    rows = Table("what if", "", "iteration", "scaling factor", "of the NICs used", title="emulated")
-    for point in _ordered(analysis.points):
-        rows.add_row(
-            point.what, _value(point), seconds(point.iteration), share(point.scaling), share(point.used)
+
+def rows(analysis: Analysis) -> list[tuple[str, ...]]:
+    """One for each what-if, as `HEAD` has it."""
+    return [
+        (point.what, _value(point), seconds(point.iteration), share(point.scaling), share(point.used))
+        for point in _ordered(analysis.points)
+    ]
+
+
+def live_rows(analysis: Analysis) -> list[tuple[str, ...]]:
+    """One for each run on this machine, as `LIVE_HEAD` has it."""
+    return [
+        (
+            f"{point.ranks}", gigabits(point.rate), seconds(point.alone), seconds(point.iteration),
+            share(point.measured), share(point.emulated),
         )
-    return rows
-
-
-def live_table(analysis: Analysis) -> Table:
-    """A row for each run on this machine."""
-    from rich.table import Table
-
-    rows = Table(
-        "ranks", "links", "step, nothing sent", "iteration", "scaling factor", "emulated, as fast alone",
-        title="measured",
-    )  # fmt: skip
-    for live_point in analysis.live:
-        rows.add_row(
-            f"{live_point.ranks}",
-            gigabits(live_point.rate),
-            seconds(live_point.alone),
-            seconds(live_point.iteration),
-            share(live_point.measured),
-            share(live_point.emulated),
-        )
-    return rows
+        for point in analysis.live
+    ]  # fmt: skip
 
 
 def needs(analysis: Analysis) -> list[str]:
@@ -97,13 +84,3 @@ def _ordered(points: list[WhatIfPoint]) -> list[WhatIfPoint]:
 
 def _value(point: WhatIfPoint) -> str:
     return gigabits(point.value) if point.what in _AS_GIGABITS else f"{point.value:g}"
-
-
-def paper(rows: list[dict[str, Any]]) -> Table:
-    """The paper's table: a row for each model and number of workers."""
-    from rich.table import Table
-
-    table = Table("model", "workers", *(f"{rate} Gb/s" for rate in rows[0]["scaling"]), title="simulated")
-    for row in rows:
-        table.add_row(row["model"], f"{row['workers']}", *map(share, row["scaling"].values()))
-    return table
