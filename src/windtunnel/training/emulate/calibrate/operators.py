@@ -157,9 +157,6 @@ def _optimizers(count: int) -> None:
     aten._foreach_addcdiv_(x, x, x, [0.001])
 
 
-INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-
-
 @dataclass(frozen=True)
 class OperatorCall:
     """How to call an operator: ``function``, its plain arguments, and where tensors go.
@@ -203,26 +200,17 @@ def find_operator(name: str) -> Any:
 
 def make_tensor(meta: TensorMeta, device: str, index_limit: int = 1) -> torch.Tensor:
     """A tensor like ``meta`` on ``device``, filled as the module says."""
-    dtype = getattr(torch, meta.dtype)
-    stride = meta.stride if len(meta.stride) == len(meta.shape) else None
-    if stride is None:
-        flat = torch.empty(meta.shape, dtype=dtype, device=device)
-        return _fill(flat, meta.dtype, index_limit)
+    stride = meta.stride if len(meta.stride) == len(meta.shape) else contiguous(meta.shape)
     extent = 1 + sum((size - 1) * step for size, step in zip(meta.shape, stride, strict=True))
-    flat = torch.empty(max(1, extent) if meta.numel else 0, dtype=dtype, device=device)
-    return torch.as_strided(_fill(flat, meta.dtype, index_limit), meta.shape, stride)
-
-
-def _fill(flat: torch.Tensor, dtype: str, index_limit: int) -> torch.Tensor:
-    if dtype in INTEGERS:
-        return flat.random_(0, max(1, min(index_limit, 127 if dtype in ("int8", "uint8") else index_limit)))
-    if dtype == "bool":
-        return flat.random_(0, 2)
-    if dtype.startswith("float8"):
-        return flat.copy_(torch.full_like(flat, 0.5, dtype=torch.float32).to(flat.dtype))
-    if dtype.startswith("complex"):
-        return flat.fill_(0.5)
-    return flat.uniform_(0.1, 1.0)
+    dtype = getattr(torch, meta.dtype)
+    low, high = 0.1, 1.0
+    if dtype is torch.bool:
+        low, high = 0, 2
+    elif not (dtype.is_floating_point or dtype.is_complex):
+        low, high = 0, max(1, min(index_limit, torch.iinfo(dtype).max))
+    count = max(1, extent) if meta.numel else 0
+    flat = torch.testing.make_tensor(count, dtype=dtype, device=device, low=low, high=high)
+    return torch.as_strided(flat, meta.shape, stride)
 
 
 def _index_limit(op: Operator) -> int:
