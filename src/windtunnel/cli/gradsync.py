@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel.cli import SCRIPT, new_group
-from windtunnel.cli.common import Arguments, Json, Script, print_json
+from windtunnel.cli.common import Arguments, Json, Script, print_json, print_table
+
+if TYPE_CHECKING:
+    from windtunnel.training.gradsync.model import GradientGroup
+    from windtunnel.training.gradsync.run import Planned
 
 group = new_group("Choose how gradients are compressed and synchronised.")
+SHOWN = 12
+"""Groups of a plan."""
 Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this host.")]
 
 
@@ -87,7 +93,7 @@ def plan(
     with uncollected():
         from windtunnel.cli import progress_bar
         from windtunnel.training.gradsync.files import check_place, write
-        from windtunnel.training.gradsync.run import plan_run, show
+        from windtunnel.training.gradsync.run import plan_run
 
     if out is not None:
         check_place(out)
@@ -100,7 +106,7 @@ def plan(
         write(out, planned.plan)
     if as_json:
         return print_json(planned.plain())
-    show(planned)
+    _show(planned)
 
 
 @group.command("explain")
@@ -112,9 +118,55 @@ def explain(
 
     Example: windtunnel gradsync explain last
     """
-    from windtunnel.training.gradsync.run import show, stored
+    from windtunnel.training.gradsync.run import stored
 
     planned = stored(run)
     if as_json:
         return print_json(planned.plain())
-    show(planned, reasons=True)
+    _headline(planned)
+    for place, gradients in enumerate(planned.plan.groups):
+        typer.echo(f"{place}. {gradients.option.words()}: {_names(gradients)}\n   {gradients.reason}")
+
+
+def _headline(planned: Planned) -> None:
+    from windtunnel.training.gradsync.run import verdict
+
+    for line in (verdict(planned.plan), *planned.plan.notes):
+        typer.echo(line)
+
+
+def _names(gradients: GradientGroup) -> str:
+    first, last = gradients.tensors[0], gradients.tensors[-1]
+    return first if first == last else f"{first} … {last} ({len(gradients.tensors)})"
+
+
+def _show(planned: Planned) -> None:
+    """The plan in short, and what it was compared with."""
+    from windtunnel.base.units import size
+
+    plan = planned.plan
+    _headline(planned)
+    numels = {tensor.name: tensor.numel for tensor in planned.profile.tensors}
+    print_table(
+        ("gradients", ">elements", "option"),
+        [
+            (_names(one), f"{sum(numels[name] for name in one.tensors):,}", one.option.words())
+            for one in plan.groups[:SHOWN]
+        ],
+        "Plan, in the order of backward",
+        f"and {len(plan.groups) - SHOWN} more groups" if len(plan.groups) > SHOWN else "",
+    )
+    ours, *others = plan.forecasts
+    best = sorted(others, key=lambda forecast: forecast.to_loss)[: SHOWN // 2]
+    buckets = [forecast for forecast in others if forecast.choice.endswith("DDP's buckets")]
+    rows = [
+        (
+            one.choice, f"{one.seconds * 1e3:,.4g} ms", f"{one.steps:.3g}", f"{one.to_loss * 1e3:,.4g} ms",
+            size(one.nbytes),
+        )
+        for one in dict.fromkeys([ours, *best, *buckets[:1]])
+    ]  # fmt: skip
+    rows.append(("bound: codecs that take no time", f"{plan.bound * 1e3:,.4g} ms", "", "", ""))
+    head = ("choice", ">iteration", ">times the steps", ">to a loss", ">sent by a rank")
+    print_table(head, rows, "Predicted")
+    typer.echo(f"Why: windtunnel gradsync explain {planned.run}   Files: {planned.directory}")

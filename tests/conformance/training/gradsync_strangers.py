@@ -236,13 +236,13 @@ def shrunk(handle: Handle) -> None:
     torch.manual_seed(3)
     former = [{name: torch.randn(one.numel()) for name, one in named(handle.ddp).items()} for _ in range(3)]
     states = [
-        {"world": 3, "rank": rank, "steps": {}, "feedback": {"residuals": former[rank], "momenta": {}}}
+        {"world": 3, "rank": rank, "steps": 0, "residuals": former[rank]}
         for rank in (2, 0, 1)
     ]
     handle.load_state_dict(states)
     mine = handle.state_dict()
     assert (mine["world"], mine["rank"]) == (2, dist.get_rank())
-    for name, one in mine["feedback"]["residuals"].items():
+    for name, one in mine["residuals"].items():
         dist.all_reduce(one)
         assert torch.allclose(one, sum(rank[name] for rank in former), atol=1e-6), name  # type: ignore[arg-type]
 

@@ -40,7 +40,7 @@ def train(job: Job) -> None:
         checkpointer.step(step, state)
         job.step(step, loss=loss.item())
         step += 1
-    waits = handle.state_dict()["feedback"]["residuals"]
+    waits = handle.state_dict()["residuals"]
     found = hashlib.sha256(
         repr([one.tolist() for one in [*waits.values(), *ddp.parameters()]]).encode()
     ).hexdigest()

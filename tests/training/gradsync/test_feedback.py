@@ -12,7 +12,7 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.codecs import find, seed_of
-from windtunnel.training.gradsync.live.feedback import Feedback, State, redistributed
+from windtunnel.training.gradsync.live.feedback import Feedback, Residuals, redistributed
 
 LAYOUTS: tuple[list[dict[str, int]], ...] = (
     [{"a": 700, "b": 33}, {"c": 1}],
@@ -29,7 +29,7 @@ def noise(numel: int, seed: int) -> Tensor:
 
 def norm(feedback: Feedback) -> float:
     """Of all that waits."""
-    waits = feedback.state_dict()["residuals"].values()
+    waits = feedback.state_dict().values()
     return math.sqrt(sum(float(residual.square().sum()) for residual in waits))
 
 
@@ -41,7 +41,7 @@ class Rank:
         self.sent = {name: torch.zeros(numel) for name, numel in SIZES.items()}
         self.arrange(layout)
 
-    def arrange(self, layout: list[dict[str, int]], state: State | None = None) -> None:
+    def arrange(self, layout: list[dict[str, int]], state: Residuals | None = None) -> None:
         """Begins anew with other groups, and the state that there was."""
         self.layout, self.feedback = layout, Feedback(layout)
         if state is not None:
@@ -58,7 +58,7 @@ class Rank:
                 self.made[name] += gradients[name]
 
     def waits(self) -> dict[str, Tensor]:
-        found = self.feedback.state_dict()["residuals"]
+        found = self.feedback.state_dict()
         return {name: found.get(name, torch.zeros(numel)) for name, numel in SIZES.items()}
 
 
@@ -119,7 +119,7 @@ def test_a_gradient_that_is_no_number_is_seen_and_changes_nothing(spec: str) -> 
     rank.step(spec, spoilt, 1)
     assert not rank.sent["a"].isfinite().all() and not rank.sent["c"].isfinite().all()
     after = rank.feedback.state_dict()
-    assert all(torch.equal(one, after["residuals"][name]) for name, one in before["residuals"].items())
+    assert all(torch.equal(one, after[name]) for name, one in before.items())
 
 
 @pytest.mark.parametrize(("former", "world"), [(4, 2), (4, 3), (2, 5), (3, 3), (5, 1)])
@@ -132,8 +132,8 @@ def test_what_waits_survives_another_number_of_ranks(former: int, world: int) ->
     for number, rank in enumerate(others):
         rank.arrange(LAYOUTS[1], redistributed(states, number, world))
     for name in SIZES:
-        before = sum(state["residuals"][name] for state in states)
-        found = [rank.feedback.state_dict()["residuals"].get(name) for rank in others]
+        before = sum(state[name] for state in states)
+        found = [rank.feedback.state_dict().get(name) for rank in others]
         after = sum(one for one in found if one is not None)
         assert torch.allclose(before, after, atol=1e-6)  # type: ignore[arg-type]
         assert name != "a" or before.any()
@@ -141,7 +141,7 @@ def test_what_waits_survives_another_number_of_ranks(former: int, world: int) ->
     if world >= former:
         for number, state in enumerate(states):
             kept = others[number].feedback.state_dict()
-            assert all(torch.equal(kept["residuals"][name], state["residuals"][name]) for name in SIZES)
+            assert all(torch.equal(kept[name], state[name]) for name in SIZES)
 
 
 def test_a_state_of_another_model_is_refused() -> None:

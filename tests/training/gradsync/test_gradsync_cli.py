@@ -120,6 +120,21 @@ def test_bad_input_is_refused(
         stored("last")
 
 
+def test_a_file_that_was_changed_by_hand_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """As every manifest is (tests of the store); here those of both kinds are read back as they were."""
+    file, few = tmp_path / "file.json", profile([1 << 10] * 3, 1e7)
+    for value in (few, planned(few)):
+        kind: type = type(value)
+        write(file, value)
+        assert read(file, kind) == value
+        text = file.read_text()
+        for odd in (text.replace("p0", "p9"), text.replace('"version":3', '"version":2'), text[:-9], "{}"):
+            file.write_text(odd)
+            with pytest.raises(UserError, match="a file written by windtunnel gradsync is accepted") as error:
+                read(file, kind)
+            assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
 def test_what_ranks_would_all_say_is_said_before_any_begins(tmp_path: Path) -> None:
     made, script, plain = tmp_path / "plan.json", tmp_path / "train.py", tmp_path / "profile.json"
     given = profile([1 << 20] * 2, 1e7)

@@ -73,7 +73,7 @@ def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
         f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
         "except SystemExit as ended:\n    raise RuntimeError('the trainer failed') from ended\n"
     )
-    done = run_ranks([*module, "profile", str(file), "1", "fp16", str(fails), *arguments[1:]], 2)
+    done = run_ranks([*module, "profile", str(file), "fp16", str(fails), *arguments[1:]], 2)
     assert done.returncode == 0, done.stderr[-3000:]
     found = read(file, SyncProfile)
     assert (len(found.tensors), found.network.world, found.emulated) == (38, 2, "")
@@ -85,7 +85,7 @@ def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
     write(tmp_path / "plan.json", make_plan(found))
     done = run_ranks([*module, "apply", str(tmp_path / "plan.json"), *arguments], 2)
     assert done.returncode == 0, done.stderr[-3000:]
-    done = run_ranks([*module, "profile", str(file), "1", "", *arguments[:-1], "3"], 2)
+    done = run_ranks([*module, "profile", str(file), "", *arguments[:-1], "3"], 2)
     assert done.returncode == 2
     assert "it ended before 8 steps" in done.stderr
 
@@ -96,6 +96,6 @@ def test_a_script_without_a_model_is_told(tmp_path: Path) -> None:
     init = torch.nn.parallel.DistributedDataParallel.__init__
     try:
         with pytest.raises(UserError, match="wraps no model in DistributedDataParallel"):
-            main(["profile", "p.json", "1", "", str(script)])
+            main(["profile", "p.json", "", str(script)])
     finally:
         torch.nn.parallel.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]

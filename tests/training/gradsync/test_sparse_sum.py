@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threads import on_ranks
+from threads import Threads, on_ranks
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
@@ -102,8 +102,8 @@ def test_ranks_that_bring_different_things_are_refused_everywhere_before_any_dat
     for tensor, scheme, seed, word in cases:
         sent = []
 
-        def work(peers: Peers, other: tuple = (tensor, scheme, None, seed), sent: list = sent) -> None:
-            mine = other if peers.rank == 1 else (base, "zen", None, 0)
+        def work(peers: Threads, other: tuple = (tensor, scheme, seed), sent: list = sent) -> None:
+            mine = other if peers.rank == 1 else (base, "zen", 0)
             try:
                 reduce_with(peers, *mine)
             finally:

@@ -40,7 +40,7 @@ class Threads(Peers):
         tensor.copy_(total.reshape(tensor.shape))
 
 
-def on_ranks(size: int, work: Callable[[Peers], T]) -> list[T | Exception]:
+def on_ranks(size: int, work: Callable[[Threads], T]) -> list[T | Exception]:
     """What ``work(peers)`` returns or raises on each rank."""
     lines: dict[tuple[int, int], SimpleQueue[Tensor]] = {
         (source, to): SimpleQueue() for source in range(size) for to in range(size)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
-from windtunnel.base.units import size
 from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.gradsync.files import PLAN, PROFILE, read, steps, write
 from windtunnel.training.gradsync.model import NONE, PLAIN, SyncPlan, SyncProfile
-from windtunnel.training.gradsync.policy import PlanRequest, decide, steps_with
+from windtunnel.training.gradsync.policy import PlanRequest, decide, steps_with, usable
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.emulation import EmulationResult, Progress
@@ -64,17 +63,18 @@ def _request(profile: SyncProfile, codecs: Sequence[str], seed: int, lossy: bool
     """Raises:
     UserError: a codec has no cost in the profile, or may not be used.
     """
-    prices = {cost.codec: steps_with(cost, steps()) for cost in profile.codecs}
-    usable = sorted(codec for codec, more in prices.items() if more <= 1 or (lossy and more < math.inf))
+    request = PlanRequest(profile, tuple(codecs), seed, steps(), lossy)
+    accepted = usable(request)
     for name in codecs:
-        if name not in usable:
+        if name not in accepted:
             why = "the profile has no cost of it"
-            if math.isinf(more := prices.get(name, 1.0)):
-                why = "how many steps training needs with it is not measured"
-            elif more > 1:
+            if (cost := profile.cost(name)) is not None:
+                more = steps_with(cost, request.steps)
                 why = f"training needs {more:.2g} times as many steps with it to a loss, which `lossy` allows"
-            raise UserError(f"`codecs` {name}: {why}; accepted are {', '.join(usable)}")
-    return PlanRequest(profile, tuple(codecs), seed, steps(), lossy)
+                if math.isinf(more):
+                    why = "how many steps training needs with it is not measured"
+            raise UserError(f"`codecs` {name}: {why}; accepted are {', '.join(sorted(accepted))}")
+    return request
 
 
 def _on(profile: SyncProfile, cluster: str | None) -> SyncProfile:
@@ -184,44 +184,3 @@ def verdict(plan: SyncPlan) -> str:
         f"{gain(plan):+.1%} speed); the best single choice, {single.choice}, takes "
         f"{single.to_loss * 1e3:.4g} to a loss{source}"
     )
-
-
-SHOWN = 12
-
-
-def show(planned: Planned, *, reasons: bool = False) -> None:
-    """The verdict; then each group with its reason, or the plan in short and what it was compared with."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console, plan = Console(highlight=False), planned.plan
-    console.print(f"[bold]{escape(verdict(plan))}[/]", *map(escape, plan.notes), sep="\n")
-    numels = {tensor.name: tensor.numel for tensor in planned.profile.tensors}
-    groups = Table(
-        "gradients", "elements", "option", title="Plan, in the order of backward", title_justify="left"
-    )
-    for place, group in enumerate(plan.groups if reasons else plan.groups[:SHOWN]):
-        first, last = group.tensors[0], group.tensors[-1]
-        names = escape(first if first == last else f"{first} … {last} ({len(group.tensors)})")
-        if reasons:
-            console.print(f"[bold]{place}. {group.option.words()}[/]: {names}")
-            console.print(f"   {escape(group.reason)}", style="dim")
-        groups.add_row(names, f"{sum(numels[name] for name in group.tensors):,}", group.option.words())
-    if reasons:
-        return
-    console.print(groups)
-    if len(plan.groups) > SHOWN:
-        console.print(f"and {len(plan.groups) - SHOWN} more groups", style="dim")
-    columns = ("choice", "iteration", "times the steps", "to a loss", "sent by a rank")
-    forecasts = Table(*columns, title="Predicted", title_justify="left")
-    ours, *others = plan.forecasts
-    best = sorted(others, key=lambda forecast: forecast.to_loss)[: SHOWN // 2]
-    buckets = [forecast for forecast in others if forecast.choice.endswith("DDP's buckets")]
-    for fromkey in dict.fromkeys([ours, *best, *buckets[:1]]):
-        seconds, to_loss = (f"{number * 1e3:,.4g} ms" for number in (fromkey.seconds, fromkey.to_loss))
-        forecasts.add_row(fromkey.choice, seconds, f"{fromkey.steps:.3g}", to_loss, size(fromkey.nbytes))
-    forecasts.add_row("bound: codecs that take no time", f"{plan.bound * 1e3:,.4g} ms", "", "", "")
-    console.print(forecasts)
-    why = f"Why: [bold]windtunnel gradsync explain {planned.run}[/]   Files: {escape(str(planned.directory))}"
-    console.print(why, soft_wrap=True)

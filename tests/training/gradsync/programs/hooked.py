@@ -106,12 +106,12 @@ def options() -> None:
                 sent[name] = sent.get(name, 0) + one
                 if option.codec == "none":
                     assert torch.allclose(one, dense[name], atol=1e-6)
-        told: list[dict[str, dict[str, dict[str, torch.Tensor]]]] = [{}] * WORLD
+        told: list[dict[str, dict[str, torch.Tensor]]] = [{}] * WORLD
         dist.all_gather_object(told, handle.state_dict())
         for name, one in sent.items():
             if not one.numel():
                 continue
-            rests = [state["feedback"]["residuals"] for state in told]
+            rests = [state["residuals"] for state in told]
             waiting = sum(rest.get(name, torch.zeros(one.numel())) for rest in rests).view_as(one) / WORLD
             whole = sum(dense[name] for dense in truth)
             gap = float((one + waiting - whole).abs().max())
@@ -139,7 +139,7 @@ def not_numbers() -> None:
         ddp, plan_of(ddp, Option("dragonn:0.1", "allgather"), Option("sign", "alltoall")), deadline=60.0
     )
     gradients(ddp, 0)
-    waits = str(handle.state_dict()["feedback"])
+    waits = str(handle.state_dict()["residuals"])
     ddp.zero_grad(set_to_none=True)
     (ddp(torch.randn(8, 24)) * (float("nan") if RANK == 1 else 1.0)).backward()
     # a code has room for some of them in each group
@@ -147,7 +147,7 @@ def not_numbers() -> None:
         members = [named(ddp)[name] for name in group.tensors if named(ddp)[name].numel()]
         assert not members or any(one.grad.isnan().any() for one in members), group  # type: ignore[union-attr]
     if RANK == 1:
-        assert str(handle.state_dict()["feedback"]) == waits
+        assert str(handle.state_dict()["residuals"]) == waits
     assert all(one.isfinite().all() for one in gradients(ddp, 1).values())
     handle.close()
 
@@ -180,7 +180,7 @@ def damaged() -> None:
     before = str(state)
     for wrong in (
         [state], [state] * WORLD, {**state, "world": WORLD + 1},
-        {**state, "feedback": {"residuals": {"gone": torch.zeros(3)}}},
+        {**state, "residuals": {"gone": torch.zeros(3)}},
     ):  # fmt: skip
         try:
             handle.load_state_dict(wrong)  # type: ignore[arg-type]

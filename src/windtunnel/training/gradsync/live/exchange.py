@@ -39,12 +39,11 @@ WORDS = 192
 
 class Peers:
     """The ranks of ``group`` (None: all) as this one sees them; everything that is exchanged through it must
-    be done ``deadline`` seconds from now. ``sent``: bytes handed to the transport so far."""
+    be done ``deadline`` seconds from now."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, deadline: float = DEADLINE) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.sent = 0
         self._seconds = deadline
         self._until = time.monotonic() + deadline
         gloo = dist.get_backend(group) != "nccl"
@@ -87,7 +86,6 @@ class Peers:
         if self.size == 1:
             return
         staged = tensor.to(self.device)
-        self.sent += 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
         self._call(lambda: dist.all_reduce(staged, group=self.group, async_op=True))
         if staged is not tensor:
             tensor.copy_(staged)
@@ -164,7 +162,6 @@ class Peers:
             work = dist.batch_isend_irecv([operation for _, operation in operations])
         except RuntimeError as error:
             raise self._lost("one", error) from error
-        self.sent += sum(tensor.numel() * tensor.element_size() for _, tensor in sends)
         # NCCL has one handle for all that was called together
         names = (
             [f"rank {peer}" for peer, _ in operations]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle
@@ -172,7 +172,7 @@ class PlanExecutor:
         self, plan: SyncPlan, device: torch.device, feedback: Feedback, group: dist.ProcessGroup | None,
         deadline: float,
     ) -> None:  # fmt: skip
-        self._plan, self._cuda, self._device = plan, device.type == "cuda", device
+        self._cuda, self._device = device.type == "cuda", device
         hierarchical = any(group.option.inside != "flat" for group in plan.groups)
         self._sockets = SocketRecorder()
         with self._sockets.recording():
@@ -214,17 +214,15 @@ class PlanExecutor:
         else:
             self._advance(run, None)
 
-    def state(self) -> dict[str, Any]:
-        """How often each group was synchronised, by its parameters."""
-        steps: dict[str, int] = {}
-        for group, running in zip(self._plan.groups, self._groups, strict=True):
-            steps |= dict.fromkeys(group.tensors, running.step)
-        return {"steps": steps}
+    @property
+    def steps(self) -> int:
+        """How often groups were synchronised."""
+        return max(group.step for group in self._groups)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
-        for group, running in zip(self._plan.groups, self._groups, strict=True):
-            running.step = max(state.get("steps", {}).get(name, 0) for name in group.tensors)
+    def go_on(self, steps: int) -> None:
+        """As after so many steps: no random number is drawn twice."""
+        for group in self._groups:
+            group.step = steps
 
     def close(self) -> None:
         """End the threads and give up the groups. Between two steps that takes no time. In the midst of one,

@@ -22,8 +22,8 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.codecs import Codec
 
-State = dict[str, dict[str, Tensor]]
-"""Of one rank, ``residuals``: what waits, by parameter."""
+Residuals = dict[str, Tensor]
+"""Of one rank: what waits, by parameter."""
 
 
 class Feedback:
@@ -86,7 +86,7 @@ class Feedback:
         rows[group][numel:] = 0.0
         return rows[group][at:end]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> Residuals:
         """A copy, by parameter, on the processor."""
         tensors = {}
         for group, row in self._residuals.items():
@@ -94,18 +94,17 @@ class Feedback:
             for name, numel in self._groups[group].items():
                 tensors[name] = row[begin : begin + numel].cpu().clone()
                 begin += numel
-        return {"residuals": tensors}
+        return tensors
 
-    def load_state_dict(self, state: State, device: torch.device | str = "cpu") -> None:
+    def load_state_dict(self, residuals: Residuals, device: torch.device | str = "cpu") -> None:
         """The inverse of `state_dict`, whatever the groups were there; parameters that it lacks have nothing
         that waits.
 
         Raises:
             UserError: it has parameters, or sizes of them, that are not in the groups.
         """
-        named = state["residuals"]
         sizes = {name: numel for group in self._groups for name, numel in group.items()}
-        for name, tensor in named.items():
+        for name, tensor in residuals.items():
             if sizes.get(name) != tensor.numel():
                 raise UserError(
                     f"feedback: the state has {tensor.numel()} elements of {name!r}, "
@@ -113,21 +112,21 @@ class Feedback:
                 )
         tensors = {}
         for place, group in enumerate(self._groups):
-            if group.keys() & named.keys():
-                rows = [named.get(name, torch.zeros(numel)) for name, numel in group.items()]
+            if group.keys() & residuals.keys():
+                rows = [residuals.get(name, torch.zeros(numel)) for name, numel in group.items()]
                 tensors[place] = torch.cat([row.reshape(-1).float() for row in rows]).to(device)
         self._residuals = tensors
 
 
-def redistributed(states: Sequence[State], rank: int, world: int) -> State:
-    """What ``rank`` of ``world`` goes on with, from the states of all ranks that were before: its own, and
-    those of ranks that are no more, dealt out evenly. The sum over ranks stays what it was; ranks beyond the
+def redistributed(former: Sequence[Residuals], rank: int, world: int) -> Residuals:
+    """What ``rank`` of ``world`` goes on with, from what waited on all ranks that were before: its own, and
+    that of ranks that are no more, dealt out evenly. The sum over ranks stays what it was; ranks beyond the
     former ones begin with nothing."""
-    total: dict[str, Tensor] = {}
-    for state in states[rank::world]:
-        for name, tensor in state["residuals"].items():
+    total: Residuals = {}
+    for residuals in former[rank::world]:
+        for name, tensor in residuals.items():
             total[name] = total[name] + tensor if name in total else tensor.clone()
-    return {"residuals": total}
+    return total
 
 
 def _finite(gradient: Tensor) -> bool:

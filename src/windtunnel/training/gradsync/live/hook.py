@@ -98,8 +98,8 @@ class Handle:
         self.saved = True
         return {
             "world": self.plan.world, "rank": dist.get_rank(self.ddp.process_group),
-            "steps": self._executor.state() if self._executor is not None else {},
-            "feedback": self._feedback.state_dict(),
+            "steps": self._executor.steps if self._executor is not None else 0,
+            "residuals": self._feedback.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -123,12 +123,12 @@ class Handle:
             raise UserError(
                 f"gradsync: the states are of ranks {ranks}; those of all {was} former ranks are accepted"
             )
-        waits = redistributed([state["feedback"] for state in states], *((0, 1) if own else (rank, world)))
+        waits = redistributed([state["residuals"] for state in states], *((0, 1) if own else (rank, world)))
         self._feedback.load_state_dict(waits, self._device)
         if self._executor is not None:
-            self._executor.load(states[0]["steps"])
+            self._executor.go_on(states[0]["steps"])
         else:
-            self._add(waits["residuals"])
+            self._add(waits)
 
     def _add(self, names: Iterable[str]) -> None:
         """No executor sends what waits of these: it is added to the next gradients of this rank."""

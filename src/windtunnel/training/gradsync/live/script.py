@@ -1,6 +1,6 @@
 """A training script as it stands, profiled, or with a plan applied, under torchrun:
 
-    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script profile profile.json 1 "" train.py
+    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script profile profile.json "" train.py
     torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script apply plan.json train.py
 
 ``windtunnel gradsync profile`` and ``apply`` call it so. The model is the first that the script wraps in
@@ -46,9 +46,9 @@ _plain = DistributedDataParallel.__init__
 
 
 def profiled(
-    ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str], profiles: list[SyncProfile]
+    ddp: DistributedDataParallel, file: Path, codecs: Sequence[str], profiles: list[SyncProfile]
 ) -> None:
-    """Time the steps of the script's model, then measure all else, into ``found`` and by rank 0 into
+    """Time the steps of the script's model, then measure all else, into ``profiles`` and by rank 0 into
     ``file``, and end the script."""
     times = BackwardTimes(ddp)
     begun, steps = ddp._pre_forward, 0
@@ -60,7 +60,7 @@ def profiled(
             times.begin()
             steps += 1
         if steps == STEPS + 3 and not profiles:
-            profiles.append(measured(ddp, times, codecs, hosts, DEADLINE))
+            profiles.append(measured(ddp, times, codecs, 1, DEADLINE))
             if dist.get_rank() == 0:
                 write(file, profiles[0])
         if profiles:
@@ -97,11 +97,11 @@ def run(program: Sequence[str], begin: Begin) -> None:
 def main(arguments: Sequence[str]) -> None:
     """As the module says."""
     match arguments:
-        case ["profile", file, hosts, codecs, *program]:
+        case ["profile", file, codecs, *program]:
             names = codecs.split(",") if codecs else CODECS
             profiles: list[SyncProfile] = []
             try:
-                run(program, lambda ddp: profiled(ddp, Path(file), int(hosts), names, profiles))
+                run(program, lambda ddp: profiled(ddp, Path(file), names, profiles))
             except (Exception, SystemExit):
                 if not profiles:
                     raise
@@ -125,7 +125,7 @@ def profile_script(
     for name in codecs:
         find(name)
     check_place(out)
-    _launch(ranks, script, "profile", str(out), "1", ",".join(codecs), script, *arguments)
+    _launch(ranks, script, "profile", str(out), ",".join(codecs), script, *arguments)
 
 
 def apply_to_script(script: str, arguments: Sequence[str], ranks: int, plan: Path) -> None:

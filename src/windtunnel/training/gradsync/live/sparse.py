@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,36 +154,33 @@ def unpack(message: Tensor, like: Units) -> Units:
 
 def all_reduce(
     tensor: Tensor, group: dist.ProcessGroup | None = None, scheme: str = "auto", *,
-    network: JobNetwork | None = None, seed: int = 0, deadline: float = DEADLINE,
+    seed: int = 0, deadline: float = DEADLINE,
 ) -> Tensor:  # fmt: skip
     """The sum of ``tensor`` over the ranks of ``group``, COO or dense as it is; ``tensor`` stays.
 
     Rows of a dense tensor that are all zero are left out (of a flat one, single zeros). ``scheme``: of
-    `policy.sparse.SCHEMES`, or *auto*: that which takes least on ``network`` (else: whose ranks send fewest
-    bytes) for gradients as sparse and as alike as these are, which is measured at every call; a plan measures
-    once and says which.
+    `policy.sparse.SCHEMES`, or *auto*: that whose ranks send fewest bytes for gradients as sparse and as
+    alike as these are, which is measured at every call; a plan measures once and says which.
     ``deadline``: seconds.
 
     Raises:
         UserError: wrong arguments, or ranks whose arguments differ; on all ranks, before any data is sent.
         HostError: a peer is gone or silent; the group is spent.
     """
-    return reduce_with(Peers(group, deadline), tensor, scheme, network, seed)
+    return reduce_with(Peers(group, deadline), tensor, scheme, seed)
 
 
-def reduce_with(
-    peers: Peers, tensor: Tensor, scheme: str, network: JobNetwork | None = None, seed: int = 0
-) -> Tensor:
+def reduce_with(peers: Peers, tensor: Tensor, scheme: str, seed: int = 0) -> Tensor:
     """`all_reduce` over ``peers``."""
     wrong = _wrong(tensor, scheme)
-    peers.agree(wrong or _words(tensor, scheme, network, seed))
+    peers.agree(wrong or _words(tensor, scheme, seed))
     if wrong:
         raise UserError(f"sparse sum: {wrong}")
     if tensor.numel() == 0:
         return tensor.detach().clone()
     mine = units_of(tensor)
     if scheme == "auto":
-        scheme = choose(measure(peers, mine, seed=seed), network, peers.size)
+        scheme = choose(measure(peers, mine, seed=seed), peers.size)
     if peers.size == 1:
         total = add_up([mine])
     elif scheme == "dense":
@@ -211,15 +207,12 @@ def _wrong(tensor: Tensor, scheme: str) -> str:
     return ""
 
 
-def _words(tensor: Tensor, scheme: str, network: JobNetwork | None, seed: int) -> str:
+def _words(tensor: Tensor, scheme: str, seed: int) -> str:
     """What must be the same on all ranks."""
     shape = "x".join(map(str, tensor.shape)) or "no dimensions"
     layout = "dense" if tensor.layout == torch.strided else f"sparse in {tensor.sparse_dim()} dimensions"
     dtype = str(tensor.dtype).removeprefix("torch.")
-    words = f"{shape} {dtype} {layout}, scheme {scheme}, seed {seed}"
-    if scheme == "auto" and network is not None:
-        words += f", network {zlib.crc32(repr(network).encode()):08x}"
-    return words
+    return f"{shape} {dtype} {layout}, scheme {scheme}, seed {seed}"
 
 
 def push_pull(peers: Peers, mine: Units, seed: int | None) -> Units:

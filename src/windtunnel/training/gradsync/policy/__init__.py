@@ -40,20 +40,22 @@ def steps_with(cost: CodecCost, steps: Mapping[str, float]) -> float:
     return 1.0 if measured <= 1 + NOISE else measured
 
 
+def usable(request: PlanRequest) -> dict[str, float]:
+    """The codecs of the profile that may be used at all, with their `steps_with`."""
+    priced = {cost.codec: steps_with(cost, request.steps) for cost in request.profile.codecs}
+    return {
+        codec: steps for codec, steps in priced.items() if steps <= 1 or (request.lossy and steps < math.inf)
+    }
+
+
 def decide(observation: Observation) -> Decision:
     """Of the plans that need no more steps than each codec does: the one that comes to a loss first. What
     needs more must gain by `WORTH`."""
-    profile, most = observation.profile, math.inf if observation.lossy else 1.0
-    priced = [(steps_with(cost, observation.steps), cost) for cost in profile.codecs]
-    allowed = [
-        (steps, cost)
-        for steps, cost in priced
-        if steps <= most and steps < math.inf and (not observation.codecs or cost.codec in observation.codecs)
-    ]
-    prices = {cost.codec: steps for steps, cost in allowed}
+    profile, codecs = observation.profile, observation.codecs
+    prices = {codec: steps for codec, steps in usable(observation).items() if not codecs or codec in codecs}
     best = plan = None
     for limit in sorted({1.0, *prices.values()}):
-        within = tuple(cost for steps, cost in allowed if steps <= limit)
+        within = tuple(cost for cost in profile.codecs if prices.get(cost.codec, math.inf) <= limit)
         plan = make_plan(replace(profile, codecs=within), observation.seed, prices)
         if best is None or plan.forecasts[0].to_loss < best.forecasts[0].to_loss * (1 - WORTH):
             best = plan

@@ -138,11 +138,9 @@ def promising(sparsity: Sparsity, network: JobNetwork) -> list[str]:
     return [name for name in SCHEMES if predicted[name] <= most]
 
 
-def choose(sparsity: Sparsity, network: JobNetwork | None, world: int) -> str:
-    """The scheme that takes least; where no network is known, that whose ranks send fewest bytes."""
-    if network is None:
-        return min(SCHEMES, key=lambda name: traffic(name, sparsity, world).nbytes)
-    return min(SCHEMES, key=lambda name: seconds(name, sparsity, network))
+def choose(sparsity: Sparsity, world: int) -> str:
+    """The scheme whose ranks send fewest bytes, where no network is known."""
+    return min(SCHEMES, key=lambda name: traffic(name, sparsity, world).nbytes)
 
 
 def choices(tensor: GradientTensor, profile: SyncProfile) -> list[tuple[Option, list[GroupTask]]]:

@@ -13,7 +13,7 @@ option.
 that also runs backward, then ``send.fixed + send.rate * numel`` on the network. When y groups end at gradient
 i, the device is done at
 
-    device(i, y) = forward + backward of all up to i + y * encode.fixed + encode.rate * elements up to i
+    device(i, y) = backward of all up to i + y * encode.fixed + encode.rate * elements up to i
 
 wherever the cuts are, since the cost of encoding is affine. So only the end of the network's work needs to be
 minimised over the last cut, which makes the optimum a dynamic programme of O(n^2 y):
@@ -171,11 +171,11 @@ class Affine(NamedTuple):
 
 
 def best_cuts(
-    backward: Sequence[float], numels: Sequence[int], encode: Affine, send: Affine, forward: float = 0.0
+    backward: Sequence[float], numels: Sequence[int], encode: Affine, send: Affine
 ) -> tuple[float, list[int]]:
     """Seconds until the device and the network are done, and where the groups end: positions, ascending, the
     last is ``len(numels)``."""
-    computed = forward + np.concatenate([[0.0], np.cumsum(np.asarray(backward, float))])
+    computed = np.concatenate([[0.0], np.cumsum(np.asarray(backward, float))])
     elements = np.concatenate([[0.0], np.cumsum(np.asarray(numels, float))])
     seconds, most, last = _programme(computed, elements, *encode, *send)
     cuts = []
