@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from math import inf
 from typing import Any
@@ -56,7 +55,7 @@ Log = Callable[[str, str, object, object], None]
 class _Sequence:
     """A parent or a branch. ``depth``: tokens in the KV, from the request's first to its last; it is
     prefilled up to ``goal``, as a ``prompt`` where nothing of the request is decoded yet; ``left``: tokens
-    that a branch may still decode. A branch is ``live`` from its first token on."""
+    that it may still decode in this stage. It is ``live`` from its first token on to its last."""
 
     __slots__ = ("depth", "goal", "left", "live", "number", "prompt")
 
@@ -66,14 +65,14 @@ class _Sequence:
 
 
 class _Running:
-    """An admitted request. ``length``: tokens of the parent; ``tail``: those of this stage's branches that
-    have ended; ``path`` and ``beside``: tokens at most of the stages to come, one after another and beside
-    those; ``emitted``: tokens. While the parent decodes, counts are those of when it began, at step
-    ``began``."""
+    """An admitted request. ``open``: sequences of its stage that have not all their tokens: branches, or the
+    parent itself. ``length``: tokens that the parent begins the stage with; ``tail``: those of this stage's
+    branches that have ended; ``path`` and ``beside``: tokens at most of the stages to come, one after another
+    and beside those; ``counted``: tokens emitted, and those that the parent has ``left``."""
 
     __slots__ = (
-        "began", "beside", "branches", "emitted", "first", "length", "parent", "path", "place", "protected",
-        "request", "reserve", "stops", "tail", "units",
+        "beside", "branches", "counted", "first", "length", "open", "parent", "path", "place", "protected",
+        "request", "reserve", "stops", "tail",
     )  # fmt: skip
 
     def __init__(self, request: InferenceRequest, cached: int, stops: Depths, reserve: int) -> None:
@@ -81,18 +80,22 @@ class _Running:
         self.parent, self.length = _Sequence(0, cached, cached, 0), request.prompt
         self.first = inf
         self.path, self.beside = map(sum, zip(*map(_size, request.stages), strict=True))
-        self.place = self.emitted = self.units = self.protected = self.tail = 0
-        self.began = -1
-        self.branches: dict[int, _Sequence] = {}
+        self.place = self.counted = self.branches = self.protected = self.tail = 0
+        self.open: dict[int, _Sequence] = {}
 
     @property
     def stage(self) -> Stage:
         """The one that it is in."""
         return self.request.stages[self.place]
 
-    def suffix(self, branch: _Sequence) -> int:
+    @property
+    def emitted(self) -> int:
+        """Tokens."""
+        return self.counted - self.parent.left
+
+    def suffix(self, sequence: _Sequence) -> int:
         """Tokens of its own in the KV."""
-        return branch.depth - self.parent.depth
+        return sequence.depth - self.parent.depth
 
 
 def _size(stage: Stage) -> tuple[int, int]:
@@ -128,14 +131,11 @@ class EngineScheduler:
         self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
         self._waiting: deque[tuple[InferenceRequest, admission.WaitingRequest]] = deque()
         self._running: dict[int, _Running] = {}
-        self._serial: dict[int, _Running] = {}  # whose parent decodes
+        self._serial: dict[Unit, _Sequence] = {}  # parents that decode
         self._parallel: dict[int, _Running] = {}  # with branches that decode
         self._filling: dict[Unit, _Sequence] = {}  # to be prefilled
         self._forks: dict[int, tuple[int, ...]] = {}
         self._joins: list[int] = []
-        self._ends: list[tuple[int, int]] = []  # heap: step at which a parent ends, request
-        self._rows: tuple[Unit, ...] | None = ()  # of `_serial`
-        self._steps = self._read = 0
         self.reserved = 0
         """KV tokens that the admitted requests may come to hold."""
 
@@ -188,13 +188,10 @@ class EngineScheduler:
 
     def kv_used(self) -> int:
         """KV tokens that the admitted requests hold now, with what a cache lent them."""
-        total = self._read
-        for running in self._running.values():
-            if running.began < 0:
-                total += (
-                    running.parent.depth + running.tail + sum(map(running.suffix, running.branches.values()))
-                )
-        return total
+        return sum(
+            running.parent.depth + running.tail + sum(map(running.suffix, running.open.values()))
+            for running in self._running.values()
+        )
 
     # a step
 
@@ -209,35 +206,34 @@ class EngineScheduler:
                 repeat = 1
         admitted, refused = decision.admit, decision.refuse
         prefill = tuple([self._chunk(*part) for part in decision.prefill])
-        if self._rows is None:
-            self._rows = tuple((number, 0) for number in self._serial)
+        parents = tuple(self._serial)
         branches: tuple[Unit, ...] = ()
-        read, wide = self._read, False
+        read, wide = sum([parent.depth for parent in self._serial.values()]), False
         if protected:
             branches = tuple((running.request.id, branch.number) for running, branch in protected)
             read += sum(branch.depth for _, branch in protected)
             needed = self._log is not None or self._extend is not branching.off
             if needed and (candidates := self._candidates(protected)):
                 wide = True
-                observation = self._observe(now, len(self._rows) + len(branches), read, prefill, candidates)
+                observation = self._observe(now, len(parents) + len(branches), read, prefill, candidates)
                 chosen = self._extend(observation)
                 if self._log is not None:
                     self._log("serving.branching", self.limits.branching, observation, chosen)
                 branches += chosen.admitted
                 for number, unit in chosen.admitted:
                     running = self._running[number]
-                    read += running.suffix(running.branches[unit])
+                    read += running.suffix(running.open[unit])
                 repeat = min(repeat, chosen.holds)
             repeat = min(repeat, self._stays(protected, set(branches)))
-        rows = self._rows + branches
+        rows = parents + branches
         if not rows and not prefill:
             if admitted:  # who has nothing to prefill before his branches
                 step = self.next(now) or ScheduledStep(now, ())
                 step.admitted, step.refused = admitted + step.admitted, refused + step.refused
                 return step
             return ScheduledStep(now, (), refused=refused) if refused else None
-        if self._ends:
-            repeat = min(repeat, self._ends[0][0] - self._steps)
+        if repeat > 1:
+            repeat = min([repeat, *[parent.left for parent in self._serial.values()]])
         step = ScheduledStep(
             now, rows, branches, prefill, tuple(self._joins), tuple(self._forks.items()), admitted, refused,
             read, repeat=repeat, until=decision.until, measured=wide or bool(prefill),
@@ -252,27 +248,27 @@ class EngineScheduler:
         """``step`` was taken ``count`` times, until ``now``; the units in ``ended`` need no more tokens than
         they have got. What was cancelled since is no longer heard of."""
         out, early = StepOutcome(), set(ended)
-        self._steps += count
-        self._read += count * len(self._serial)
         if step.measured:
             modelled = step.modelled if count == 1 else step.total(self.time, count)
             self.predictor.measured(len(step.rows), modelled, now - step.began)
+        over: list[Unit] = []
         for number, unit in step.branches:
             running = self._running.get(number)
             if running is not None:
-                branch = running.branches[unit]
+                branch = running.open[unit]
                 branch.depth, branch.left = branch.depth + count, branch.left - count
-                self._emitted(running, count, out, now)
+                running.counted += count
                 if branch.left <= 0:
-                    self._branch_ends(running, branch, out, now)
-        for number, unit in sorted(early):
-            running = self._running.get(number)
-            if running is not None and unit == 0 and number in self._serial:
-                self._parent_ends(running, out, now)
-            elif running is not None and unit in running.branches and running.branches[unit].live:
-                self._branch_ends(running, running.branches[unit], out, now)
-        while self._ends and self._ends[0][0] <= self._steps:
-            self._parent_ends(self._serial[self._ends[0][1]], out, now)
+                    over.append((number, unit))
+        last: list[Unit] = []
+        for key, parent in self._serial.items():
+            parent.depth += count
+            parent.left -= count
+            if parent.left <= 0:
+                last.append(key)
+        for number, unit in (*over, *sorted(early), *sorted(last)):
+            if number in self._running:
+                self._unit_ends(self._running[number], unit, out, now)
         for chunk in step.prefill:
             if chunk.request in self._running:
                 self._filled(self._running[chunk.request], chunk, early, out, now)
@@ -373,23 +369,17 @@ class EngineScheduler:
         if not chunk.samples:
             self._fork(running)
             return
-        self._emitted(running, 1, out, now)
+        if running.first == inf:
+            running.first = now
+            out.first.append(chunk.request)
+        part.live, part.left = True, part.left - 1
         if chunk.unit:
-            part.live, part.left = True, part.left - 1
+            running.counted += 1
             self._parallel[chunk.request] = running
-            if part.left <= 0 or key in early:
-                self._branch_ends(running, part, out, now)
-            return
-        running.length += 1
-        stage = running.stage
-        assert isinstance(stage, Serial)
-        running.began = self._steps
-        self._serial[chunk.request], self._rows = running, None
-        self._read += part.depth
-        if stage.tokens == 1 or key in early:
-            self._parent_ends(running, out, now)
         else:
-            heappush(self._ends, (self._steps + stage.tokens - 1, chunk.request))
+            self._serial[key] = part
+        if part.left <= 0 or key in early:
+            self._unit_ends(running, chunk.unit, out, now)
 
     # stages
 
@@ -399,6 +389,9 @@ class EngineScheduler:
         running.path, running.beside = running.path - path, running.beside - beside
         parent = running.parent
         parent.goal = self._goal(running.stage, running.length)
+        if isinstance(running.stage, Serial):
+            parent.left, running.open = running.stage.tokens, {0: parent}
+            running.counted += parent.left
         if parent.depth < parent.goal:
             parent.prompt = running.first == inf
             self._filling[running.request.id, 0] = parent
@@ -409,42 +402,32 @@ class EngineScheduler:
         stage, depth = running.stage, running.parent.depth
         assert isinstance(stage, Parallel)
         for head, tokens in zip(stage.heads, stage.tokens, strict=True):
-            running.units += 1
-            branch = _Sequence(running.units, depth, depth + head + 1, tokens)
-            running.branches[branch.number] = self._filling[running.request.id, branch.number] = branch
-        self._forks[running.request.id] = tuple(running.branches)
+            running.branches += 1
+            branch = _Sequence(running.branches, depth, depth + head + 1, tokens)
+            running.open[branch.number] = self._filling[running.request.id, branch.number] = branch
+        self._forks[running.request.id] = tuple(running.open)
 
-    def _parent_ends(self, running: _Running, out: StepOutcome, now: float) -> None:
-        self._rest(running)
-        out.ended.append((running.request.id, 0))
-        self._stage_ends(running, out, now)
-
-    def _rest(self, running: _Running) -> None:
-        """Its parent decodes no more."""
-        number, steps, running.began = running.request.id, self._steps - running.began, -1
-        running.parent.depth, running.length = running.parent.depth + steps, running.length + steps
-        running.emitted += steps
-        del self._serial[number]
-        self._rows = None
-        self._read -= running.parent.depth
-        if self._ends and self._ends[0][1] == number:
-            heappop(self._ends)
-        else:  # it ends early
-            self._ends = [end for end in self._ends if end[1] != number]
-            heapify(self._ends)
-
-    def _branch_ends(self, running: _Running, branch: _Sequence, out: StepOutcome, now: float) -> None:
-        del running.branches[branch.number]
-        running.tail += running.suffix(branch)
-        out.ended.append((running.request.id, branch.number))
-        if not any(other.live for other in running.branches.values()):
-            del self._parallel[running.request.id]
-        if not running.branches:
-            stage = running.stage
-            assert isinstance(stage, Parallel)
+    def _unit_ends(self, running: _Running, unit: int, out: StepOutcome, now: float) -> None:
+        """It has all its tokens, if it is live; and so has its stage behind the last one."""
+        sequence, number, stage = running.open.get(unit), running.request.id, running.stage
+        if sequence is None or not sequence.live:
+            return
+        sequence.live = False
+        del running.open[unit]
+        out.ended.append((number, unit))
+        if isinstance(stage, Serial):
+            del self._serial[number, unit]
+            running.counted, sequence.left = running.emitted, 0
+            running.length = sequence.depth + 1
+            self._stage_ends(running, out, now)
+            return
+        running.tail += running.suffix(sequence)
+        if not any(other.live for other in running.open.values()):
+            del self._parallel[number]
+        if not running.open:
             running.length, running.tail = running.length + running.tail + stage.join, 0
             if self._stage_ends(running, out, now):
-                self._joins.append(running.request.id)
+                self._joins.append(number)
 
     def _stage_ends(self, running: _Running, out: StepOutcome, now: float) -> bool:
         """Whether another one begins."""
@@ -459,10 +442,9 @@ class EngineScheduler:
     def _leave(self, running: _Running) -> None:
         """A request is done or cancelled: nothing of it remains."""
         number = running.request.id
-        for unit in (0, *running.branches):
+        for unit in (0, *running.open):
             self._filling.pop((number, unit), None)
-        if number in self._serial:
-            self._rest(running)
+        self._serial.pop((number, 0), None)
         self._parallel.pop(number, None)
         self._forks.pop(number, None)
         if number in self._joins:
@@ -470,20 +452,13 @@ class EngineScheduler:
         del self._running[number]
         self.reserved -= running.reserve
 
-    @staticmethod
-    def _emitted(running: _Running, tokens: int, out: StepOutcome, now: float) -> None:
-        running.emitted += tokens
-        if running.first == inf:
-            running.first = now
-            out.first.append(running.request.id)
-
     # branches
 
     @staticmethod
     def _protect(running: _Running) -> tuple[_Running, _Sequence]:
         """The branch with most work left; the one that it was before, until another has `PATIENCE` more."""
         most, best = -1, None
-        for branch in running.branches.values():
+        for branch in running.open.values():
             left = branch.left + PATIENCE if branch.number == running.protected else branch.left
             if left > most and branch.live:
                 most, best = left, branch
@@ -496,8 +471,8 @@ class EngineScheduler:
         return tuple(
             branching.BranchCandidate(running.request.id, branch.number, running.suffix(branch), branch.left)
             for running, best in protected
-            if len(running.branches) > 1
-            for branch in running.branches.values()
+            if len(running.open) > 1
+            for branch in running.open.values()
             if branch.live and branch is not best
         )
 
@@ -507,27 +482,25 @@ class EngineScheduler:
         steps = ALWAYS
         for running, best in protected:
             steps = min(steps, best.left)
-            for branch in running.branches.values():
+            for branch in running.open.values():
                 if branch.live and branch is not best:
                     decodes = (running.request.id, branch.number) in chosen
                     steps = min(steps, branch.left if decodes else best.left + PATIENCE - branch.left + 1)
         return steps
 
-    def _due(self, running: _Running) -> float:
+    @staticmethod
+    def _due(running: _Running) -> float:
         """When its next token is."""
         objective = running.request.objective
         if running.first == inf:
             return running.request.arrival + objective.ttft
-        more = self._steps - running.began if running.began >= 0 else 0
-        return running.first + (running.emitted + more) * objective.tpot
+        return running.first + running.emitted * objective.tpot
 
-    def _left(self, running: _Running) -> tuple[int, int]:
+    @staticmethod
+    def _left(running: _Running) -> tuple[int, int]:
         """Tokens that it has to decode one after another at most, and beside those."""
-        if running.branches:
-            left = [branch.left for branch in running.branches.values()]
-            return running.path + max(left), running.beside + sum(left) - max(left)
-        (tokens, _), done = _size(running.stage), self._steps - running.began + 1
-        return running.path + tokens - done, running.beside
+        left = [sequence.left for sequence in running.open.values()]
+        return running.path + max(left), running.beside + sum(left) - max(left)
 
     def _observe(
         self, now: float, rows: int, read: int, prefill: tuple[PrefillChunk, ...], candidates: Candidates
@@ -535,7 +508,7 @@ class EngineScheduler:
         """The step as `branching.policy` sees it."""
         limits = self.limits
         slacks: list[tuple[int, float, float, int, int]] = []
-        for running in chain(self._serial.values(), self._parallel.values()):
+        for running in chain([self._running[number] for number, _ in self._serial], self._parallel.values()):
             if (due := self._due(running)) < inf:
                 slacks.append(
                     (running.request.id, due - now, running.request.objective.tpot, *self._left(running))
