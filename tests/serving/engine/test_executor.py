@@ -239,6 +239,13 @@ def test_a_family_whose_kept_states_are_not_gone_on_from_is_refused() -> None:
         families.check(model)
 
 
+def test_a_model_is_checked_plainly_whatever_its_generation_config_asks_for() -> None:
+    model = families.build(tiny("qwen3"))
+    own = families.GenerationConfig(num_beams=3, num_return_sequences=2, use_cache=False, eos_token_id=[5, 6])
+    model.generation_config = own
+    assert families.check(model).ready.model.generation_config is own
+
+
 SHORT = [
     one if one in ("qwen3_next", "qwen3_moe") else pytest.param(one, marks=pytest.mark.conformance)
     for one in sorted(TINY)

@@ -7,14 +7,14 @@ cache update before it: a block that stands at several depths (Zamba) has no ind
 attention does not go this way is refused by name at its first step.
 
 Attributes of the cache change between Transformers' minor versions: `families.check` holds each model that is
-loaded against its plain forward pass.
+loaded against its own ``generate``.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
@@ -188,11 +188,8 @@ def prepare(model: Any) -> Ready:
         )
         for each in DynamicCache(config=config).layers
     )
+    count = sum(each.numel() for each in model.parameters())
     _pack(model)
-    packed = sum(
-        each.in_features * each.out_features for each in model.modules() if isinstance(each, _Packed)
-    )
-    count = packed + sum(each.numel() for each in model.parameters())
     return Ready(model, config, layers, takes, limits.pop() if limits else None, count)
 
 
@@ -202,7 +199,6 @@ class _Packed(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias, self._packed = linear.bias, torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
     @property
@@ -249,29 +245,20 @@ def forward(
     anew. ``reading``: the tokens are of a prompt, not decoded. Returns the logits of each row's last token,
     (rows, vocabulary), and the states. The rows of a model without states may stand one after another in the
     only row of ``tokens``, each ending at its place in ``last``."""
-    cache = StepCache(ready, step, depth, states, reading)
-    reset_token = _CACHE.set(cache)
-    try:
-        logits = call(ready.model, ready.takes, tokens, positions, cache, last)
-    finally:
-        _CACHE.reset(reset_token)
-    cache.settled()
-    return logits, cache.states()
-
-
-def call(
-    model: Any, takes: Container[str], tokens: Tensor, positions: Tensor, cache: Cache,
-    last: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The logits of each row's last token (those of ``last`` in the only row), by the model's own call: the
-    cache's name differs between families, and some begin positions anew where they are not told."""
+    takes, cache = ready.takes, StepCache(ready, step, depth, states, reading)
+    # the cache's name differs between families, and some begin positions anew where they are not told
     name = next(each for each in ("cache", "past_key_values", "cache_params") if each in takes)
     named: dict[str, Any] = {name: cache}
     if "position_ids" in takes:
         named["position_ids"] = positions
     if "logits_to_keep" in takes:
         named["logits_to_keep"] = 1 if last is None else last
-    logits: Tensor = model(input_ids=tokens, use_cache=True, **named).logits
+    reset_token = _CACHE.set(cache)
+    try:
+        logits: Tensor = ready.model(input_ids=tokens, use_cache=True, **named).logits
+    finally:
+        _CACHE.reset(reset_token)
+    cache.settled()
     if last is None:
-        return logits[:, -1]
-    return logits[0] if "logits_to_keep" in takes else logits[0, last]
+        return logits[:, -1], cache.states()
+    return logits[0] if "logits_to_keep" in takes else logits[0, last], cache.states()

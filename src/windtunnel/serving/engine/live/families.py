@@ -1,11 +1,10 @@
 """Models: from a directory, from a configuration or by name, and the check that one works.
 
-The check compares what the executor does with the model's own plain forward pass.
+The check compares what the executor does with what the model itself generates.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence as Ordered
 from itertools import chain
 from pathlib import Path
@@ -13,15 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.serving.engine.live import adapter
 from windtunnel.serving.engine.live.executor import Executor
 
-TOLERANCE = {torch.float32: 1e-4}  # of the largest logit; coarser numbers get COARSE
-COARSE = 5e-2
-
+TOLERANCE, COARSE = 1e-4, 5e-2
+"""Of the largest logit, in float32 and in coarser numbers."""
 VOCABULARY = 259
 """Of models built by name: all bytes, and three special tokens (`tokens.ByteTokens`)."""
 _MODEL: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096, "pad_token_id": 0,
@@ -110,41 +107,51 @@ def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:
 @torch.inference_mode()
 def check(model: Any) -> Executor:
     """An executor, whose prefill, tokens that go on from a kept state, and rows of different lengths that
-    decode together are those of the model's plain forward pass and plain steps. Raises `UserError` where one
-    differs."""
+    decode together are those of the model's own ``generate``. Raises `UserError` where one differs."""
     config = model.config.get_text_config(decoder=True)
-    device = next(model.parameters()).device
     some = torch.Generator().manual_seed(0)
-    tokens = torch.randint(3, config.vocab_size, (36,), generator=some).tolist()
-    plain = model(input_ids=torch.tensor([tokens], device=device)).logits[0]
-    lengths = (33, 20, 7)
-    stepped = [_steps(model, tokens, length, 3) for length in lengths]
-    bound = TOLERANCE.get(plain.dtype, COARSE) * plain.abs().max().item()
-    if not plain.isfinite().all():
+    tokens = torch.randint(3, config.vocab_size, (33,), generator=some).tolist()
+    prompts = [tokens[:length] for length in (33, 20, 7)]
+    own, model.generation_config = model.generation_config, GenerationConfig()  # plainly, whatever that says
+    alone = [_generated(model, prompt, 4) for prompt in prompts]
+    model.generation_config = own
+    wanted = torch.stack([logits for _, logits in alone])
+    bound = (TOLERANCE if model.dtype == torch.float32 else COARSE) * wanted.abs().max().item()
+    if not wanted.isfinite().all():
         name, words = config.model_type, "what it computes are not finite numbers"
         raise UserError(f"{name} cannot be served in {_dtype(model)}: {words}")
 
     executor = Executor(model)
-    rows = {executor.new(): length for length in lengths}
+    rows = [executor.new() for _ in prompts]
     pairs = [
-        ("its prefill and its plain forward pass", executor.prefill(row, tokens[:length]), plain[length - 1])
-        for row, length in rows.items()
+        ("its prefill and that of its generate", executor.prefill(row, prompt), logits[0])
+        for row, prompt, logits in zip(rows, prompts, wanted, strict=True)
     ]
     for step in range(3):
-        logits = executor.decode([*rows], [tokens[length + step] for length in lengths])
-        alone = (each[step] for each in stepped)
-        for pair in zip(logits, alone, strict=True):
+        together = executor.decode(rows, [said[step] for said, _ in alone])
+        for pair in zip(together, wanted[:, step + 1], strict=True):
             pairs.append(("rows that decode together and each alone", *pair))
     executor.prefill(row := executor.new(), tokens[:17])
     behind = executor.restore(executor.snapshot(row))
-    kept = executor.prefill(behind, tokens[17:33])
-    pairs.append(("tokens behind a kept state and all at once", kept, plain[32]))
-    for compared, found, wanted in pairs:
-        if not (gap := (found - wanted).abs().max().item()) <= bound:
+    kept = executor.prefill(behind, tokens[17:])
+    pairs.append(("tokens behind a kept state and all at once", kept, wanted[0, 0]))
+    for compared, found, each in pairs:
+        if not (gap := (found - each).abs().max().item()) <= bound:
             raise UserError(f"{config.model_type} cannot be served: {compared} differ by {gap:.1e}")
     for owner in executor.sequences | executor.snapshots:
         executor.free(owner)
     return executor
+
+
+def _generated(model: Any, prompt: Ordered[int], count: int) -> tuple[list[int], Tensor]:
+    """What the model itself writes behind a prompt: the likeliest tokens, and the logits of each, (count,
+    vocabulary)."""
+    ids = torch.tensor([prompt], device=model.device)
+    written = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, output_logits=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    return written.sequences[0, len(prompt) :].tolist(), torch.cat(written.logits)
 
 
 def _dtype(model: Any) -> str:
@@ -153,17 +160,3 @@ def _dtype(model: Any) -> str:
 
 def _line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _steps(model: Any, tokens: Ordered[int], length: int, count: int) -> list[Tensor]:
-    """The logits after each of ``count`` tokens that follow the first ``length``, by the model's own
-    cache."""
-    cache, device = DynamicCache(config=model.config), next(model.parameters()).device
-    takes = inspect.signature(type(model).forward).parameters
-    ids = torch.tensor([list(tokens[: length + count])], device=device)
-    at = torch.arange(length + count, device=device)[None]
-    adapter.call(model, takes, ids[:, :length], at[:, :length], cache)
-    return [
-        adapter.call(model, takes, ids[:, t : t + 1], at[:, t : t + 1], cache)[0]
-        for t in range(length, length + count)
-    ]
