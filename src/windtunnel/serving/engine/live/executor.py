@@ -172,7 +172,7 @@ class Executor:
     def _keep(self, owner: Owned, among: set[Owned]) -> Owned:
         among.add(owner)
         for piece, length in owner.path:
-            self.store.hold(piece, length)
+            piece.ends[length] += 1
         return owner
 
     @torch.inference_mode()
@@ -196,15 +196,13 @@ class Executor:
     def _freeze(self, sequence: Sequence) -> None:
         tail = sequence.tail
         if tail is not None and tail.length:
-            self.store.hold(tail, tail.length)
+            tail.ends[tail.length] += 1
             sequence.path, sequence.tail = (*sequence.path, (tail, tail.length)), None
 
     def _room(self, sequence: Sequence, count: int) -> None:
         if self.limit is not None and sequence.depth + count > self.limit:
             raise UserError(f"{sequence.depth + count} tokens are more than the model's {self.limit}")
-        if sequence.tail is None:
-            sequence.tail = self.store.new(count)
-        self.store.reserve(sequence.tail, sequence.tail.length + count)
+        sequence.tail = self.store.extended(sequence.tail, count)
 
     def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]], reading: bool) -> Tensor:
         """One forward pass. With states, it is one row of several tokens, or the pool's first ones of one

@@ -155,21 +155,15 @@ class SegmentStore:
         self._fits = fits
         self.slots: dict[int, Slots] = {}
 
-    def new(self, length: int) -> Piece:
-        """An empty piece with room for ``length`` tokens."""
-        capacity = capacity_for(length)
-        piece = Piece(self._of(capacity), capacity)
-        piece.slots.take(piece)
-        return piece
-
-    def reserve(self, piece: Piece, length: int) -> None:
-        """Room for ``length`` tokens in all."""
-        if length > piece.capacity:
-            self._move(piece, capacity_for(length))
-
-    def hold(self, piece: Piece, length: int) -> None:
-        """One more path reads the first ``length`` tokens of a piece, which is frozen by that."""
-        piece.ends[length] += 1
+    def extended(self, tail: Piece | None, count: int) -> Piece:
+        """``tail``, or a new piece where there is none, with room for ``count`` tokens more."""
+        if tail is None:
+            capacity = capacity_for(count)
+            tail = Piece(self._of(capacity), capacity)
+            tail.slots.take(tail)
+        elif tail.length + count > tail.capacity:
+            self._move(tail, capacity_for(tail.length + count))
+        return tail
 
     def release(self, piece: Piece, length: int) -> None:
         """A path that read ``length`` tokens is no more; what nobody reads any longer is freed."""

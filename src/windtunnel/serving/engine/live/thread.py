@@ -62,26 +62,21 @@ class EngineThread:
     # in the thread
 
     def _run(self) -> None:
-        wrong: WindtunnelError
         try:
             torch.set_num_threads(self._threads)  # which a thread has of its own
-            self._serve()
-            return
+            while True:
+                while not self._inbox.empty() or not self.engine.busy:
+                    change = self._inbox.get()
+                    if change is None:
+                        return
+                    change()
+                self._loop.call_soon_threadsafe(self._deliver, self.engine.step())
         except WindtunnelError as error:  # of a user's policy
             wrong = error
         except Exception as error:
             message = f"serve: the engine failed, {type(error).__name__}: {error}; start the server again"
             wrong = LessError(message, traceback.format_exc())
         self._loop.call_soon_threadsafe(self._end, wrong)
-
-    def _serve(self) -> None:
-        while True:
-            while not self._inbox.empty() or not self.engine.busy:
-                message = self._inbox.get()
-                if message is None:
-                    return
-                message()
-            self._loop.call_soon_threadsafe(self._deliver, self.engine.step())
 
     # in the loop
 
