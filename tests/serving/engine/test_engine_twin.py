@@ -214,6 +214,8 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         ({"step_time": numbers, "on": "h100-sxm:1x2"}, "`trace` needs `on` CLUSTER"),
         ({"step_time": numbers, "branching": "x"}, "`branching` 'x' is unknown; accepted are"),
         ({"step_time": numbers, "speed_up": 0.0}, "`speed_up` 0 is not accepted"),
+        ({"step_time": numbers, "rows": 0}, "`rows` 0 is not accepted; use 1 or more"),
+        ({"step_time": numbers, "tpot": float("nan")}, "`tpot` nan is not accepted; use 0 or more"),
         ({"step_time": numbers, "branches": "share=1"}, "`branches` 'share=1' is not accepted; use share"),
         ({"on": "a100-80:1x1", "model_like": "llama-3-8b", "kv": 1 << 40}, "it has room for"),
     ):  # fmt: skip

@@ -185,10 +185,6 @@ def _place(settings: ServeSettings, cached: bool) -> _Place:
         raise UserError(
             "serve: `trace` needs `on` CLUSTER with `model_like` NAME, or `step_time` instead of both"
         )
-    if settings.rows < 1 or settings.chunk < 1:
-        raise UserError(
-            f"serve: {settings.rows} rows and chunks of {settings.chunk} tokens; accepted are 1 or more"
-        )
     limits = StepLimits(
         settings.rows, 0, settings.chunk, settings.queue, 0, settings.admission, settings.branching
     )  # fmt: skip

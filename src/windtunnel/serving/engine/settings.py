@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.base.options import option
+from windtunnel.base.errors import UserError
+from windtunnel.base.options import option, options
 from windtunnel.base.units import parse_quantity
 
 NO_CACHE = "none"
@@ -70,6 +71,12 @@ class ServeSettings:
     )
     speed_up: float = option(1.0, "Emulated: how much faster requests arrive.")
     branches: str = option("", "Emulated: synthetic, as share=0.6,count=3-10,tokens=90.", metavar="SPEC")
+
+    def __post_init__(self) -> None:
+        for each in options(ServeSettings):
+            value = getattr(self, each.name)
+            if each.least is not None and value is not None and not value >= each.least:
+                raise UserError(f"serve: `{each.name}` {value:g} is not accepted; use {each.least:g} or more")
 
     @property
     def cache_rules(self) -> str:
