@@ -194,15 +194,12 @@ class _Answer(Response):
         body, defaults, number = self.request, self.service.defaults, next(self.service.numbers)
         limit = self.service.engine.engine.executor.limit or 1 << 40
         most = body.most or max(1, min(LONGEST, limit - len(prompt)))
-        parts, joined = self._branches(most)
-        stages: tuple[int | Branches, ...] = (most,)
+        stages = self._stages(most)
         units, needed = range(1), len(prompt) + most
-        if parts is not None:
-            heads, grown = [len(head) for head in parts.heads], len(prompt) + parts.tokens[0]
-            stages, units, needed = (parts,), range(1, len(heads) + 1), grown + max(heads)
-            if joined:
-                stages, units = (parts, most), range(len(heads) + 1)
-                needed = len(prompt) + sum(heads) + sum(parts.tokens) + len(parts.join) + most
+        if isinstance(parts := stages[0], Branches):
+            joined, grown = len(stages) > 1, [len(head) + parts.tokens[0] for head in parts.heads]
+            units = range(0 if joined else 1, len(grown) + 1)
+            needed = needed + sum(grown) + len(parts.join) if joined else len(prompt) + max(grown)
         if needed > limit:
             raise RequestRefused(
                 f"This model's maximum context length is {limit} tokens. However, you requested {needed} "
@@ -219,19 +216,20 @@ class _Answer(Response):
         for unit in units:
             self.choices[number, unit] = _Choice(len(self.choices), self.service.tokens, body.stops)
 
-    def _branches(self, most: int) -> tuple[Branches | None, bool]:
-        """What is decoded side by side, and whether it is joined: n answers are branches that begin with
-        nothing."""
+    def _stages(self, most: int) -> tuple[int | Branches, ...]:
+        """What is decoded: n answers are branches that begin with nothing; branches that are joined come
+        before the answer."""
         branches, count = self.request.branches, self.request.n or 1
         if branches is None:
-            return (Branches(((),) * count, (most,) * count) if count > 1 else None), False
+            return (most,) if count == 1 else (Branches(((),) * count, (most,) * count),)
         joined = branches.join is not None
         if count > 1 or (self.request.stops and joined):
             field = "n" if count > 1 else "stop"
             raise RequestRefused(f"{field} is not served together with branches that are joined", param=field)
         heads = [tuple(self._tokens(head, "branches.prompts")) if head else () for head in branches.prompts]
         behind = tuple(self._tokens(branches.join, "branches.join")) if branches.join else ()
-        return Branches(tuple(heads), (branches.max_tokens,) * len(heads), behind), joined
+        parts = Branches(tuple(heads), (branches.max_tokens,) * len(heads), behind)
+        return (parts, most) if joined else (parts,)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it. What is refused before any of it is sent has a status of its own."""
