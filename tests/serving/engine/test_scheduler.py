@@ -153,7 +153,7 @@ def run(
     ended: set[Unit] = set()
     while True:
         while arrived < len(workload) and workload[arrived].arrival <= now:
-            assert scheduler.arrive(workload[arrived])
+            assert scheduler.arrive(workload[arrived]) == ""
             arrived += 1
         step = scheduler.next(now)
         if step is None:

@@ -229,12 +229,7 @@ class Controller:
         alone decides on them."""
         self._next += 1
         group = group_sequences(self._next, sequences, self.block)
-        why = ""
-        try:
-            if not self.policies.arrive(group.request):
-                why = "queue"
-        except ValueError as error:
-            why = str(error)
+        why = self.policies.arrive(group.request)
         self._note("arrives", request=to_plain(group.request), refused=why, now=now)
         if not why:
             self._groups[self._next] = group

@@ -152,10 +152,7 @@ class ServingEngine:
     def add(self, job: EngineJob) -> None:
         """It is refused in the next step where the queue is full or it can never be served."""
         request = job.request()
-        try:
-            why = "" if self.scheduler.arrive(request) else "queue"
-        except ValueError as error:
-            why = str(error)
+        why = self.scheduler.arrive(request)
         self._note("arrives", request=to_plain(request), refused=why)
         if why:
             self._events.append(Over(job.id, refused=why))

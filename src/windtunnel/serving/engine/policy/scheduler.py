@@ -20,7 +20,7 @@ arrives and none begins after `ScheduledStep.until`: the outcome is that of sing
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from math import inf
@@ -44,6 +44,8 @@ PATIENCE = 16
 """Tokens that another branch must have left more before it becomes the protected one."""
 NOTHING = admission.Decision()
 NOWHERE: Depths = ()
+FULL = "queue"
+"""Why a request is not taken: its queue is full."""
 LOOK = 16
 """Waiting requests that one decision sees at most."""
 
@@ -129,7 +131,8 @@ class EngineScheduler:
         self._lookup, self._log = lookup, log
         self._admit = own.get("serving.engine") or admission.POLICIES[limits.admission]
         self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
-        self._waiting: deque[tuple[InferenceRequest, admission.WaitingRequest]] = deque()
+        # by their numbers; not a dict, whose first entries are slow to find when many before them are gone
+        self._waiting: OrderedDict[int, tuple[InferenceRequest, admission.WaitingRequest]] = OrderedDict()
         self._running: dict[int, _Running] = {}
         self._serial: dict[Unit, _Sequence] = {}  # parents that decode
         self._parallel: dict[int, _Running] = {}  # with branches that decode
@@ -146,35 +149,25 @@ class EngineScheduler:
         units = max((len(stage.heads) for stage in request.stages if isinstance(stage, Parallel)), default=0)
         return request.most + (1 + units) * self.limits.state
 
-    def arrive(self, request: InferenceRequest) -> bool:
-        """Whether it was taken into the queue; not if that is full.
-
-        Raises:
-            ValueError: it has no tokens to read or to write, or can never fit.
-        """
+    def arrive(self, request: InferenceRequest) -> str:
+        """Why it is not taken into the queue, "" where it is: that is `FULL`, or, in a sentence, it has no
+        tokens to read or to write, or can never fit."""
         sizes = [(stage.tokens,) if isinstance(stage, Serial) else stage.tokens for stage in request.stages]
         if request.prompt <= request.cached or not sizes or min(min(size, default=0) for size in sizes) < 1:
-            raise ValueError(
-                "a request needs a token of prompt that is not cached, and units that decode one"
-            )
+            return "a request needs a token of prompt that is not cached, and units that decode one"
         if (most := self.most(request)) > (kv := self.limits.kv):
-            raise ValueError(f"the request may come to hold {most} tokens of KV, there is room for {kv}")
+            return f"the request may come to hold {most} tokens of KV, there is room for {kv}"
         if self.waiting >= self.limits.queue:
-            return False
+            return FULL
         due = request.arrival + request.objective.ttft
-        self._waiting.append((request, self._as_waiting(request, request.cached, (), due)))
-        return True
+        self._waiting[request.id] = request, self._as_waiting(request, request.cached, (), due)
+        return ""
 
     def cancel(self, request: int) -> None:
         """It is done with, wherever it stands, also in a step that has begun."""
-        running = self._running.get(request)
-        if running is not None:
+        self._waiting.pop(request, None)
+        if (running := self._running.get(request)) is not None:
             self._leave(running)
-            return
-        for at, (waiting, _) in enumerate(self._waiting):
-            if waiting.id == request:
-                del self._waiting[at]
-                return
 
     @property
     def waiting(self) -> int:
@@ -295,8 +288,14 @@ class EngineScheduler:
         decision = self._admit(observation)
         if self._log is not None:
             self._log("serving.engine", limits.admission, observation, decision)
-        if decision.admit or decision.refuse:
-            self._leave_queue(found, decision)
+        for number in decision.refuse:
+            del self._waiting[number]
+        for waiting, cached, stops in found:
+            if waiting.request in decision.admit:
+                request, _ = self._waiting.pop(waiting.request)
+                self._running[request.id] = running = _Running(request, cached, stops, waiting.reserve)
+                self.reserved += running.reserve
+                self._enter(running)
         return decision
 
     def _unfilled(self) -> list[tuple[Unit, _Sequence]]:
@@ -309,7 +308,7 @@ class EngineScheduler:
         """The first of the queue; of those who might be admitted now with what a cache holds, and where their
         prefill stops."""
         found: list[tuple[admission.WaitingRequest, int, Depths]] = []
-        for request, waiting in islice(self._waiting, LOOK):
+        for request, waiting in islice(self._waiting.values(), LOOK):
             cached, stops = request.cached, NOWHERE
             if budget > 0 and slots > 0 and waiting.reserve <= free and self._lookup is not None:
                 cached, stops = self._lookup(request)
@@ -329,21 +328,6 @@ class EngineScheduler:
         if self._lookup is not None:  # states are copied at the stops, and one behind them
             most = min(self.limits.kv, most + (len(stops) + 1) * self.limits.state)
         return admission.WaitingRequest(request.id, end - cached, stop - cached, most - cached, due)
-
-    def _leave_queue(
-        self, found: list[tuple[admission.WaitingRequest, int, Depths]], decision: admission.Decision
-    ) -> None:
-        queue, rest = self._waiting, []
-        for waiting, cached, stops in found:
-            request, as_queued = queue.popleft()
-            if request.id in decision.admit:
-                running = _Running(request, cached, stops, waiting.reserve)
-                self._running[request.id] = running
-                self.reserved += running.reserve
-                self._enter(running)
-            elif request.id not in decision.refuse:
-                rest.append((request, as_queued))
-        queue.extendleft(reversed(rest))
 
     @staticmethod
     def _goal(stage: Stage, length: int) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.model import InferenceRequest, StepTime
-from windtunnel.serving.engine.policy.scheduler import EngineScheduler, Log
+from windtunnel.serving.engine.policy.scheduler import FULL, EngineScheduler, Log
 from windtunnel.serving.engine.policy.step import Depths, Finished, ScheduledStep, StepLimits
 from windtunnel.serving.prefixcache.policy.changes import PrefixMatch
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
@@ -28,7 +28,7 @@ LOOKS = 600
 """How often the memory that is held is noted over the time of the arrivals."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Results:
     """What became of the requests, in the order in which they were given; times are seconds on the virtual
     clock, nan where there is none.
@@ -45,12 +45,12 @@ class Results:
     tokens: NDArray[np.int64]
     cached: NDArray[np.int64]
     refused: NDArray[np.bool_]
-    never: Mapping[int, str]
-    kv_used: Sequence[int]
-    over: float
-    steps: int
-    planned: int
-    busy: float
+    never: dict[int, str] = field(default_factory=dict)
+    kv_used: list[int] = field(default_factory=list)
+    over: float = 0.0
+    steps: int = 0
+    planned: int = 0
+    busy: float = 0.0
     gain: float = 1.0
 
 
@@ -79,22 +79,20 @@ def serve(
     if len(place) != count:
         raise ValueError("two requests have the same id")
     truth = truth or model
-    plans = 0
+    served = Results(
+        np.array(arrivals), np.full(count, nan), np.full(count, nan), np.zeros(count, np.int64),
+        np.zeros(count, np.int64), np.zeros(count, bool),
+    )  # fmt: skip
 
     def logged(capability: str, policy: str, observation: object, decision: object) -> None:
-        if log is not None and plans % every == 0:
+        if log is not None and served.planned % every == 0:
             log(capability, policy, observation, decision)
 
     lookup = prefixes.look if prefixes is not None else None
     scheduler = EngineScheduler(
         limits, model, lookup=lookup, log=logged if log is not None else None, own=own
     )
-    first, end = np.full(count, nan), np.full(count, nan)
-    tokens, cached = (np.zeros(count, np.int64) for _ in range(2))
-    refused = np.zeros(count, bool)
-    never: dict[int, str] = {}
-    kv_used: list[int] = []
-    now, coming, steps, busy = (arrivals[0] if count else 0.0), 0, 0, 0.0
+    now, coming = (arrivals[0] if count else 0.0), 0
     gap = (arrivals[-1] - arrivals[0]) / LOOKS if count else 0.0
     note = now
     if prefixes is not None:
@@ -102,15 +100,15 @@ def serve(
     while True:
         while coming < count and arrivals[coming] <= now:
             request = requests[coming]
-            try:
-                refused[coming] = not scheduler.arrive(request)
-            except ValueError as error:
-                refused[coming], never[request.id] = True, str(error)
+            why = scheduler.arrive(request)
+            served.refused[coming] = bool(why)
+            if why not in ("", FULL):
+                served.never[request.id] = why
             coming += 1
         if now >= note:
-            kv_used.append(scheduler.kv_used())
+            served.kv_used.append(scheduler.kv_used())
             note = now + gap
-        plans += 1
+        served.planned += 1
         step = scheduler.next(now)
         if step is None:
             if coming == count:
@@ -118,35 +116,33 @@ def serve(
             now = arrivals[coming]
             continue
         for number in step.refused:
-            refused[place[number]] = True
+            served.refused[place[number]] = True
         if prefixes is not None:
             for number in step.admitted:
-                cached[place[number]] = prefixes.admitted(number)
+                served.cached[place[number]] = prefixes.admitted(number)
         if not step.work:
             continue
         factor = float(np.exp(jitter * random.standard_normal())) if jitter and random is not None else 1.0
         upto = arrivals[coming] if coming < count else inf
-        times = count_alike(step, truth, factor, now, upto) if jump else 1
-        spent = factor * step.total(truth, times)
+        alike = count_alike(step, truth, factor, now, upto) if jump else 1
+        spent = factor * step.total(truth, alike)
         now += spent
-        busy += spent
-        steps += times
-        out = scheduler.done(step, now, count=times)
+        served.busy += spent
+        served.steps += alike
+        out = scheduler.done(step, now, count=alike)
         for number in out.first:
-            first[place[number]] = now
+            served.first[place[number]] = now
             if prefixes is not None:
                 prefixes.read(requests[place[number]])
         for done in out.finished:
             at = place[done.request.id]
-            end[at], tokens[at] = now, done.tokens
+            served.end[at], served.tokens[at] = now, done.tokens
             if prefixes is not None:
                 prefixes.left(done.request.id)
         if any(map(enough, out.finished)):
             break
-    return Results(
-        np.array(arrivals), first, end, tokens, cached, refused, never, kv_used, now, steps, plans, busy,
-        scheduler.predictor.gain,
-    )  # fmt: skip
+    served.over, served.gain = now, scheduler.predictor.gain
+    return served
 
 
 def count_alike(step: ScheduledStep, truth: StepTime, factor: float, now: float, coming: float) -> int:
