@@ -241,7 +241,7 @@ def test_what_must_outlive_trainers_needs_no_torch() -> None:
     assert (
         loaded(
             [
-                "windtunnel.training.host",
+                "windtunnel.training.hosts",
                 "windtunnel.training.launch",
                 "windtunnel.training.elastic.live.supervisor",
                 "windtunnel.training.checkpoint.live.memory.service",

@@ -23,8 +23,10 @@ def alive(pid: int) -> bool:
     return processes.state(pid) not in ("", "Z")
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def environment(*more: Path) -> dict[str, str]:
+    """``more``: folders with modules."""
+    path = os.pathsep.join([*map(str, more), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 class Starter:
@@ -34,6 +36,7 @@ class Starter:
         self.folder = folder
         self.numbers = itertools.count()
         self.exits: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.before: list[str] = []
         self.forks = ForkServerClient(path, self.exits.put)
 
     def start(self, text: str, *arguments: str, **env: str) -> int:
@@ -45,6 +48,7 @@ class Starter:
             "arguments": arguments,
             "cwd": str(self.folder),
             "env": environment() | env,
+            "before": self.before,
         }
         out = os.open(self.folder / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         err = os.open(self.folder / "err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -104,7 +108,7 @@ def test_what_is_printed_at_an_import_is_not_the_launchers_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "noisy.py").write_text("print('a warning')\n")
-    kept = ForkServerKeeper(tmp_path / "z", ("noisy",), environment() | {"PYTHONPATH": str(tmp_path)})
+    kept = ForkServerKeeper(tmp_path / "z", ("noisy",), environment(tmp_path))
     starter = Starter(kept.path, tmp_path)
     _, out, _ = starter.run("import sys; print('noisy' in sys.modules)")
     starter.forks.close()
@@ -203,7 +207,7 @@ def test_a_server_that_is_stopped_is_replaced(
     starter.run("pass")
     os.kill(keeper.process.pid, signal.SIGSTOP)
     answers: queue.Queue[dict[str, Any]] = queue.Queue()
-    starter.forks.start({"script": "x.py", "args": [], "env": {}, "cwd": "/"}, answers.put)
+    starter.forks.start({"script": "x.py", "args": [], "env": {}, "cwd": "/"}, answers.put, (1, 2))
     until(keeper.tend)
     assert answers.get(timeout=60)["error"] == GONE
     assert starter.run("print('again')")[1] == "again\n"
@@ -228,47 +232,18 @@ def test_nonsense_on_its_socket_harms_nobody(keeper: ForkServerKeeper, starter: 
     assert end["status"] == 0
 
 
-def test_a_function_is_called_with_descriptors_of_its_caller(starter: Starter, tmp_path: Path) -> None:
-    (tmp_path / "called.py").write_text(
-        "import os, sys\n"
-        "def first(): os.environ['SEEN'] = 'first'\n"
-        "def work(arguments, fds):\n"
-        "    os.write(fds[0], f\"{arguments['word']} {os.environ['SEEN']} {os.getcwd()}\".encode())\n"
-    )
-    reader, writer = os.pipe()
-    env = environment() | {"PYTHONPATH": str(tmp_path)}
-    kept = ForkServerKeeper(tmp_path / "second", ("called",), env)
+def test_functions_are_called_before_a_script(tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text("import os\ndef first(): os.environ['SEEN'] = 'first'\n")
+    kept = ForkServerKeeper(tmp_path / "second", ("called",), environment(tmp_path))
     try:
-        asker = ForkServerClient(kept.path, starter.exits.put)
-        wanted = {
-            "call": "called:work",
-            "arguments": {"word": "hello"},
-            "before": ["called:first"],
-            "cwd": str(tmp_path),
-        }
-        pid = asker.started(wanted, (writer,), stays=False, timeout=PATIENCE)
-        os.close(writer)
-        with os.fdopen(reader) as lines:
-            assert lines.read() == f"hello first {tmp_path}"
-        assert starter.exits.get(timeout=PATIENCE) == {"op": "exit", "pid": pid, "status": 0, "signal": None}
-        asker.close()
+        starter = Starter(kept.path, tmp_path)
+        starter.before = ["called:first"]
+        _, out, _ = starter.run("import os; print(os.environ['SEEN'])")
+        assert out == "first\n"
     finally:
         kept.close()
 
 
-def test_what_stays_outlives_who_asked_but_not_the_owner(keeper: ForkServerKeeper, tmp_path: Path) -> None:
-    asker = Starter(keeper.path, tmp_path)
-    sleeper = tmp_path / "sleeper.py"
-    sleeper.write_text("import time\ntime.sleep(600)\n")
-    wanted = {"script": str(sleeper), "arguments": []}
-    pids = [asker.forks.started(wanted, stays=stays) for stays in (False, True)]
-    asker.forks.close()
-    until(lambda: not alive(pids[0]))
-    assert alive(pids[1])
-    keeper.close()
-    until(lambda: not alive(pids[1]))
-
-
-def test_nobody_listening_is_told_in_time(tmp_path: Path) -> None:
+def test_nobody_listening_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        ForkServerClient(tmp_path / "none", lambda _: None).started({}, stays=False, timeout=0.1)
+        ForkServerClient(tmp_path / "none", lambda _: None).start({}, lambda _: None, (1, 2))

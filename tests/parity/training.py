@@ -174,8 +174,6 @@ def _told(core: Core, event: Event, now: float) -> None:
     match event["kind"]:
         case "host.joined":
             handlers.hello(core, event["host"], {**event, "host": None}, now)
-        case "store":
-            core.store_up(event["address"], now)
         case "lost" if event["what"] == "host" and event["evidence"] != "cut":
             core.tick(now - 1e-3)
             core.hosts.leases.last_signs[event["host"]] = -math.inf

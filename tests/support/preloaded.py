@@ -55,7 +55,7 @@ TRAINING = (
     "windtunnel.cli.train",
     "windtunnel.report.terminal",
     "windtunnel.training.cleanup",
-    "windtunnel.training.elastic.live.forked",
+    "windtunnel.training.elastic.live.agent.config",
     "windtunnel.training.emulate.run",
     "windtunnel.training.gradsync.live.script",
     "windtunnel.training.pipelines.live.trainer",

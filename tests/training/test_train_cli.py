@@ -94,12 +94,12 @@ def test_a_script_that_is_not_python_starts_nothing(
     ("text", "said"),
     [
         ("stroe: 5", "there is no deadline 'stroe'; known are grace"),
-        ("store: soon", "store is 'soon'; a number of seconds above 0"),
-        ("store: 0", "store is 0; a number"),
+        ("hosts: soon", "hosts is 'soon'; a number of seconds above 0"),
+        ("hosts: 0", "hosts is 0; a number"),
         ("end: .inf", "end is inf; a number"),
         ("cut: true", "cut is True; a number"),
-        ("- store", "lines of a name and seconds"),
-        ("store: 1\nstore: 2", "given twice"),
+        ("- hosts", "lines of a name and seconds"),
+        ("hosts: 1\nhosts: 2", "given twice"),
     ],
 )
 def test_wrong_deadlines(tmp_path: Path, text: str, said: str) -> None:

@@ -2,8 +2,8 @@
 
 Over TCP a peer is a stranger until the handshake has shown that it knows the job's secret. A stranger has
 `handshake.PATIENCE` seconds in all for it and holds a thread and some hundred bytes meanwhile; of more than
-`MOST_STRANGERS` the one that came first has to go. On a Unix socket, and on one of the loopback without keys,
-the peer must be a process of the same user, or root's.
+`MOST_STRANGERS` the one that came first has to go. On a Unix socket the peer must be a process of the same
+user, or root's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from windtunnel.base import connections, handshake
+from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
 from windtunnel.base.wire import Secured
 
@@ -26,8 +26,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 class Listener:
     """``serve(sock)`` is called in the thread of each connection; it may raise OSError, which ends that
-    connection and nothing else. ``keys``: None for a Unix socket, or one of the
-    loopback. ``services``: the names under which this
+    connection and nothing else. ``keys``: None for a Unix socket. ``services``: the names under which this
     one is meant now (`handshake`).
     """
 
@@ -40,7 +39,7 @@ class Listener:
         services: Callable[[], tuple[str, ...]] = tuple,
         name: str = "listener",
     ) -> None:
-        assert keys is not None or sock.family == socket.AF_UNIX or sock.getsockname()[0] == "127.0.0.1"
+        assert keys is not None or sock.family == socket.AF_UNIX
         self._sock, self._serve, self._keys, self._services = sock, serve, keys, services
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # in the order in which they came
@@ -92,8 +91,7 @@ class Listener:
     def _converse(self, sock: Secured) -> None:
         try:
             if self._keys is None:
-                user = peer(sock)[1] if sock.family == socket.AF_UNIX else local_user(sock)
-                if user not in (0, os.getuid()):
+                if peer(sock)[1] not in (0, os.getuid()):
                     return
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -127,13 +125,6 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     size = _CREDENTIALS.size
     pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return pid, user
-
-
-def local_user(sock: socket.socket) -> int | None:
-    """The user at the other end of an IPv4 connection within this host (and this network namespace), as the
-    kernel knows; None where it knows of none."""
-    end = connections.end(sock.getpeername(), sock.getsockname())
-    return None if end is None else end.user
 
 
 def _shut(sock: socket.socket) -> None:

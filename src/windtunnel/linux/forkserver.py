@@ -7,19 +7,17 @@ may do both.
 Protocol, on a Unix socket of packets: a request carries its fds by SCM_RIGHTS, the first of them a memfd with
 the JSON of what is wanted; so no request is too long for a packet. Every packet is a JSON object with "op".
 
-    start {id, outputs, stays}  fds: wanted[, stdout, stderr][, more…]
-                              ->  started {id, pid} or failed {id, error}
-    later, to whoever asked   ->  exit {pid, status | signal}
+    start {id}  fds: wanted, stdout, stderr  ->  started {id, pid} or failed {id, error}
+    later, to whoever asked                  ->  exit {pid, status | signal}
 
-What is wanted: {script, arguments} is run as the interpreter would run it; {call: "module:function",
-arguments} calls ``function(arguments, more)``, with the numbers of the further fds. Before either, the child
-takes on, where they are given, env, cwd, namespace (the file of a network), and calls every "module:function"
-of ``before`` with no arguments.
+What is wanted: {script, arguments} is run as the interpreter would run it. Before, the child takes on, where
+they are given, env, cwd, namespace (the file of a network), and calls every "module:function" of ``before``
+with no arguments.
 
 A child leads a session of its own, which is killed with it. When a client's connection closes its children
-are killed: a client that is gone can fence nobody. One that ``stays`` lives on, since who asked for it may be
-restarted. When the lifeline (a pipe that its owners hold) closes, all children are killed, "module:function"
-of ``--at-end`` is called, and the server ends. The death of the server itself kills no child.
+are killed: a client that is gone can fence nobody. When the lifeline (a pipe that its owners hold) closes,
+all children are killed, "module:function" of ``--at-end`` is called, and the server ends. The death of the
+server itself kills no child.
 
 The idea is the zygote of Android and the fork server of Python's multiprocessing.
 """
@@ -94,7 +92,7 @@ class ForkServer:
         self.lifeline = lifeline
         self.clients: set[socket.socket] = set()
         # pid -> (its pidfd, who asked for it, whether it goes on without them)
-        self.children: dict[int, tuple[int, socket.socket | None, bool]] = {}
+        self.children: dict[int, tuple[int, socket.socket | None]] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ, self._accept)
         if lifeline is not None:
@@ -149,34 +147,30 @@ class ForkServer:
         self.selector.unregister(client)
         self.clients.discard(client)
         client.close()
-        for pid, (_, owner, stays) in list(self.children.items()):
+        for pid, (pidfd, owner) in list(self.children.items()):
             if owner is client:
-                self.children[pid] = (self.children[pid][0], None, stays)
-                if not stays:
-                    _kill_session(pid)
+                self.children[pid] = (pidfd, None)
+                _kill_session(pid)
 
     def _start(self, client: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
-        least = 3 if request["outputs"] else 1
-        if len(fds) < least:
-            raise ValueError(f"{len(fds)} descriptors came, {least} are needed")
+        if len(fds) != 3:
+            raise ValueError(f"{len(fds)} descriptors came, 3 are needed")
         with os.fdopen(os.dup(fds[0]), "rb") as file:
             file.seek(0)
             task = json.loads(file.read())
-        out, err = fds[1:3] if request["outputs"] else (1, 2)
-        more = fds[least:]
-        pid = self._fork(fds[:least], out, err, lambda: run(task, more))
+        pid = self._fork(fds, lambda: run(task))
         if pid == 0:
             return
-        self._watch(pid, client, stays=request["stays"])
+        self._watch(pid, client)
         _reply(client, {"op": "started", "id": request["id"], "pid": pid})
 
-    def _watch(self, pid: int, client: socket.socket, *, stays: bool) -> None:
+    def _watch(self, pid: int, client: socket.socket) -> None:
         pidfd = os.pidfd_open(pid)
-        self.children[pid] = (pidfd, client, stays)
+        self.children[pid] = (pidfd, client)
         self.selector.register(pidfd, selectors.EVENT_READ, lambda _: self._reap(pid))
 
     def _reap(self, pid: int) -> None:
-        pidfd, owner, _ = self.children.pop(pid)
+        pidfd, owner = self.children.pop(pid)
         self.selector.unregister(pidfd)
         os.close(pidfd)
         # Before it is reaped its number cannot belong to another process: what it left behind goes with it.
@@ -187,14 +181,14 @@ class ForkServer:
             how = {"status": code, "signal": None} if code >= 0 else {"status": None, "signal": -code}
             _reply(owner, {"op": "exit", "pid": pid, **how})
 
-    def _fork(self, fds: list[int], out: int, err: int, task: Callable[[], None]) -> int:
+    def _fork(self, fds: list[int], task: Callable[[], None]) -> int:
         """A child that returns to `serve` with ``task``, and has nothing of the server: its pid; 0 in it."""
         pid = os.fork()
         if pid:
             return pid
         try:
             os.setsid()
-            null = os.open("/dev/null", os.O_RDONLY)
+            null, (_, out, err) = os.open("/dev/null", os.O_RDONLY), fds
             for source, target in ((null, 0), (out, 1), (err, 2)):
                 os.dup2(source, target)
             self.selector.close()
@@ -202,7 +196,7 @@ class ForkServer:
             for client in self.clients:
                 client.close()
             lifeline = [] if self.lifeline is None else [self.lifeline]
-            for fd in (null, *lifeline, *fds, *(pidfd for pidfd, _, _ in self.children.values())):
+            for fd in (null, *lifeline, *fds, *(pidfd for pidfd, _ in self.children.values())):
                 os.close(fd)
             self.children.clear()
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -224,8 +218,8 @@ def _kill_session(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def run(request: dict[str, Any], more: list[int]) -> None:
-    """Do what a request wants, in the child; never returns.
+def run(request: dict[str, Any]) -> None:
+    """Run the script that a request wants, in the child; never returns.
 
     Ends with ``os._exit`` after exit handlers and non-daemon threads: destructors of libraries that are still
     at work hang or abort now and then at the interpreter's own end.
@@ -235,11 +229,7 @@ def run(request: dict[str, Any], more: list[int]) -> None:
         _enter(request)
         for name in request.get("before", ()):
             _named(name)()
-        if "call" in request:
-            _named(request["call"])(request["arguments"], more)
-            status = 0
-        else:
-            status = _run_as_main(request["script"])
+        status = _run_as_main(request["script"])
     except BaseException:
         _print_traceback()
     finally:
@@ -254,9 +244,8 @@ def _enter(request: dict[str, Any]) -> None:
         os.chdir(request["cwd"])
     if request.get("namespace"):
         namespaces.enter(request["namespace"])
-    if "script" in request:
-        sys.argv[:] = [request["script"], *request["arguments"]]
-        sys.path[0] = str(Path(request["script"]).resolve().parent)
+    sys.argv[:] = [request["script"], *request["arguments"]]
+    sys.path[0] = str(Path(request["script"]).resolve().parent)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115

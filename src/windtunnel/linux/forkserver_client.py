@@ -20,7 +20,6 @@ from windtunnel.linux import processes
 from windtunnel.linux.forkserver import PACKET, request_fd, send_with_fds
 
 Answer = Callable[[dict[str, Any]], None]
-PATIENCE = 120.0  # seconds that a server may take to import what it preloads
 GONE = "the fork server is gone"
 STANDS = 1.0
 """Seconds for which a server may be stopped: its clients wait for it without limit."""
@@ -132,57 +131,18 @@ class ForkServerClient:
                     if attempt == 2:
                         raise
 
-    def start(
-        self,
-        wanted: dict[str, Any],
-        answer: Answer,
-        outputs: tuple[int, int] | None = None,
-        more: tuple[int, ...] = (),
-        *,
-        stays: bool = False,
-    ) -> None:
+    def start(self, wanted: dict[str, Any], answer: Answer, outputs: tuple[int, int]) -> None:
         """Ask for what is ``wanted`` (see the module `forkserver`): ``answer`` gets ``started`` or ``failed
-        {error}`` later, from another thread. ``outputs``: stdout and stderr, else the server's own.
+        {error}`` later, from another thread. ``outputs``: stdout and stderr.
 
         Raises:
             OSError: no fork server listens; ``answer`` is not called.
         """
         memory = request_fd(wanted)
-        message = {"op": "start", "outputs": outputs is not None, "stays": stays}
         try:
-            self._ask(message, answer, [memory, *(outputs or ()), *more])
+            self._ask({"op": "start"}, answer, [memory, *outputs])
         finally:
             os.close(memory)
-
-    def started(
-        self, wanted: dict[str, Any], more: tuple[int, ...] = (), *, stays: bool, timeout: float = PATIENCE
-    ) -> int:
-        """`start`, waited for: the process id.
-
-        Raises:
-            OSError: no fork server, or it could not start it within ``timeout`` seconds.
-        """
-        done = threading.Event()
-        got: dict[str, Any] = {}
-
-        def answer(message: dict[str, Any]) -> None:
-            got.update(message)
-            done.set()
-
-        last = time.monotonic() + timeout
-        while True:
-            try:
-                self.start(wanted, answer, more=more, stays=stays)
-                break
-            except OSError:
-                if time.monotonic() > last:
-                    raise
-                time.sleep(0.02)
-        if not done.wait(max(0.0, last - time.monotonic())):
-            raise TimeoutError(f"{self.path}: the fork server started nothing within {timeout:.0f} s")
-        if got["op"] != "started":
-            raise OSError(f"{self.path}: {got.get('error', GONE)}")
-        return int(got["pid"])
 
     def close(self) -> None:
         with self._lock:

@@ -120,13 +120,6 @@ class SocketRecorder:
                     if late:
                         self._shut_all()
 
-    def adopt(self, sockets: dict[int, int]) -> None:
-        """These belong to it from now on, as if they had been opened within `recording`."""
-        with self._lock:
-            self.sockets = {**self.sockets, **sockets}
-        if self.is_cut:
-            self._shut_all()
-
     def keep(self, chosen: dict[int, int]) -> None:
         """Forget what is not in ``chosen``: it was opened at the same time by somebody else."""
         with self._lock:

@@ -1,9 +1,10 @@
-"""Hosts of a job that are not emulated: lent by hand, or by an engine that places and restarts them.
+"""Hosts of a job: a process is the agent of one (`serve`), with its memory service, without torch.
 
-Each runs `lend`: it asks the launcher for the job, is the agent of one host until the job ends, and leaves
-nothing behind. By hand that is ``windtunnel host HOST:PORT``. On Ray an actor a host calls it, on Slurm a
-task, on Kubernetes a pod (`linux.hosts`); where one is killed the engine runs it again, and it comes back as
-a new host, of which the policy says what becomes.
+Emulated ones are ``python -m windtunnel.training.hosts CONFIG``, with the JSON of `AgentConfig`. Others are
+lent, by hand or by an engine that places and restarts them. Each of these runs `lend`: it asks the launcher
+for the job, is the agent until the job ends, and leaves nothing behind. By hand that is ``windtunnel host
+HOST:PORT``. On Ray an actor a host calls it, on Slurm a task, on Kubernetes a pod (`linux.hosts`); where one
+is killed the engine runs it again, and it comes back as a new host, of which the policy says what becomes.
 
 Ray's actors outlive a launcher that dies: the next one (`resume`) finds them by their names. Slurm and
 Kubernetes start the launcher itself again, with ``--resume``, of a job that `queue` or `manifest` described.
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -30,10 +32,13 @@ from windtunnel.base.remote import RemoteLink
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.base.tls import OPTIONS, Certificates
 from windtunnel.linux import hosts
+from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.linux.hosts import Actor, ActorCall, ActorLost, RayCluster, own_address
 from windtunnel.store import eventlog
 from windtunnel.training import cleanup
-from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.checkpoint.live.memory import MemoryLimits, MemoryService
+from windtunnel.training.elastic.live.agent.agent import Agent
+from windtunnel.training.elastic.live.agent.config import MODULE, AgentConfig
 from windtunnel.training.elastic.spec import JobSpec
 
 JOB = "job.json"
@@ -46,6 +51,30 @@ PATIENCE = 10.0
 COMMAND = (sys.executable, "-c", "from windtunnel.cli.main import main; main()")
 
 
+def serve(config: AgentConfig) -> int:
+    """Be the agent of a host until its end: the exit status that the supervisor gave, 1 as an orphan.
+    Where nobody else keeps a fork server, one is kept here."""
+    keeper = None
+    if config.forkserver is None:
+        Path(config.memory_root).mkdir(parents=True, exist_ok=True)
+        path = Path(config.memory_root) / f"forkserver-{os.getpid()}.sock"
+        keeper = ForkServerKeeper(path, (MODULE, *config.job.preload), dict(os.environ))
+    agent = Agent(config, keeper.path if keeper else Path(config.forkserver or ""), keeper)
+    limits = MemoryLimits(**config.job.waits("memory"))
+    agent.service = MemoryService(
+        agent.memory / "shards", config.address, keys=agent.keys, context=agent, limits=limits
+    )
+    signal.signal(signal.SIGTERM, lambda *_: agent.stop(1))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's
+    try:
+        return agent.run()
+    finally:
+        if keeper is not None:
+            keeper.close()
+            with contextlib.suppress(OSError):
+                Path(config.memory_root).rmdir()
+
+
 def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> int:
     """Be a host of the job that the ``launcher`` has begun: the exit status. ``secret``: of the job, with the
     certificates of this host. ``address``: of this host for its peers, that of the connection unless given.
@@ -54,8 +83,6 @@ def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> in
         UserError: another secret than the job's, or no certificate that it takes; nobody listens there; the
             script is not on this host.
     """
-    from windtunnel.training.host import serve
-
     if secret.tls:
         secret.tls.verify()
     config = ask_job(launcher, secret, address, domain)
@@ -304,3 +331,9 @@ def described(folder: Path) -> JobSpec | None:
 
 def _certificates(files: Sequence[str]) -> list[str]:
     return [word for pair in zip(OPTIONS, files, strict=False) for word in pair]
+
+
+if __name__ == "__main__":
+    STATUS = serve(AgentConfig.read(Path(sys.argv[1])))
+    sys.stdout.flush()
+    os._exit(STATUS)  # threads that wait for a peer need not be waited for

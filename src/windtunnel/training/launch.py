@@ -28,15 +28,12 @@ from typing import Any
 
 from windtunnel.base import keys
 from windtunnel.base.errors import UserError
-from windtunnel.base.processes import Adopted, Identity, boot_id, start_time
 from windtunnel.base.tls import Certificates
 from windtunnel.linux import processes
-from windtunnel.linux.forkserver_client import ForkServerClient
 from windtunnel.linux.hosts import own_address
 from windtunnel.store import eventlog
 from windtunnel.training import hosts
 from windtunnel.training.elastic.events import in_short
-from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.supervisor import Lead, Supervisor
 from windtunnel.training.elastic.policy.state import Outcome, past
@@ -213,18 +210,11 @@ class Launched:
         self._follow(tell=False)
         if self.outcome is not None:  # a moment ago
             return
-        forks = ForkServerClient(self.site.forkserver.path, lambda _: None)
-        host, secret = self._address(), str(own)
-
-        def start_store() -> tuple[str, Adopted]:
-            address, pid = forked.start_store(forks, host, secret, self.keys.files)
-            return address, Adopted(Identity(pid, start_time(pid) or 0, boot_id()))
-
+        host = self._address()
         self._supervisor = Supervisor(
             self.folder,
             job.rules,
             job.supervision,
-            start_store=start_store,
             order_hosts=self._ordered.put,
             keys=self.keys,
             host=host,

@@ -26,8 +26,7 @@ from windtunnel.base.processes import Adopted, Identity, add_owner
 from windtunnel.linux import namespaces, network, processes
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training import cleanup
-from windtunnel.training.elastic.live import forked
-from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.agent.config import MODULE, AgentConfig
 from windtunnel.training.elastic.spec import JobSpec
 
 NAME = "site.json"
@@ -97,7 +96,7 @@ class Site:
                 shutil.rmtree(self.memory, ignore_errors=True)
             raise
         self.env = self._environment(job)
-        preload = (forked.MODULE, *job.preload)
+        preload = (MODULE, *job.preload)
         self.forkserver = ForkServerKeeper(self.memory / "forkserver", preload, self.env, AT_END)
         if before:
             self._take_up()
@@ -127,8 +126,6 @@ class Site:
         env = {**os.environ, **job.env, cleanup.TOKEN: self.token}
         env.pop(keys.VARIABLE, None)  # it is in the run's folder
         env.setdefault("OMP_NUM_THREADS", "1")
-        # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
-        env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         # each cut of a group would print a stack of C++ otherwise
         env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if self.network is None and not job.external_hosts:
@@ -151,7 +148,7 @@ class Site:
 
         def start() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [sys.executable, "-m", "windtunnel.training.host", str(path)],
+                [sys.executable, "-m", "windtunnel.training.hosts", str(path)],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,

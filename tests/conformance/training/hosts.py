@@ -167,7 +167,7 @@ class Hosts:
         self._let_go()
         self._generation += 1
         hosts = tuple(MemberHost(host.host, "127.0.0.1", host.address) for host in self._hosts)
-        membership = Membership(self._generation, 1, hosts, 1, "", "bench")
+        membership = Membership(self._generation, 1, hosts, 1, "bench")
         with self._lock:
             self._posts = {}
         for at, host in enumerate(self._hosts):

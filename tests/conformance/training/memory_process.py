@@ -23,6 +23,6 @@ if __name__ == "__main__":
     limits = MemoryLimits(silence=5.0, membership=5.0, slot=0.3)
     service = MemoryService(Path(sys.argv[1]), "127.0.0.1", keys=KEYS, context=Context(), limits=limits)
     hosts = (MemberHost(0, "127.0.0.1", service.address), MemberHost(1, "127.0.0.1", "127.0.0.1:1"))
-    service.membership(Membership(1, 1, hosts, 1, "", "test"), 0)
+    service.membership(Membership(1, 1, hosts, 1, "test"), 0)
     print(service.address, flush=True)
     sys.stdin.read()

@@ -197,13 +197,6 @@ def forkserver_stopped(target: Target) -> Undo:
     return go_on
 
 
-def store_killed(target: Target) -> Undo:
-    stores = [event for event in target.job.events() if event["kind"] == "store" and event.get("pid")]
-    if not stores:
-        raise Impossible("there is no store")
-    return _signal(stores[-1]["pid"], signal.SIGKILL)
-
-
 def host_lost(target: Target) -> Undo:
     """The workers, the agent and the memory of a host, at once."""
     status = target.place()

@@ -105,12 +105,10 @@ def calls_of(protocol: type) -> st.SearchStrategy[dict[str, Any]]:
 
 def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "kill_launcher", lambda _: None)  # which an agent may ask for
-    made: list[object] = []
     supervisor = Supervisor(
         tmp_path,
         Rules(),
         SupervisorSettings(2, 1, lease=60.0),
-        start_store=lambda: made.append(1) or threading.Event().wait(),  # type: ignore[arg-type, return-value, func-returns-value]
         order_hosts=lambda count: None,
         keys=secret.KEYS,
     )
@@ -150,7 +148,7 @@ def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[s
     limits = MemoryLimits(connect=1.0, silence=2.0, membership=0.01, slot=0.01)
     service = MemoryService(tmp_path / "n", "127.0.0.1", keys=secret.KEYS, context=Quiet(), limits=limits)
     hosts = (MemberHost(0, "127.0.0.1", service.address),)
-    service.membership(Membership(1, 1, hosts, 1, "", "test"), 0)
+    service.membership(Membership(1, 1, hosts, 1, "test"), 0)
 
     @given(messages(FROM_PEER))
     @FEW

@@ -168,8 +168,6 @@ def test_strangers_read_forge_and_stop_nothing(go: Any, tmp_path: Path) -> None:
     struck = [(launched._supervisor.address, "rpc"), (launched._offer.address, "rpc")]
     for joined in kinds(launched.events(), "host.joined"):
         struck.append((joined["memory"], f"memory {joined['memory']}"))
-    (store,) = [event["address"] for event in kinds(launched.events(), "store")]
-    struck.append((store, f"store {store}"))
     with ThreadPoolExecutor(len(struck)) as strangers:  # each is kept waiting for some seconds
         list(strangers.map(strike, *zip(*struck, strict=True)))
     # Nor is the secret where somebody might look for it: in no file that others may read, on no command line.

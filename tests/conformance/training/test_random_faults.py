@@ -70,7 +70,6 @@ KINDS = (
     Kind("launcher stands still", strikes.launcher_stopped, True),
     Kind("fork server killed", strikes.forkserver_killed),
     Kind("fork server stopped, trainer killed", strikes.forkserver_stopped),
-    Kind("store killed", strikes.store_killed),
     Kind("host lost with its memory", strikes.host_lost),
     Kind("second kill in the recovery", strikes.killed_in_recovery),
     Kind("host's memory wiped", strikes.memory_wiped, True),

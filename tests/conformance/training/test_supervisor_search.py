@@ -73,7 +73,6 @@ class World(RuleBasedStateMachine):
     def supervise(self) -> Core:
         before = past(json.loads(json.dumps(self.log)))
         core = Core(SETTINGS, self.rules, self, self.epoch, before, self.now)
-        core.store_up("127.0.0.1:1", self.now)
         return core
 
     # effects

@@ -13,9 +13,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-STORE = "store"
-"""The name under which it is meant (`base.handshake`)."""
-
 
 @dataclass(frozen=True)
 class MemberHost:
@@ -33,30 +30,22 @@ class MemberHost:
 
 @dataclass(frozen=True)
 class Membership:
-    """A generation: which host holds which place, and where its process group meets.
+    """A generation: which host holds which place.
 
-    Rank ``r`` lives on ``hosts[r // per_host]``, with local rank ``r % per_host``. ``store``: "host:port" of
-    a TCPStore outside the trainers (what they are told is the way there from their own host, `live.store`);
-    the group of this generation meets under the prefix ``prefix``.
-    ``cause``: why it was formed, in words. ``restart_all``: no process of an earlier generation goes on in
-    this one.
+    Rank ``r`` lives on ``hosts[r // per_host]``, with local rank ``r % per_host``. ``cause``: why it was
+    formed, in words. ``restart_all``: no process of an earlier generation goes on in this one.
     """
 
     generation: int
     epoch: int
     hosts: tuple[MemberHost, ...]
     per_host: int
-    store: str
     cause: str
     restart_all: bool = False
 
     @property
     def world(self) -> int:
         return len(self.hosts) * self.per_host
-
-    @property
-    def prefix(self) -> str:
-        return f"generation/{self.epoch}.{self.generation}"
 
     def place_of(self, host: int) -> int | None:
         """The place that ``host`` (an id) holds, None if it holds none."""

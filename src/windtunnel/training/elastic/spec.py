@@ -92,7 +92,7 @@ def read(path: Path) -> dict[str, float]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UserError(f"{path}: accepted are lines of a name and seconds, such as 'store: 120'")
+        raise UserError(f"{path}: accepted are lines of a name and seconds, such as 'hosts: 120'")
     for name, value in content.items():
         if name not in NAMES:
             raise UserError(f"{path}: there is no deadline {name!r}; known are {', '.join(NAMES)}")

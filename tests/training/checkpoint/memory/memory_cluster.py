@@ -95,7 +95,7 @@ class Cluster:
         """A new generation."""
         self.generation += 1
         hosts = tuple(MemberHost(host, "127.0.0.1", self.services[host].address) for host in places)
-        self.membership = Membership(self.generation, 1, hosts, self.per_host, "", "test")
+        self.membership = Membership(self.generation, 1, hosts, self.per_host, "test")
         with self.lock:
             self.places, self.posts = places, {}
         for host, service in self.services.items():

@@ -75,7 +75,7 @@ class Played:
         )
         config.write(tmp_path / "agent.config")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "windtunnel.training.host", str(tmp_path / "agent.config")],
+            [sys.executable, "-m", "windtunnel.training.hosts", str(tmp_path / "agent.config")],
             env=environment(),
             stdout=(tmp_path / "stdout").open("wb"),
             stderr=(tmp_path / "stderr").open("wb"),
@@ -126,7 +126,7 @@ class Played:
     ) -> None:
         hosts = (MemberHost(5, "127.0.0.1", ""), MemberHost(6, "127.0.0.1", ""))
         per_host = more.pop("per_host", 1)
-        plain = Membership(generation, epoch, hosts, per_host, "127.0.0.1:1", "a test", **more).plain()
+        plain = Membership(generation, epoch, hosts, per_host, "a test", **more).plain()
         self.say(epoch, op="membership", membership=plain, place=place, mine=list(mine))
 
     def status(self) -> dict[str, Any]:
@@ -159,6 +159,19 @@ def play(tmp_path: Path) -> Iterator[Any]:
     yield begin
     for one in played:
         one.end()
+
+
+@pytest.fixture
+def join(play: Any) -> Any:
+    """`play`, up to the first generation."""
+
+    def begin(*arguments: Any, **changes: Any) -> Played:
+        played: Played = play(*arguments, **changes)
+        played.accept()
+        played.member(1)
+        return played
+
+    return begin
 
 
 def test_it_says_who_it_is_and_beats(play: Any) -> None:
@@ -194,7 +207,7 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": Membership.of(membership).store.removeprefix("127.0.0.1:"),
+        "MASTER_PORT": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "3",
         "OMP_NUM_THREADS": "1",
@@ -205,10 +218,8 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
     assert env["WINDTUNNEL_AGENT"].startswith("unix:")
 
 
-def test_ends_are_reported_with_the_last_words(play: Any) -> None:
-    played = play("print('o' + 'ut'); raise ValueError('boom')")
-    played.accept()
-    played.member(1)
+def test_ends_are_reported_with_the_last_words(join: Any) -> None:
+    played = join("print('o' + 'ut'); raise ValueError('boom')")
     started = played.hear("worker", what="started")
     ended = played.hear("worker", what="exit")
     assert ended["pid"] == started["pid"]
@@ -244,7 +255,7 @@ os._exit(0)
     played.hear("done")
 
 
-def test_it_passes_on_both_ways(play: Any) -> None:
+def test_it_passes_on_both_ways(join: Any) -> None:
     text = (
         SPEAKER
         + """
@@ -257,9 +268,7 @@ link.call("failed", "the reason")
 os._exit(1)
 """
     )
-    played = play(text)
-    played.accept()
-    played.member(1)
+    played = join(text)
     assert played.hear("post", generation=1, key="k", values={0: [1]})
     played.say(op="decided", generation=1, key="k", values={"0": [1], "1": [2]})
     assert played.hear("ask", key="commit/1")
@@ -272,7 +281,7 @@ os._exit(1)
     assert played.lines("rank-0.gen-1.log", 3)[1:3] == ["{0: [1], 1: [2]}", "{0: None}"]
 
 
-def test_what_is_open_goes_to_the_next_supervisor(play: Any) -> None:
+def test_what_is_open_goes_to_the_next_supervisor(join: Any) -> None:
     text = (
         SPEAKER
         + """
@@ -284,9 +293,7 @@ link.call("done", 9)
 os._exit(0)
 """
     )
-    played = play(text)
-    played.accept()
-    played.member(1)
+    played = join(text)
     played.hear("ask")
     played.die()  # before it answers
     hello = played.accept()
@@ -316,11 +323,9 @@ os._exit(0)
     assert played.hear("done")["result"] == 9  # once more: the one before may not have written it down
 
 
-def test_what_was_decided_is_posted_again_to_the_next_supervisor(play: Any) -> None:
+def test_what_was_decided_is_posted_again_to_the_next_supervisor(join: Any) -> None:
     """The one before may have told some hosts only, or have died before it heard what follows from it."""
-    played = play(SPEAKER + 'link.agree(1, "k", 1, 60)\ntime.sleep(600)\n')
-    played.accept()
-    played.member(1)
+    played = join(SPEAKER + 'link.agree(1, "k", 1, 60)\ntime.sleep(600)\n')
     played.hear("post")
     played.say(op="decided", generation=1, key="k", values={"0": 1})
     played.die()
@@ -347,12 +352,10 @@ def test_workers_that_speak_go_on_and_others_are_replaced(play: Any) -> None:
     assert not alive(second["pid"])
 
 
-def test_a_script_that_never_speaks_is_replaced(play: Any) -> None:
-    played = play(
+def test_a_script_that_never_speaks_is_replaced(join: Any) -> None:
+    played = join(
         "import os, time; print(os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True); time.sleep(600)"
     )
-    played.accept()
-    played.member(1)
     first = played.hear("worker", what="started")["pid"]
     until(lambda: (played.tmp / "stdout").read_text() == "1\n")
     played.member(2)
@@ -372,20 +375,16 @@ def test_what_an_earlier_supervisor_says_is_refused(play: Any) -> None:
     assert played.hear("event", kind="here")["generation"] == 6
 
 
-def test_a_lost_place_stops_the_workers(play: Any) -> None:
-    played = play()
-    played.accept()
-    played.member(1)
+def test_a_lost_place_stops_the_workers(join: Any) -> None:
+    played = join()
     pid = played.hear("event", kind="here")["pid"]
     played.member(2, place=None, mine=())  # type: ignore[arg-type]
     until(lambda: not alive(pid))
     until(lambda: played.status()["workers"] == {})
 
 
-def test_a_killed_worker_is_reported_and_awaits_the_supervisor(play: Any) -> None:
-    played = play()
-    played.accept()
-    played.member(1)
+def test_a_killed_worker_is_reported_and_awaits_the_supervisor(join: Any) -> None:
+    played = join()
     pid = played.hear("event", kind="here")["pid"]
     os.kill(pid, signal.SIGKILL)
     ended = played.hear("worker", what="exit")
@@ -395,11 +394,9 @@ def test_a_killed_worker_is_reported_and_awaits_the_supervisor(play: Any) -> Non
     assert played.hear("event", kind="here")["generation"] == 2
 
 
-def test_a_stopped_worker_is_frozen_then_fenced(play: Any) -> None:
+def test_a_stopped_worker_is_frozen_then_fenced(join: Any) -> None:
     """In between the agent is asked whom its host reaches: the network's silence is another matter."""
-    played = play()
-    played.accept()
-    played.member(1)
+    played = join()
     pid = played.hear("event", kind="here")["pid"]
     os.kill(pid, signal.SIGSTOP)
     frozen = played.hear("worker", what="frozen")
@@ -417,7 +414,7 @@ def test_a_stopped_worker_is_frozen_then_fenced(play: Any) -> None:
     assert not alive(pid)
 
 
-def test_a_worker_that_holds_the_interpreter_is_not_frozen_at_once(play: Any) -> None:
+def test_a_worker_that_holds_the_interpreter_is_not_frozen_at_once(join: Any) -> None:
     """A long C call keeps the heartbeat from running: sum of a range holds Python's lock for more than a
     lease."""
     text = (
@@ -429,26 +426,20 @@ link.event("through", 1)
 time.sleep(600)
 """
     )
-    played = play(text, frozen_after=0.3)
-    played.accept()
-    played.member(1)
+    played = join(text, frozen_after=0.3)
     played.hear("event", kind="through")
     assert not [told for told in played.heard_before if told.get("what") == "frozen"]
 
 
-def test_one_that_never_answers_is_given_up(play: Any) -> None:
-    played = play(
+def test_one_that_never_answers_is_given_up(join: Any) -> None:
+    played = join(
         SPEAKER + "import ctypes; ctypes.PyDLL(None).sleep(600)", frozen_after=0.2, deadlines={"stuck": 0.5}
     )
-    played.accept()
-    played.member(1)
     assert "does not answer" in played.hear("worker", what="frozen")["error"]
 
 
-def test_the_fork_server_dies_with_a_worker_running(play: Any) -> None:
-    played = play()
-    played.accept()
-    played.member(1)
+def test_the_fork_server_dies_with_a_worker_running(join: Any) -> None:
+    played = join()
     pid = played.hear("event", kind="here")["pid"]
     played.keeper.process.kill()
     played.keeper.process.wait()
@@ -461,10 +452,8 @@ def test_the_fork_server_dies_with_a_worker_running(play: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_end_leaves_nothing(play: Any, status: int) -> None:
-    played = play()
-    played.accept()
-    played.member(1)
+def test_end_leaves_nothing(join: Any, status: int) -> None:
+    played = join()
     pid = played.hear("event", kind="here")["pid"]
     if status == 0:
         (played.run / "stop").touch()
@@ -477,10 +466,8 @@ def test_end_leaves_nothing(play: Any, status: int) -> None:
     assert (played.tmp / "stderr").read_text() == ""
 
 
-def test_sigterm_ends_in_order(play: Any) -> None:
-    played = play()
-    played.accept()
-    played.member(1)
+def test_sigterm_ends_in_order(join: Any) -> None:
+    played = join()
     pid = played.hear("event", kind="here")["pid"]
     played.process.terminate()
     assert played.process.wait(PATIENCE) == 1
@@ -499,16 +486,14 @@ def test_an_orphan_ends_by_itself(play: Any) -> None:
     assert list(played.memory.iterdir()) == []
 
 
-def test_a_dead_agent_takes_its_workers_along(play: Any) -> None:
-    played = play("import time; time.sleep(600)")
-    played.accept()
-    played.member(1)
+def test_a_dead_agent_takes_its_workers_along(join: Any) -> None:
+    played = join("import time; time.sleep(600)")
     pid = played.hear("worker", what="started")["pid"]
     played.process.kill()
     until(lambda: not alive(pid))
 
 
-def test_a_host_fault_kills_all_of_the_host(play: Any) -> None:
+def test_a_host_fault_kills_all_of_the_host(join: Any) -> None:
     text = (
         SPEAKER
         + """
@@ -518,9 +503,7 @@ link.call("inject", "kill")
 time.sleep(600)
 """
     )
-    played = play(text)
-    played.accept()
-    played.member(1)
+    played = join(text)
     pid = played.hear("worker", what="started")["pid"]
     assert played.hear("event", kind="injected")["fault"] == "f"
     assert played.process.wait(PATIENCE) == -9
@@ -528,17 +511,13 @@ time.sleep(600)
     assert list(played.memory.iterdir()) == []
 
 
-def test_a_link_that_is_shared_is_not_cut(play: Any) -> None:
-    played = play(SPEAKER + 'link.call("inject", "down")\ntime.sleep(600)\n')
-    played.accept()
-    played.member(1)
+def test_a_link_that_is_shared_is_not_cut(join: Any) -> None:
+    played = join(SPEAKER + 'link.call("inject", "down")\ntime.sleep(600)\n')
     assert "network is shared" in played.hear("event", kind="note")["text"]
 
 
-def test_long_output_comes_whole(play: Any) -> None:
-    played = play("import sys\nfor i in range(2000): print('x' * 100, i)\nprint('no end', end='')")
-    played.accept()
-    played.member(1)
+def test_long_output_comes_whole(join: Any) -> None:
+    played = join("import sys\nfor i in range(2000): print('x' * 100, i)\nprint('no end', end='')")
     played.hear("worker", what="exit")
     expected = "".join(f"{'x' * 100} {i}\n" for i in range(2000)) + "no end\n"
     until(lambda: (played.tmp / "stdout").read_text() == expected)

@@ -10,6 +10,7 @@ from typing import Any
 
 from worker_worlds import BOUND
 
+from support.meeting import Meeting
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.training.elastic.live.calls import HostAgent, News, TrainerWelcome
 from windtunnel.training.elastic.model import Membership
@@ -41,6 +42,8 @@ class FakeAgent:
         self._posts: dict[tuple[int, str], dict[int, Any]] = {}
         self._waiting: dict[tuple[int, str], list[queue.SimpleQueue[Any]]] = {}
         self._changed = threading.Condition(threading.RLock())
+        self._meeting = Meeting()
+        self.meet = self._meeting.meet
         self._server = RpcServer(RpcService.of(HostAgent, self), self.path)
         self.close = self._server.close
 
@@ -66,6 +69,7 @@ class FakeAgent:
         """A newer generation for all that are there; ``places`` by the rank they had."""
         with self._changed:
             self.membership = membership
+            self._meeting.form(membership.generation)
             self._places = {} if places is None else places
             for answers in self._waiting.values():
                 for answer in answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import socket
@@ -18,8 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from worker_worlds import membership_of
 
+from windtunnel.base.remote import RemoteLink
 from windtunnel.linux.sockets import sockets_now
 from windtunnel.training.elastic.live.group import CuttableGroup
+from windtunnel.training.elastic.live.store import MeetingStore
 
 LIMIT = 50.0  # seconds: far more than any test waits, so that a timeout cannot pass for a release
 WORLD = 3
@@ -72,24 +75,31 @@ OPERATIONS = {
 }
 
 
-def client(store: str) -> dist.TCPStore:
-    host, port = store.split(":")
-    limit = timedelta(seconds=LIMIT)
-    return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+@functools.cache
+def link(address: str) -> RemoteLink:
+    return RemoteLink(address)
+
+
+def store_of(address: str, generation: int) -> MeetingStore:
+    return MeetingStore(link(address), generation, timedelta(seconds=LIMIT))
+
+
+def form(group: CuttableGroup, address: str, ranks: int, rank: int, generation: int = 1) -> None:
+    group.form(membership_of(ranks, generation), rank, store_of(address, generation))
 
 
 def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> None:
     """Block in ``operation`` with a victim (the last rank) that never comes to it. ``told``: somebody sets
     the key "cut" in the store, upon which this rank cuts; else it comes out by the victim's end alone."""
-    own = client(store)  # the program's own connection: must live over the cut
+    own = store_of(store, 0)
     group = CuttableGroup("gloo", LIMIT)
-    group.form(membership_of(WORLD, store), rank)
+    form(group, store, WORLD, rank)
     run = OPERATIONS[operation](rank)
     dist.barrier()
     if rank == WORLD - 1:
         report("ready")
         time.sleep(LIMIT)
-    telling = threading.Thread(target=lambda: (client(store).wait(["cut"]), group.cut()))
+    telling = threading.Thread(target=lambda: (own.wait(["cut"]), group.cut()))
     if told:
         telling.start()
     report("ready")
@@ -106,25 +116,22 @@ def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> N
         group.leave(error)
     took = time.monotonic() - begin
     own.set(f"alive/{rank}", "yes")
-    group.form(membership_of(WORLD - 1, store, 2), rank)
+    form(group, store, WORLD - 1, rank, 2)
     total = torch.ones(1)
     dist.all_reduce(total)
     report("met", (total.item(), took < LIMIT / 2, released))
 
 
 def too_few(rank: int, report: Any, store: str) -> None:
-    """Form with a rank that never comes; a cut brings us out; a later generation works."""
+    """Form with a rank that never comes; the next generation brings us out, and works."""
     group = CuttableGroup("gloo", LIMIT)
-    telling = threading.Thread(target=lambda: (client(store).wait(["cut"]), group.cut()))
-    telling.start()
     report("forming")
     try:
-        group.form(membership_of(WORLD, store), rank)
+        form(group, store, WORLD, rank)
         raise AssertionError("it formed")
-    except (RuntimeError, ConnectionAbortedError) as error:
-        telling.join()
+    except RuntimeError as error:
         group.leave(error)
-    group.form(membership_of(WORLD - 1, store, 2), rank)
+    form(group, store, WORLD - 1, rank, 2)
     report("met", dist.get_world_size())
 
 
@@ -142,7 +149,7 @@ def strangers(rank: int, report: Any, store: str) -> None:
     thread = threading.Thread(target=connect)
     thread.start()
     group = CuttableGroup("gloo", LIMIT)
-    group.form(membership_of(2, store), rank)
+    form(group, store, 2, rank)
     parts = [dist.new_group([0, 1]) for _ in range(5)]
     enough.set()
     thread.join()
@@ -162,7 +169,7 @@ def strangers(rank: int, report: Any, store: str) -> None:
 def with_child(rank: int, report: Any, store: str) -> None:
     """Rank 1 forks a child that outlives it; rank 0 must still notice when it is killed."""
     group = CuttableGroup("gloo", LIMIT)
-    group.form(membership_of(2, store), rank)
+    form(group, store, 2, rank)
     if rank == 1:
         child = os.fork()
         if child == 0:
@@ -187,7 +194,7 @@ def recoveries(rank: int, report: Any, store: str, kind: str, count: int) -> Non
     for generation in range(1, count + 1):
         group = CuttableGroup("gloo", LIMIT)
         try:
-            group.form(membership_of(WORLD, store, generation), rank)
+            form(group, store, WORLD, rank, generation)
             run: Any = OPERATIONS[kind](rank)
             if rank == WORLD - 1:
                 raise RuntimeError("mine")

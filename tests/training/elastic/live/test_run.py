@@ -18,17 +18,16 @@ from windtunnel.training.elastic import Job, run
 
 
 class Stage:
-    """A store, a world of processes, and an agent."""
+    """A world of processes, and an agent."""
 
     def __init__(self, made: World, folder: Path) -> None:
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.world = made
         self.folder = folder
         self.ranks: dict[int, int] = {}
         self.agent: FakeAgent
 
     def membership(self, world: int, generation: int, **changes: Any) -> Any:
-        return membership_of(world, f"127.0.0.1:{self.store.port}", generation, **changes)
+        return membership_of(world, generation, **changes)
 
     def start(self, train: Callable[[Job], Any], world: int, faults: tuple[str, ...] = ()) -> FakeAgent:
         self.agent = FakeAgent(self.folder, self.membership(world, 1), self.rank_of, faults)

@@ -21,9 +21,9 @@ from windtunnel.training.elastic.model import MemberHost, Membership
 BOUND = 60.0  # seconds after which a test gives up waiting
 
 
-def membership_of(world: int, store: str, generation: int = 1, **changes: Any) -> Membership:
+def membership_of(world: int, generation: int = 1, **changes: Any) -> Membership:
     hosts = tuple(MemberHost(place, "127.0.0.1", "127.0.0.1:0") for place in range(world))
-    return Membership(generation, 1, hosts, 1, store, "test", **changes)
+    return Membership(generation, 1, hosts, 1, "test", **changes)
 
 
 class World:

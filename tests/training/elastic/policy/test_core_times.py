@@ -14,7 +14,6 @@ from windtunnel.training.elastic.policy.state import LoggedState, SupervisorSett
 
 def test_a_host_that_is_away_is_given_up_as_soon_as_it_has_to_be_back() -> None:
     core = Core(SupervisorSettings(1, 1), Rules(), Mock(), 1, LoggedState(), 0.0)
-    core.store_up("127.0.0.1:1", 0.0)
     hello(core, 0, {"address": "", "memory": "", "pid": 1}, 0.0)
     core.tick(0.1)
     assert core.generation == 1 and core.due(0.1) == pytest.approx(core.settings.beat / 2)

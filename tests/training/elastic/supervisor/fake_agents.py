@@ -59,6 +59,7 @@ class Agent:
         self.outstanding: list[Post] = []
         self.groups, self.returns, self.beats = groups, returns, True
         self.silent: list[int] = []
+        self.met: dict[str, str] = {}
         self.ended = threading.Event()
         self._closed = threading.Event()
         self._calls = Calls(address)
@@ -127,7 +128,7 @@ class Agent:
     def _hello(self) -> Hello:
         workers: dict[int, int | None] = {**self.workers}
         memory, about = f"127.0.0.1:{self.pid}", (self.host, "", self.generation, self.epoch)
-        return Hello("127.0.0.1", memory, self.pid, *about, workers, self.outstanding)
+        return Hello("127.0.0.1", memory, self.pid, *about, workers, self.outstanding, self.met)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if message["epoch"] < self.epoch:
@@ -179,46 +180,25 @@ def snapshot(supervisor: Supervisor) -> dict[str, Any]:
             "spares": [id for id in core.hosts.live if id not in core.places()],
             "coming": core.coming,
             "grouped": sorted(core.grouped),
-            "store": core.store,
             "status": core.outcome.status if core.outcome is not None else None,
         }
 
 
-class FakeStore:
-    """A store process that only says whether it lives."""
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self.status: int | None = None
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def kill(self) -> None:
-        self.status = -9
-
-
 class Run:
-    """A supervisor in a thread with its agents and fake stores."""
+    """A supervisor in a thread with its agents."""
 
     def __init__(self, folder: Path, places: int, rules: Rules | None = None, **settings: Any) -> None:
         self.folder = folder
         self.rules = rules or Rules()
         self.places = places
-        self.given = {name: settings.pop(name) for name in ("start_store", "order_hosts") if name in settings}
+        self.given = {name: settings.pop(name) for name in ("order_hosts",) if name in settings}
         self.settings: dict[str, Any] = {"deadlines": QUICK, "beat": 0.02, "lease": 20.0, **settings}
-        self.stores: list[FakeStore] = []
         self.ordered: list[int] = []
         self.agents: list[Agent] = []
         self.supervisor = self.supervise()
 
     def supervise(self) -> Supervisor:
-        settings = {
-            "start_store": self._store,
-            "order_hosts": self.ordered.append,
-            "keys": secret.KEYS,
-            **self.given,
-        }
+        settings = {"order_hosts": self.ordered.append, "keys": secret.KEYS, **self.given}
         told = SupervisorSettings(self.places, **{"per_host": 1, **self.settings})
         self.supervisor = Supervisor(self.folder, self.rules, told, **settings)
         self.supervisor.start()
@@ -265,10 +245,6 @@ class Run:
         for agent in self.agents:
             agent.kill()
 
-    def _store(self) -> tuple[str, FakeStore]:
-        self.stores.append(FakeStore())
-        return f"127.0.0.1:{60000 + len(self.stores)}", self.stores[-1]
-
 
 @contextlib.contextmanager
 def a_run(folder: Path, places: int, rules: Rules | None = None, **settings: Any) -> Iterator[Run]:
@@ -277,3 +253,14 @@ def a_run(folder: Path, places: int, rules: Rules | None = None, **settings: Any
         yield run
     finally:
         run.close()
+
+
+@contextlib.contextmanager
+def begun(
+    folder: Path, places: int, rules: Rules | None = None, hosts: int | None = None, **settings: Any
+) -> Iterator[tuple[Run, list[Agent]]]:
+    """A run in its first generation, with its ``hosts``: as many as places, where no spares are wanted."""
+    with a_run(folder, places, rules, **settings) as run:
+        agents = run.add(hosts or places)
+        run.formed(1, agents[:places])
+        yield run, agents

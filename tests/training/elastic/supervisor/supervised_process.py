@@ -15,7 +15,6 @@ from pathlib import Path
 
 from support.secret import KEYS
 from support.waiting import PATIENCE, until
-from training.elastic.supervisor.fake_agents import FakeStore
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
@@ -60,7 +59,6 @@ def main() -> None:
         folder,
         Rules(),
         SupervisorSettings(places, 1, 0.02, lease, deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2)),
-        start_store=lambda: ("127.0.0.1:1", FakeStore()),
         order_hosts=lambda count: None,
         keys=KEYS,
     )

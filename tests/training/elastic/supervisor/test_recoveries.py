@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_agents import a_run
+from fake_agents import begun
 
 from support.waiting import until
 from windtunnel.store import eventlog
@@ -141,9 +141,7 @@ def test_a_program_that_counts_each_epoch_anew_leaves_no_step_behind() -> None:
 
 
 def test_from_a_supervisors_log(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2) as (run, agents):
         agents[0].step(0)
         until(lambda: run.events("step"), "a step")
         agents[0].event("injected", fault="kill:rank=1", place=1, rank=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_agents import Agent, Run, a_run, snapshot
+from fake_agents import Agent, Run, a_run, begun, snapshot
 
 from support import secret
 from support.waiting import PATIENCE, until
@@ -25,26 +25,20 @@ from windtunnel.training.elastic.policy.state import Deadlines
 
 
 def test_forms_and_ends_with_results(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, per_host=2) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, per_host=2) as (run, agents):
         first = agents[0].of("membership")[0]
         assert first["mine"] == [0, 1] and first["place"] == 0
-        assert first["membership"]["store"] == "127.0.0.1:60001"
         agents[0].done(result=7)
         agents[1].exit(2, status=0)  # a plain script says nothing when it is done
         agents[1].say("done", generation=1, rank=3, result=[1])
         outcome = run.outcome()
         assert (outcome.status, outcome.results) == (0, {0: 7, 1: 7, 2: None, 3: [1]})
         assert all(agent.ended.wait(PATIENCE) for agent in agents)
-        assert run.stores[0].status == -9
         assert run.events("finished")[0]["status"] == 0
 
 
 def test_a_worker_lost_makes_a_generation_of_the_same_hosts(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2) as (run, agents):
         agents[1].exit(1, signal=9)
         run.formed(2)
         lost = run.events("lost")
@@ -56,9 +50,7 @@ def test_a_worker_lost_makes_a_generation_of_the_same_hosts(tmp_path: Path) -> N
 
 
 def test_losses_that_come_together_are_one_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 4) as run:
-        agents = run.add(4)
-        run.formed(1)
+    with begun(tmp_path, 4) as (run, agents):
         with run.together():
             for rank in (0, 2, 3):
                 agents[rank].exit(rank, signal=9)
@@ -67,9 +59,7 @@ def test_losses_that_come_together_are_one_generation(tmp_path: Path) -> None:
 
 
 def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, hosts=3) as (run, agents):
         assert snapshot(run.supervisor)["spares"] == [2]
         agents[0].kill()
         run.formed(2, agents[1:])
@@ -79,9 +69,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
 
 
 def test_hosts_are_ordered_and_waited_for(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2) as (run, agents):
         agents[1].kill()
         until(lambda: run.ordered == [1], "the order")
         run.add()
@@ -91,9 +79,7 @@ def test_hosts_are_ordered_and_waited_for(tmp_path: Path) -> None:
 
 
 def test_hosts_that_never_come_fail_the_run(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(hosts=0.2, end=1.0)) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=Deadlines(hosts=0.2, end=1.0)) as (run, agents):
         agents[1].kill()
         outcome = run.outcome()
         assert outcome.status == 1 and outcome.reason == "1 hosts were ordered and did not come within 0.2 s"
@@ -110,17 +96,13 @@ def test_orders_that_fail(tmp_path: Path) -> None:
     def refuse(count: int) -> None:
         raise RuntimeError("no quota")
 
-    with a_run(tmp_path, 1, order_hosts=refuse) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1, order_hosts=refuse) as (run, (agent,)):
         agent.kill()
         assert run.outcome().reason == "1 hosts could not be ordered: no quota"
 
 
 def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
-    with a_run(tmp_path, 3, Rules("shrink", minimum=2)) as run:
-        agents = run.add(3)
-        run.formed(1)
+    with begun(tmp_path, 3, Rules("shrink", minimum=2)) as (run, agents):
         agents[0].kill()
         run.formed(2, agents[1:])
         assert [a.place for a in agents[1:]] == [0, 1]
@@ -134,9 +116,7 @@ def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
 
 def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
     """A frozen host: its connection stays, nothing comes; when it wakes up it is told to end."""
-    with a_run(tmp_path, 2, lease=1.0) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, lease=1.0, hosts=3) as (run, agents):
         agents[1].beats = False
         run.formed(2, [agents[0], agents[2]])
         assert run.events("lost")[0]["evidence"] == "lease"
@@ -153,9 +133,7 @@ def attended(run: Run, hello: Hello) -> list[dict[str, Any]]:
 
 
 def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, hosts=3) as (run, agents):
         old = agents[1]
         old.kill()
         run.formed(2, [agents[0], agents[2]])
@@ -166,17 +144,13 @@ def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path)
 
 
 def test_another_process_with_a_live_hosts_id_is_refused(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1) as run:
-        run.add()
-        run.formed(1)
+    with begun(tmp_path, 1) as (run, _):
         assert [message["op"] for message in attended(run, Hello("h", "m", 1, 0))] == ["end"]
         assert snapshot(run.supervisor)["places"] == [0]
 
 
 def test_a_connection_that_breaks_and_comes_back_changes_nothing(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(grace=20.0)) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=Deadlines(grace=20.0)) as (run, agents):
         for _ in range(3):
             count = len(agents[1].of("welcome"))
             agents[1].cut()
@@ -188,9 +162,7 @@ def test_a_connection_that_breaks_and_comes_back_changes_nothing(tmp_path: Path)
 
 
 def test_a_membership_that_was_missed_comes_with_the_next_hello(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(grace=20.0), settle=0.0) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=Deadlines(grace=20.0), settle=0.0) as (run, agents):
         agents[1].generation = 0  # it never got it
         agents[1].cut()
         run.formed(1)
@@ -198,9 +170,7 @@ def test_a_membership_that_was_missed_comes_with_the_next_hello(tmp_path: Path) 
 
 
 def test_a_worker_that_is_missing_after_a_reconnection_is_lost(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(grace=20.0, suspect=0.05)) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=Deadlines(grace=20.0, suspect=0.05)) as (run, agents):
         agents[1].workers.clear()
         agents[1].cut()
         run.formed(2)
@@ -209,9 +179,7 @@ def test_a_worker_that_is_missing_after_a_reconnection_is_lost(tmp_path: Path) -
 
 def test_a_frozen_worker_is_fenced_once(tmp_path: Path) -> None:
     """The exit of the process that was fenced is no second loss."""
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2) as (run, agents):
         pid = agents[0].workers[0]
         agents[0].frozen(0)
         run.formed(2)
@@ -225,8 +193,7 @@ def test_a_frozen_worker_is_fenced_once(tmp_path: Path) -> None:
 
 
 def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 3, Rules(max_own_failures=2)) as run:
-        agents = run.add(3)
+    with begun(tmp_path, 3, Rules(max_own_failures=2)) as (run, agents):
         for generation in (1, 2, 3):
             run.formed(generation)
             with run.together():
@@ -238,16 +205,13 @@ def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, Rules(max_own_failures=5)) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, Rules(max_own_failures=5)) as (run, agents):
         agents[1].exit(1, status=2, error="--rate 'fast' is no number")
         assert "refuses what it was given: --rate 'fast'" in run.outcome().reason
 
 
 def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, Rules(max_own_failures=0)) as run:
-        agents = run.add(2)
+    with begun(tmp_path, 2, Rules(max_own_failures=0)) as (run, agents):
         for generation in (1, 2, 3):
             run.formed(generation)
             with run.together():
@@ -258,8 +222,7 @@ def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: 
 
 
 def test_a_suspicion_alone_makes_a_generation_and_is_bounded(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
+    with begun(tmp_path, 2) as (run, agents):
         for generation in (1, 2, 3, 4):
             run.formed(generation)
             agents[1].say("suspect", generation=generation, rank=1, error="timed out")
@@ -270,9 +233,7 @@ def test_a_suspicion_alone_makes_a_generation_and_is_bounded(tmp_path: Path) -> 
 
 def test_hosts_that_do_not_reach_each_other_are_parted(tmp_path: Path) -> None:
     """Both reach the supervisor, so no lease ends. One goes; a suspicion without such a pair costs nobody."""
-    with a_run(tmp_path, 4, Rules("shrink")) as run:
-        agents = run.add(4)
-        run.formed(1)
+    with begun(tmp_path, 4, Rules("shrink")) as (run, agents):
         agents[1].silent, agents[2].silent = [agents[2].host], [agents[1].host]  # type: ignore[list-item]
         agents[0].say("suspect", generation=1, rank=0, error="timed out")
         assert agents[2].ended.wait(PATIENCE)
@@ -292,9 +253,7 @@ def test_hosts_that_do_not_reach_each_other_are_parted(tmp_path: Path) -> None:
 def test_a_script_that_ends_over_hosts_that_are_cut_goes_on_without_one(tmp_path: Path) -> None:
     """It does not speak of suspicions: its exit over its peers is one."""
     error = "RuntimeError: [gloo/transport/tcp/pair.cc:457] Application timeout caused pair closure"
-    with a_run(tmp_path, 2) as run:
-        one, other = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2) as (run, (one, other)):
         one.silent, other.silent = [other.host], [one.host]  # type: ignore[list-item]
         one.exit(0, status=1, error=error)
         assert other.ended.wait(PATIENCE)
@@ -305,8 +264,7 @@ def test_a_script_that_ends_over_hosts_that_are_cut_goes_on_without_one(tmp_path
 
 
 def test_steps_done_again_clear_no_suspicion(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
+    with begun(tmp_path, 2) as (run, agents):
         for generation in (1, 2, 3, 4):
             run.formed(generation)
             for step in (0, 1, 2):
@@ -328,8 +286,7 @@ def test_steps_that_count_from_the_beginning_in_each_epoch_are_progress(tmp_path
 
 
 def test_a_step_clears_suspicion(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
+    with begun(tmp_path, 2) as (run, agents):
         for generation in range(1, 7):
             run.formed(generation)
             agents[1].step(generation)
@@ -338,8 +295,7 @@ def test_a_step_clears_suspicion(tmp_path: Path) -> None:
 
 
 def test_losses_without_a_step_are_bounded(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1, settle=0.0) as run:
-        (agent,) = run.add()
+    with begun(tmp_path, 1, settle=0.0) as (run, (agent,)):
         for generation in range(1, 32):
             run.formed(generation)
             agent.exit(0, signal=11)
@@ -369,9 +325,7 @@ def test_plain_scripts_need_not_say_that_they_group(tmp_path: Path) -> None:
 
 
 def test_agreements(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, hosts=3) as (_, agents):
         for value in (10, 99):  # the first post counts, the second is the same one again
             agents[0].post("k", 0, value)
         agents[1].post("k", 1, 11, generation=7)  # of no generation of ours
@@ -384,9 +338,7 @@ def test_agreements(tmp_path: Path) -> None:
 
 
 def test_what_a_generation_did_not_decide_is_never_decided(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2) as (run, agents):
         agents[0].post("commit/5", 0, None)
         agents[0].post("commit/4", 0, "a")
         agents[1].post("commit/4", 1, "b")
@@ -400,9 +352,7 @@ def test_what_a_generation_did_not_decide_is_never_decided(tmp_path: Path) -> No
 
 
 def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, hosts=3) as (run, agents):
         agents[1].exit(1, signal=9)
         run.formed(2, agents[:2])
         stale = {"rank": 1, "generation": 1, "pid": 5, "what": "exit", "status": 3, "signal": None}
@@ -426,9 +376,7 @@ def test_what_killed_a_launcher_does_not_kill_the_next(
     """An agent calls again what was not answered: whoever was killed by it does not answer."""
     killed: list[int] = []
     monkeypatch.setattr(Supervisor, "kill_launcher", lambda supervisor: killed.append(supervisor.epoch))
-    with a_run(tmp_path, 1) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1) as (run, (agent,)):
         epoch = run.supervisor.epoch
         agent.say("kill_launcher", epoch=epoch - 1)
         assert not killed
@@ -440,9 +388,7 @@ def test_nonsense_on_the_wire_costs_its_own_connection_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "PATIENCE", 0.5)
-    with a_run(tmp_path, 1, deadlines=Deadlines(grace=20.0)) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1, deadlines=Deadlines(grace=20.0)) as (run, (agent,)):
         for junk in (b"GET / HTTP/1.1\r\n\r\n" * 3, b"\0\0\0\2" + b"\0" * 8 + b"[]", b"\xff" * 40):
             with socket.create_connection(run.supervisor.address.split(":"), timeout=10) as sock:
                 sock.sendall(junk)
@@ -452,66 +398,41 @@ def test_nonsense_on_the_wire_costs_its_own_connection_only(
         assert snapshot(run.supervisor)["generation"] == 1
 
 
-def test_the_store_is_started_again_for_the_next_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2) as run:
-        agents = run.add(2)
-        run.formed(1)
-        run.stores[0].status = 1
-        until(lambda: snapshot(run.supervisor)["store"] == "127.0.0.1:60002", "a new store")
-        assert "ended with status 1" in run.events("note")[0]["text"]
-        assert snapshot(run.supervisor)["generation"] == 1
-        agents[0].say("suspect", generation=1, rank=0, error="the store is gone")
+def test_what_ranks_meet_by_is_told_to_all_in_its_generation(tmp_path: Path) -> None:
+    with begun(tmp_path, 2) as (run, agents):
+
+        def heard(agent: Agent, generation: int) -> dict[str, str]:
+            told = agent.of("met", generation=generation)
+            return {key: value for message in told for key, value in message["said"].items()}
+
+        agents[0].say("meet", generation=1, said={"a": "1"})
+        until(lambda: [heard(agent, 1) for agent in agents] == [{"a": "1"}] * 2)
+        assert agents[1].say("compare_set", generation=1, key="a", expected="0", desired="3") == (False, "1")
+        assert agents[1].say("compare_set", generation=1, key="a", expected="1", desired="3") == (True, "3")
+        until(lambda: heard(agents[0], 1) == {"a": "3"})
+        agents[1].received.clear()
+        agents[1].cut()
+        until(lambda: heard(agents[1], 1) == {"a": "3"}, "what was said before it came back")
+        agents[0].met = {"a": "3", "b": "4"}
+        run.supervisor.abandon()
+        run.outcome()
+        agents[1].received.clear()
+        run.supervise()
+        until(lambda: heard(agents[1], 1) == {"a": "3", "b": "4"}, "what was said to the supervisor before")
+        agents[0].met = {}
+        agents[0].exit(0, signal=9)
         run.formed(2)
-        assert agents[0].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
-
-
-def test_a_store_that_is_gone_before_all_have_met_makes_another_generation(tmp_path: Path) -> None:
-    """A generation may have been formed to meet at a store of whose death nobody knew yet."""
-    with a_run(tmp_path, 2) as run:
-        agents = run.add() + run.add(groups=False)
-        run.formed(1)
-        until(lambda: snapshot(run.supervisor)["grouped"] == [0], "one has met")
-        run.stores[0].status = -9
-        run.formed(2)
-        assert agents[1].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
-        assert "its store was gone before all had met" in run.events("decided")[-1]["reason"]
-        agents[1].event("grouped", generation=2, rank=1)
-        until(lambda: snapshot(run.supervisor)["grouped"] == [0, 1], "all have met")
-        run.stores[1].status = -9
-        until(lambda: snapshot(run.supervisor)["store"] == "127.0.0.1:60003", "a third store")
-        assert snapshot(run.supervisor)["generation"] == 2
-
-
-def test_a_store_that_does_not_start_fails_the_run(tmp_path: Path) -> None:
-    def broken() -> tuple[str, object]:
-        raise OSError("no torch")
-
-    with a_run(tmp_path, 1, start_store=broken, deadlines=Deadlines(store=0.2, end=1.0)) as run:
-        run.add()
-        assert run.outcome().reason == "no store within 0.2 s: it did not start (no torch)"
-
-
-def test_a_store_that_does_not_come_has_a_reason(tmp_path: Path) -> None:
-    held = threading.Event()
-
-    def slow() -> tuple[str, object]:
-        held.wait(20)
-        raise OSError("too late")
-
-    with a_run(tmp_path, 1, start_store=slow, deadlines=Deadlines(store=0.2, end=1.0)) as run:
-        run.add()
-        until(lambda: run.events("finished"), "the end")
-        held.set()
-        assert run.outcome().reason == "no store within 0.2 s: the fork server has started none yet"
+        agents[1].say("meet", generation=1, said={"late": "1"})
+        agents[1].say("meet", generation=2, said={"c": "5"})
+        until(lambda: heard(agents[0], 2) == {"c": "5"})
+        assert "late" not in heard(agents[0], 1)
 
 
 def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(now: object) -> object:
         raise ZeroDivisionError("1/0")
 
-    with a_run(tmp_path, 1) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1) as (run, (agent,)):
         monkeypatch.setattr(core, "decide", bad)
         agent.exit(0, signal=9)
         assert run.outcome().reason == "the supervisor failed: ZeroDivisionError: 1/0"
@@ -519,9 +440,7 @@ def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch:
 
 
 def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1) as (run, (agent,)):
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, run.supervisor._log._file)
         os.close(full)
@@ -532,9 +451,7 @@ def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_stop_ends_everybody(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1) as (run, (agent,)):
         run.supervisor.stop("interrupted")
         assert run.outcome().reason == "interrupted" and agent.ended.wait(PATIENCE)
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_agents import Agent, Run, a_run, snapshot
+from fake_agents import Agent, Run, a_run, begun, snapshot
 
-from support.waiting import PATIENCE, until
+from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.store import eventlog
@@ -51,9 +51,7 @@ def agree(run: Run, key: str) -> None:
 
 
 def test_nothing_missing_no_new_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, deadlines=PATIENT, hosts=3) as (run, agents):
         address = run.supervisor.address
         for _ in range(3):
             restart(run)
@@ -66,9 +64,7 @@ def test_nothing_missing_no_new_generation(tmp_path: Path) -> None:
 
 
 def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=PATIENT) as (run, agents):
         agree(run, "commit/1")
         agents[0].post("commit/2", 0, "a")
         agents[0].outstanding = [Post(1, "commit/2", {0: "a"})]
@@ -85,9 +81,7 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
 
 def test_a_supervisor_that_dies_while_a_step_is_made_whole_in_storage(tmp_path: Path) -> None:
     """It knew that all shards are there; the next one hears it from the agents, and then that it is whole."""
-    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=PATIENT) as (run, agents):
         key = "persist/7/1"
         for agent in agents:
             agent.post(key, agent.place, None)
@@ -105,9 +99,7 @@ def test_a_supervisor_that_dies_while_a_step_is_made_whole_in_storage(tmp_path: 
 
 def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None:
     """Nobody else writes it; and the next supervisor knows it, too."""
-    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=PATIENT) as (run, agents):
         for agent in agents:
             for kind in ("committed", "persisted"):
                 forged = {"step": 99, "course": 1, "check": "x", "key": "persist/99/1"}
@@ -142,9 +134,7 @@ def test_a_run_whose_last_checkpoint_is_not_in_storage_has_not_reached_it(
     tmp_path: Path, there: bool
 ) -> None:
     """The next supervisor knows what was wanted and what failed; another generation's word does not count."""
-    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
-        (agent,) = run.add(1)
-        run.formed(1)
+    with begun(tmp_path, 1, deadlines=PATIENT) as (run, (agent,)):
         for step in (3, 7):
             agent.event("storage.wanted", generation=1, step=step, rank=0)
         for step, generation in ((7, 0), (3, 1), *(() if there else ((7, 1),))):
@@ -168,9 +158,7 @@ def test_a_run_whose_last_checkpoint_is_not_in_storage_has_not_reached_it(
 
 def test_a_host_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
     deadlines = Deadlines(back=1.5, end=2.0)
-    with a_run(tmp_path, 2, deadlines=deadlines, lease=1.5) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, deadlines=deadlines, lease=1.5, hosts=3) as (run, agents):
         run.supervisor.abandon()
         run.outcome()
         agents[1].kill()
@@ -201,9 +189,7 @@ def test_a_loss_that_was_known_but_not_acted_on(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_that_is_abandoned_in_the_middle_of_a_turn_finishes_nothing(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
-        agents = run.add(1)
-        run.formed(1)
+    with begun(tmp_path, 1, deadlines=PATIENT) as (run, agents):
         leaving = run.supervisor
         with leaving._lock:  # for which its turn waits
             leaving._changed.set()
@@ -227,9 +213,7 @@ def test_an_attendance_is_over_with_its_supervisor(tmp_path: Path) -> None:
 
 def test_a_decision_that_nobody_got(tmp_path: Path) -> None:
     """Dead between the log and the agents: what was decided under an old epoch is not sent again."""
-    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=PATIENT) as (run, agents):
         run.supervisor.abandon()
         run.outcome()
         agents[1].generation = 0
@@ -241,9 +225,7 @@ def test_a_decision_that_nobody_got(tmp_path: Path) -> None:
 
 
 def test_hosts_on_order_are_waited_for_by_the_next_one(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(back=20.0, end=2.0)) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=Deadlines(back=20.0, end=2.0)) as (run, agents):
         agents[0].kill()
         until(lambda: run.ordered == [1], "the order")
         restart(run)
@@ -254,9 +236,7 @@ def test_hosts_on_order_are_waited_for_by_the_next_one(tmp_path: Path) -> None:
 
 
 def test_results_and_the_dead_are_remembered(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(back=20.0, suspect=0.05, end=2.0)) as run:
-        agents = run.add(3)
-        run.formed(1, agents[:2])
+    with begun(tmp_path, 2, deadlines=Deadlines(back=20.0, suspect=0.05, end=2.0), hosts=3) as (run, agents):
         agents[0].kill()
         run.formed(2, agents[1:])
         agents[2].done(result="first")
@@ -271,9 +251,7 @@ def test_results_and_the_dead_are_remembered(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_ended_while_nobody_supervised(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, deadlines=PATIENT) as (run, agents):
         run.supervisor.abandon()
         run.outcome()
         del agents[1].workers[1]
@@ -282,9 +260,7 @@ def test_a_worker_that_ended_while_nobody_supervised(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
-        (agent,) = run.add()
-        run.formed(1)
+    with begun(tmp_path, 1, deadlines=PATIENT) as (run, (agent,)):
         run.supervisor.abandon()
         run.outcome()
         path = tmp_path / "events.jsonl"
@@ -295,7 +271,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
         run.supervise()
         back(run, [agent])
         agree(run, "x")
-        assert len(eventlog.read(path)) == whole + 2  # "started" and the store
+        assert len(eventlog.read(path)) == whole + 1  # "started"
 
 
 @pytest.mark.parametrize("cut", range(0, 400, 37))
@@ -342,38 +318,16 @@ def test_two_cannot_lead_a_run(tmp_path: Path) -> None:
 
 def test_an_agent_of_a_later_supervisor_is_none_of_an_older_ones(tmp_path: Path) -> None:
     """Who follows an older copy of the log ends nothing of it."""
-    with a_run(tmp_path, 2, Rules("shrink")) as run:
-        agents = run.add(2)
-        run.formed(1)
+    with begun(tmp_path, 2, Rules("shrink")) as (run, agents):
         agents[0].epoch = 7
         agents[0].cut()
         run.formed(2, [agents[1]])
         assert [event["host"] for event in run.events("lost")] == [0] and not agents[0].ended.is_set()
 
 
-def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
-    started = []
-
-    def start() -> tuple[str, subprocess.Popen[bytes]]:
-        started.append(subprocess.Popen(["sleep", "300"]))
-        return "127.0.0.1:5", started[-1]
-
-    try:
-        with a_run(tmp_path, 1, start_store=start, deadlines=PATIENT) as run:
-            (agent,) = run.add()
-            run.formed(1)
-            restart(run)
-            back(run, [agent])
-            assert snapshot(run.supervisor)["store"] == "127.0.0.1:5" and len(started) == 1
-            agent.done()
-            assert run.outcome().status == 0
-            assert started[0].wait(PATIENCE) == -9
-    finally:
-        for process in started:
-            process.kill()
-            process.wait(PATIENCE)
+def test_a_process_id_that_is_used_again_is_of_another() -> None:
     own = Identity.own()
-    assert Adopted(replace(own, started=own.started + 1)).poll() == -1  # a pid used again
+    assert Adopted(replace(own, started=own.started + 1)).poll() == -1
 
 
 def test_where_the_hosts_look_for_the_next_one_somebody_else_listens(

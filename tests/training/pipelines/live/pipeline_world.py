@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from support import preloaded
+from support.meeting import Meeting
 from support.waiting import until
 from training.pipelines.live.pipeline_problems import Problem, plain
 from windtunnel.base.rpc import RpcServer, RpcService
@@ -65,7 +65,7 @@ class World:
     ) -> None:
         self.folder, self.train, self.args, self.script = folder, train, args, script
         (folder / "faults").mkdir(exist_ok=True)
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.meeting = Meeting()
         self.processes: dict[int, preloaded.Process] = {}
         self.servers: list[RpcServer] = []
         self.changed = threading.Condition(threading.RLock())
@@ -134,8 +134,8 @@ class World:
     def _form(self, hosts: list[int]) -> None:
         members = tuple(MemberHost(host, "127.0.0.1", "127.0.0.1:0") for host in hosts)
         number = len(self.memberships) + 1
-        store = f"127.0.0.1:{self.store.port}"
-        self.memberships.append(Membership(number, 1, members, 1, store, "test"))
+        self.memberships.append(Membership(number, 1, members, 1, "test"))
+        self.meeting.form(number)
         self.posts.clear()
 
     def _announce(self) -> None:
@@ -242,6 +242,7 @@ class _Agent:
 
     def __init__(self, world: World, host: int) -> None:
         self._world, self._host = world, host
+        self.meet = world.meeting.meet
 
     def join(self, pid: int) -> TrainerWelcome:
         world, host = self._world, self._host

@@ -30,7 +30,7 @@ class Post:
 @dataclass(frozen=True)
 class Hello:
     """Who attends: an agent, with all that is still open. ``host``: its id, None where it never had one.
-    ``workers``: the process ids of its ranks."""
+    ``workers``: the process ids of its ranks. ``met``: as of `HostAgent.meet`, in ``generation``."""
 
     address: str
     memory: str
@@ -41,6 +41,7 @@ class Hello:
     epoch: int = 0
     workers: dict[int, int | None] = field(default_factory=dict)
     posts: list[Post] = field(default_factory=list)
+    met: dict[str, str] = field(default_factory=dict)
 
 
 class Supervision(Protocol):
@@ -53,12 +54,21 @@ class Supervision(Protocol):
         self, hello: Hello, tell: Callable[[Message, bytes], None], gone: Departure | None = None
     ) -> None:
         """Be told, until the supervisor ends it: ``welcome`` first, then each ``membership``, what was
-        ``decided``, whom to ``look`` for and to ``fence``, the ``end``, and a ``beat`` where nothing else
-        is said. The host is there as long as this lasts, and it calls."""
+        ``decided``, what groups are to be ``met`` by, whom to ``look`` for and to ``fence``, the ``end``, and
+        a ``beat`` where nothing else is said. The host is there as long as this lasts, and it calls."""
 
     def beat(self, link: int) -> None: ...
 
     def post(self, link: int, generation: int, key: str, values: Values) -> None: ...
+
+    def meet(self, link: int, generation: int, said: dict[str, str]) -> None:
+        """Ranks say something to those that they form a group with (`live.store`)."""
+
+    def compare_set(
+        self, link: int, generation: int, key: str, expected: str, desired: str
+    ) -> tuple[bool, str]:
+        """The same, if ``expected`` is what was said so far ("": nothing): whether it was, and what is said
+        now."""
 
     def ask(self, link: int, key: str) -> Values | None:
         """What was decided for a durable key, or what the log says of checkpoints."""
@@ -120,6 +130,17 @@ class HostAgent(Protocol):
 
     def ask(self, pid: int, key: str, within: float) -> Values | None:
         """See `Supervision.ask`. Raises TimeoutError."""
+
+    def meet(
+        self, generation: int, said: dict[str, str], keys: list[str], within: float
+    ) -> dict[str, str] | None:
+        """What is said under ``keys`` by then, once all of it is; None when a newer generation comes instead.
+        Raises TimeoutError."""
+
+    def compare_set(
+        self, generation: int, key: str, expected: str, desired: str, within: float
+    ) -> tuple[bool, str]:
+        """See `Supervision.compare_set`. Raises TimeoutError."""
 
     def event(self, pid: int, kind: str, fields: Message) -> None: ...
 

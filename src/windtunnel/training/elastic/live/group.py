@@ -3,16 +3,10 @@
 gloo has no working abort: with a frozen peer, survivors sit in a collective until its timeout. So all sockets
 are remembered that WORLD and every later subgroup (``new_group``, DeviceMesh, DDP, FSDP2) opens, and a cut
 shuts them down (`linux.sockets`). Each blocked operation then returns with an error in milliseconds, here and
-at the neighbours. The group's own client of the store is cut with it, so that a rank that waits for others to
-come into a generation that is superseded comes out as well. For NCCL the same interface calls its ``abort``.
+at the neighbours. For NCCL the same interface calls its ``abort``. (Who waits in the store comes out by
+itself, see `live.store`.)
 
 A collective that was cut leaves its tensors partly reduced: restore, or begin the step anew.
-
-Connections to the store are made before they are needed: torch looks up the *name* of both ends of each
-connection of a TCPStore, on both sides, for its messages: a question to the DNS, which takes 5 to 10 s where
-the answer gets lost, and the store's one thread asks it for one client after the other. A regrouping must not
-wait for that. So a thread connects with the whole timeout, once a group is formed (`prepare_store`), and a
-connection on its way is never begun anew: each attempt would be one more question.
 
 Meshes of a generation that is over are kept apart from those of the next (`part_meshes`): torch takes two
 device meshes for equal that have the same ranks in the same order, whichever of them this process is, and
@@ -24,70 +18,25 @@ between.
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
 import sys
 import threading
 import traceback
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from windtunnel.linux.sockets import SocketRecorder, appeared, sockets_now
+from windtunnel.linux.sockets import SocketRecorder, appeared
 from windtunnel.linux.sockets import ports as _ports
 from windtunnel.training.elastic.model import Membership
-
-_lock = threading.Lock()
-_clients: dict[str, Future[tuple[TCPStore, SocketRecorder]]] = {}  # by "host:port", connected or on the way
-
-
-def connect_store(address: str, timeout: float) -> tuple[TCPStore, SocketRecorder]:
-    """A client of the store at "host:port", and its socket.
-
-    Its constructor must be left alone: torch tries again and again, up to ``timeout`` s, if the socket is
-    shut meanwhile. So the socket is looked for when it is over.
-
-    Raises:
-        RuntimeError: there is none, or it does not answer within ``timeout`` s.
-    """
-    host, _, port = address.rpartition(":")
-    before = sockets_now()
-    store = TCPStore(
-        host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-    )
-    new = appeared(sockets_now(), before)
-    recorder = SocketRecorder()
-    recorder.adopt({fd: inode for fd, inode in new.items() if _ports(fd)[2] == int(port)})
-    return store, recorder
-
-
-def prepare_store(address: str, timeout: float) -> Future[tuple[TCPStore, SocketRecorder]]:
-    """Connect in the background, or wait on with what is on the way. Clients of other stores are dropped."""
-    with _lock:
-        for other in [client for client in _clients if client != address]:
-            del _clients[other]
-        if (future := _clients.get(address)) is None:
-            future = _clients[address] = Future()
-            work = functools.partial(_connect, future, address, timeout)
-            threading.Thread(target=work, name="windtunnel-ahead", daemon=True).start()
-    return future
-
-
-def _connect(future: Future[tuple[TCPStore, SocketRecorder]], address: str, timeout: float) -> None:
-    try:
-        future.set_result(connect_store(address, timeout))
-    except Exception as error:  # the store is gone: whoever needs it is told
-        future.set_exception(error)
-
 
 _generation = 0
 _init, _eq = DeviceMesh.__init__, DeviceMesh.__eq__
@@ -124,7 +73,6 @@ def part_meshes() -> None:
 
 _Gloo = c10d.ProcessGroupGloo
 _CONNECT, _CONNECT_A_RANK = 5.0, 0.05  # seconds that connecting may take once all are there, more a rank
-_LOOK = 0.02  # seconds between two looks whether the group was cut while its client connects
 _current: CuttableGroup | None = None  # whose subgroups are being recorded
 
 
@@ -170,12 +118,13 @@ class CuttableGroup:
     def is_cut(self) -> bool:
         return self._recorder.is_cut
 
-    def form(self, membership: Membership, rank: int) -> None:
-        """Make WORLD out of the ranks of ``membership``. When this returns, all of them are in it.
+    def form(self, membership: Membership, rank: int, store: Store) -> None:
+        """Make WORLD out of the ranks of ``membership``, which meet in ``store``. When this returns, all of
+        them are in it.
 
         Raises:
-            RuntimeError: a rank did not come within the timeout, or the connection to one or to the store
-                broke.
+            RuntimeError: a rank did not come within the timeout, a newer generation came, or the connection
+                to a rank broke.
             ConnectionAbortedError: the group was cut before.
         """
         global _current
@@ -184,52 +133,26 @@ class CuttableGroup:
         hook = sys.excepthook
         _current = self
         c10d.ProcessGroupGloo = _RecordedGloo  # type: ignore[assignment, misc]
-        store = self._meet(membership.store, limit)
+        self._store = store  # C++ alone would not keep what of it is Python
         try:
             dist.init_process_group(
-                self.backend,
-                store=PrefixStore(membership.prefix, store),
-                rank=rank,
-                world_size=membership.world,
-                timeout=limit,
+                self.backend, store=store, rank=rank, world_size=membership.world, timeout=limit
             )
         finally:
             sys.excepthook = hook  # torch wraps it at each call: after 200 generations, 200 deep
         dist.barrier()
-        prepare_store(membership.store, self.timeout)
-
-    def _meet(self, address: str, limit: timedelta) -> TCPStore:
-        """A client of the store: the one made ahead if it works, else a new one. A cut ends the wait; the
-        connection goes on and serves the next generation."""
-        while True:
-            future = prepare_store(address, self.timeout)
-            while not wait([future], _LOOK).done:
-                self._refuse_if_cut()
-            with _lock:
-                if _clients.get(address) is future:
-                    del _clients[address]
-            store, recorder = future.result()
-            self._recorder.adopt(recorder.sockets)
-            self._refuse_if_cut()
-            with suppress(RuntimeError):  # caught in the cut of a group that connected meanwhile
-                store.set_timeout(limit)
-                store.check(["alive"])
-                return store
-
-    def _refuse_if_cut(self) -> None:
-        if self.is_cut:
-            raise ConnectionAbortedError("the process group was cut")
 
     def gather(self, store: Any, rank: int, size: int) -> None:
-        """Wait until all members have come. Whoever waits here can be cut; in gloo's constructor a rank that
-        waits for a connection from one that died has no socket of it to shut, and sits there until the
-        timeout. So it is entered when all are there, and given less time.
+        """Wait until all members have come. Whoever waits here comes out when a newer generation is known; in
+        gloo's constructor a rank that waits for a connection from one that died has no socket of it to shut,
+        and sits there until the timeout. So it is entered when all are there, and given less time.
 
         Raises:
             ConnectionAbortedError: the group was cut before.
-            RuntimeError: it is cut now, or not all came within the timeout.
+            RuntimeError: a newer generation came, or not all came within the timeout.
         """
-        self._refuse_if_cut()
+        if self.is_cut:
+            raise ConnectionAbortedError("the process group was cut")
         store.set(f"windtunnel/here/{rank}", "")
         store.wait([f"windtunnel/here/{other}" for other in range(size)])
 

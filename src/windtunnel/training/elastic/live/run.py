@@ -28,6 +28,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -36,10 +37,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import LessError, UserError
+from windtunnel.base.remote import RemoteLink
 from windtunnel.training.elastic.live import exactness
 from windtunnel.training.elastic.live.group import CuttableGroup
 from windtunnel.training.elastic.live.job import Injector, Job, MembershipChanged
 from windtunnel.training.elastic.live.link import AgentLink
+from windtunnel.training.elastic.live.store import MeetingStore
 from windtunnel.training.elastic.policy.evidence import blames_peers
 from windtunnel.training.elastic.spec import NAMES
 
@@ -96,7 +99,7 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
-    link = AgentLink(address, _agent_gone)
+    link, to_store = AgentLink(address, _agent_gone), RemoteLink(address)
     timeout = timeout or link.config["operation"]
     injector = Injector(link.faults, Path(os.environ["WINDTUNNEL_RUN"]), link)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -127,7 +130,8 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         group = CuttableGroup(backend, timeout)
         link.watch(membership.generation, group.cut, functools.partial(_stuck, link))
         try:
-            group.form(membership, rank)
+            limit = timedelta(seconds=timeout)
+            group.form(membership, rank, MeetingStore(to_store, membership.generation, limit))
             job.event("grouped")
             job.at("regrouped")
             result = train(job)

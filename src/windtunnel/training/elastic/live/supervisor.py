@@ -39,7 +39,6 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.calls import Hello, Message, Supervision
-from windtunnel.training.elastic.live.store import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
@@ -54,9 +53,8 @@ PATIENCE = 5.0
 class Supervisor:
     """The one that supervises the run in ``folder``; see the module.
 
-    ``start_store``: starts a store process and returns its "host:port" and the process; it
-    is called in a thread and may take seconds. ``order_hosts``: asks for so many more hosts; it is
-    called in the supervisor's thread and must return at once. ``host``: where it listens, at the port that
+    ``order_hosts``: asks for so many more hosts; it is called in the supervisor's thread and
+    must return at once. ``host``: where it listens, at the port that
     the log names if this one follows another. ``config``: for the log, values of JSON.
 
     Raises:
@@ -69,7 +67,6 @@ class Supervisor:
         rules: Rules,
         settings: SupervisorSettings,
         *,
-        start_store: StartStore,
         order_hosts: Callable[[int], None],
         keys: Keys,
         host: str = "127.0.0.1",
@@ -88,34 +85,26 @@ class Supervisor:
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         self._settings = settings
-        self._stores = Stores(start_store, self._changed.set)
         with self._lock:  # who comes meanwhile waits
             self._service = RpcService.of(Supervision, _Calls(self))
             self._server = _served(self._service, host, before.address, keys)
             self.address = self._server.address.removeprefix("tcp:")
             self._log = eventlog.EventLog(path, epoch=self.epoch)
             self._log_works = True
-            now = time.monotonic()
-            self._core = Core(settings, rules, self, self.epoch, before, now)
+            self._core = Core(settings, rules, self, self.epoch, before, time.monotonic())
             self.record("started", before.generation, config=config or {}, address=self.address)
-            address = self._stores.adopt(before.store)
-            if address is not None and before.store is not None:
-                fields = {key: before.store[key] for key in ("pid", "started")}
-                self._core.store_up(address, now, **fields)
 
     # for the caller
 
     def run(self) -> Outcome:
         """Supervise until the run is over. To be called once."""
         try:
-            outcome = self._loop()
-            self._stores.close(kill=self._stop is None or self._stop[1])
+            return self._loop()
         finally:
             self._server.close()
             with self._lock:
                 self._log_works = False
                 self._log.close()
-        return outcome
 
     def start(self) -> None:
         """`run` in a thread."""
@@ -165,17 +154,9 @@ class Supervisor:
 
     def _turn(self, stopped: str | None, now: float) -> None:
         """``stopped``: why the run is to end."""
-        core = self._core
         if stopped is not None:
-            core.finish(1, stopped, now)
-        news = self._stores.look(now) if core.outcome is None else None
-        if news is not None:
-            kind, text, fields = news
-            if kind == "up":
-                core.store_up(text, now, **fields)
-            else:
-                core.store_down(text, now)
-        core.tick(now)
+            self._core.finish(1, stopped, now)
+        self._core.tick(now)
 
     def _act(self, deed: Callable[[float], T]) -> T | None:
         """One thing after the other. What goes wrong in it ends the run."""

@@ -75,14 +75,11 @@ class Core:
         self.effects = effects
         self._began = now
         self.hosts.forgive(now)
-        # where hosts and the store come from
         self.coming = before.coming
         self.waiting_since: float | None = None
-        self.store: str | None = None
-        self._store_since = now
-        self._store_error = "the fork server has started none yet"
         # the present generation
         self.agreements = Agreements(dict(before.durable))
+        self.met: dict[str, str] = {}  # what ranks of it say to those that they form a group with
         self.checkpoints = before.checkpoints
         self._formed = self._started = now  # and when its last process was
         self.grouped = set(before.grouped)
@@ -114,24 +111,6 @@ class Core:
             self._causes += [f"host {host} is lost" for host in gone]
         if self._causes or (self.membership is None and before.hosts):
             self.change(now)
-
-    def store_up(self, address: str, now: float, **fields: Any) -> None:
-        """A store serves at ``address``; generations from the next one on meet there."""
-        self.store = address
-        self.record("store", address=address, **fields)
-
-    def store_down(self, error: str, now: float) -> None:
-        """The store is gone, or another try to start one failed. Ranks that were still to meet there never
-        will: they would try until the group's timeout."""
-        gone = self.store
-        if gone is not None:
-            self.store, self._store_since = None, now
-            meets_there = self.membership is not None and self.membership.store == gone
-            if meets_there and self.cooperative and self._unmet():
-                self.force("its store was gone before all had met", now)
-        if error != self._store_error:
-            self.record("note", text=f"the store: {error}")
-        self._store_error = error
 
     def finish(self, status: int, reason: str, now: float) -> None:
         """The run is over: all agents are told."""
@@ -319,12 +298,11 @@ class Core:
         self.change(now)
 
     def ask(self, observation: Observation) -> Decision:
-        """The policy's answer. It is in the log before anything follows from it; that all stays as it is, and
-        that a store is still waited for, would be said at every turn and is not written down.
+        """The policy's answer. It is in the log before anything follows from it; that all stays as it is
+        would be said at every turn and is not written down.
         """
         decision = decide(observation)
-        idle = isinstance(decision, Keep) and not isinstance(observation, Change)
-        if not idle and not (isinstance(decision, Wait) and decision.what == "store"):
+        if isinstance(observation, Change) or not isinstance(decision, Keep):
             self.effects.decision(self.generation, self._rules.on_loss, observation, decision)
         return decision
 
@@ -347,10 +325,6 @@ class Core:
                 progress=self.progress,
                 lived=now - self._formed,
                 form=settings.deadlines.form,
-                store=self.store is not None,
-                storeless=now - max(self._store_since, self._formed),
-                store_within=settings.deadlines.store,
-                store_error=self._store_error,
                 cause=self._cause(),
             )
         )
@@ -365,8 +339,6 @@ class Core:
             self._form(decision, now)
         elif isinstance(decision, Keep):
             self._causes.clear()
-        elif decision.what == "store":
-            self.change(now)  # as soon as there is one
         elif self.membership is not None:
             if self.waiting_since is None:
                 self.waiting_since = now
@@ -376,8 +348,7 @@ class Core:
                 self.effects.order(decision.order)
 
     def _form(self, decision: Form, now: float) -> None:
-        live, store = self.hosts.live, self.store
-        assert store is not None
+        live = self.hosts.live
         if self.membership is None:
             self._causes = ["the run begins"]
         cause = self._cause() + (f": {decision.reason}" if decision.reason else "")
@@ -388,7 +359,6 @@ class Core:
             epoch=self.epoch,
             hosts=tuple(live[host].member for host in decision.places),
             per_host=self.settings.per_host,
-            store=store,
             cause=cause,
             restart_all=decision.restart_all,
         )
@@ -410,7 +380,7 @@ class Core:
         self._formed, self.waiting_since, self.suspected = now, None, None
         self._forced = self._hit = self._own = self.progress = self._reach_checked = False
         self.reached = None
-        for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
+        for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes, self.met):
             forgotten.clear()
         for host in live.values():
             host.unseen.clear()
@@ -520,6 +490,21 @@ class Core:
         mine = list(self.ranks(place)) if place is not None else []
         message = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
         self.send(host.link, message)
+        self.tell_met(host)
+
+    def tell_met(self, host: LiveHost) -> None:
+        """All that ranks have said in this generation to those that they form a group with."""
+        if host.link is not None and self.met:
+            self.send(host.link, {"op": "met", "generation": self.generation, "said": self.met})
+
+    def meet(self, generation: int, said: dict[str, str]) -> None:
+        """Ranks have said something to those that they form a group with: all hosts are told."""
+        if generation != self.generation:
+            return
+        self.met |= said
+        for host in self.hosts.live.values():
+            if host.link is not None:
+                self.send(host.link, {"op": "met", "generation": generation, "said": said})
 
     def end(self, link: int, status: int, reason: str) -> None:
         self.send(link, {"op": "end", "status": status, "reason": reason})

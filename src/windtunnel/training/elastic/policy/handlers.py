@@ -20,8 +20,8 @@ SIGNALS = {
 LARGEST_DURABLE = 64 << 10
 """Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
 OURS = frozenset(
-    {"started", "host.joined", "lost", "ordered", "decided", "finished", "agreed", "store"}
-    | {"suspected", "done", "committed"}
+    {"started", "host.joined", "lost", "ordered", "decided", "finished", "agreed", "suspected", "done"}
+    | {"committed"}
 )
 """Events that nobody else may write: a later supervisor believes them."""
 
@@ -62,6 +62,8 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
         core.effects.drop(attending.link)
     core.hosts.attach(attending, link, now)
     _back(core, attending, generation, workers, now)
+    if message.get("met"):
+        core.meet(generation, message["met"])
     for post in message.get("posts", []):
         _post(core, attending, post, now)
 
@@ -75,6 +77,10 @@ def message(core: Core, link: int, message: Message, now: float) -> Any:
     match message["op"]:
         case "post":
             _post(core, host, message, now)
+        case "meet":
+            core.meet(message["generation"], message["said"])
+        case "compare-set":
+            return _compare_set(core, message)
         case "ask":
             return _answer(core, str(message["key"]))
         case "event":
@@ -116,6 +122,7 @@ def _back(core: Core, host: LiveHost, generation: int, workers: dict[int, int | 
             # agents refuse what an earlier supervisor decided, and others may be in that generation
             core.force("the supervisor was started again in the middle of a recovery", now)
         return
+    core.tell_met(host)
     for rank in core.ranks(place) if place is not None else ():
         if rank in core.lost and rank in workers:
             core.fence(host, rank, workers[rank])
@@ -212,6 +219,13 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
         for other in core.hosts.live.values():
             if other.link is not None:
                 core.send(other.link, _decided(generation, key, values))
+
+
+def _compare_set(core: Core, message: Message) -> tuple[bool, str]:
+    key, so = message["key"], core.met.get(message["key"], "") == message["expected"]
+    if so:
+        core.meet(message["generation"], {key: message["desired"]})
+    return so, core.met.get(key, "")
 
 
 def _answer(core: Core, key: str) -> dict[int, Any] | None:

@@ -38,7 +38,6 @@ class Deadlines:
         60.0, "the ranks of a generation to group, once all have a process (else `--timeout`)"
     )
     process: float = deadline(120.0, "the fork server to start a rank's process, before that")
-    store: float = deadline(60.0, "a store to meet at")
     end: float = deadline(5.0, "the agents to go when the run is over")
 
 
@@ -278,7 +277,7 @@ class Agreements:
 class LoggedState:
     """The state after the last event. ``epoch``, ``address``: of the last supervisor. ``hosts``: those that
     were not lost, with their agents' process ids. ``lost``: ranks of the present generation whose process is
-    gone; ``suspects``: those that suspect their peers, with their errors. ``store``: the last store's event.
+    gone; ``suspects``: those that suspect their peers, with their errors.
     """
 
     epoch: int = 0
@@ -296,7 +295,6 @@ class LoggedState:
     done: dict[int, Any] = field(default_factory=dict)
     durable: dict[str, Values] = field(default_factory=dict)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    store: dict[str, Any] | None = None
 
 
 def past(events: list[dict[str, Any]]) -> LoggedState:
@@ -328,8 +326,6 @@ def _apply(state: LoggedState, event: dict[str, Any]) -> None:
         state.durable[event["key"]] = {int(rank): value for rank, value in event["values"].items()}
     elif kind in ("committed", "persisted"):
         state.checkpoints.apply(event)
-    elif kind == "store":
-        state.store = event
     elif kind == "lost" and event["what"] == "host":
         state.hosts.pop(event["host"], None)
         state.gone.add(event["host"])

@@ -64,7 +64,6 @@ class TwinSupervisor:
         self._now, self._next = 0.0, 0
         rules = replace(self._rules, minimum=self._rules.minimum - (self._hosts - places))
         self._core = Core(replace(SETTINGS, places=places), rules, self._effects, 1, LoggedState(), self._now)
-        self._core.store_up("", self._now)
         for _ in range(places + self._spares):
             self._join()
         self._core.tick(self._now)

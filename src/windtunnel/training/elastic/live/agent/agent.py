@@ -25,7 +25,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +33,7 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.elastic.live import forked
-from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
+from windtunnel.training.elastic.live.agent.config import PREPARE, AgentConfig, environment
 from windtunnel.training.elastic.live.agent.link import SupervisorLink, silent
 from windtunnel.training.elastic.live.agent.trainers import Answer, Trainers, nobody
 from windtunnel.training.elastic.live.agent.workers import (
@@ -44,7 +42,6 @@ from windtunnel.training.elastic.live.agent.workers import (
     Workers,
 )
 from windtunnel.training.elastic.live.calls import Hello, HostAgent, Message, News, Post, TrainerWelcome
-from windtunnel.training.elastic.live.store import Door
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.evidence import Leases, cause_in
 
@@ -92,6 +89,7 @@ class Agent:
         self.leases: Leases[int] = Leases(config.job.frozen_after)  # by process id: trainers that speak
         self._supervision: Leases[str] = Leases(config.job.orphan_after)
         self._formed = threading.Condition()
+        self._met: dict[str, str] = {}  # what ranks of this generation say to those they form groups with
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
@@ -100,7 +98,6 @@ class Agent:
         self._socket = self.memory / "agent.sock"
         self._server = RpcServer(RpcService.of(HostAgent, Trainers(self)), f"unix:{self._socket}")
         self.keys = Keys.of_job(config.secret, config.tls)
-        self._door = Door(self.keys, lambda: self.member.store if self.member else "")
         self.link = SupervisorLink(
             config.supervisor, self.keys, self._greeting, lambda m: self.do(lambda: self._hear(m))
         )
@@ -204,6 +201,7 @@ class Agent:
             epoch=self.epoch,
             workers={worker.rank: worker.pid for worker in self._present()},
             posts=[Post(generation, key, {rank: value}) for (generation, key, rank), value in posts],
+            met=dict(self._met),
         )
 
     def _present(self) -> list[TrainerProcess]:
@@ -224,6 +222,8 @@ class Agent:
                 self._join(membership, message["place"], message["mine"])
         elif op == "decided":
             self._decided(message["generation"], message["key"], message["values"])
+        elif op == "met":
+            self._hear_met(message["generation"], message["said"])
         elif op == "look":
             threading.Thread(target=self._look, args=(message,), name="windtunnel-look", daemon=True).start()
         elif op == "fence":
@@ -241,8 +241,9 @@ class Agent:
         again = self.member == membership and self.place == place
         with self._formed:
             self.member, self.place, self.mine = membership, place, list(mine)
-        if again:
-            return
+            if again:
+                return
+            self._met = {}
         for key in [key for key in self._agreeing if key[0] < membership.generation]:
             for answer in self._agreeing.pop(key):
                 answer(None)
@@ -286,9 +287,9 @@ class Agent:
             "script": str(self.config.job.script),
             "arguments": self.config.job.arguments,
             "cwd": str(self.config.job.cwd),
-            "env": environment(self.config, self.member, self._door.address, self._socket, rank, self.place),
+            "env": environment(self.config, self.member, self._socket, rank, self.place),
             "namespace": self.config.namespace,
-            "before": [forked.PREPARE],
+            "before": [PREPARE],
         }
         try:
             self.workers.start(worker, request)
@@ -326,7 +327,7 @@ class Agent:
 
     def _news(self) -> News:
         assert self.member is not None
-        return News(replace(self.member, store=self._door.address).plain(), self.place)
+        return News(self.member.plain(), self.place)
 
     def news(self, generation: int, within: float) -> News | None:
         """What is newer than ``generation``, within so many seconds; from any thread."""
@@ -334,6 +335,27 @@ class Agent:
             if self._formed.wait_for(lambda: self.generation > generation, within):
                 return self._news()
             return None
+
+    def _hear_met(self, generation: int, said: dict[str, str]) -> None:
+        with self._formed:
+            if generation == self.generation:
+                self._met |= said
+                self._formed.notify_all()
+
+    def meet(
+        self, generation: int, said: dict[str, str], keys: list[str], within: float
+    ) -> dict[str, str] | None:
+        """See `HostAgent.meet`; from any thread."""
+        if said:
+            self._hear_met(generation, said)
+            self.link.send("meet", generation=generation, said=said)
+        with self._formed:
+            if not self._formed.wait_for(
+                lambda: generation < self.generation or self._met.keys() >= set(keys), within
+            ):
+                missing = ", ".join(sorted(set(keys) - self._met.keys()))
+                raise TimeoutError(f"nobody said {missing} within {within:g} s")
+            return {key: self._met[key] for key in keys} if generation == self.generation else None
 
     def agree(self, pid: int, generation: int, key: str, value: Any, answer: Answer) -> None:
         """A trainer posts, and waits for the values of all."""
@@ -438,7 +460,6 @@ class Agent:
         self.link.close()
         self._forks.close()
         self._server.close()
-        self._door.close()
         if self.service is not None:
             with contextlib.suppress(Exception):
                 self.service.close()

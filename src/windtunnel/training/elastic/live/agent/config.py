@@ -1,9 +1,10 @@
-"""What an agent is told when it starts (JSON that the launcher writes), and what it gives its workers."""
+"""What an agent is told when it starts (JSON that the launcher writes), and what its workers begin with."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from typing import Any
 from windtunnel.training.checkpoint.settings import VARIABLE
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.spec import JobSpec
+
+MODULE = __name__
+PREPARE = f"{__name__}:prepare"
+NO_PORT = "1"
+"""Programs may want a port to read: nothing listens there."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,9 @@ class AgentConfig:
 
 
 def environment(
-    config: AgentConfig, member: Membership, store: str, local: Path, rank: int, place: int | None
+    config: AgentConfig, member: Membership, local: Path, rank: int, place: int | None
 ) -> dict[str, str]:
-    """The environment of a worker: as torchrun's, so that ``env://`` works, and ours. ``store``: where it
-    finds the store."""
-    host, _, port = store.rpartition(":")
+    """The environment of a worker: as torchrun's, so that ``env://`` works (`live.store`), and ours."""
     return {
         "OMP_NUM_THREADS": "1",
         "RES_OPTIONS": "timeout:1 attempts:3",  # of the C library: a lost answer of a name costs 1 s, not 5
@@ -77,12 +81,31 @@ def environment(
         "LOCAL_RANK": str(rank % member.per_host),
         "LOCAL_WORLD_SIZE": str(member.per_host),
         "GROUP_RANK": str(place),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": NO_PORT,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(member.generation),
-        "TORCHELASTIC_RUN_ID": f"{Path(config.run).name}/{member.prefix}",
+        "TORCHELASTIC_RUN_ID": f"{Path(config.run).name}/{member.epoch}.{member.generation}",
         "WINDTUNNEL_AGENT": f"unix:{local}",
         "WINDTUNNEL_RUN": config.run,
-        "WINDTUNNEL_PREFIX": f"{member.prefix}/env",
+        "WINDTUNNEL_GENERATION": str(member.generation),
     }
+
+
+def prepare() -> None:
+    """In a worker, before its script: its own number of threads (the fork server has one, since a pool must
+    not exist when it forks), the store of its generation, and a DDP that sums alike whenever it is made.
+
+    The fork server knows nothing of torch; a job without torch passes untouched.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    if "torch.nn.parallel" in sys.modules:
+        from windtunnel.training.elastic.live import exactness
+
+        exactness.settle()
+    if "torch.distributed.rendezvous" in sys.modules:
+        from windtunnel.training.elastic.live import store
+
+        store.use_in_environment()

@@ -69,6 +69,20 @@ class Trainers:
         values: Values | None = _answered(f"an answer about {key!r} came", within, ask)
         return values
 
+    def meet(
+        self, generation: int, said: dict[str, str], keys: list[str], within: float
+    ) -> dict[str, str] | None:
+        return self._agent.meet(generation, said, keys, within)
+
+    def compare_set(
+        self, generation: int, key: str, expected: str, desired: str, within: float
+    ) -> tuple[bool, str]:
+        about = {"generation": generation, "key": key, "expected": expected, "desired": desired}
+        answer: tuple[bool, str] = _answered(
+            f"a word on {key!r} came", within, lambda put: self._agent.link.send("compare_set", put, **about)
+        )
+        return answer
+
     def event(self, pid: int, kind: str, fields: Message) -> None:
         self._of(pid, lambda worker: self._agent.event(kind, **{"rank": worker.rank, **fields}))
 

@@ -1,0 +1,71 @@
+"""The store of a generation does for torch what torch's own does, and ends with its generation."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from support.meeting import MeetingServer
+from windtunnel.base.remote import RemoteLink
+from windtunnel.training.elastic.live import store
+from windtunnel.training.elastic.live.store import MeetingStore
+
+AT_ONCE, LONG = timedelta(), timedelta(seconds=50)
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Iterator[MeetingServer]:
+    server = MeetingServer(f"{tmp_path}/meeting")
+    yield server
+    server.close()
+
+
+def test_it_does_what_torch_asks_of_a_store(meeting: MeetingServer) -> None:
+    """By way of `PrefixStore`, so as C++ calls it."""
+    here, there = (MeetingStore(RemoteLink(meeting.address), 1, LONG) for _ in range(2))
+    one, other = dist.PrefixStore("x", here), dist.PrefixStore("x", there)  # type: ignore[attr-defined]
+    one.set("a", bytes(range(256)))
+    assert other.get("a") == bytes(range(256)) and there.get("x/a") == bytes(range(256))
+    assert one.check(["a"]) and not one.check(["a", "b"])
+    waiting = threading.Thread(target=other.wait, args=(["b"],))
+    waiting.start()
+    one.set("c", "2")
+    one.set("b", "1")
+    waiting.join()
+    assert other.multi_get(["c", "b"]) == [b"2", b"1"]
+    with pytest.raises(dist.DistStoreError, match="nobody said"):  # type: ignore[attr-defined]
+        one.wait(["d"], AT_ONCE)
+    assert [one.add("n", 2), other.add("n", 3), one.add("n", 0)] == [2, 5, 5]
+    assert one.compare_set("t", "", "mine") == b"mine" == other.compare_set("t", "", "theirs")
+    here.set_timeout(AT_ONCE)
+    with pytest.raises(dist.DistStoreError, match="nobody said"):  # type: ignore[attr-defined]
+        one.get("d")
+
+
+def test_who_waits_comes_out_when_the_generation_is_over(meeting: MeetingServer) -> None:
+    mine = MeetingStore(RemoteLink(meeting.address), 1, LONG)
+    newer = threading.Timer(0.1, meeting.form, (2,))
+    newer.start()
+    with pytest.raises(dist.DistStoreError, match="generation 1 is over"):  # type: ignore[attr-defined]
+        mine.get("never")
+    newer.join()
+    MeetingStore(RemoteLink(meeting.address), 2).set("a", "1")
+
+
+def test_a_script_of_its_own_meets_there(meeting: MeetingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", None)
+    store.use_in_environment()
+    environment = {"WINDTUNNEL_AGENT": meeting.address, "WINDTUNNEL_GENERATION": "1"}
+    environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+    meeting.meet(1, {}, ["default_pg/0//cpu//0/0"], 0.0)
