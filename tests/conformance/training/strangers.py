@@ -61,7 +61,7 @@ def wrong_secret(target: Target) -> Undo:
 def replayed(target: Target) -> Undo:
     """A peer of a host's memory service knows the secret and asks it something, through one who listens. He
     says the same once more: the message on that connection, and all of it on new ones to every port."""
-    hosts, wanted = past(target.job.events()).hosts, target.place()["host"]
+    hosts, wanted = past(target.job.events()).attended, target.place()["host"]
     if wanted not in hosts:
         raise Impossible("that host is not in the log")
     member, _ = hosts[wanted]

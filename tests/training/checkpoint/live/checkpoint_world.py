@@ -13,7 +13,7 @@ from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.memory.messages import Reservation
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
-from windtunnel.training.checkpoint.model import Copy
+from windtunnel.training.checkpoint.model import SHARED, Copy
 from windtunnel.training.checkpoint.policy.slots import SLOTS
 
 
@@ -100,10 +100,10 @@ class FakeMemory:
             return SlotFile.open(path)
         return SlotFile.create(path, shard, self.cluster.world, size)
 
-    def saved(self, shard: str, index: int, step: int, replicate: bool = True) -> None:
+    def saved(self, shard: str, index: int, step: int) -> None:
         header = read_header(self.slots[shard][index].path)
         assert header is not None and header.complete and header.shard.step == step
-        if not replicate or not self.cluster.replicate:
+        if shard == SHARED or not self.cluster.replicate:
             return
         for jump in range(1, min(self.cluster.copies, self.cluster.places)):
             other = self._slot((self.place + jump) % self.cluster.places, shard, header.capacity, index)

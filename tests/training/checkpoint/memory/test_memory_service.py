@@ -52,7 +52,7 @@ def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster
         shared[rank] = c.ranks[rank].reserve(Reservation("shared", 500, DIGEST, copies=1), LAYOUT)
     for rank in (0, 2):
         fill(shared[rank][0], "shared", 0, 500, 4, 1, has_shared=True)
-        c.ranks[rank].saved("shared", 0, 0, replicate=False)
+        c.ranks[rank].saved("shared", 0, 0)
     c.save(0, 0, has_shared=True)
     c.wait(0)
     assert c.holders("shared", 0) == [0, 1]

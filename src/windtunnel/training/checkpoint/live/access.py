@@ -147,11 +147,11 @@ class Access(Stored):
                 slots[index].complete(shard.checksum)
             elif shard_there.generation != shard.generation:
                 slots[index].relabel(shard.generation)
-            self.saved(loaded.name, index, step, loaded.name != SHARED)
+            self.saved(loaded.name, index, step)
 
-    def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
+    def saved(self, shard: str, slot: int, step: int) -> None:
         try:
-            self.memory.saved(shard, slot, step, replicate)
+            self.memory.saved(shard, slot, step)
         except CopyError as error:
             raise MemoryLost(str(error)) from error
 

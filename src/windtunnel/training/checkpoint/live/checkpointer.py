@@ -369,7 +369,7 @@ class PeerCheckpointer:
         self.job.at("after_local_write", step)
         self.job.at("before_commit", step)
         for shard in written:
-            self._access.saved(shard, slot, step, shard != SHARED)
+            self._access.saved(shard, slot, step)
         self._slot_steps[slot] = step
         if self._idle is not None:
             self._idle.saved(step)

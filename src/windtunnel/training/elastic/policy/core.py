@@ -51,8 +51,8 @@ Message = dict[str, Any]
 NOT_REACHED = 3  # the exit status of what was asked for and not reached
 
 
-class Core:
-    """The state of a run."""
+class Core(LoggedState):
+    """The state of a run: what the log tells, which changes with what is recorded, and the rest."""
 
     def __init__(
         self,
@@ -63,30 +63,23 @@ class Core:
         before: LoggedState,
         now: float,
     ) -> None:
+        super().__init__(**vars(before))
         deadlines = settings.deadlines
         self.outcome: Outcome | None = None
         self.hosts = Hosts(settings.lease, deadlines.grace, before.next_id, set(before.gone))
-        self.membership = before.membership
-        self.plain = before.membership.plain() if before.membership is not None else None
-        self.generation = before.generation
+        self.plain = self.membership.plain() if self.membership is not None else None
         self.epoch = epoch
         self.settings = settings
         self._rules = rules
         self.effects = effects
         self._began = now
         self.hosts.forgive(now)
-        self.coming = before.coming
         self.waiting_since: float | None = None
         # the present generation
-        self.agreements = Agreements(dict(before.durable))
+        self.agreements = Agreements(self.durable)
         self.met: dict[str, str] = {}  # what ranks of it say to those that they form a group with
-        self.checkpoints = before.checkpoints
         self._formed = self._started = now  # and when its last process was
-        self.grouped = set(before.grouped)
-        self.done: dict[int, Any] = dict(before.done)
-        self.lost: dict[int, int | None] = dict.fromkeys(before.lost)
-        self.suspects = dict(before.suspects)
-        self.suspected: float | None = now if before.suspects else None
+        self.suspected: float | None = now if self.suspects else None
         self.round: Round | None = None  # the hosts are being asked whom they reach
         self._rounds = 0
         self._reach_checked = False  # they were, since this generation was formed
@@ -95,21 +88,20 @@ class Core:
         # the next one
         self._changed: float | None = None
         self._forced = False  # a new generation is needed although all hosts and workers are there
-        self._causes: list[str] = list(before.lost.values())
+        self._causes: list[str] = list(self.lost.values())
         # what must not go on for ever
-        self._own_failures = before.own_failures
         self.suspicions = self.formings = self.fruitless = 0
         self.progress = False
         self.newest: int | None = None  # step that was ever reported
         self.reached: int | None = None  # and in this generation
-        self.cooperative = bool(before.grouped)  # workers speak to us: they are not plain scripts
-        for host, pid in before.hosts.values():
+        self.cooperative = bool(self.grouped)  # workers speak to us: they are not plain scripts
+        for host, pid in before.attended.values():
             self.hosts.expect(host, pid, now + max(settings.lease, deadlines.back))
         if self.membership is not None:
             self.agreements.begin(self.generation, self.membership.world)
             gone = [host.id for host in self.membership.hosts if host.id not in self.hosts.live]
             self._causes += [f"host {host} is lost" for host in gone]
-        if self._causes or (self.membership is None and before.hosts):
+        if self._causes or (self.membership is None and before.attended):
             self.change(now)
 
     def finish(self, status: int, reason: str, now: float) -> None:
@@ -320,7 +312,7 @@ class Core:
                 forced=self._forced,
                 own=self._own,
                 hit=self._hit,
-                own_failures=self._own_failures,
+                own_failures=self.own_failures,
                 fruitless=self.fruitless,
                 progress=self.progress,
                 lived=now - self._formed,
@@ -332,9 +324,9 @@ class Core:
             self.finish(1, decision.reason, now)
             return
         assert isinstance(decision, Form | Wait | Keep)
-        if decision.own_failures > self._own_failures:
+        if decision.own_failures > self.own_failures:
             self._hit = True  # whatever else ends in this generation is a consequence
-        self._own_failures, self._own = decision.own_failures, False
+        self.own_failures, self._own = decision.own_failures, False
         if isinstance(decision, Form):
             self._form(decision, now)
         elif isinstance(decision, Keep):
@@ -343,7 +335,6 @@ class Core:
             if self.waiting_since is None:
                 self.waiting_since = now
             if decision.order:
-                self.coming += decision.order
                 self.record("ordered", count=decision.order, reason=decision.reason)
                 self.effects.order(decision.order)
 
@@ -362,26 +353,25 @@ class Core:
             cause=cause,
             restart_all=decision.restart_all,
         )
-        plain = membership.plain()
-        self.record(
-            "decided",
-            membership=plain,
-            reason=cause,
-            restart_all=decision.restart_all,
-            own_failures=decision.own_failures,
-        )
         per_host = self.settings.per_host
         for place, id in enumerate(decision.places):  # its processes go on under other ranks
             before, workers = self.place_of(live[id]), live[id].workers
             shift = 0 if before is None else (place - before) * per_host
             live[id].workers = {} if decision.restart_all else {r + shift: p for r, p in workers.items()}
-        self.membership, self.plain = membership, plain
+        self.plain = membership.plain()
+        self.record(
+            "decided",
+            membership=self.plain,
+            reason=cause,
+            restart_all=decision.restart_all,
+            own_failures=decision.own_failures,
+        )
         self.agreements.begin(self.generation, membership.world)
         self._formed, self.waiting_since, self.suspected = now, None, None
         self._forced = self._hit = self._own = self.progress = self._reach_checked = False
         self.reached = None
-        for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes, self.met):
-            forgotten.clear()
+        self._causes.clear()
+        self.met = {}
         for host in live.values():
             host.unseen.clear()
             self.tell(host)
@@ -411,7 +401,7 @@ class Core:
     ) -> None:
         if rank in self.lost or rank in self.done:
             return
-        self.lost[rank] = host.workers.pop(rank, None)
+        host.workers.pop(rank, None)
         self._hit |= not own
         self._own |= own
         self._record_lost("worker", self.place(rank), rank, evidence, own, error)
@@ -473,7 +463,6 @@ class Core:
         if membership is None or rank in self.lost:
             return
         if rank not in self.done:
-            self.done[rank] = result
             self.record("done", rank=rank, result=result)
         if len(self.done) == membership.world:
             missing = self.checkpoints.missing()
@@ -546,8 +535,11 @@ class Core:
     def send(self, link: int, message: Message) -> None:
         self.effects.send(link, {**message, "epoch": self.epoch})
 
-    def record(self, kind: str, **fields: Any) -> None:
-        self.effects.record(kind, self.generation, **fields)
+    def record(self, kind: str, generation: int | None = None, t: float | None = None, **fields: Any) -> None:
+        """Write it down, and change what the log tells of."""
+        generation = self.generation if generation is None else generation
+        self.effects.record(kind, generation, t, **fields)
+        self.apply({"kind": kind, "generation": generation, **fields})
 
     def _record_lost(
         self,
@@ -561,5 +553,6 @@ class Core:
     ) -> None:
         if host is None and place is not None and self.membership is not None:
             host = self.membership.hosts[place].id
-        fields = {"what": what, "host": host, "place": place, "rank": rank}
-        self.record("lost", **fields, evidence=evidence, own=own, error=error)
+        self.record(
+            "lost", what=what, host=host, place=place, rank=rank, evidence=evidence, own=own, error=error
+        )

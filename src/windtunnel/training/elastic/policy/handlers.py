@@ -46,9 +46,10 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
         count = len(core.hosts.live)
         host = core.hosts.join(address, memory, domain, pid, link, now)
         if len(core.hosts.live) > count:
-            core.coming = max(0, core.coming - 1)
-            about = {"address": address, "memory": memory, "domain": domain, "pid": pid}
-            core.record("host.joined", host=host.member.id, place=None, **about)
+            core.record(
+                "host.joined", host=host.member.id, place=None, address=address, memory=memory,
+                domain=domain, pid=pid,
+            )  # fmt: skip
             core.change(now)
         _welcome(core, host)
         if core.place_of(host) is not None:
@@ -161,8 +162,7 @@ def _suspect(core: Core, host: LiveHost, message: Message, now: float) -> None:
     if not _mine(core, host, message) or rank in core.suspects:
         return
     core.cooperative = True
-    core.suspects[rank] = str(message.get("error", ""))
-    core.record("suspected", rank=rank, error=core.suspects[rank])
+    core.record("suspected", rank=rank, error=str(message.get("error", "")))
     if core.suspected is None:
         core.suspected = now
 
@@ -175,11 +175,9 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
     if not sound or (kind in _NEEDED and not _is_count(fields.get(_NEEDED[kind]))):
         return
     if kind == "grouped":
-        rank = int(fields["rank"])
         if not _mine(core, host, {**message, "generation": generation}):
             return
         core.cooperative = True
-        core.grouped.add(rank)
     elif kind == "persisted":
         _persisted(core, host, fields)
         return
@@ -187,10 +185,8 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
         return
     elif kind == "step" and generation == core.generation:
         core.stepped(int(fields["step"]))
-    elif kind in (WANTED, FAILED) and generation == core.generation:
-        core.checkpoints.apply({"kind": kind, **fields})
     fields.setdefault("host", host.member.id)
-    core.effects.record(kind, generation, t, **fields)
+    core.record(kind, generation, t, **fields)
 
 
 def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
@@ -214,7 +210,6 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
         committed = core.checkpoints.sealed(key, values)
         if committed is not None:
             core.record("committed", **committed)
-            core.checkpoints.apply({"kind": "committed", **committed})
         core.agreements.seal(key)
         for other in core.hosts.live.values():
             if other.link is not None:
@@ -245,9 +240,7 @@ def _persisted(core: Core, host: LiveHost, fields: Message) -> None:
     at, check = (int(fields["step"]), int(fields["course"])), str(fields["check"])
     if core.checkpoints.persisted.get(at) == check:
         return  # said again to a supervisor that the one before had told by the log
-    record = {"step": at[0], "course": at[1], "check": check}
-    core.record("persisted", **record, url=str(fields.get("url", "")))
-    core.checkpoints.apply({"kind": "persisted", **record})
+    core.record("persisted", step=at[0], course=at[1], check=check, url=str(fields.get("url", "")))
 
 
 def _welcome(core: Core, host: LiveHost) -> None:

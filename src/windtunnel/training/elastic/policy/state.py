@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -221,12 +222,12 @@ class Agreements:
     while it waited can ask later what became of them.
     """
 
-    def __init__(self, durable: dict[str, Values] | None = None) -> None:
+    def __init__(self, durable: OrderedDict[str, Values]) -> None:
         self.generation = 0
         self.world = 0
         self._open: dict[str, Values] = {}
         self._decided: OrderedDict[str, Values] = OrderedDict()
-        self._durable: OrderedDict[str, Values] = OrderedDict(durable or {})
+        self._durable = durable
 
     def begin(self, generation: int, world: int) -> None:
         """A new generation of ``world`` ranks: what was open is forgotten."""
@@ -275,16 +276,16 @@ class Agreements:
 
 @dataclass
 class LoggedState:
-    """The state after the last event. ``epoch``, ``address``: of the last supervisor. ``hosts``: those that
-    were not lost, with their agents' process ids. ``lost``: ranks of the present generation whose process is
-    gone; ``suspects``: those that suspect their peers, with their errors.
+    """The state after the last event. ``epoch``, ``address``: of the last supervisor. ``attended``: hosts
+    that were not lost, with their agents' process ids. ``lost``: ranks of the present generation whose
+    process is gone; ``suspects``: those that suspect their peers, with their errors.
     """
 
     epoch: int = 0
     address: str = ""
     generation: int = 0
     membership: Membership | None = None
-    hosts: dict[int, tuple[MemberHost, int]] = field(default_factory=dict)
+    attended: dict[int, tuple[MemberHost, int]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     next_id: int = 0
     coming: int = 0
@@ -293,50 +294,50 @@ class LoggedState:
     suspects: dict[int, str] = field(default_factory=dict)
     grouped: set[int] = field(default_factory=set)
     done: dict[int, Any] = field(default_factory=dict)
-    durable: dict[str, Values] = field(default_factory=dict)
+    durable: OrderedDict[str, Values] = field(default_factory=OrderedDict)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """What an event of the log changes."""
+        kind = event["kind"]
+        if kind == "started":
+            self.epoch, self.address = event["epoch"], event["address"]
+        elif kind == "host.joined":
+            host = MemberHost(event["host"], event["address"], event["memory"], event["domain"])
+            self.attended[host.id] = (host, event["pid"])
+            self.next_id = max(self.next_id, host.id + 1)
+            self.coming = max(0, self.coming - 1)
+        elif kind == "ordered":
+            self.coming += event["count"]
+        elif kind == "decided":
+            self.membership = Membership.of(event["membership"])
+            self.generation = self.membership.generation
+            self.own_failures = event["own_failures"]
+            for forgotten in (self.lost, self.suspects, self.grouped, self.done):
+                forgotten.clear()
+        elif kind == "agreed":
+            self.durable[event["key"]] = {int(rank): value for rank, value in event["values"].items()}
+        elif kind in ("committed", "persisted"):
+            self.checkpoints.apply(event)
+        elif kind == "lost" and event["what"] == "host":
+            self.attended.pop(event["host"], None)
+            self.gone.add(event["host"])
+        elif event.get("generation") == self.generation and self.membership is not None:
+            if kind == "lost" and event["evidence"] != "suspect":
+                self.lost[event["rank"]] = event["error"]
+            elif kind == "suspected":
+                self.suspects[event["rank"]] = event["error"]
+            elif kind == "grouped":
+                self.grouped.add(event["rank"])
+            elif kind == "done":
+                self.done[event["rank"]] = event["result"]
+            elif kind in (WANTED, FAILED):
+                self.checkpoints.apply(event)
 
 
 def past(events: list[dict[str, Any]]) -> LoggedState:
     """The state after ``events``."""
     state = LoggedState()
     for event in events:
-        _apply(state, event)
+        state.apply(event)
     return state
-
-
-def _apply(state: LoggedState, event: dict[str, Any]) -> None:
-    kind = event["kind"]
-    if kind == "started":
-        state.epoch, state.address = event["epoch"], event["address"]
-    elif kind == "host.joined":
-        host = MemberHost(event["host"], event["address"], event["memory"], event["domain"])
-        state.hosts[host.id] = (host, event["pid"])
-        state.next_id = max(state.next_id, host.id + 1)
-        state.coming = max(0, state.coming - 1)
-    elif kind == "ordered":
-        state.coming += event["count"]
-    elif kind == "decided":
-        state.membership = Membership.of(event["membership"])
-        state.generation = state.membership.generation
-        state.own_failures = event["own_failures"]
-        for forgotten in (state.lost, state.suspects, state.grouped, state.done):
-            forgotten.clear()
-    elif kind == "agreed":
-        state.durable[event["key"]] = {int(rank): value for rank, value in event["values"].items()}
-    elif kind in ("committed", "persisted"):
-        state.checkpoints.apply(event)
-    elif kind == "lost" and event["what"] == "host":
-        state.hosts.pop(event["host"], None)
-        state.gone.add(event["host"])
-    elif event.get("generation") == state.generation and state.membership is not None:
-        if kind == "lost" and event["evidence"] != "suspect":
-            state.lost[event["rank"]] = event["error"]
-        elif kind == "suspected":
-            state.suspects[event["rank"]] = event["error"]
-        elif kind == "grouped":
-            state.grouped.add(event["rank"])
-        elif kind == "done":
-            state.done[event["rank"]] = event["result"]
-        elif kind in (WANTED, FAILED):
-            state.checkpoints.apply(event)

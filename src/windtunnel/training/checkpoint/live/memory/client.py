@@ -58,15 +58,15 @@ class LocalMemory:
         self.needs = reserved.needs
         return [SlotFile.open(Path(path)) for path in reserved.paths]
 
-    def saved(self, shard: str, slot: int, step: int, replicate: bool = True) -> int:
-        """Slot number ``slot`` of ``shard`` holds ``step``: it is sent to its holders (``replicate``).
+    def saved(self, shard: str, slot: int, step: int) -> int:
+        """Slot number ``slot`` of ``shard`` holds ``step``: it is sent to its holders.
 
         If the slot was not completed the service makes the checksum. Returns the newest committed step.
 
         Raises:
             CopyError: it does not hold that step.
         """
-        return int(self._service.saved(self._caller, shard, slot, step, replicate))
+        return int(self._service.saved(self._caller, shard, slot, step))
 
     def restored(self, step: int, course: int) -> None:
         """All ranks go on from ``step`` (-1: from the beginning), for the time ``course`` in this generation.

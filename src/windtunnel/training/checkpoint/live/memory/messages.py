@@ -47,7 +47,7 @@ FROM_PEER: Table = {
 
 
 class StaleGeneration(Exception):
-    """The service knows a newer membership than this rank, which will hear of it, too."""
+    """The service is in another generation than who asks; one of both will hear of the newer one."""
 
 
 ERRORS = (StaleGeneration, CopyError)
@@ -113,7 +113,7 @@ class Ranks(Protocol):
 
     def reserve(self, caller: Caller, reservation: Reservation, layout: bytes) -> Reserved: ...
 
-    def saved(self, caller: Caller, shard: str, slot: int, step: int, replicate: bool) -> int: ...
+    def saved(self, caller: Caller, shard: str, slot: int, step: int) -> int: ...
 
     def restored(self, caller: Caller, step: int, course: int) -> None: ...
 
@@ -147,14 +147,6 @@ Message = dict[str, Any]
 Handler = Callable[[socket.socket, Message, bytes], Message | None]
 """Gets the connection, a request, and the raw bytes that came with it; returns the answer (None: it has
 answered)."""
-
-
-class Refused(Exception):
-    """A request that is answered with an error. ``kind``: "stale", "late", "copy", "timeout" or "user"."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
 
 
 def service(address: str) -> str:

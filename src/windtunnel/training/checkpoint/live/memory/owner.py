@@ -10,22 +10,23 @@ from __future__ import annotations
 from functools import partial
 
 from windtunnel.base import handshake, wire
+from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.messages import (
     Caller,
-    Refused,
     Reservation,
     Reserved,
+    StaleGeneration,
     Welcome,
 )
 from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pacer, Sender
 from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, RankReservation, State
 from windtunnel.training.checkpoint.live.memory.storing import Persister
 from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
-from windtunnel.training.checkpoint.model import Copy, Placement, Shard
+from windtunnel.training.checkpoint.model import SHARED, Copy, Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, SLOTS, explain, needed
 from windtunnel.training.elastic.model import MemberHost
@@ -86,12 +87,8 @@ class Owner:
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
-            spec = state.specs.get(rank) or RankReservation({}, frozenset(), ())
-            spec = RankReservation(
-                {**spec.nbytes, shard: nbytes},
-                spec.alone - {shard} if holders else spec.alone | {shard},
-                holders or spec.holders,
-            )
+            spec = state.specs.get(rank) or RankReservation({}, ())
+            spec = RankReservation({**spec.nbytes, shard: nbytes}, holders or spec.holders)
             if holders:
                 self._pacer.configure(reservation.pace)
         if rank == 0:
@@ -133,10 +130,7 @@ class Owner:
             here = sum(shelf.nbytes for shelf in state.folder.shelves if shelf.world == world)
         own = sum(sum(spec.nbytes.values()) for spec in specs)
         bytes_for_others = sum(
-            n * len(spec.holders)
-            for spec in specs
-            for shard, n in spec.nbytes.items()
-            if shard not in spec.alone
+            n * len(spec.holders) for spec in specs for shard, n in spec.nbytes.items() if shard != SHARED
         )
         headers = SLOTS * slots.HEADER * sum(len(spec.nbytes) * (1 + len(spec.holders)) for spec in specs)
         more = needed(own, bytes_for_others, headers) - here
@@ -169,16 +163,16 @@ class Owner:
             state.context.event("note", text=f"host {host} does not prepare for {shelf.shard}: {error}")
             return
         if answer.get("error") == "user":
-            raise Refused("user", f"host {host}, which is to hold a copy: {answer['text']}")
+            raise UserError(f"host {host}, which is to hold a copy: {answer['text']}")
 
     def _address(self, host: int) -> str:
         membership = self._state.membership
         for member_host in membership.hosts if membership else ():
             if member_host.id == host:
                 return member_host.memory
-        raise Refused("stale", f"host {host} is not in the job")
+        raise StaleGeneration(f"host {host} is not in the job")
 
-    def saved(self, caller: Caller, shard: str, slot: int, step: int, replicate: bool) -> int:
+    def saved(self, caller: Caller, shard: str, slot: int, step: int) -> int:
         state, rank, index = self._state, caller.rank, slot
         state.require(caller.generation)
         with state.changed:
@@ -199,7 +193,7 @@ class Owner:
                 memory_slot.complete(slots.checksum_of(data))
             header = memory_slot.header
             assert header is not None
-        holders = spec.holders if replicate and shard not in spec.alone else ()
+        holders = () if shard == SHARED else spec.holders  # every host has that from a rank of its own
         with state.changed:
             if state.generation == caller.generation:
                 it = header.shard

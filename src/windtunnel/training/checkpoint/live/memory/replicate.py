@@ -271,7 +271,7 @@ class Sender:
         return verdict
 
     def _verdict(self, answer: dict[str, Any]) -> str:
-        if answer.get("error") in ("stale", "late"):
+        if answer.get("error") == "stale":
             return "failed"  # the two hosts know of different generations; that does not last
         if "error" in answer:
             return f"host {self.host.id} refused it: {answer['text']}"

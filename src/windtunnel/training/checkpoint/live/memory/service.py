@@ -36,7 +36,6 @@ from windtunnel.training.checkpoint.live.memory.messages import (
     Handler,
     Message,
     Ranks,
-    Refused,
     StaleGeneration,
 )
 from windtunnel.training.checkpoint.live.memory.owner import Owner
@@ -95,8 +94,8 @@ class Holder:
             return {"error": "user", "text": str(error)}
         try:
             return self._handlers[op](sock, message, raw)
-        except Refused as error:
-            return {"error": error.kind, "text": str(error)}
+        except StaleGeneration as error:
+            return {"error": "stale", "text": str(error)}
         except CopyError as error:
             return {"error": "copy", "text": str(error)}
         except (UserError, ValueError) as error:
@@ -115,7 +114,7 @@ class Holder:
     def _give_layout(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         blob = self._state.folder.layout(message["digest"])
         if blob is None:
-            raise Refused("copy", f"layout {message['digest']} is not here")
+            raise CopyError(f"layout {message['digest']} is not here")
         wire.send(sock, {"answer": "layout"}, blob)
 
     def _get(self, sock: socket.socket, message: Message, raw: bytes) -> None:
@@ -123,7 +122,7 @@ class Holder:
         with state.changed:
             match = state.folder.find(shard, step, message.get("world"))
             if match is None:
-                raise Refused("copy", f"{shard} of step {step} is not here")
+                raise CopyError(f"{shard} of step {step} is not here")
             slot, it = match
             data = slot.first(it.nbytes)
         with data:
@@ -157,7 +156,7 @@ class Holder:
                 return {"answer": "torn"}
             with state.changed:
                 if state.generation != generation or self._under_way.get(id(shelf)) is not sock:
-                    raise Refused("stale", f"generation {generation} is over, {state.generation} is in force")
+                    raise StaleGeneration(f"generation {generation} is over, {state.generation} is in force")
                 state.folder.look()
                 if shelf not in state.folder.shelves:
                     return {"answer": "wait"}  # wiped meanwhile: once more, into new memory
@@ -179,7 +178,7 @@ class Holder:
         with state.changed:
             while True:
                 if state.generation != generation or state.closed:
-                    raise Refused("stale", f"generation {generation} is over, {state.generation} is in force")
+                    raise StaleGeneration(f"generation {generation} is over, {state.generation} is in force")
                 other = self._under_way.get(id(shelf))
                 committed = max(state.committed, message["committed"])
                 base = max(state.base, message["base"])
@@ -263,7 +262,7 @@ class MemoryService:
             path = Path(self._spare) / "memory.sock"
         path.unlink(missing_ok=True)
         served = rpc.RpcService.of(Ranks, self._owner, ERRORS)
-        served.explain = _explained
+        served.explain = lambda error: UserError(str(error)) if isinstance(error, ValueError) else error
         self._ranks = rpc.RpcServer(served, f"unix:{path}")
         self.path = self._ranks.address
 
@@ -306,13 +305,6 @@ class MemoryService:
         if self._spare:
             shutil.rmtree(self._spare, ignore_errors=True)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _explained(error: Exception) -> Exception:
-    """What a rank gets for it."""
-    if isinstance(error, Refused):
-        return UserError(str(error)) if error.kind == "user" else StaleGeneration(str(error))
-    return UserError(str(error)) if isinstance(error, ValueError) else error
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
-from windtunnel.training.checkpoint.live.memory.messages import Refused
+from windtunnel.training.checkpoint.live.memory.messages import StaleGeneration
 from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import Membership
 
@@ -77,11 +77,10 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class RankReservation:
-    """What a rank reserved. ``nbytes``: of its shards. ``alone``: those of them that this rank does not
-    replicate. ``holders``: ids of the hosts that hold copies of its shards, without the own host."""
+    """What a rank reserved. ``nbytes``: of its shards. ``holders``: ids of the hosts that hold copies of its
+    own shard, without the own host."""
 
     nbytes: dict[str, int]
-    alone: frozenset[str]
     holders: tuple[int, ...]
 
 
@@ -154,17 +153,17 @@ class State:
         """Go on only in ``generation``; wait for word of a newer one.
 
         Raises:
-            Refused: another generation is in force.
+            StaleGeneration: another one is in force.
         """
         end = time.monotonic() + self.limits.membership
         with self.changed:
             while self.generation < generation and not self.closed:
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise Refused("late", f"generation {generation} is not known here yet")
+                    raise StaleGeneration(f"generation {generation} is not known here yet")
                 self.changed.wait(left)
             if self.generation != generation or self.closed:
-                raise Refused("stale", f"generation {generation} is over, {self.generation} is in force")
+                raise StaleGeneration(f"generation {generation} is over, {self.generation} is in force")
 
     def change(self, membership: Membership, place: int | None) -> None:
         """A new generation: what was under way in the old one is void; slots stay."""
