@@ -118,7 +118,8 @@ def test_ranks_are_not_late_while_the_fork_server_that_is_to_start_one_still_imp
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
-    env = {"PYTHONPATH": str(tmp_path), "SLOW": str(tmp_path / "imported")}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": path, "SLOW": str(tmp_path / "imported")}
     groups = STAYS.replace('"here", generation', '"grouped", generation, rank=int(os.environ["RANK"])')
     assert groups != STAYS
     launched = go(groups, preload=("slow_to_import",), env=env, deadlines={"form": 4.0})
