@@ -80,7 +80,8 @@ class Change:
     new step. ``lived``: its age in seconds; beyond ``form`` it may work without a word of it.
 
     ``store``: there is one, where the generation can meet; if not, it was waited for ``storeless`` seconds of
-    at most ``store_within``. ``cause``, ``store_error``: in words, for reasons alone.
+    at most ``store_within``. (Live it is the supervisor's own, and always there; logs of runs that met in a
+    process of its own tell of others.) ``cause``, ``store_error``: in words, for reasons alone.
     """
 
     rules: Rules
