@@ -95,6 +95,22 @@ def test_a_tunnel_and_a_plain_request_reach_a_host_that_is_named(
     assert (tmp_path / "egress.log").read_text().count(f"allowed: localhost:{port}\n") == 2
 
 
+def test_an_offered_upgrade_is_answered_as_http_1(
+    way: Callable[[str], tuple[int, int]], model: FakeModel
+) -> None:
+    """As clients do that would rather speak HTTP/2: curl --http2, and Java's."""
+    port = model.server.server_port
+    proxy, _ = way(f"egress:localhost:{port}")
+    head = (
+        "connection: Upgrade, HTTP2-Settings, content-length\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    )
+    request = f"POST http://localhost:{port}/x HTTP/1.1\r\nhost: x\r\n{head}content-length: 4\r\n\r\nbody"
+    assert asked(proxy, request.encode()).startswith(b"HTTP/1.1 200")
+    (call,) = model.calls
+    assert set(call.headers) == {"host", "connection", "content-length"}
+    assert (call.headers["connection"], call.body) == ("close", b"body")
+
+
 def test_what_follows_a_plain_request_goes_nowhere(
     way: Callable[[str], tuple[int, int]], model: FakeModel
 ) -> None:

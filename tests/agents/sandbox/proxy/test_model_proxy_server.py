@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 
 import httpx
@@ -36,6 +37,26 @@ def test_body_that_does_not_come_is_given_up(bench: Bench) -> None:
     with socket.create_connection(("127.0.0.1", bench.ports[box.name]), timeout=60) as plug:
         plug.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         assert b" 408 " in plug.recv(4096).split(b"\r\n")[0]
+
+
+def test_an_offered_upgrade_is_answered_as_http_1(bench: Bench, proxy: HostProxy) -> None:
+    """As clients do that would rather speak HTTP/2, and go on by the same connection."""
+    box = bench.serve(proxy, FakeBox())
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    head = f"HTTP/1.1\r\nhost: x\r\n{offer}content-length: "
+    whole = [f"GET /v1/a {head}0\r\n\r\n", f"PUT /v1/b {head}4\r\n\r\nbody", f"GET /v1/c {head}0\r\n\r\n"]
+    with socket.create_connection(("127.0.0.1", bench.ports[box.name]), timeout=60) as plug:
+        for request in whole:
+            plug.sendall(request.encode())
+            answer = http.client.HTTPResponse(plug)
+            answer.begin()
+            assert answer.status == 200 and answer.read()
+        plug.sendall("".join(whole).encode())
+        until(lambda: len(bench.model.calls) == 6)
+    assert [(call.path, call.body) for call in bench.model.calls[:3]] == [
+        ("/v1/a", b""), ("/v1/b", b"body"), ("/v1/c", b"")
+    ]  # fmt: skip
+    assert "upgrade" not in bench.model.calls[0].headers
 
 
 def test_requests_under_way_are_bounded(bench: Bench) -> None:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from windtunnel.agents.sandbox.proxy.upstream import HOP_BY_HOP, named_in_connection
 from windtunnel.base.errors import UserError
 
 PROXY_PORT, DNS_PORT = 3128, 53
@@ -158,24 +159,22 @@ def read_head(text: bytes) -> Head:
         raise EgressRefused(400, "the request's URL is malformed") from None
     if url.scheme != "http" or "@" in url.netloc:
         raise EgressRefused(400, "this is a proxy: use CONNECT, or ask for an http:// URL")
-    headers = [(field[1].lower(), field[2].strip()) for field in fields if field is not None]
-    lengths = [value for name, value in headers if name == b"content-length"]
-    if len(lengths) > 1 or not all(re.fullmatch(rb"[0-9]{1,18}", length) for length in lengths):
-        raise EgressRefused(400, "content-length is malformed")
-    if any(name in (b"transfer-encoding", b"upgrade") for name, _ in headers):
-        raise EgressRefused(
-            411, "for http:// URLs, requests have a content-length and no upgrade; use https://"
-        )
-    forwarded = [
-        header
-        for header in headers
-        if header[0] not in (b"host", b"connection") and header[0][:6] != b"proxy-"
+    headers = [
+        (field[1].decode("latin-1").lower(), field[2].decode("latin-1").strip()) for field in fields if field
     ]
-    forwarded = [(b"host", url.netloc.encode()), (b"connection", b"close"), *forwarded]
-    path = f"{url.path or '/'}{'?' if url.query else ''}{url.query}".encode()
-    sent = b"".join(b"%s: %s\r\n" % field for field in forwarded)
-    length = int(lengths[0]) if lengths else 0
-    return Head(_host(host), port, b"%s %s HTTP/1.1\r\n%s\r\n" % (method, path, sent), length)
+    lengths = [value for name, value in headers if name == "content-length"]
+    if len(lengths) > 1 or not all(re.fullmatch("[0-9]{1,18}", length) for length in lengths):
+        raise EgressRefused(400, "content-length is malformed")
+    if any(name == "transfer-encoding" for name, _ in headers):
+        raise EgressRefused(411, "for http:// URLs, requests have a content-length; use https://")
+    # what an upgrade offers is not taken up, as RFC 9110 (section 7.8) lets a server: the answer is HTTP/1.1
+    left = (HOP_BY_HOP | named_in_connection(headers) | {"host"}) - {"content-length"}
+    forwarded = [(name, value) for name, value in headers if name not in left and name[:6] != "proxy-"]
+    forwarded = [("host", url.netloc), ("connection", "close"), *forwarded]
+    path = f"{url.path or '/'}{'?' if url.query else ''}{url.query}"
+    head = [f"{method.decode()} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in forwarded)]
+    sent = "\r\n".join([*head, "", ""]).encode("latin-1")
+    return Head(_host(host), port, sent, int(lengths[0]) if lengths else 0)
 
 
 def _host(text: str) -> str:

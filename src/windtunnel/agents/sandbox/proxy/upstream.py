@@ -201,7 +201,7 @@ async def forward(
 def reply_headers(response: httpx.Response) -> Headers:
     """What goes to the agent of a reply's headers."""
     sent_names = tuple((name.lower(), value) for name, value in response.headers.multi_items())
-    left = HOP_BY_HOP | NOT_KEPT | _named_in_connection(sent_names)
+    left = HOP_BY_HOP | NOT_KEPT | named_in_connection(sent_names)
     return tuple((name, value) for name, value in sent_names if name not in left and name[:6] != "proxy-")
 
 
@@ -222,7 +222,7 @@ def _request_headers(request: AgentRequest, upstream: Upstream) -> Headers:
             raise ProxyFault(503, "key_unreadable", words) from None
         own = dict([key_header(key, request.route, dict(request.headers))])
         left |= CREDENTIALS | own.keys()
-    left |= _named_in_connection(request.headers)
+    left |= named_in_connection(request.headers)
     forwarded = [
         (name, value)
         for name, value in request.headers
@@ -231,7 +231,7 @@ def _request_headers(request: AgentRequest, upstream: Upstream) -> Headers:
     return (*forwarded, *own.items())
 
 
-def _named_in_connection(headers: Headers) -> set[str]:
+def named_in_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
     return {
         part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")
     }

@@ -3,6 +3,9 @@
 Requests are read by llhttp, which refuses what two servers could read as two different requests: bare line
 feeds, folded headers, two lengths. The rest of that kind is refused here, and so is what never ends: a head,
 a trailer or a chunk's extension. Source: RFC 9112, sections 3.2, 6.1 and 7.1.
+
+Clients that would rather speak HTTP/2 offer to upgrade with their first request (``Upgrade: h2c``). The offer
+is passed over, as a server may (RFC 9110, section 7.8).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -24,12 +28,30 @@ LOG = logging.getLogger(__name__)
 LOG.setLevel(logging.ERROR)  # uvicorn's: a warning for each odd request would let a sandbox fill the log
 
 
+class _Parser(httptools.HttpRequestParser):
+    """llhttp takes what follows an offer to upgrade for another protocol, the request's body too. So the head
+    is read again without the offer."""
+
+    def __init__(self, connection: AgentConnection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def feed_data(self, data: Any) -> None:
+        while data:
+            try:
+                return super().feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._connection.head_without_offer() + bytes(data[offer.args[0] :])
+
+
 class AgentConnection(HttpToolsProtocol):
     """uvicorn's connection, strict. The scope of a request has its whole target, as it was sent, under
     ``target``."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.parser = _Parser(self)
         self.logger = LOG
         self._fault = ""
         self._unread = 0
@@ -52,8 +74,30 @@ class AgentConnection(HttpToolsProtocol):
         self._unread = 0
         super().on_body(body)
 
+    def _is_offer(self) -> bool:
+        """Whether the head that was read offers to upgrade; CONNECT, which is refused, is no offer."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def head_without_offer(self) -> bytes:
+        """Of a request that offers to upgrade; nothing for what follows a CONNECT, which is nobody's."""
+        if not self._is_offer():
+            return b""
+        line = b"%s %s HTTP/%s" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([line, *fields, b"", b""])
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer():
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
         self._unread = 0
+        if self._is_offer():
+            return
         self._fault = head_fault(self.url, self.headers, self.parser.get_http_version())
         if self._fault:
             raise ValueError(self._fault)  # uvicorn answers with `send_400_response`
