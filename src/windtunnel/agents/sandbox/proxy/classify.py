@@ -175,22 +175,11 @@ one too."""
 
 
 @dataclass(frozen=True)
-class Loop:
-    """A conversation of the main loop, as its last request showed it."""
-
-    shape: Shape
-    model: str
-    system: str
-    tools: str
-    messages: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class AgentLoops:
-    """What is known of a sandbox's agent: its loops, the newest last, and how often in a row another
-    conversation (by its system prompt) asked without any of them."""
+    """What is known of a sandbox's agent: the last request of each of its loops, the newest last, and how
+    often in a row another conversation (by its system prompt) asked without any of them."""
 
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[Outline, ...] = ()
     stranger: str = ""
     strange: int = 0
 
@@ -229,7 +218,7 @@ def classify(outline: Outline, agent: AgentLoops) -> Verdict:
     return _stranger(outline, agent)
 
 
-def _same_loop(outline: Outline, loop: Loop) -> str:
+def _same_loop(outline: Outline, loop: Outline) -> str:
     """How this request goes on from the last one of that loop; empty when it does not."""
     if outline.shape != loop.shape or (loop.tools and not outline.tools):
         return ""
@@ -254,7 +243,6 @@ def _stranger(outline: Outline, agent: AgentLoops) -> Verdict:
 
 
 def _main(outline: Outline, agent: AgentLoops, reason: str, place: int | None = None) -> Verdict:
-    loop = Loop(outline.shape, outline.model, outline.system, outline.tools, outline.messages)
     others = [loop for number, loop in enumerate(agent.loops) if number != place]
-    others = [other for other in others if (other.system, other.shape) != (loop.system, loop.shape)]
-    return Verdict("main", reason, AgentLoops((*others, loop)[-LOOPS_KEPT:]))
+    others = [loop for loop in others if (loop.system, loop.shape) != (outline.system, outline.shape)]
+    return Verdict("main", reason, AgentLoops((*others, outline)[-LOOPS_KEPT:]))
