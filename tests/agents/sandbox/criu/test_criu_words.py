@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.waiting import until
 from windtunnel.agents.sandbox.criu.doctor import LADDER, ladder, rung
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
 from windtunnel.agents.sandbox.criu.program import default_prefix, find_criu
 from windtunnel.agents.sandbox.inventory.sockets import (
     TCP_REPAIR,
     Connection,
+    close_orphans,
+    end,
     leave_repair,
     orphans,
 )
 from windtunnel.agents.sandbox.model import Facility
+from windtunnel.linux.processes import state
 
 RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
 DUMP_END = "Error (criu/cr-dump.c:1545): Dump files (pid: 4194305) failed with -1\nError (criu/cr-dump.c:1975): Dumping FAILED.\n"  # noqa: E501
@@ -92,12 +98,38 @@ def test_any_log_gives_one_sentence(noise: str, pid: int) -> None:
 
 
 def test_only_ends_without_their_mirror_are_orphans() -> None:
-    here, there = bytes([127, 0, 0, 1]), bytes([10, 0, 0, 9])
-    mapped = bytes(10) + b"\xff\xff" + here
-    inside = [Connection(2, (here, 5), (here, 6)), Connection(10, (mapped, 6), (mapped, 5))]
-    outside = [Connection(2, (here, 7), (there, 443)), Connection(2, (here, 8), (here, 9))]
+    five, six, seven, eight, nine = (end(socket.AF_INET, ("127.0.0.1", port)) for port in range(5, 10))
+    mapped = [end(socket.AF_INET6, ("::ffff:127.0.0.1", port)) for port in (6, 5)]
+    inside = {"a": Connection(five, six), "b": Connection(*mapped)}
+    away = Connection(seven, end(socket.AF_INET, ("10.0.0.9", 443)))
     assert orphans(inside) == []
-    assert orphans(inside + outside) == outside
+    assert orphans({**inside, "c": away, "d": Connection(eight, nine)}) == ["c", "d"]
+
+
+LOST = """
+import socket, sys
+server = socket.create_server(("localhost", 0))
+one, (other, _) = socket.create_connection(server.getsockname()), server.accept()
+plug = socket.create_connection(("localhost", int(sys.argv[1])))
+print("up", flush=True)
+try: said = plug.recv(1)
+except ConnectionError: said = "lost"
+one.sendall(b"x")
+print(said, other.recv(1))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_who_waits_on_a_connection_that_lost_its_other_end_is_told() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        child = subprocess.Popen(
+            [sys.executable, "-c", LOST, str(server.getsockname()[1])], stdout=subprocess.PIPE, text=True
+        )
+        with child, server.accept()[0]:
+            assert child.stdout is not None and child.stdout.readline() == "up\n"
+            until(lambda: state(child.pid) == "S")
+            close_orphans([child.pid])
+            assert child.stdout.readline() == "lost b'x'\n"
 
 
 def test_the_ladder_never_promises_what_is_missing() -> None:

@@ -156,7 +156,7 @@ class Criu:
         with _nothing_left(externals.freezer, before):
             pid = _with_connections(attempt)
             _stand(externals.freezer)
-            close_orphans(pids_of(externals.freezer), externals.netns)
+            close_orphans(pids_of(externals.freezer))
             meanwhile(pid)
         cgroup.thaw(externals.freezer)
         return pid

@@ -2,10 +2,10 @@
 other end.
 
 A program that waits for an answer of a host that knows nothing of a restored connection would wait for ever.
-Such an end is an established TCP socket whose mirror image no process of the sandbox holds; the kernel
-destroys it on request, and the program's call returns with an error.
+Such an end is an established TCP socket whose mirror image no process of the sandbox holds. It is
+disconnected through a copy of its descriptor: the program's call returns with an error, as after a reset.
 
-Source: Linux, sock_diag(7), unix_diag.h, inet_diag.h (SOCK_DESTROY), tcp.h (TCP_REPAIR).
+Source: Linux, connect(2) (AF_UNSPEC), sock_diag(7), unix_diag.h, tcp.h (TCP_REPAIR).
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import fcntl
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE, PEERLESS, UNACCEPTED, UNREAD, UNSENT
 from windtunnel.linux import namespaces, processes
-from windtunnel.linux.system import copied_descriptor, process_handle, unread
+from windtunnel.linux.system import checked, copied_descriptor, libc, process_handle, unread
 
 ESTABLISHED = 1
 TCP_REPAIR = 19
 """Option of a TCP socket whose state is being read; no data can be read or written meanwhile."""
 NETLINK_SOCK_DIAG = 4
-SOCK_DESTROY = 21
-REQUEST_WITH_ACK = 0x1 | 0x4
+NO_ADDRESS = bytes(16)
+"""A ``struct sockaddr`` of the family AF_UNSPEC: to connect to it is to disconnect."""
 MAPPED = bytes(10) + b"\xff\xff"
 """What precedes an IPv4 address inside an IPv6 one."""
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -58,33 +57,24 @@ End = tuple[bytes, int]
 class Connection(NamedTuple):
     """A TCP socket that has another end, or had one."""
 
-    family: int
     local: End
     remote: End
     established: bool = True
     """Neither end has said that it sends no more."""
 
 
-def close_orphans(pids: Iterable[int], netns: Path) -> None:
-    """End the connections of the processes ``pids``, in the network namespace of that file, that lost their
-    other end.
-
-    Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
-    """
+def close_orphans(pids: Iterable[int]) -> None:
+    """End the connections of the processes ``pids`` that lost their other end."""
     # asked one by one: the kernel's table of a network is read by going through that of all networks, which
     # takes ten milliseconds where there is much memory
-    ends = [end for _, plug in copies(_links(pids)) if (end := connection(plug)) is not None]
+    have = list(_links(pids))
+    ends = {link: end for link, plug in copies(have) if (end := connection(plug)) is not None}
     # one whose other end has ended already waits for nothing
-    orphaned = [orphan for orphan in orphans(ends) if orphan.established]
-
-    def end_all() -> None:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            for orphan in orphaned:
-                destroy(channel, orphan)
-
-    if orphaned:
-        with contextlib.suppress(OSError):
-            namespaces.within(netns, end_all)
+    lost = {link for link in orphans(ends) if ends[link].established}
+    for link, plug in copies(have) if lost else ():
+        if link in lost:
+            with contextlib.suppress(OSError):
+                checked(libc.connect(plug.fileno(), NO_ADDRESS, len(NO_ADDRESS)), "connect")
 
 
 def leave_repair(pids: Iterable[int]) -> int:
@@ -131,32 +121,19 @@ def connection(plug: socket.socket) -> Connection | None:
         state = plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     except OSError:
         return None
-    return Connection(plug.family, end(plug.family, plug.getsockname()), remote, state == ESTABLISHED)
+    return Connection(end(plug.family, plug.getsockname()), remote, state == ESTABLISHED)
 
 
-def orphans(connections: list[Connection]) -> list[Connection]:
-    """Those of which the other end is not among them."""
-    ends = {(_plain(end.local), _plain(end.remote)) for end in connections}
-    return [end for end in connections if (_plain(end.remote), _plain(end.local)) not in ends]
-
-
-def destroy(channel: socket.socket, lost: Connection) -> None:
-    """Ask the kernel to end one connection of the namespace in which ``channel`` was opened."""
-    body = struct.pack("=BBBBI", lost.family, socket.IPPROTO_TCP, 0, 0, 1 << ESTABLISHED)
-    body += struct.pack(">HH", lost.local[1], lost.remote[1])
-    body += lost.local[0].ljust(16, b"\0") + lost.remote[0].ljust(16, b"\0")
-    body += struct.pack("=III", 0, ANY, ANY)
-    channel.send(struct.pack("=IHHII", 16 + len(body), SOCK_DESTROY, REQUEST_WITH_ACK, 1, 0) + body)
-    channel.recv(4096)  # that it was done, or why not
+def orphans(connections: Mapping[str, Connection]) -> list[str]:
+    """The links of those of which the other end is not among them."""
+    ends = {(each.local, each.remote) for each in connections.values()}
+    return [link for link, each in connections.items() if (each.remote, each.local) not in ends]
 
 
 def end(family: int, address: tuple[str, int]) -> End:
-    """From Python's form of an address."""
-    return socket.inet_pton(family, address[0].partition("%")[0]), address[1]
-
-
-def _plain(end: End) -> End:
-    return (end[0][12:], end[1]) if end[0].startswith(MAPPED) and len(end[0]) == 16 else end
+    """From Python's form of an address; an IPv4 address in IPv6's form is that IPv4 address."""
+    packed = socket.inet_pton(family, address[0].partition("%")[0])
+    return packed.removeprefix(MAPPED) if len(packed) == 16 else packed, address[1]
 
 
 def describe_sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
@@ -177,8 +154,7 @@ def describe_sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
             ends[link] = end
         if words[link] == f"{kind} connected" and plug.type == socket.SOCK_DGRAM:
             connected.append(link)
-    alone = set(orphans(list(ends.values())))
-    for link in (link for link, inode in ends.items() if inode in alone):
+    for link in orphans(ends):
         words[link] = f"{words[link].partition(' socket ')[0]} socket connected {OUTSIDE}"
     for link in _peerless(next(iter(have)), connected) if connected else ():
         words[link] = words[link].replace("connected", PEERLESS)
