@@ -16,25 +16,26 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import errno
 import gzip
 import io
 import lzma
 import os
 import shutil
-import stat
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import zstandard
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.files.tree import OWN, remove, set_extended, set_owner
+from windtunnel.agents.sandbox.files.tree import OWN, make_folders, remove, set_extended, set_owner
 from windtunnel.base.errors import UserError
+from windtunnel.linux.system import held, opened
 
 HOLLOW = "WINDTUNNEL.hollow"
 """Header of a file without data: its size."""
@@ -48,6 +49,19 @@ _BROKEN = (
     gzip.BadGzipFile,
     zstandard.ZstdError,
 )
+_READERS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"BZh": bz2.open,
+    b"\x28\xb5\x2f\xfd": lambda file: io.BufferedReader(
+        zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False), 1 << 20
+    ),
+}
+"""By the first bytes of compressed data."""
+_NO_PLACE = {
+    errno.ELOOP: "leads through a circle of links",
+    errno.ENOTDIR: "lies below something that is no folder",
+}
 _XATTR = "SCHILY.xattr."
 _TAR = (
     "tar", "--create", "--format=pax", "--sparse", "--sparse-version=1.0", "--numeric-owner", "--sort=name",
@@ -79,22 +93,11 @@ def open_archive(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterat
 def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
     """``source`` less its compression."""
     buffered = io.BufferedReader(cast(io.RawIOBase, source), 1 << 20)
-    start = buffered.peek(6)[:6]
+    start = buffered.peek(6)
     try:
-        if start.startswith(b"\x1f\x8b"):
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=buffered))
-        elif start.startswith(b"\xfd7zXZ\0"):
-            with lzma.open(buffered) as reader:
-                yield reader
-        elif start.startswith(b"BZh"):
-            yield cast(IO[bytes], bz2.BZ2File(buffered))
-        elif start.startswith(b"\x28\xb5\x2f\xfd"):
-            frames = zstandard.ZstdDecompressor().stream_reader(
-                buffered, read_across_frames=True, closefd=False
-            )
-            yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, frames), 1 << 20))
-        else:
-            yield buffered
+        yield next(
+            (reader(buffered) for mark, reader in _READERS.items() if start.startswith(mark)), buffered
+        )
     finally:
         buffered.detach()
 
@@ -110,7 +113,7 @@ class Unpacker:
     before."""
 
     def __init__(self, target: Path, what: str, *, layered: bool = False) -> None:
-        self._target, self._what, self._layered = target, what, layered
+        self._target, self._what, self._layered = target.resolve(), what, layered
         self._fresh: set[str] = set()
         self._folders: dict[str, tarfile.TarInfo] = {}
 
@@ -175,39 +178,18 @@ class Unpacker:
         return "/".join(parts)
 
     def _placed(self, name: str) -> Path:
-        """Where ``name`` goes: links among its parents are resolved as if ``target`` were ``/``.
+        """Where ``name`` goes: links among its parents are followed as if ``target`` were ``/``.
 
         Layers of real images do write through links of lower layers (``lib`` into ``usr/lib``).
         """
-        parts: list[str] = []
-        pending = name.split("/")[::-1]
-        followed = 0
-        while len(pending) > 1:
-            part = pending.pop()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                del parts[-1:]
-                continue
-            path = self._target.joinpath(*parts, part)
-            try:
-                about = os.lstat(path)
-            except FileNotFoundError:
-                path.mkdir(mode=0o755)
-            else:
-                if stat.S_ISLNK(about.st_mode):
-                    followed += 1
-                    ends = os.readlink(path)
-                    if ends.startswith("/"):
-                        parts = []
-                    pending += ends.split("/")[::-1]
-                    if followed > 40:
-                        raise UserError(f"{self._what}: {name!r} leads through a circle of links")
-                    continue
-                if not stat.S_ISDIR(about.st_mode):
-                    raise UserError(f"{self._what}: {name!r} lies below {part!r}, which is no folder")
-            parts.append(part)
-        return self._target.joinpath(*parts, pending[0])
+        above, last = os.path.split(f"/{name}")
+        try:
+            with opened(self._target) as root, held(make_folders(root, above)) as folder:
+                return Path(os.readlink(f"/proc/self/fd/{folder}"), last)
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+            raise UserError(f"{self._what}: {name!r} {_NO_PLACE[error.errno]}") from None
 
     def _white_out(self, path: Path) -> None:
         """``.wh.name`` hides name; ``.wh..wh..opq`` hides all that lower layers put into the folder."""

@@ -209,11 +209,15 @@ def waited_for_room(path: Path, deadline: float = 3.0) -> bool:
 def _being_freed(path: Path) -> bool:
     """Whether the tree of roots has one to which nothing refers any more (``refs`` is at byte 216)."""
     with opened(path) as descriptor:
-        low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
-        return any(
-            item == ROOT_ITEM and struct.unpack_from("=I", body, 216)[0] == 0
-            for _, item, _, body in search(descriptor, _ROOT_TREE, low, high, 0)
-        )
+        return any(struct.unpack_from("=I", body, 216)[0] == 0 for _, body in _roots(descriptor))
+
+
+def _roots(descriptor: int) -> Iterator[tuple[int, bytes]]:
+    """Every subvolume that is there, or is being freed: its number, and its item in the tree of roots."""
+    low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
+    for number, item, _, body in search(descriptor, _ROOT_TREE, low, high, 0):
+        if item == ROOT_ITEM:
+            yield number, body
 
 
 def subvolume(path: Path) -> Subvolume:
@@ -350,10 +354,7 @@ def limit(path: Path, most: int | None) -> None:
 def forget_groups(path: Path) -> None:
     """Remove the quota groups of subvolumes that are gone with all they wrote, as the kernel does not."""
     with opened(path) as descriptor:
-        low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
-        roots = {
-            number for number, item, _, _ in search(descriptor, _ROOT_TREE, low, high, 0) if item == ROOT_ITEM
-        }
+        roots = {number for number, _ in _roots(descriptor)}
         for number, used in counts(path).items():
             if number not in roots and not used:
                 with suppress(OSError):  # something is still written off it

@@ -1,8 +1,8 @@
 """Walk, copy, remove and compare folder trees so that nothing of them is lost.
 
 Kept by a copy: kind, mode, owner, times, extended attributes, hard links within the tree, holes, device
-numbers, FIFOs and sockets. Bytes are shared where the file system can (``FICLONE``), else moved inside the
-kernel. Symbolic links are copied, never followed.
+numbers, FIFOs and sockets. The kernel moves the bytes, and shares them where the file system can
+(copy_file_range(2)). Symbolic links are copied, never followed.
 
 Two trees are compared by metadata first, by bytes only where metadata cannot tell. A renamed path is one that
 is gone and another that is new: what a process refers to by the old name is lost either way.
@@ -11,18 +11,17 @@ is gone and another that is new: what a process refers to by the old name is los
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.agents.sandbox.model import Change, FileChange
-from windtunnel.linux.system import held
+from windtunnel.linux.system import IN_ROOT, NO_XDEV, held, open_inside
 
-_FICLONE = 0x40049409
+_FOLDER = os.O_PATH | os.O_DIRECTORY
 ORIGINS = "trusted.windtunnel.origins"
 """Attribute of a root on btrfs: see `btrfs_pool`."""
 OWN = frozenset(("btrfs.compression", "security.selinux", ORIGINS))
@@ -46,8 +45,6 @@ class Copier:
     """One copy: ``links`` maps files that have several names to where the first of them went."""
 
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    share: bool = True
-    """Whether blocks may still turn out to be shareable; cleared at the first refusal."""
     skipped: list[str] = field(default_factory=list)
     """Paths that this user may not make (devices without root), or not read."""
 
@@ -90,14 +87,6 @@ class Copier:
     def _file(self, source: str, target: str, size: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with _reading(source) as original, held(os.open(target, flags, 0o600)) as copy:
-            if self.share and size:
-                try:
-                    fcntl.ioctl(copy, _FICLONE, original)
-                    return
-                except OSError as error:
-                    if error.errno not in _NO_SHARING:
-                        raise
-                    self.share = False
             for start, end in extents(original, size):
                 _copy_range(original, copy, start, end)
             os.ftruncate(copy, size)
@@ -215,6 +204,24 @@ def set_owner(target: str, uid: int, gid: int) -> None:
     except PermissionError:
         if os.geteuid() == 0:
             raise
+
+
+def make_folders(root: int, path: str) -> int:
+    """The folder ``path`` of the tree ``root``, open. What is absent of it is made, also where a link leads;
+    the kernel follows links as if ``root`` were ``/``, so nothing outside of it is reached. Raises OSError.
+    """
+    try:
+        return open_inside(root, path, _FOLDER, resolve=IN_ROOT | NO_XDEV)
+    except FileNotFoundError:
+        above, name = os.path.split(path.rstrip("/"))
+        with held(make_folders(root, above or "/")) as folder:
+            try:
+                os.mkdir(name, 0o755, dir_fd=folder)
+            except FileExistsError:
+                with suppress(OSError):  # else somebody made it meanwhile
+                    link = os.readlink(name, dir_fd=folder)
+                    os.close(make_folders(root, os.path.join(above, link)))
+    return open_inside(root, path, _FOLDER, resolve=IN_ROOT | NO_XDEV)
 
 
 def remove(path: Path) -> None:

@@ -22,13 +22,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.files.tree import make_folders
 from windtunnel.agents.sandbox.machine import launch
-from windtunnel.agents.sandbox.machine.channel import (
-    ChannelFolder,
-    Init,
-    OnOutput,
-    make_folders,
-)
+from windtunnel.agents.sandbox.machine.channel import ChannelFolder, Init, OnOutput
 from windtunnel.agents.sandbox.machine.shell import Shell
 from windtunnel.agents.sandbox.machine.state import ShellSections
 from windtunnel.agents.sandbox.model import FolderEntry, SandboxSpec, ShellState, TurnResult

@@ -30,7 +30,7 @@ import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import MachineError
@@ -39,32 +39,7 @@ from windtunnel.agents.sandbox.files.tree import remove
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.base.atomic import write_all
-from windtunnel.linux.system import (
-    BENEATH,
-    IN_ROOT,
-    NO_SYMLINKS,
-    NO_XDEV,
-    held,
-    open_inside,
-    punch_hole,
-)
-
-
-def make_folders(root: int, path: str) -> int:
-    """The folder, open; every component that is absent is made inside the root."""
-    at = open_inside(root, "/", os.O_RDONLY | os.O_DIRECTORY)
-    done = "/"
-    for part in PurePosixPath(path).parts[1:]:
-        done = os.path.join(done, part)
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o755, dir_fd=at)
-            following = open_inside(root, done, os.O_RDONLY | os.O_DIRECTORY, resolve=IN_ROOT | NO_XDEV)
-        finally:
-            os.close(at)
-        at = following
-    return at
-
+from windtunnel.linux.system import BENEATH, NO_SYMLINKS, NO_XDEV, held, open_inside, punch_hole
 
 FEED_TICK, IDLE = 0.002, 0.1
 """Seconds between two looks: whether a command has opened its input, and whether it has ended."""

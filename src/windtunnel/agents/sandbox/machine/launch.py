@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import subprocess
 import time
 from functools import partial
@@ -32,8 +33,9 @@ from pathlib import Path
 import psutil
 
 from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.files.tree import make_folders
 from windtunnel.agents.sandbox.machine import walls
-from windtunnel.agents.sandbox.machine.channel import ChannelFolder, make_folders
+from windtunnel.agents.sandbox.machine.channel import ChannelFolder
 from windtunnel.agents.sandbox.machine.group import INIT, Cgroup, UserProcesses
 from windtunnel.agents.sandbox.machine.walls import PROGRAM
 from windtunnel.agents.sandbox.model import SandboxSpec
@@ -183,9 +185,11 @@ def _started(arguments: list[object], spec: SandboxSpec) -> int:
 
 
 def _counted_inside() -> bool:
-    parts = platform.release().split(".")
-    numbers = tuple(int("".join(filter(str.isdigit, part.split("-")[0])) or 0) for part in parts[:2])
-    return numbers >= COUNTED_INSIDE
+    return kernel_version() >= COUNTED_INSIDE
+
+
+def kernel_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
 
 
 def clear(home: Home, box: str) -> None:
