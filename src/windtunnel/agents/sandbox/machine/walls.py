@@ -234,8 +234,9 @@ def _socket_of_user(netns: Path, use: Use, port: int) -> socket.socket:
         raise MachineError(f"cannot {use} port {port} inside the sandbox: it does not run")
     own, its = socket.socketpair()
     with own, its:
+        inside = ["nsenter", f"--target={init}", "--user", "--net", "--preserve-credentials"]
         done = subprocess.run(
-            [sys.executable, "-I", listener.__file__, str(init), use, str(port), str(its.fileno())],
+            [*inside, sys.executable, "-I", listener.__file__, use, str(port), str(its.fileno())],
             pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode != 0:
