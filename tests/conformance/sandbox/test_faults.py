@@ -115,20 +115,17 @@ def test_damaged_manifests(new_home: Path, small_root: Path) -> None:
 def test_a_hanging_criu_is_ended(
     make: Callable[..., Any], host: Any, misbehaving: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windtunnel.agents.sandbox.criu import Criu
-
     box = make()
     turn(box, f"{COUNTER}; X=1")
-    good, dump, restore = box.tip, Criu.dump, Criu.restore
-    monkeypatch.setattr(Criu, "dump", lambda *a, **k: dump(*a, **{**k, "timeout": 0.3}))
-    monkeypatch.setattr("windtunnel.agents.sandbox.criu.GRACE_SECONDS", 0.3)
+    good = box.tip
+    for bound in ("CRIU_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(f"windtunnel.agents.sandbox.criu.{bound}", 0.3)
     misbehaving("sleep 1000")
     box.run("X=2")
     with pytest.raises(IncompleteError, match="not complete after") as less:
         box.checkpoint(full=True)
     assert less.value.manifest is not None and less.value.manifest.image is None
     assert frozen(host.home.path) == [] and box.run("echo $X").stdout == b"2\n"
-    monkeypatch.setattr(Criu, "restore", lambda *a, **k: restore(*a, **{**k, "timeout": 0.3}))
     with pytest.raises(IncompleteError, match="not complete after") as less:
         box.rollback(good)
     assert less.value.report is not None and less.value.report.lacks == less.value.lacks

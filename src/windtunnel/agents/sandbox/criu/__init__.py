@@ -1,8 +1,8 @@
 """Dump and restore of one sandbox by CRIU: the options that such a sandbox needs, and nothing half done.
 
 A dump leaves either a complete folder of images or none. A restore ends with the whole tree running or with
-none of it; before any of it runs it stands in the freezer, so that it can be looked at and mended. Whatever
-happens, the freezer of the sandbox's cgroup is as it was before the call.
+none of it; before any of it runs it stands in the freezer, so that it can be looked at and mended. A sandbox
+stands while it is dumped, and afterwards, whatever happens.
 
 Options: the network namespace belongs to the host and stays, so no packet has to be locked out, and CRIU
 runs in it (to save it, CRIU would read the host's whole table of tracked connections, 10 ms while the sandbox
@@ -63,16 +63,14 @@ T = TypeVar("T")
 COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks",
           "--network-lock", "skip")  # fmt: skip
 CONNECTION_FAILED = re.compile(r"soccr|criu/sk-tcp|tcp-stream|Cannot assign requested address")
+CRIU_SECONDS = 60.0
+"""How long one run of CRIU may take."""
 COLLECT_SECONDS = 10
 """How long CRIU may try to stop all processes of a tree."""
 GRACE_SECONDS = 5.0
 """How long a CRIU that ran out of time may take to put the processes back before it is killed."""
 LOG_BYTES = 20_000
 SHARED_MEMORY = Path("/dev/shm")
-
-
-def _nothing(_: int) -> None:
-    """There is nothing to be done before the processes run."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,12 @@ class Criu:
     def words(self) -> str:
         return ".".join(map(str, self.version))
 
-    def dump(self, pid: int, into: Path, externals: Externals, *, timeout: float = 60) -> None:
+    def dump(self, pid: int, into: Path, externals: Externals) -> None:
         """Write the images of the tree of ``pid`` into the folder ``into``, which is made here."""
         refuse_traced(pids_of(externals.freezer))
         arguments = ["--skip-in-flight", "--ghost-limit", "64M", "--leave-running"]
         arguments += ["--freeze-cgroup", str(externals.freezer)]
-        arguments += ["--timeout", str(max(1, min(COLLECT_SECONDS, int(timeout))))]
+        arguments += ["--timeout", str(COLLECT_SECONDS)]
         for inside, key, _ in externals.mounts:
             arguments += ["--external", f"mnt[{inside}]:{key}"]
 
@@ -102,29 +100,28 @@ class Criu:
             try:
                 with _work(into) as work:
                     command = ["dump", "-t", str(pid), "-D", str(into), *COMMON, *arguments, option]
-                    code = run(self.path, command, work, netns=externals.netns, timeout=timeout)
-                    if code is None:
-                        words = f"process image: not complete after {timeout:g} s; CRIU was stopped"
-                        raise CriuError(words, read_log(work))
-                    if code != 0:
-                        raise CriuError(explain_dump(read_log(work), pid), read_log(work))
+                    code = run(self.path, command, work, netns=externals.netns)
+                    _demand("process image", code, work, lambda log: explain_dump(log, pid))
             except BaseException as failed:
                 shutil.rmtree(into, ignore_errors=True)
                 if isinstance(failed, CriuError):
                     failed.interrupted = leave_repair(pids_of(externals.freezer)) > 0
                 raise
 
-        with _freezer_unchanged(externals.freezer):
+        try:
             _with_connections(attempt)
+        finally:
+            # a CRIU that was killed leaves the freezer as it happened to be
+            with contextlib.suppress(OSError):
+                cgroup.freeze(externals.freezer)
 
     def restore(
         self,
         images: Path,
         externals: Externals,
         *,
-        meanwhile: Callable[[int], None] = _nothing,
-        permit: Path | None = None,
-        timeout: float = 60,
+        meanwhile: Callable[[int], None],
+        permit: Path,
     ) -> int:
         """Bring the tree of ``images`` back under ``externals.root``; the host's pid of its first process.
 
@@ -136,24 +133,17 @@ class Criu:
         arguments = ["--root", str(externals.root), "--skip-file-rwx-check", "--skip-in-flight"]
         for _, key, host in externals.mounts:
             arguments += ["--external", f"mnt[{key}]:{host}"]
-        before = set(pids_of(externals.freezer))
 
         def attempt(option: str) -> int:
-            with _work(images) as work, _nothing_left(externals.freezer, before):
+            with _work(images) as work, _nothing_left(externals.freezer):
                 action, variables = script(externals.procs, externals.freezer, permit)
                 command = ["restore", "-d", "-D", str(images), *COMMON, *arguments, option]
                 command += ["--pidfile", str(work / "pid"), "--action-script", action]
-                code = run(
-                    self.path, command, work, netns=externals.netns, variables=variables, timeout=timeout
-                )
-                if code is None:
-                    words = f"process restore: not complete after {timeout:g} s; CRIU was stopped"
-                    raise CriuError(words, read_log(work))
-                if code != 0:
-                    raise CriuError(explain_restore(read_log(work)), read_log(work))
+                code = run(self.path, command, work, netns=externals.netns, variables=variables)
+                _demand("process restore", code, work, explain_restore)
                 return int((work / "pid").read_text())
 
-        with _nothing_left(externals.freezer, before):
+        with _nothing_left(externals.freezer):
             pid = _with_connections(attempt)
             _stand(externals.freezer)
             close_orphans(pids_of(externals.freezer))
@@ -169,13 +159,20 @@ def run(
     *,
     netns: Path | None = None,
     variables: Mapping[str, str] | None = None,
-    timeout: float,
 ) -> int | None:
     """Run ``program`` to its end in the network of ``netns``, with messages in the folder ``work``: its exit
     status, or None when it was killed for taking too long. ``variables``: of its environment."""
-    command = starting(
-        [str(program), *arguments, "-W", str(work)], netns=netns, cache=kernel_cache(), moves=bool(variables)
-    )
+    # where the kernel serves sessions in turn, this one comes first: a sandbox stands still while it works
+    urgency = processes.SESSION_FIRST if processes.SESSION_WEIGHT.exists() else None
+    # an action script moves a process to other control groups
+    warm = cgroup.own() / "cgroup.procs" if variables else None
+    where = (str(value or "-") for value in (netns, kernel_cache(), urgency, warm))
+    command = [str(STEPS.locate()), "start", *where, str(program), *arguments, "-W", str(work)]
+    environment = {**os.environ, **(variables or {})}
+    if (tar := _tar()) is not None:
+        with contextlib.suppress(FileExistsError):  # of a run before
+            (work / "tar").symlink_to(STEPS.locate())
+        environment |= {"PATH": f"{work}:{os.environ.get('PATH', os.defpath)}", "WINDTUNNEL_TAR": tar}
     with open(work / "stderr", "wb") as errors:
         child = subprocess.Popen(
             command,
@@ -183,13 +180,13 @@ def run(
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=work,
-            env={**environment_in(work), **(variables or {})},
+            env=environment,
             start_new_session=True,
             # this leaves SIGXFSZ ignored, as Python has it: see _let_fail
             restore_signals=False,
         )
     try:
-        if _ends(child, timeout):
+        if _ends(child, CRIU_SECONDS):
             return child.wait()
         if arguments[0] == "dump":
             _let_fail(child)
@@ -200,6 +197,14 @@ def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+
+
+def _demand(what: str, code: int | None, work: Path, explain: Callable[[str], str]) -> None:
+    """Raises CriuError unless `run` ended with success; ``explain`` finds words for its log."""
+    if code != 0:
+        log = read_log(work)
+        late = f"{what}: not complete after {CRIU_SECONDS:g} s; CRIU was stopped"
+        raise CriuError(late if code is None else explain(log), log)
 
 
 def _ends(child: subprocess.Popen[bytes], timeout: float) -> bool:
@@ -237,13 +242,13 @@ def _work(images: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _nothing_left(freezer: Path, before: set[int]) -> Iterator[None]:
-    """A restore that fails within the block leaves no process in the cgroup but those of ``before``."""
+def _nothing_left(freezer: Path) -> Iterator[None]:
+    """A restore that fails within the block leaves no process in the cgroup."""
     try:
         yield
     except BaseException:
         deadline = time.monotonic() + 5.0
-        while (left := set(pids_of(freezer)) - before) and time.monotonic() < deadline:
+        while (left := pids_of(freezer)) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -281,19 +286,6 @@ def refuse_traced(pids: list[int]) -> None:
             raise CriuError(f"process image: {words}; end the debugger first")
 
 
-@contextlib.contextmanager
-def _freezer_unchanged(cgroup: Path) -> Iterator[None]:
-    """A CRIU that was killed leaves the freezer as it happened to be: put it back."""
-    file = cgroup / "cgroup.freeze"
-    state = file.read_text()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            if file.read_text() != state:
-                file.write_text(state)
-
-
 def kernel_cache() -> Path | None:
     """A private tmpfs folder to stand in for ``/run``; None where it is one or none can be had.
 
@@ -317,42 +309,12 @@ def is_tmpfs(path: str) -> bool:
     return file_system(path) == TMPFS
 
 
-def starting(
-    command: Sequence[str], *, netns: Path | None = None, cache: Path | None = None, moves: bool = False
-) -> list[str]:
-    """Words that start ``command`` in that network and with that folder on /run. ``moves``: it is to move a
-    process to other control groups.
-
-    Where the kernel serves sessions in turn, this one comes first: a sandbox stands still while it works.
-    """
-    urgency = processes.SESSION_FIRST if processes.SESSION_WEIGHT.exists() else None
-    warm = cgroup.own() / "cgroup.procs" if moves else None
-    return [
-        str(STEPS.locate()),
-        "start",
-        *(str(value or "-") for value in (netns, cache, urgency, warm)),
-        *command,
-    ]
-
-
-def environment_in(work: Path) -> dict[str, str]:
-    """The environment for a CRIU with messages in ``work``."""
-    variables = dict(os.environ)
-    if (tar := _tar()) is not None:
-        with contextlib.suppress(FileExistsError):  # of a run before
-            (work / "tar").symlink_to(STEPS.locate())
-        variables |= {"PATH": f"{work}:{os.environ.get('PATH', os.defpath)}", "WINDTUNNEL_TAR": tar}
-    return variables
-
-
-def script(groups: Sequence[Path], hold: Path, permit: Path | None) -> tuple[str, dict[str, str]]:
+def script(groups: Sequence[Path], hold: Path, permit: Path) -> tuple[str, dict[str, str]]:
     """The action script of a restore, and what it has to find in the environment: the lists of processes that
     the first process is to enter, the v2 group to freeze when all is made, and a file without which all of it
     is ended then."""
     variables = {"WINDTUNNEL_GROUPS": "".join(f"{group}\n" for group in groups), "WINDTUNNEL_HOLD": str(hold)}
-    if permit is not None:
-        variables["WINDTUNNEL_WANTED"] = str(permit)
-    return str(STEPS.locate()), variables
+    return str(STEPS.locate()), {**variables, "WINDTUNNEL_WANTED": str(permit)}
 
 
 @cache

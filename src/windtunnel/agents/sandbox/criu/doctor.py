@@ -7,9 +7,8 @@ stands on the highest rung whose facilities are all there.
 from __future__ import annotations
 
 import os
-import platform
-import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from windtunnel.agents.sandbox.criu.program import find_criu, trial
 from windtunnel.agents.sandbox.files import btrfs
@@ -92,23 +91,15 @@ def _root() -> str:
 def _freezer() -> str:
     """Why no group of processes can be frozen here; empty when one was made and frozen."""
     try:
-        where = cgroup.mounts().unified
-    except LinuxError:
-        where = None
-    if where is None:
-        return "no cgroup2 is mounted"
-    folder = where / f"windtunnel-probe-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as failed:
-        return f"no group can be made in {where} ({failed.strerror})"
-    try:
-        for value in ("1", "0"):
-            (folder / "cgroup.freeze").write_text(value)
-    except OSError as failed:
-        return f"{where} has no freezer ({failed.strerror})"
-    finally:
-        folder.rmdir()
+        probe = cgroup.HostCgroup(Path("windtunnel-probe") / str(os.getpid()))
+        try:
+            probe.make(None, None, None)
+            probe.freeze()
+            probe.thaw()
+        finally:
+            probe.remove()
+    except LinuxError as error:
+        return str(error)
     return ""
 
 
@@ -120,14 +111,10 @@ def _criu() -> Facility:
     where = f"{criu.words} at {criu.path}"
     if reason := trial(criu):
         return Facility("criu", False, f"{where} does not work: {reason}", gives, SETUP)
-    if criu.version < RECOMMENDED and kernel_version() >= SOCKETS_CHANGED:
+    if criu.version < RECOMMENDED and launch.kernel_version() >= SOCKETS_CHANGED:
         why = "cannot keep a process with a network socket on this kernel"
         return Facility("criu", False, f"{where} {why}; 4.2 can", gives, SETUP)
     if not criu.patched:
         why = "ends calls that wait (poll, nanosleep) at each full checkpoint; that of setup does not"
         return Facility("criu", True, f"{where} works, but {why}", gives, SETUP)
     return Facility("criu", True, f"{where}: a process was dumped and restored", gives)
-
-
-def kernel_version() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
