@@ -33,7 +33,7 @@ from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError
 from windtunnel.linux import processes
 from windtunnel.linux.namespaces import set_hostname
-from windtunnel.linux.system import IN_ROOT, NO_XDEV, held, open_inside
+from windtunnel.linux.system import IN_ROOT, NO_XDEV, held, open_inside, opened, process_handle
 
 Kind = Literal["file", "folder", "link", "other"]
 
@@ -126,28 +126,28 @@ class Machine:
     """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `launch.clear` ends it.
     ``root``: a descriptor of its root, for `put_file` and the like."""
 
-    def __init__(self, home: Home, spec: SandboxSpec, externals: Externals, pid: int) -> None:
-        self.home, self.spec, self.externals, self.pid = home, spec, externals, pid
+    def __init__(
+        self, home: Home, spec: SandboxSpec, prepared: tuple[Externals, list[str]], pid: int
+    ) -> None:
+        self.home, self.spec, self.pid = home, spec, pid
+        self.externals, self.limits_missed = prepared
         self.cgroup = launch.group(home, spec.name)
-        self.limits_missed: list[str] = []
         self._lock = threading.Lock()
         self._shells: dict[str, Shell] = {}
-        self.root = os.open(externals.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._handle = self._requests = -1
-        self._channel = ChannelFolder(-1)
-        try:
-            self._channel = ChannelFolder.at(externals.of("channel"))
-            self._handle = os.pidfd_open(pid)
-            if pid not in self.cgroup.pids():
-                raise MachineError(f"process {pid} is none of sandbox {spec.name}")
-            self._requests = self._channel.existing_fifo("requests")
-        except OSError as error:
-            self.close()
-            raise MachineError(f"sandbox {spec.name} does not run: {error.strerror}") from error
-        except BaseException:
-            self.close()
-            raise
-        self._init = Init(pid, self._handle, self._requests, self.cgroup)
+        self._closed = False
+        with contextlib.ExitStack() as stack:
+            try:
+                self.root = stack.enter_context(opened(self.externals.root, os.O_RDONLY | os.O_DIRECTORY))
+                self._channel = ChannelFolder.at(self.externals.of("channel"))
+                stack.callback(self._channel.close)
+                handle = stack.enter_context(process_handle(pid))
+                if pid not in self.cgroup.pids():
+                    raise MachineError(f"process {pid} is none of sandbox {spec.name}")
+                requests = stack.enter_context(held(self._channel.existing_fifo("requests")))
+            except OSError as error:
+                raise MachineError(f"sandbox {spec.name} does not run: {error.strerror}") from error
+            self._held = stack.pop_all()
+        self._init = Init(pid, handle, requests, self.cgroup)
 
     # --- life ------------------------------------------------------------------------------------------
 
@@ -159,10 +159,9 @@ class Machine:
             raise MachineError(f"sandbox {spec.name} runs already")
         machine: Machine | None = None
         try:
-            externals, missed = launch.prepare(home, spec, root)
+            prepared = launch.prepare(home, spec, root)
             with launch.group(home, spec.name).first():
-                machine = cls(home, spec, externals, launch.start(spec, externals))
-                machine.limits_missed = missed
+                machine = cls(home, spec, prepared, launch.start(spec, prepared[0]))
                 machine._shell("main").rest()
             return machine
         except BaseException:
@@ -176,9 +175,7 @@ class Machine:
     def adopt(cls, home: Home, spec: SandboxSpec, root: Path, pid: int) -> Machine:
         """Take over a sandbox that runs: after a restart of the daemon, or just restored. Raises MachineError
         and LinuxError."""
-        externals, missed = launch.prepare(home, spec, root)
-        machine = cls(home, spec, externals, pid)
-        machine.limits_missed = missed
+        machine = cls(home, spec, launch.prepare(home, spec, root), pid)
         try:
             for name in sorted(machine._channel.names()):
                 if SHELL_NAME.fullmatch(name) and machine._channel.is_folder(name):
@@ -193,18 +190,15 @@ class Machine:
         return machine
 
     def alive(self) -> bool:
-        return self._handle >= 0 and self._init.alive()
+        return not self._closed and self._init.alive()
 
     def close(self) -> None:
         """Let go of it; the sandbox runs on."""
         for shell in self._shells.values():
             shell.close()
         self._shells.clear()
-        self._channel.close()
-        for descriptor in (self.root, self._handle, self._requests):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.root = self._handle = self._requests = -1
+        self._closed, self.root = True, -1
+        self._held.close()
 
     # --- commands --------------------------------------------------------------------------------------
 
@@ -291,7 +285,7 @@ class Machine:
         name = hostname[:63]
         if not launch.rootless():  # there, no process outlives a fork: init was given the name
             try:
-                set_hostname(self._handle, name)
+                set_hostname(self._init.handle, name)
             except OSError as error:
                 raise MachineError(f"the sandbox's host name could not be set: {error.strerror}") from error
         try:
