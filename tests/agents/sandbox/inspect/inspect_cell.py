@@ -19,6 +19,7 @@ from windtunnel.linux.processes import state
 _SETUP = """
 set -e
 mount --make-rprivate /
+mount --bind "$ROOT" "$ROOT"
 mount --bind -o ro /usr "$ROOT/usr"
 mount --bind /dev "$ROOT/dev"
 mount -t tmpfs tmpfs "$ROOT/dev/shm"

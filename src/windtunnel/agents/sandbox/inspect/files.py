@@ -47,14 +47,6 @@ _IGNORED = frozenset((
 _CHANNEL = f"/{CHANNEL}"
 
 
-def mounts(pid: int | str) -> list[MountEntry]:
-    """The mounts that a process sees, at the paths at which it sees them; empty when it is gone."""
-    try:
-        return table(Path(f"/proc/{pid}/mountinfo"))
-    except OSError:
-        return []
-
-
 def below(path: str, folder: str) -> str | None:
     """What of ``path`` follows ``folder``: empty for itself, None when it lies elsewhere."""
     if folder == "/":
@@ -70,22 +62,21 @@ class Root:
     def __init__(self, folder: Path, init: int) -> None:
         self.folder = os.path.realpath(folder)
         self._init = init
-        above = [mount for mount in mounts("self") if below(self.folder, mount.point) is not None]
-        if not above:
-            raise InspectError(f"the mount of {folder} cannot be found")
-        # of several mounts at one point the last one is on top
-        own = max(reversed(above), key=lambda mount: len(mount.point))
-        self.device = own.device
-        self._top = (own.root.rstrip("/") + (below(self.folder, own.point) or "")) or "/"
         self._fd = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._mounts: list[MountEntry] = []
         self._cache: dict[tuple[str, str], str] = {}
         self.refresh()
+        if not any(mount.point == "/" for mount in self._mounts):
+            self.close()
+            raise InspectError(f"the mount of {folder} cannot be found")
 
     def refresh(self) -> None:
         """Read the mounts inside again."""
-        inside = [mount for mount in mounts(self._init) if mount.point != "/"]
-        self._mounts = sorted(inside, key=lambda mount: -len(mount.root))
+        with contextlib.suppress(OSError):  # with its init they are gone
+            self._mounts = sorted(
+                table(Path(f"/proc/{self._init}/mountinfo")), key=lambda mount: -len(mount.root)
+            )
+        inside = [mount for mount in self._mounts if mount.point != "/"]
         self._points = sorted(inside, key=lambda mount: -len(mount.point))
 
     def close(self) -> None:
@@ -93,15 +84,11 @@ class Root:
 
     def inside(self, device: int, names: str) -> str | None:
         """The path inside of what the kernel calls ``names`` on a device; None: on none of its mounts."""
-        if device == self.device:
-            rest = below(names, self._top)
-            if rest is not None:
-                return rest or "/"
         for mount in self._mounts:
             if mount.device == device:
                 rest = below(names, mount.root)
                 if rest is not None:
-                    return mount.point + rest
+                    return mount.point.rstrip("/") + rest or "/"
         return None
 
     def place(self, path: str) -> Place:
