@@ -117,18 +117,23 @@ def sweep(
 ) -> SweepRun:
     """Emulate a script over a grid of clusters and arguments, as the file ``spec`` says (docs/sweep.md).
 
-    ``jobs``: processes, each with a group of points; ``on``: the URL of a control plane, whose workers have a
-    task for each point instead; ``resume``: keep what an earlier call has done; ``report``: write the report
-    of each run, too.
+    ``jobs``: processes, each with a group of points; ``on``: a Ray cluster instead (`RayCluster`), or the URL
+    of a control plane, whose workers have a task for each point; ``resume``: keep what an earlier call has
+    done; ``report``: write the report of each run, too.
 
     Raises:
-        UserError: something in the file is wrong, or the control plane is not there.
+        UserError: something in the file is wrong, or Ray or the control plane is not there.
         ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
     """
+    from windtunnel.linux.hosts import is_ray
     from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep
 
     what, elsewhere = load_sweep(Path(spec)), None
-    if on:
+    if on and is_ray(on):
+        from windtunnel.training.emulate.sweep.execute import emulate_on_ray
+
+        elsewhere = partial(emulate_on_ray, on, report, alternatives)
+    elif on:
         from windtunnel.tasks import emulate_on_control
 
         elsewhere = partial(emulate_on_control, on, Path(spec), what, resume, report)

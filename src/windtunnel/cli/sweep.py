@@ -18,7 +18,7 @@ def sweep(
     jobs: Annotated[int, typer.Option(min=1, help="Parallel processes. Each starts one or two more.")] = 1,
     on: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Run on the workers of this control plane."),
+        typer.Option(metavar="ENGINE", help="Run on ray, ray://HOST:PORT, or the URL of a control plane."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Keep the points of an earlier sweep.")] = True,
     report: Annotated[bool, typer.Option(help="Write the report of each run, too.")] = True,

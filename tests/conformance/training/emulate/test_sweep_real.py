@@ -1,4 +1,4 @@
-"""Sweeps of a real script: killed and resumed, in processes, and replayed on another network."""
+"""Sweeps of a real script: killed and resumed, in processes, on Ray, and replayed on another network."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import simulate
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
+from windtunnel.training.emulate.run import no_fabrics
 from windtunnel.training.emulate.sweep import load_sweep, run_sweep
+from windtunnel.training.emulate.sweep.execute import emulate_on_ray
 
 SCRIPT = SCRIPTS / "sweep_me.py"
 VARYING = ("run_id", "directory", "wall_time_s")
@@ -88,3 +91,13 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
     _, uninterrupted = run_sweep(sweep, jobs=2, pictures=False)  # in processes, too, for that matter
     assert emulated(resumed) == emulated(uninterrupted)
     assert len({row["iteration_time_s"] for row in resumed}) == 2
+
+
+@pytest.mark.slow
+def test_on_ray_as_here(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray (extra ray)")
+    sweep = load_sweep(spec(tmp_path, "64,3"))
+    _, remote = run_sweep(sweep, elsewhere=partial(emulate_on_ray, "ray", False, no_fabrics))
+    _, here = run_sweep(sweep, resume=False, pictures=False)
+    assert emulated(remote) == emulated(here)
+    assert [row["status"] for row in here] == ["done", "failed"]

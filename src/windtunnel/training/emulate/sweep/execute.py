@@ -8,6 +8,11 @@ Points that look the same to the script make a group, so that one capture does f
 a cluster is the kind and number of devices in a host and the size of the world. Points that differ only in
 what lies between the hosts, or in prices, have the same execution graph; it is captured for the first of
 them, and for the others only costed and replayed again.
+
+On a Ray cluster the same code runs on hosts where windtunnel is installed. The script has to lie under the
+same path on every one. Runs go to the store of the host that did them, unless ``WINDTUNNEL_HOME`` is a shared
+folder or ``WINDTUNNEL_STORE`` a shared database; the outcomes come back one by one and are written here, so
+that a kill of this process loses only what was in the air.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from typing import Any
 from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
+from windtunnel.linux.hosts import ActorLost, RayCluster
 from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
@@ -235,3 +241,44 @@ def forget_rows(folder: Path) -> None:
     """Begin again: no point has ended."""
     for path in folder.glob("points/*.json"):
         path.unlink()
+
+
+def emulate_on_ray(
+    on: str, pictures: bool, fabrics: Fabrics, points: Sequence[Point], progress: Progress
+) -> Iterator[Row]:
+    """Emulate ``points`` on a Ray cluster, as `Elsewhere` does. ``on``: see `RayCluster`.
+
+    Raises:
+        UserError: Ray is not installed, or there is no such cluster.
+        ScriptError: Ray lost a process; the points that ended before are kept.
+    """
+    with RayCluster(on) as cluster:
+        progress("on Ray", 0.0)
+        actors = [
+            cluster.actor(_PointGroup, group, CAPTURE_JOBS, pictures, fabrics, cpus=1)
+            for group in groups(points)
+        ]
+        running = {actor.call("next"): actor for actor in actors}
+        while running:
+            call = cluster.first(running)
+            actor = running.pop(call)
+            try:
+                row: Row | None = call.result()
+            except ActorLost as error:
+                raise ScriptError(f"{error}; run the same command again to go on with the sweep") from None
+            if row is None:
+                actor.kill()
+            else:
+                running[actor.call("next")] = actor
+                yield row
+
+
+class _PointGroup:
+    """What an actor does: the points of a group, whose outcomes are had one by one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        points, capture_jobs, pictures, fabrics = arguments
+        self._rows = emulate_group(points, capture_jobs, pictures, fabrics=fabrics)
+
+    def next(self) -> Row | None:
+        return next(self._rows, None)
