@@ -28,18 +28,6 @@ from windtunnel.base import native, paths
 from windtunnel.base.errors import UserError
 
 NATIVE = Path(__file__).parent / "native"
-SOURCES = (
-    "device",
-    "generator",
-    "pinned",
-    "describe",
-    "known",
-    "operators",
-    "by_hand",
-    "recurrent",
-    "collectives",
-    "untouched",
-)
 MORE_OPERATORS = ("convolution", "embedding")
 """Recorded whole, as cost tables know them, though a CUDA build takes them apart first."""
 TRIED = ((2, 11), (2, 15))
@@ -112,16 +100,16 @@ def build(target: Path) -> None:
     nameless = [f"-fmacro-prefix-map={torch}/=", f"-fmacro-prefix-map={NATIVE}/="]
     options = ["-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined]
 
-    def compile_source(name: str) -> str:
-        source, compiled = str(NATIVE / f"{name}.cpp"), f"{scratch}/{name}.o"
-        native.compiled([compiler, *options, "-c", source, "-o", compiled], what)
+    def compile_source(source: Path) -> str:
+        compiled = f"{scratch}/{source.stem}.o"
+        native.compiled([compiler, *options, "-c", str(source), "-o", compiled], what)
         return compiled
 
     with (
         tempfile.TemporaryDirectory() as scratch,
         concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        objects = list(pool.map(compile_source, SOURCES))
+        objects = list(pool.map(compile_source, sorted(NATIVE.glob("*.cpp"))))
         libraries = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10"]
         native.compiled([compiler, "-shared", "-s", "-o", str(target), *objects, *libraries], what)
 
