@@ -322,7 +322,7 @@ def _prepare(
         surface.install(native, device, request.devices_per_host)
         names.install_answers(native)
         values.install_untouched(native)
-        machine.install(device, request.devices_per_host, directory / f"programs-{rank}")
+        machine.install(directory / f"programs-{rank}")
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
         world.install(the_world, native, "cuda")
     else:
