@@ -55,7 +55,8 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
 
     def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
         where = kwargs.get("checkpoint_id", args[0] if args else None)
-        instead("torch.distributed.checkpoint.save", device_tensors(state_dict), where)
+        states = checkpoint.state_dict_saver._stateful_to_state_dict(state_dict)
+        instead("torch.distributed.checkpoint.save", unknown(native, states), where)
 
     def save_later(state_dict: Any, *args: Any, **kwargs: Any) -> concurrent.futures.Future[None]:
         save_sharded(state_dict, *args, **kwargs)
@@ -146,19 +147,6 @@ def unknown(native: ctypes.CDLL, value: Any) -> list[torch.Tensor]:
 def _copied(native: ctypes.CDLL, tensor: torch.Tensor) -> bool:
     has_storage = tensor.device.type == "cpu" and tensor.layout == torch.strided
     return has_storage and bool(native.wt_unknown(tensor.untyped_storage()._cdata))
-
-
-def device_tensors(value: Any) -> list[torch.Tensor]:
-    """The local tensors on the device among what is to be saved; objects with a ``state_dict`` are asked for
-    it."""
-    tensors = []
-    for leaf in tree_leaves(value):
-        local = getattr(leaf, "_local_tensor", leaf)
-        if isinstance(local, torch.Tensor):
-            tensors.extend([local] if local.is_cuda else [])
-        elif hasattr(local, "state_dict"):
-            tensors.extend(device_tensors(local.state_dict()))
-    return tensors
 
 
 def copy_to_host(tensors: list[torch.Tensor]) -> None:
