@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from windtunnel.training.emulate.graph import Place
 from windtunnel.training.emulate.live.scopes import NameValue, ProgramNames, Scope, called
@@ -269,7 +270,7 @@ class _AnswerReader:
         while turn < turns:
             written = _AnswerWriter(self, scope, turn)
             try:
-                text = ast.unparse(ast.fix_missing_locations(written.visit(_copied(node))))
+                text = ast.unparse(ast.fix_missing_locations(written.write(node)))
             except _Unknown:
                 return None
             if len(written.turns) > 1:
@@ -308,21 +309,27 @@ class _Unknown(Exception):
     pass
 
 
-class _AnswerWriter(ast.NodeTransformer):
-    """Replaces what depends on the rank by its expression, and names by the constants that they are."""
+SIMPLE = (
+    ast.Constant, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Set,
+    ast.Dict, ast.Subscript,
+)  # fmt: skip
+"""Expressions that are written as they are, with their parts written out."""
+
+
+class _AnswerWriter:
+    """Writes out an expression: what depends on the rank by its answers, and names as the constants that they
+    are."""
 
     def __init__(self, reader: _AnswerReader, scope: Scope, turn: int) -> None:
         self.reader, self.scope, self.turn = reader, scope, turn
         self.sources: set[int] = set()
         self.turns: set[int] = set()  # how many there are of what has several
 
-    def visit(self, node: ast.AST) -> ast.AST:
-        original = getattr(node, "original", None)
-        if original is None or not isinstance(node, ast.expr):
-            return super().visit(node)
-        source = self.reader._followed.get(original)
-        if original not in self.reader._open and source is None:
-            source = self.reader.follow(original, self.scope)
+    def write(self, node: ast.expr) -> ast.expr:
+        """Raises `_Unknown` where something in it is not known."""
+        source = self.reader._followed.get(node)
+        if node not in self.reader._open and source is None:
+            source = self.reader.follow(node, self.scope)
         if isinstance(source, RankExpression):
             several = len(source.atoms) > 1
             if several:
@@ -332,49 +339,25 @@ class _AnswerWriter(ast.NodeTransformer):
             return ast.parse(text, mode="eval").body
         if isinstance(source, Mixed):
             raise _Unknown
-        constant = self.reader.constant(original, self.scope)
+        constant = self.reader.constant(node, self.scope)
         if constant is not None:
             return constant
-        simple = (
-            ast.Constant, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List,
-            ast.Set, ast.Dict, ast.Subscript,
-        )  # fmt: skip
-        if isinstance(node, simple):
-            return super().generic_visit(node)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KEEPING:
-            node.args = [self._expr(argument) for argument in node.args]
-            if node.keywords:
-                raise _Unknown
-            return node
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
-            node.func.value = self._expr(node.func.value)
-            node.args = [self._expr(argument) for argument in node.args]
-            return node
-        raise _Unknown
+        match node:
+            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in KEEPING:
+                return ast.Call(node.func, self._written(node.args), [])
+            case ast.Call(func=ast.Attribute(value=base, attr="get")):
+                return ast.Call(
+                    ast.Attribute(self.write(base), "get"), self._written(node.args), node.keywords
+                )
+        if not isinstance(node, SIMPLE):
+            raise _Unknown
+        return type(node)(**{name: self._written(value) for name, value in ast.iter_fields(node)})
 
-    def _expr(self, node: ast.expr) -> ast.expr:
-        expression = self.visit(node)
-        assert isinstance(expression, ast.expr)
-        return expression
-
-
-def _copied(node: ast.expr) -> ast.expr:
-    """A copy of the tree, in which each expression knows its original."""
-
-    def copy(original: ast.AST) -> ast.AST:
-        twin = type(original)()
-        for name, value in ast.iter_fields(original):
-            if isinstance(value, list):
-                value = [copy(item) if isinstance(item, ast.AST) else item for item in value]
-            elif isinstance(value, ast.AST):
-                value = copy(value)
-            setattr(twin, name, value)
-        twin.original = original  # type: ignore[attr-defined]
-        return twin
-
-    result = copy(node)
-    assert isinstance(result, ast.expr)
-    return result
+    def _written(self, part: Any) -> Any:
+        """A field of a node: an expression, several, or something else."""
+        if isinstance(part, list):
+            return [self._written(item) for item in part]
+        return self.write(part) if isinstance(part, ast.expr) else part
 
 
 def _place(node: ast.expr, scope: Scope) -> Place:
