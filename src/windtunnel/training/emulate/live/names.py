@@ -214,17 +214,9 @@ RANGES = (
 
 
 def install_answers(native: ctypes.CDLL) -> None:
-    """Supply what lesser functions of ``torch.cuda`` and ``torch.accelerator`` answer on the cluster:
-    allocator statistics, attention's checks. Call once, after `surface.install`."""
-    _supply_memory()
+    """Supply what lesser functions of ``torch.cuda`` answer on the cluster: of the runtime, NVTX, what only a
+    driver knows, attention's checks. Call once, after `surface.install`."""
     _supply_attention(native)
-    functions: dict[str, Callable[..., Any]] = {
-        "_nccl_all_reduce": lambda *args: None,  # there, as a CUDA build has it; `names` refuses the call
-        "_nccl_unique_id": lambda: bytes(128),
-        "_cuda_sleep": lambda cycles: None,
-    }
-    for name, function in functions.items():
-        setattr(torch._C, name, function)
     cuda: Any = torch.cuda
     cuda._cudart = _runtime(native)
     cuda.nvtx._nvtx = SimpleNamespace(**dict.fromkeys(RANGES, lambda *args: 0))  # nobody sees them
@@ -235,6 +227,11 @@ def install_answers(native: ctypes.CDLL) -> None:
         module.list_gpu_processes = lambda device=None: (
             f"GPU:{cuda._utils._get_device_index(device, optional=True)}\nno processes are running"
         )
+    numbers = itertools.count(1)
+    cuda.graphs._graph_pool_handle = lambda: (0, next(numbers))
+    cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
+    cache: Any = torch.backends.cuda.cuFFTPlanCache
+    cache.size, cache.max_size, cache.clear = 0, 4096, lambda self: None
 
 
 def _runtime(native: ctypes.CDLL) -> Any:
@@ -255,36 +252,6 @@ def _runtime(native: ctypes.CDLL) -> Any:
     )
 
 
-def _supply_memory() -> None:
-    functions: dict[str, Callable[..., Any]] = {
-        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
-        "_cuda_resetPeakHostMemoryStats": lambda: None,
-        "_host_emptyCache": lambda: None,
-        "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": lambda: None,
-        "_accelerator_emptyHostCache": lambda: None,
-        "_accelerator_getDeviceStats": torch._C._cuda_memoryStats,
-        "_accelerator_getMemoryInfo": lambda index: torch.cuda.mem_get_info(index),
-        "_accelerator_resetAccumulatedStats": lambda index: None,
-        "_accelerator_resetPeakStats": torch._C._cuda_resetPeakMemoryStats,
-        "_cuda_getCublasWorkspaceSize": lambda: 32 << 20,  # bytes, of Hopper
-        "_cuda_getCublasLtWorkspaceSize": lambda: 32 << 20,
-    }
-    for name, function in functions.items():
-        setattr(torch._C, name, function)
-    fraction = {"set": 1.0}
-    torch._C._cuda_setMemoryFraction = lambda value, device: fraction.update(set=value)  # type: ignore[assignment]
-    torch._C._cuda_getMemoryFraction = lambda device: fraction["set"]
-
-    cuda: Any = torch.cuda
-    numbers = itertools.count(1)
-    cuda.graphs._graph_pool_handle = lambda: (0, next(numbers))
-    cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
-    cache: Any = torch.backends.cuda.cuFFTPlanCache
-    cache.size, cache.max_size, cache.clear = 0, 4096, lambda self: None
-
-
 def _supply_attention(native: ctypes.CDLL) -> None:
     """Whether a kernel could be used is asked of what chooses the kernels (`device.cpp`)."""
 
@@ -302,5 +269,3 @@ def _supply_attention(native: ctypes.CDLL) -> None:
     below: Any = torch._C
     below._can_use_flash_attention = usable(SDPBackend.FLASH_ATTENTION)
     below._can_use_mem_efficient_attention = usable(SDPBackend.EFFICIENT_ATTENTION)
-    below._can_use_cudnn_attention = lambda params, debug=False: False
-    below._is_flash_attention_available = lambda: True

@@ -45,6 +45,26 @@ class DeviceProperties(SimpleNamespace):
         )
 
 
+DO_NOTHING = (
+    "_accelerator_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats",
+    "_cuda_emptyCache", "_cuda_init", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_record_memory_history",
+    "_cuda_resetAccumulatedHostMemoryStats", "_cuda_resetAccumulatedMemoryStats",
+    "_cuda_resetPeakHostMemoryStats", "_cuda_sleep", "_cuda_unlock_mutex", "_host_emptyCache",
+    "_nccl_all_reduce",
+)  # fmt: skip
+ANSWERS: dict[str, Any] = {
+    "_accelerator_isAllocatorInitialized": True, "_can_use_cudnn_attention": False,
+    "_cuda_canDeviceAccessPeer": True, "_cuda_cudaCachingAllocator_is_enabled": True,
+    "_cuda_getAllocatorBackend": "native", "_cuda_getArchFlags": "sm_80 sm_90 sm_100",
+    "_cuda_getCompiledVersion": 13000, "_cuda_getCublasLtWorkspaceSize": 32 << 20,
+    "_cuda_getCublasWorkspaceSize": 32 << 20, "_cuda_isInBadFork": False,
+    "_is_flash_attention_available": True, "_nccl_unique_id": bytes(128),
+    "_nccl_version": (2 << 32) | (27 << 16) | 5, "_nccl_version_suffix": b"",
+}  # fmt: skip
+"""Functions of ``torch._C`` that always answer the same; the size of workspaces is that of Hopper. Some are
+there only so that what stands above them can be refused (`names`)."""
+
+
 def install(native: ctypes.CDLL, device: Device, count: int) -> None:
     """Give torch CUDA devices, so many. Call once in a process, after torch is imported, before the script
     runs."""
@@ -122,16 +142,13 @@ def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
     def reset_peak(index: int) -> None:
         native.wt_reset_peak()
 
-    mode = [0]
+    mode, fraction = [0], [1.0]
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_getDeviceCount": lambda: count,
         "_cuda_getDevice": current,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
-        "_cuda_init": lambda: None,
-        "_cuda_isInBadFork": lambda: False,
-        "_cuda_getArchFlags": lambda: "sm_80 sm_90 sm_100",
         "_cuda_getCurrentStream": stream_triple,
         "_cuda_getDefaultStream": lambda index: (0, index, 1),
         "_cuda_getCurrentRawStream": lambda index: native.wt_stream(),
@@ -139,22 +156,18 @@ def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
         "_cuda_synchronize": synchronize,
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": lambda index: None,
-        "_cuda_emptyCache": lambda *args: None,
-        "_cuda_ipc_collect": lambda: None,
-        "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_canDeviceAccessPeer": lambda a, b: True,
         "_cuda_get_sync_debug_mode": lambda: mode[0],
         "_cuda_set_sync_debug_mode": lambda value: mode.__setitem__(0, value),
-        "_cuda_getCompiledVersion": lambda: 13000,
-        "_cuda_lock_mutex": lambda: None,
-        "_cuda_unlock_mutex": lambda: None,
-        "_cuda_record_memory_history": lambda *args, **kwargs: None,
         "_cuda_memorySnapshot": lambda *args, **kwargs: {"segments": [], "device_traces": []},
+        "_cuda_setMemoryFraction": lambda value, device: fraction.__setitem__(0, value),
+        "_cuda_getMemoryFraction": lambda device: fraction[0],
         "_accelerator_hooks_set_current_device": set_device,
-        "_nccl_version": lambda: (2 << 32) | (27 << 16) | 5,
-        "_nccl_version_suffix": lambda: b"",
+        "_accelerator_getDeviceStats": stats,
+        "_accelerator_getMemoryInfo": lambda index: torch.cuda.mem_get_info(index),
+        "_accelerator_resetPeakStats": reset_peak,
     }
+    functions |= {name: (lambda *args, **kwargs: None) for name in DO_NOTHING}
+    functions |= {name: (lambda *args, value=value: value) for name, value in ANSWERS.items()}
     for name, function in functions.items():
         setattr(torch._C, name, function)
     cuda: Any = torch.cuda
