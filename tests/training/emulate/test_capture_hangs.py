@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import time
+from ctypes import c_int64
 from pathlib import Path
 
 import pytest
 
 from support.waiting import until
 from windtunnel.linux.processes import command_line, state
-from windtunnel.training.emulate.live.progress import LEAST_LOOKS, Watch, Word, counted
+from windtunnel.training.emulate.live.progress import LEAST_LOOKS, Watch, counted
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> 
             assert child.stdout is not None and child.stdout.readline()
             # loading the program reads files, which is getting on
             until(lambda: command_line(child.pid) == "sleep 1000" and state(child.pid) == "S")
-            watch = Watch(child.pid, 0, tmp_path / "stack", Word(), 0.2, tmp_path / "loop")
+            watch = Watch(child.pid, 0, tmp_path / "stack", c_int64(), 0.2, tmp_path / "loop")
             watch.checked_at = time.monotonic() - 10.0
             watch._start = watch.checked_at, watch._before
             looks = 0

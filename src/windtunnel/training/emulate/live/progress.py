@@ -17,22 +17,22 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import ctypes
 import functools
 import linecache
-import mmap
 import os
 import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from ctypes import c_int64
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
 from windtunnel.linux.processes import descendants
+from windtunnel.linux.snapshot import read_file, read_status
 from windtunnel.training.emulate.live import failure
 
 LOOKS = 50  # in the time after which a rank counts as hung
@@ -71,32 +71,16 @@ def counted(seconds: float, run: float, wait: float) -> float:
     return seconds - wait if demand <= seconds else seconds * run / demand
 
 
-class Word:
-    """A number in memory that a process shares with those that it forks."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._value = ctypes.c_int64.from_buffer(self._memory)
-
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self._value)
-
-    @property
-    def value(self) -> int:
-        return self._value.value
-
-
 @dataclass
 class Watch:
     """Follows the process of one rank, a child of this one. ``stack``: the file to which it writes where it
-    stands on SIGUSR1; ``events``: what it has recorded; ``loop``: the file that is there while a loop of it
-    waits for what never changes. ``ended``: can be read when it has."""
+    stands on SIGUSR1; ``events``: what it has recorded, in shared memory; ``loop``: the file that is there
+    while a loop of it waits for what never changes. ``ended``: can be read when it has."""
 
     pid: int
     rank: int
     stack: Path
-    events: Word
+    events: c_int64
     timeout: float
     loop: Path
     began: float = field(default_factory=time.monotonic)
@@ -183,25 +167,20 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
     """Seconds that the threads of a process ran, and that they were ready to (``/proc/PID/schedstat``; a
     kernel without it says nothing, and all time counts)."""
     run = wait = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            fields = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
-            run, wait = run + int(fields[0]), wait + int(fields[1])
+            if fields := read_file(f"/proc/{pid}/task/{thread}/schedstat", short=True).split():
+                run, wait = run + int(fields[0]), wait + int(fields[1])
     return run / 1e9, wait / 1e9
 
 
 def _file_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/io").read_text()
-        return sum(int(number) for number in re.findall(r"^[rw]char: (\d+)", text, re.MULTILINE))
-    return 0
+    text = read_file(f"/proc/{pid}/io", short=True)
+    return sum(int(number) for number in re.findall(rb"^[rw]char: (\d+)", text, re.MULTILINE))
 
 
 def _most_memory(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        match = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        return int(match[1]) * 1024 if match else 0
-    return 0
+    return int(read_status(pid).get("VmHWM", "0").split()[0]) * 1024
 
 
 OFTEN = 20

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,30 @@ STEPS = {"gpu": 32, "cpu": 5}
 not there computes nothing."""
 TEMPLATES = True
 """Micro-batches that are like others are not all run; False, to hold the one against the other."""
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """Which ranks to run: sent to the worker by `Session`. ``steps``, ``least``, ``further`` and
+    ``to_end``: see `ending.Ending`; ``marked`` and ``settled``: `observe.Observer`. ``outline``: only the
+    ranks' outlines are wanted. ``templates``: not all micro-batches are run, see `chunks`."""
+
+    number: int
+    ranks: list[int]
+    world_size: int
+    devices_per_host: int
+    directory: str
+    steps: int
+    least: int
+    marked: bool
+    jobs: int
+    timeout: float
+    earlier: list[int]
+    settled: tuple[int, int] | None
+    further: bool
+    to_end: bool
+    outline: bool
+    templates: bool
 
 
 class Session:
@@ -151,28 +176,23 @@ class Session:
         self.run_for_others.difference_update(ranks)
         return [None if rank in self.refused else self._slice(rank) for rank in ranks]
 
-    @property
-    def _follows(self) -> bool:
-        """Steps of a device that is not there cost little, so that the script may be run on from a steady
-        one."""
-        return self.cluster.host.device.kind == "gpu"
-
     def _run(self, ranks: Sequence[int], outline: bool) -> None:
         assert self._worker is not None
         assert self._worker.stdin is not None and self._worker.stdout is not None
         directory = self.directory
         self.requests += 1
-        request = {
-            "number": self.requests, "ranks": list(ranks), "world_size": self.cluster.world_size,
-            "devices_per_host": self.cluster.devices_per_host, "directory": str(directory),
-            "steps": self.steps, "least": self.least if self.settled is None else 0, "marked": self.marked,
-            "jobs": self.jobs, "timeout": self.timeout,
-            "earlier": [*self.captured, *self.checked, *sorted(self.run_for_others)], "settled": self.settled,
-            "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
-            "outline": outline, "templates": TEMPLATES,
-        }  # fmt: skip
+        # Steps of a device that is not there cost little, so the script may be run on from a steady one.
+        follows = self.cluster.host.device.kind == "gpu" and self.ended is not False
+        request = CaptureRequest(
+            number=self.requests, ranks=list(ranks), world_size=self.cluster.world_size,
+            devices_per_host=self.cluster.devices_per_host, directory=str(directory), steps=self.steps,
+            least=self.least if self.settled is None else 0, marked=self.marked, jobs=self.jobs,
+            timeout=self.timeout, earlier=[*self.captured, *self.checked, *sorted(self.run_for_others)],
+            settled=self.settled, further=follows, to_end=bool(self.ended), outline=outline,
+            templates=TEMPLATES,
+        )  # fmt: skip
         try:
-            self._worker.stdin.write(json.dumps(request) + "\n")
+            self._worker.stdin.write(json.dumps(asdict(request)) + "\n")
             self._worker.stdin.flush()
         except BrokenPipeError:
             raise self._worker_died() from None

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
-import functools
 import gc
 import importlib
 import json
@@ -23,65 +21,33 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import atomic
 from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
-from windtunnel.training.emulate.graph import NoteKind, Slice
+from windtunnel.linux.system import adopt_orphans
 from windtunnel.training.emulate.live import failure, native_library, progress
-from windtunnel.training.emulate.program import Script
+from windtunnel.training.emulate.live.session import CaptureRequest
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.live.mailbox import MailboxWait
 
 # torch is imported in main(), after the absent device is loaded
 
-BEGAN = time.time()
-"""When the worker did, before any rank."""
-
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-OF_RANKS = (
-    "chunks", "collector", "ending", "fused", "host", "kernels", "machine", "mailbox", "names",
-    "observe", "saving", "substitutes", "surface", "values", "world",
-)  # fmt: skip
-"""What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
 """What every rank would import, the first when it asks for what is unique in an array, the third when an
 optimiser steps; some are there only beside some builds of torch."""
 
 
-@dataclass(frozen=True)
-class CaptureRequest:
-    """Which ranks to run: see `session.Session`, which sends it. ``steps``, ``least``, ``further`` and
-    ``to_end``: see `ending.Ending`; ``marked`` and ``settled``: `observe.Observer`. ``outline``: only the
-    ranks' outlines are wanted. ``templates``: not all micro-batches are run, see `chunks`."""
-
-    number: int
-    ranks: list[int]
-    world_size: int
-    devices_per_host: int
-    directory: str
-    steps: int
-    least: int
-    marked: bool
-    jobs: int
-    timeout: float
-    earlier: list[int]
-    settled: tuple[int, int] | None
-    further: bool
-    to_end: bool
-    outline: bool
-    templates: bool
-
-
 def main() -> None:
+    began = time.time()
     device, program = pickle.loads(Path(sys.argv[1]).read_bytes())
     program = pickle.loads(program)
-    # What outlives the process of a rank that started it becomes a child of this one, and ends with it.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()  # what outlives the process of a rank that started it ends with this one
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with uncollected():
         native = native_library.load()
@@ -94,7 +60,7 @@ def main() -> None:
     for line in sys.stdin:
         request = CaptureRequest(**json.loads(line))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _serve(request, program, device, native)
+        _serve(request, program, device, native, began)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whatever else ends now leaves nothing behind
         _reap()
         _answer(request, end=True)
@@ -121,17 +87,18 @@ def _import_torch() -> None:
     for name in OPTIONAL:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    for name in OF_RANKS:
-        importlib.import_module(f"windtunnel.training.emulate.live.{name}")
-    sys.modules["windtunnel.training.emulate.live.substitutes"].install_shortcuts()
+    from windtunnel.training.emulate.live import rank, substitutes
 
+    del rank  # what ranks run is there now
+    substitutes.install_shortcuts()
     torch.set_num_threads(1)
 
 
-def _serve(request: CaptureRequest, program: Any, device: Any, native: Any) -> None:
+def _serve(request: CaptureRequest, program: Any, device: Any, native: Any, began: float) -> None:
     """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
     from windtunnel.training.emulate.live.chunks import AGAIN
     from windtunnel.training.emulate.live.mailbox import hanging
+    from windtunnel.training.emulate.live.rank import RankRun
 
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     waiting = list(request.ranks)
@@ -148,12 +115,13 @@ def _serve(request: CaptureRequest, program: Any, device: Any, native: Any) -> N
         # Which ranks come before this one is a matter of what is asked for, not of what runs already.
         place = request.ranks.index(rank) if rank in request.ranks else 0
         earlier = frozenset([*request.earlier, *request.ranks[:place]])
-        events = progress.Word()
+        events = RawValue(ctypes.c_int64)
         stack = failure.stack_file(Path(request.directory), rank)
         pid = os.fork()
         if pid == 0:
-            native.wt_recorded(events.address)
-            _run_rank(request if templates else plain, program, rank, earlier, write, device, native)
+            native.wt_recorded(ctypes.addressof(events))
+            wanted = request if templates else plain
+            RankRun(wanted, program, rank, earlier, write, device, native, began).start()
         loop = failure.loop_file(Path(request.directory), rank)
         running[pid] = progress.Watch(pid, rank, stack, events, request.timeout, loop)
         started.add(rank)
@@ -233,158 +201,6 @@ def _end_all() -> None:
     for child in descendants(os.getpid()):
         progress.kill_tree(child)
     os.killpg(0, signal.SIGKILL)
-
-
-def _run_rank(
-    request: CaptureRequest, program: Any, rank: int, earlier: frozenset[int], pipe: int, device: Any,
-    native: Any,
-) -> None:  # fmt: skip
-    """In the forked child: never returns."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    directory = Path(request.directory)
-    log = open(directory / f"log-{rank}.txt", "w", buffering=1)  # noqa: SIM115 - lives as long as the process
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    faulthandler.enable(file=log)
-    stack = open(failure.stack_file(directory, rank), "w")  # noqa: SIM115
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-    code = 70
-    try:
-        own_file = program.path if isinstance(program, Script) else None
-        observer, ending = _prepare(request, own_file, rank, earlier, pipe, device, native)
-        code = _run_program(request, program, rank, observer, ending)
-    except BaseException as error:
-        failure.show(error)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _prepare(
-    request: CaptureRequest, script: Path | None, rank: int, earlier: frozenset[int], pipe: int, device: Any,
-    native: Any,
-) -> Any:  # fmt: skip
-    """Pretend the world for this rank. Returns its observer, and its ending."""
-    import torch
-
-    from windtunnel.training.emulate.live import (
-        chunks,
-        collector,
-        fused,
-        host,
-        kernels,
-        machine,
-        names,
-        saving,
-        substitutes,
-        surface,
-        values,
-        world,
-    )
-    from windtunnel.training.emulate.live.ending import Ending
-    from windtunnel.training.emulate.live.fused.attention import install_flex
-    from windtunnel.training.emulate.live.mailbox import Mailbox
-    from windtunnel.training.emulate.live.observe import Observer
-    from windtunnel.training.emulate.live.progress import WaitingLoops
-
-    # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
-    # only while there is one thread: else those of autograd race, and one finds no pool and aborts.
-    torch.set_num_threads(1)
-    directory = Path(request.directory)
-    local = rank % request.devices_per_host
-    machine.launch(rank, request.world_size, request.devices_per_host)
-
-    def tell(want: MailboxWait | None) -> None:
-        os.write(pipe, json.dumps((rank, None if want is None else asdict(want))).encode() + b"\n")
-
-    mailbox = Mailbox(directory, rank, earlier, tell)
-    notes: list[str] = []
-    the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
-
-    def write(slice_: Slice) -> None:
-        whole = replace(slice_, rank_answers=reads.answers, files=reads.files(script))
-        written = whole.outline() if request.outline else whole
-        data = pickle.dumps(written, protocol=pickle.HIGHEST_PROTOCOL)
-        atomic.replace(directory / f"slice-{rank}.pkl", data)
-
-    def leave() -> None:
-        mailbox.close()
-        sys.stdout.flush()
-        os._exit(0)
-
-    ending = Ending(request.steps, request.least, request.further, request.to_end, write, leave)
-
-    if device.kind == "gpu":
-        collector.settle_backwards(native)
-        surface.install(native, device, request.devices_per_host)
-        names.install_answers(native)
-        values.install_untouched(native)
-        machine.install(directory / f"programs-{rank}")
-        native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
-        world.install(the_world, native, "cuda")
-    else:
-        host.install(native)
-        world.install(the_world, native, "cpu")
-    reads = machine.RankReads()
-    loops = WaitingLoops(
-        failure.loop_file(directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1)
-    )
-    observer = Observer(
-        native, the_world, device.name, ending.step, ending.marked, loops, request.settled, request.marked
-    )
-    ending.observer = observer
-    ending.install()
-    the_world.note = observer.note
-    observer.install()
-    chunks.Chunks(observer, mailbox, directory, request.templates and device.kind == "gpu").install()
-    values.install_objects(the_world)
-    values.install_values(the_world, native)
-    if untried := native_library.untried():
-        observer.note(untried)
-    substitutes.install_compiler(observer)
-    if device.kind == "gpu":
-        substitutes.install_shapes(observer.note)
-        names.install(observer.note)
-        saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), BEGAN)
-        launches = kernels.Launches(native)
-        kernels.install_operators(launches)
-        kernels.install_triton(observer, launches)
-        kernels.install_deepspeed(observer, launches)
-        fused.install(observer, launches)
-        install_flex(observer)
-    reads.install()
-    native.wt_record_on(1)
-    return observer, ending
-
-
-def _run_program(request: CaptureRequest, program: Any, rank: int, observer: Any, ending: Any) -> int:
-    """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
-    directory = Path(request.directory)
-
-    def overlooks(error: BaseException) -> bool:
-        """The rank failed after its period, where nobody knows yet whether the script has an end."""
-        if ending.skipping or (ending.following and failure.is_refusal(error)):
-            ending.failed(failure.sentence(error))
-        return bool(ending.following) and not request.to_end
-
-    status = failure.status_of(program.run, directory, rank, request.outline, overlooks)
-    if status != 0:
-        return status or 0
-    if len(observer.events()) == 0:
-        failure.write_reason(directory, rank, "the script ended without any work on a device")
-        return 3
-    observer.program_ended()
-    if not observer.steps:
-        observer.note("the script ended without an optimiser step: all of it is reported as one step")
-    elif len(observer.steps) == 1:
-        observer.note(
-            "the script ended after one step: its set-up is part of what is reported; let it run three"
-        )
-    ending.ended()
-    return 0
 
 
 if __name__ == "__main__":
