@@ -14,16 +14,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.live import native_library
 
 
-def test_the_shipped_library_is_built_from_the_source_beside_it() -> None:
-    name = native_library.library_name("2.13.0")
-    assert (native_library.NATIVE / name).exists(), (
-        "rebuild: python -m windtunnel.training.emulate.live.native_library"
-    )
-    assert native_library.locate() == native_library.NATIVE / native_library.library_name(
-        native_library.torch_version()
-    )
-
-
 def written(folder: Path) -> list[str]:
     """The table of operators, as it is made anew."""
     native_library.write_operator_table(folder / "operators")
@@ -185,12 +175,14 @@ def test_what_a_cuda_build_has_registered_beside_the_table_is_taken_over(
     assert native_library.operator_names() == table + more
 
 
-def test_what_make_installs_is_what_the_library_is_shipped_for() -> None:
+def test_the_shipped_library_is_built_from_the_source_beside_it_for_what_make_installs() -> None:
     root = native_library.NATIVE.parents[5]
     pins = (root / "constraints.txt").read_text().splitlines()
     (line,) = (pin for pin in pins if pin.startswith("torch=="))
-    version = line.removeprefix("torch==")
-    assert (native_library.NATIVE / native_library.library_name(version)).exists()
+    shipped = native_library.NATIVE / native_library.library_name(line.removeprefix("torch=="))
+    assert shipped.exists(), "rebuild: python -m windtunnel.training.emulate.live.native_library"
+    version = native_library.torch_version()
+    assert native_library.locate() == native_library.NATIVE / native_library.library_name(version)
     installing = [line for line in (root / "Makefile").read_text().splitlines() if "--editable" in line]
     assert installing and all(
         "--constraint $(LOCK)" in line or "--constraint constraints-edge.txt" in line for line in installing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from capturing import SCRIPTS, capture, operator_names, session, steady_events
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from windtunnel.training.emulate.graph import COMM_STREAM, EventKind, Phase, Slice
+from windtunnel.training.emulate.live.host import HeldBytes, StorageMode, Storages, tensors_of
 
 WIDTH, BLOCKS = 64, 4
 
@@ -28,34 +26,17 @@ SILENT = {
 }  # fmt: skip
 
 
-class Watcher(TorchDispatchMode):
+class Watcher(StorageMode):
     """Writes down the operators of a real run, and the bytes of all storages that are alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.held = HeldBytes()
+        super().__init__(Storages(self.held.alloc, self.held.free))
         self.operators: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
-        self.alive: dict[int, int] = {}
-        self.now = self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.operators.append((str(func), tuple(tuple(leaf.shape) for leaf in leaves)))
-        for leaf in leaves:
-            self.see(leaf)
-        return out
-
-    def see(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.alive and storage.nbytes():
-            self.alive[key] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self.gone, key)
-
-    def gone(self, key: int) -> None:
-        self.now -= self.alive.pop(key)
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        super().after(func, args, kwargs, out)
+        self.operators.append((str(func), tuple(tuple(leaf.shape) for leaf in tensors_of(out))))
 
 
 def tiny() -> Any:
@@ -76,8 +57,7 @@ def real() -> Watcher:
         module.step(model, optimizer, "cpu")
     with Watcher() as watcher:
         for parameter in model.parameters():
-            watcher.see(parameter.detach())
-        watcher.peak = watcher.now
+            watcher.storages.measure(parameter.untyped_storage())
         module.step(model, optimizer, "cpu")
     return watcher
 
@@ -119,7 +99,7 @@ def live_bytes(events: np.ndarray) -> np.ndarray:
 def test_the_peak_of_memory_is_that_of_a_real_run_to_the_byte(real: Watcher, emulated: Slice) -> None:
     begin, end = emulated.steady
     held = live_bytes(emulated.events)
-    assert int(held[begin:end].max()) == real.peak
+    assert int(held[begin:end].max()) == real.held.peak
 
 
 # -- a capture that stops early is a capture that does not

@@ -37,17 +37,6 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
         yield book
 
 
-def test_a_storage_counts_once_and_until_its_last_view_is_gone(ledger: Ledger) -> None:
-    whole = torch.empty(1000)
-    view = whole[10:20].view(2, 5)
-    assert sorted(ledger.alive.values()) == [4000]
-    del whole
-    assert sorted(ledger.alive.values()) == [4000]
-    view += 1
-    del view
-    assert not ledger.alive
-
-
 def test_a_storage_resized_in_place_is_freed_and_made_anew(ledger: Ledger) -> None:
     tensor = torch.empty(256, dtype=torch.float64)
     tensor.untyped_storage().resize_(0)

@@ -214,33 +214,29 @@ def case_group_by_group():
         optimizer.zero_grad()
 
 
-def case_closure():
-    model = layer()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
+def closure_of(model, optimizer):
     def closure():
         optimizer.zero_grad()
         loss = loss_of(model)
         loss.backward()
         return loss
 
+    return closure
+
+
+def case_closure():
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(FEW):
         loss_of(model).backward()  # a micro-batch outside, the last one inside
-        optimizer.step(closure)
+        optimizer.step(closure_of(model, optimizer))
 
 
 def case_lbfgs():
     model = layer()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, max_eval=3)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        return loss
-
     for _ in range(FEW):
-        optimizer.step(closure=closure)
+        optimizer.step(closure=closure_of(model, optimizer))
 
 
 def case_without_modules():
