@@ -35,6 +35,7 @@ from windtunnel.training.emulate.graph import NoteKind, Phase
 from windtunnel.training.emulate.live.mailbox import Mailbox
 from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.patches import replaces
 from windtunnel.training.emulate.live.templates import (
     INPUT,
     ChunkTemplate,
@@ -133,15 +134,15 @@ class Chunks:
 
     def install(self) -> None:
         """Call once, before the script runs."""
-        base: Any = stage._PipelineStageBase
-        schedule: Any = schedules._PipelineSchedule
-        forward, loss = base.forward_one_chunk, schedule._maybe_compute_loss
-        backward, weights = base.backward_one_chunk, base.backward_weight_one_chunk
+        base, schedule = stage._PipelineStageBase, schedules._PipelineSchedule
+        modules: Any = stage
         chunks = self
 
+        @replaces(base)
         def forward_one_chunk(
-            self: Any, number: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
-        ) -> Any:
+            forward: Any, self: Any, number: int, args: Any, kwargs: Any = None,
+            save_forward_output: bool = True,
+        ) -> Any:  # fmt: skip
             chunks.begin(self, number, signature((args, kwargs)))
             if not chunks.replayed(self, number):
                 call = (self, number, args, kwargs, save_forward_output)
@@ -152,7 +153,10 @@ class Chunks:
                 self.output_chunks.append(output)
             return output
 
-        def compute_loss(self: Any, stage: Any, output: Any, targets: Any, number: int, *args: Any) -> None:
+        @replaces(schedule)
+        def _maybe_compute_loss(
+            loss: Any, self: Any, stage: Any, output: Any, targets: Any, number: int, *args: Any
+        ) -> None:
             if not stage.is_last or self._loss_fn is None:
                 return
             if chunks.replayed(stage, number):
@@ -163,9 +167,11 @@ class Chunks:
                 RecordedPart.LOSS, stage, number, lambda: loss(*call), lambda: self._internal_losses[-1]
             )
 
+        @replaces(base)
         def backward_one_chunk(
-            self: Any, number: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-        ) -> None:
+            backward: Any, self: Any, number: int, loss: Any = None, full_backward: bool = True,
+            last_backward: bool = False,
+        ) -> None:  # fmt: skip
             if not chunks.replayed(self, number):
                 call = (self, number, loss, full_backward, last_backward)
                 gradients = lambda: self.bwd_cache.get(number)  # noqa: E731
@@ -181,7 +187,10 @@ class Chunks:
                 if not info.is_root_arg:
                     info.buffer.grad = gradient  # as autograd leaves it there until the step is over
 
-        def backward_weight_one_chunk(self: Any, number: int, last_backward: bool = False) -> None:
+        @replaces(base)
+        def backward_weight_one_chunk(
+            weights: Any, self: Any, number: int, last_backward: bool = False
+        ) -> None:
             if not chunks.replayed(self, number):
                 call = (self, number, last_backward)
                 chunks.run(RecordedPart.WEIGHTS, self, number, lambda: weights(*call), lambda: None)
@@ -193,13 +202,7 @@ class Chunks:
         def updated(*_: Any) -> None:
             chunks.updates += 1
 
-        modules: Any = stage
         register_optimizer_step_post_hook(updated)
-        base.forward_one_chunk, schedule._maybe_compute_loss = forward_one_chunk, compute_loss
-        base.backward_one_chunk, base.backward_weight_one_chunk = (
-            backward_one_chunk,
-            backward_weight_one_chunk,
-        )
 
     def begin(self, of: Any, number: int, input_signature: Any) -> None:
         """A forward of inputs with this signature comes: decide whether this micro-batch is run."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from windtunnel.training.emulate.live.native_library import unrecorded
+from windtunnel.training.emulate.live.patches import replaces_backward
 
 MODULES = 32
 """Modules entered between two young collections."""
@@ -53,10 +54,10 @@ class Collector:
 
 def settle_backwards(native: ctypes.CDLL) -> None:
     """Let nothing of a backward be freed after it. Call once."""
-    run = torch.autograd.graph._engine_run_backward
     node: list[torch.Tensor] = []
 
-    def run_and_settle(*args: Any, **kwargs: Any) -> Any:
+    @replaces_backward
+    def run_and_settle(run: Any, *args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
         if torch._C._current_autograd_node() is None:  # else it is the backward of a part of another one
             if not node:
@@ -67,6 +68,3 @@ def settle_backwards(native: ctypes.CDLL) -> None:
             # the backward of a copy hands the gradient on and issues nothing
             run((output,), (gradient,), True, False, (leaf,), allow_unreachable=True, accumulate_grad=False)
         return result
-
-    for module in (torch.autograd.graph, torch.autograd):
-        module._engine_run_backward = run_and_settle  # type: ignore[attr-defined]

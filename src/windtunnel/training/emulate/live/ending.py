@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 from windtunnel.training.emulate.graph import OUTLINED, Note, NoteKind, Slice
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.patches import replaces
 from windtunnel.training.emulate.program import find_period
 
 FURTHER = 2
@@ -155,22 +156,20 @@ class Ending:
 
     def install(self) -> None:
         """Leave where a rank comes to the end of a ``Join``. Call once, before the script runs."""
-        join: Any = Join
-        leave = join.__exit__
 
-        def enter(context: Any) -> None:
+        @replaces(Join, "__enter__")
+        def enter(_: Any, context: Any) -> None:
             if context._enable:
                 self.observer.note(UNEVEN, NoteKind.APPROXIMATION)
 
-        def exit(context: Any, kind: Any, *error: Any) -> Any:
+        @replaces(Join, "__exit__")
+        def exit(leave: Any, context: Any, kind: Any, *error: Any) -> Any:
             if context._enable and kind is None:
                 if self._slice is None:
                     self.observer.program_ended()
                     self.write(self.observer.slice(whole=True))
                 self.leave()
             return leave(context, kind, *error)
-
-        join.__enter__, join.__exit__ = enter, exit
 
     def ended(self) -> None:
         """The script has come to its end."""
@@ -223,8 +222,7 @@ class Ahead:
         self.observer, self.begin, self.skipped = observer, 0, 0
         self._returned: dict[Any, Any] = {}
         self._gradients: dict[Any, Any] = {}
-        self._call = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = lambda module, *args, **kwargs: self._called(module, args, kwargs)  # type: ignore[method-assign]
+        replaces(torch.nn.Module, "__call__")(self._called)
         register_optimizer_step_pre_hook(self._remember)
 
     def differs(self, length: int) -> bool:
@@ -238,18 +236,16 @@ class Ahead:
     def skip(self) -> None:
         """From here on nothing is computed."""
         self.begin = len(self.observer.steps)
-        autograd: Any = torch.autograd
-        self._engine = autograd._engine_run_backward
-        autograd._engine_run_backward = self._backward
+        replaces(torch.autograd, "_engine_run_backward")(self._backward)
         for name in OPTIMIZERS:
             setattr(import_module(f"torch.optim.{name}"), name, lambda *args, **kwargs: None)
 
-    def _called(self, module: Any, args: Any, kwargs: Any) -> Any:
+    def _called(self, call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         if self.observer.inside:
-            return self._call(module, *args, **kwargs)
+            return call(module, *args, **kwargs)
         key = (id(module), module.training, torch.is_grad_enabled(), *map(_kind, tree_leaves((args, kwargs))))
         if not self.begin or key not in self._returned:
-            self._returned[key] = self._call(module, *args, **kwargs)
+            self._returned[key] = call(module, *args, **kwargs)
         self.skipped += self.begin > 0
         if self.skipped > CALLS:
             raise RuntimeError("no step ends")
@@ -263,8 +259,9 @@ class Ahead:
             self._gradients |= {p: p.grad for p in with_gradient}
 
     def _backward(
-        self, outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, _: Any, outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
         if not kwargs["accumulate_grad"]:
             self.observer.native.wt_record_on(0)
             tensors = tuple(torch.zeros_like(tensor, requires_grad=create) for tensor in inputs)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.training.emulate.graph import EVENT, EventKind
+from windtunnel.training.emulate.live.patches import replaces
 
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Operators that are recorded as collectives, where they arrive at a process group."""
@@ -60,15 +61,12 @@ class Storages:
 
     def watch(self) -> None:
         """Follow `torch.UntypedStorage.resize_`. Call once."""
-        kind: Any = torch.UntypedStorage
-        original = kind.resize_
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        @replaces(torch.UntypedStorage)
+        def resize_(original: Any, storage: torch.UntypedStorage, size: int) -> Any:
             result = original(storage, size)
             self.measure(storage)
             return result
-
-        kind.resize_ = resize_
 
     def measure(self, storage: torch.UntypedStorage) -> None:
         """Take note of how many bytes ``storage`` holds now."""

@@ -35,6 +35,7 @@ from windtunnel.training.emulate.graph import EventKind, NoteKind
 from windtunnel.training.emulate.live.host import plain
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.patches import replaces
 
 
 class Launches:
@@ -77,8 +78,6 @@ RUN_AS_THEY_ARE = "torch._library.triton"
 
 def install_operators(launches: Launches) -> None:
     """Let fake implementations stand for kernels wherever there is one. Call once."""
-    definition: Any = CustomOpDef
-    register_fake, register_kernel = definition.register_fake, definition.register_kernel
 
     def stand_in(operator: Any, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -101,19 +100,19 @@ def install_operators(launches: Launches) -> None:
             if not hasattr(real, "stands_in") and operator._init_fn.__module__ != RUN_AS_THEY_ARE:
                 operator._backend_fns[kind] = stand_in(operator, real)
 
-    def fake(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        result = register_fake(self, fn, *args, **kwargs)
+    @replaces(CustomOpDef)
+    def register_fake(original: Any, self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, fn, *args, **kwargs)
         replace(self)
         return result
 
-    def kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
+    @replaces(CustomOpDef)
+    def register_kernel(original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
         if fn is None:
-            return lambda function: kernel(self, device_types, function)
-        result = register_kernel(self, device_types, fn)
+            return lambda function: register_kernel(original, self, device_types, function)
+        result = original(self, device_types, fn)
         replace(self)
         return result
-
-    definition.register_fake, definition.register_kernel = fake, kernel
 
 
 BENCHES = ("do_bench", "do_bench_cudagraph")
@@ -185,22 +184,22 @@ def _take_over(launch: Callable[..., Any]) -> None:
     """Triton's own kernels, launched without its driver."""
     runtime: Any = importlib.import_module("triton.runtime")
     testing = importlib.import_module("triton.testing")
-    function, tuner = runtime.jit.JITFunction, runtime.autotuner.Autotuner
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    @replaces(runtime.jit.JITFunction)
+    def run(_: Any, self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         signature = inspect.signature(self.fn)
         kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters}
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return launch(self.fn.__name__, bound.arguments, (0,) if warmup else grid)
 
-    def first(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(runtime.autotuner.Autotuner, "run")
+    def first(_: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         config = self.best_config = self.configs[0]
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.kwargs})
         return self.fn.run(*args, **{**kwargs, **config.all_kwargs()})
 
-    function.run, tuner.run = run, first
     for name in BENCHES:
         setattr(testing, name, refuse(f"triton.testing.{name}", NOT_TIMED))
     runtime.driver.set_active(_driver().active)
@@ -225,16 +224,14 @@ def install_deepspeed(observer: Observer, launches: Launches) -> None:
 
     def replace(module: ModuleType) -> None:
         builders: Any = module
-        load = builders.OpBuilder.load
 
-        def stand_in(self: Any, verbose: bool = False) -> Any:
+        @replaces(builders.OpBuilder, "load")
+        def stand_in(load: Any, self: Any, verbose: bool = False) -> Any:
             if not isinstance(self, builders.CUDAOpBuilder):
                 return load(self, verbose)
             if self.name != "fused_adam":
                 refuse(f"DeepSpeed's op {self.name}", NOT_KNOWN)()
             observer.note(NOT_COMPILED, NoteKind.APPROXIMATION)
             return SimpleNamespace(multi_tensor_adam=multi_tensor_adam)
-
-        builders.OpBuilder.load = stand_in
 
     after_import(BUILDERS, replace)

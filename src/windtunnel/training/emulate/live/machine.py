@@ -22,6 +22,7 @@ from typing import Any
 from windtunnel.base.importing import after_import
 from windtunnel.training.emulate.graph import Place
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.patches import replaces
 
 RANK = (
     "RANK", "ROLE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
@@ -61,24 +62,27 @@ def launch(rank: int, world_size: int, per_host: int) -> None:
 
 
 def _call_host(name: str, hosts: int) -> None:
-    modules: Any = os, socket, platform
-    system, network, platform_module = modules
-    uname, qualify = system.uname, network.getfqdn
-    system.uname = lambda: os.uname_result((uname()[0], name, *uname()[2:]))
+    modules: Any = platform, socket
+    platform_module, network = modules
     platform_module._uname_cache = None
     network.gethostname = lambda: name
-    network.getfqdn = lambda host_name="": name if host_name in ("", name) else qualify(host_name)
+
+    @replaces(os)
+    def uname(original: Any) -> os.uname_result:
+        system, _, *others = original()
+        return os.uname_result((system, name, *others))
+
+    @replaces(socket)
+    def getfqdn(original: Any, host_name: str = "") -> Any:
+        return name if host_name in ("", name) else original(host_name)
 
     def leads_here(host: Any) -> bool:
         match = re.fullmatch(r"host(\d+)", host) if isinstance(host, str) else None
         return match is not None and int(match[1]) < hosts
 
-    for function in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getaddrinfo"):
-
-        def look_up(original: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(LOOPBACK if leads_here(host) else host, *args, **kwargs)
-
-        setattr(network, function, functools.partial(look_up, getattr(network, function)))
+    @replaces(socket, "gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getaddrinfo")
+    def look_up(original: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(LOOPBACK if leads_here(host) else host, *args, **kwargs)
 
 
 REFUSING = """#!/bin/sh

@@ -29,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.failure import SIGN
 from windtunnel.training.emulate.live.native_library import unrecorded
+from windtunnel.training.emulate.live.patches import replaces
 
 _NOBODY = "no device is there to ask: 0 stands for it"
 _HISTORY = "it is empty here; the report shows what lies in memory, and when"
@@ -178,12 +179,11 @@ def _change(name: str, change: Callable[[Any], Any]) -> None:
 def _refuse_offload() -> None:
     """It is made by default, and refused only where it is set."""
 
-    def assign(self: Any, name: str, value: Any) -> None:
+    @replaces(CPUOffload, "__setattr__")
+    def assign(original: Any, self: Any, name: str, value: Any) -> None:
         if value:
             refuse("torch.distributed.fsdp.CPUOffload(offload_params=True)", _OFFLOADED)()
-        object.__setattr__(self, name, value)
-
-    CPUOffload.__setattr__ = assign  # type: ignore[method-assign, assignment]
+        original(self, name, value)
 
 
 def _refused(name: str, why: str, before: Any) -> Any:

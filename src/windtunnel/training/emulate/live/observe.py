@@ -36,6 +36,7 @@ from windtunnel.training.emulate.graph import (
 )
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.collector import Collector
+from windtunnel.training.emulate.live.patches import replaces
 from windtunnel.training.emulate.live.progress import WaitingLoops
 from windtunnel.training.emulate.live.world import WorldView
 from windtunnel.training.emulate.policy.alike import only_reads
@@ -107,14 +108,12 @@ class Observer:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         on_mark.append(self._marked)
-        base: Any = torch.optim.Optimizer
-        make = base.__init__
 
-        def recorded_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        @replaces(torch.optim.Optimizer, "__init__")
+        def recorded_init(make: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             self._optimizers[optimizer] = self._place() or ""
 
-        base.__init__ = recorded_init
         site = ctypes.CFUNCTYPE(ctypes.c_int32)(self._call_site)
         read = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_double)(self._host_read)
         self._keep += [site, read]
@@ -326,26 +325,23 @@ class Observer:
             from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
         except ImportError:
             return
-        original = module.foreach_reduce  # type: ignore[attr-defined]
 
-        def foreach_reduce(fsdp_params: Any, unsharded_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(module)
+        def foreach_reduce(
+            original: Any, fsdp_params: Any, unsharded_grads: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             self.mark(unsharded_grads, Category.GRADIENT)
             return original(fsdp_params, unsharded_grads, *args, **kwargs)
 
-        module.foreach_reduce = foreach_reduce  # type: ignore[attr-defined]
-
     def _mark_resized(self) -> None:
-        original = torch.UntypedStorage.resize_
-
-        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        @replaces(torch.UntypedStorage)
+        def resize_(original: Any, storage: torch.UntypedStorage, size: int) -> Any:
             result = original(storage, size)
             if size and storage.device.type != "meta":
                 block = int(self.native.wt_storage_block(storage._cdata))
                 if block >= 0:
                     self.categories[block] = int(Category.PARAMETER)  # a gathered parameter, in use
-            return result  # type: ignore[return-value]
-
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+            return result
 
     # -- where in the script
 

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from windtunnel.base.importing import after_import
 from windtunnel.training.emulate.live.names import refuse
+from windtunnel.training.emulate.live.patches import replaces
 
 Note = Callable[[str], None]
 LIGHTNING = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io")
@@ -34,7 +35,6 @@ LIGHTNING = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.
 def install(native: ctypes.CDLL, note: Note, began: float) -> None:
     """Replace the functions that write checkpoints. ``note`` takes one sentence for the report; ``began``:
     when the emulation did, in seconds since the epoch. Call once."""
-    original = torch.save
     rotation = Rotation(note, began)
     rotation.install()
 
@@ -43,7 +43,8 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
         rotation.saved(where)
         note(f"{of}: device tensors are copied to the host and not written{more}")
 
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(torch)
+    def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         tensors = unknown(native, obj)
         if not tensors:
             original(obj, f, *args, **kwargs)
@@ -53,22 +54,19 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
         )
         instead("torch.save", tensors, f, remark)
 
-    def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(checkpoint.state_dict_saver, "save", "save_state_dict", everywhere=True)
+    def save_sharded(_: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
         where = kwargs.get("checkpoint_id", args[0] if args else None)
         states = checkpoint.state_dict_saver._stateful_to_state_dict(state_dict)
         instead("torch.distributed.checkpoint.save", unknown(native, states), where)
 
-    def save_later(state_dict: Any, *args: Any, **kwargs: Any) -> concurrent.futures.Future[None]:
-        save_sharded(state_dict, *args, **kwargs)
+    @replaces(checkpoint.state_dict_saver, everywhere=True)
+    def async_save(_: Any, state_dict: Any, *args: Any, **kwargs: Any) -> concurrent.futures.Future[None]:
+        save_sharded(None, state_dict, *args, **kwargs)
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         done.set_result(None)
         return done
 
-    torch.save = save
-    for module in (checkpoint, checkpoint.state_dict_saver):
-        writers: Any = module
-        writers.save = writers.save_state_dict = save_sharded
-        writers.async_save = save_later
     _replace_safetensors(native, instead)
     for name in LIGHTNING:
         after_import(name, functools.partial(_let_lightning_save, native))
@@ -81,36 +79,33 @@ def _replace_safetensors(
         import safetensors.torch as library
     except ImportError:
         return
-    module: Any = library
-    write, serialize = module.save_file, module.save
     why = "its bytes would be zeros in the place of the weights; use safetensors.torch.save_file"
 
-    def save_file(tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(library)
+    def save_file(
+        write: Any, tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any
+    ) -> None:
         missing = unknown(native, tensors)
         if not missing:
             write(tensors, filename, *args, **kwargs)
             return
         instead("safetensors.torch.save_file", missing, filename)
 
-    def save(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> bytes:
+    @replaces(library)
+    def save(serialize: Any, tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> bytes:
         if unknown(native, tensors):
             refuse("safetensors.torch.save", why)()
         return bytes(serialize(tensors, *args, **kwargs))
-
-    module.save_file, module.save = save_file, save
 
 
 def _let_lightning_save(native: ctypes.CDLL, module: ModuleType) -> None:
     """Lightning saves into a buffer and writes that to the file: nothing, where nothing was saved. Here what
     has no values goes by ``torch.save`` to the file itself, which is left as it is."""
-    lightning: Any = module
-    original = lightning._atomic_save
 
-    def save(checkpoint: Any, filepath: Any) -> None:
+    @replaces(module)
+    def _atomic_save(original: Any, checkpoint: Any, filepath: Any) -> None:
         write = torch.save if unknown(native, checkpoint) else original
         write(checkpoint, filepath)
-
-    lightning._atomic_save = save
 
 
 class _TensorFinder(pickle.Pickler):
@@ -182,34 +177,22 @@ class Rotation:
 
     def install(self) -> None:
         """Replace the functions that remove and rename. Call once."""
-        system: Any = os
-        tools: Any = shutil
-        for name in ("remove", "unlink"):
-            setattr(system, name, self._removing(getattr(os, name)))
-        for name in ("rename", "replace"):
-            setattr(system, name, self._renaming(getattr(os, name)))
-        tools.rmtree = self._removing(shutil.rmtree)
 
-    def _removing(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def remove(path: Any, *args: Any, **options: Any) -> None:
+        @replaces(shutil, "rmtree")
+        @replaces(os, "remove", "unlink")
+        def remove(original: Any, path: Any, *args: Any, **options: Any) -> None:
             if options.get("dir_fd") is not None or not self._answered(path):
                 original(path, *args, **options)
             elif not os.path.lexists(path):
                 self._unwritten.discard(_name(path))
 
-        return remove
-
-    def _renaming(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def rename(src: Any, dst: Any, **options: Any) -> None:
+        @replaces(os, "rename", "replace")
+        def rename(original: Any, src: Any, dst: Any, **options: Any) -> None:
             if any(place is not None for place in options.values()) or not self._answered(src):
                 original(src, dst, **options)
             elif not os.path.lexists(src):
                 self._unwritten.discard(_name(src))
                 self.saved(dst)
-
-        return rename
 
     def _answered(self, path: Any) -> bool:
         """Whether a file or folder is left as it is."""

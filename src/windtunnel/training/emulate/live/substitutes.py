@@ -31,6 +31,7 @@ from torch.nn.modules._functions import SyncBatchNorm
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.patches import replaces
 
 WHY = "the size of its result depends on device data"
 DATA_DEPENDENT = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
@@ -110,18 +111,16 @@ def install_shapes(note: Any) -> None:
 def _keep_all_ranks() -> None:
     """SyncBatchNorm leaves ranks without input out of its statistics, by a mask whose size depends on data;
     it does not while a CUDA graph is captured. Here no rank is without input."""
-    layer: Any = SyncBatchNorm
     cuda: Any = torch.cuda
-    original, capturing = layer.forward, cuda.is_current_stream_capturing
+    capturing = cuda.is_current_stream_capturing
 
-    def forward(*args: Any) -> Any:
+    @replaces(SyncBatchNorm)
+    def forward(original: Any, *args: Any) -> Any:
         cuda.is_current_stream_capturing = lambda: True
         try:
             return original(*args)
         finally:
             cuda.is_current_stream_capturing = capturing
-
-    layer.forward = staticmethod(forward)
 
 
 _keep: list[Any] = []  # a library's kernels go with it
@@ -174,26 +173,22 @@ def install_compiler(observer: Observer) -> None:
         number = node._sequence_nr()
         return any(first <= number < end for first, end in reversed(traced))
 
-    wrap = functional._maybe_wrap_tensor
+    @replaces(functional)
+    def _maybe_wrap_tensor(wrap: Any, tensor: torch.Tensor) -> Any:
+        return functional.wait_tensor(tensor) if in_graph() else wrap(tensor)
 
-    def wrap_or_wait(tensor: torch.Tensor) -> torch.Tensor:
-        return functional.wait_tensor(tensor) if in_graph() else wrap(tensor)  # type: ignore[no-any-return]
-
-    functional._maybe_wrap_tensor = wrap_or_wait  # type: ignore[assignment]
-
-    def compile(model: Any = None, **options: Any) -> Any:
+    @replaces(torch)
+    def compile(_: Any, model: Any = None, **options: Any) -> Any:
         if model is None:
-            return lambda program: compile(program, **options)
+            return lambda program: compile(_, program, **options)
         if isinstance(model, torch.nn.Module):
             model.forward = mark(model.forward)
             return model
         return mark(model)
 
-    def compile_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
+    @replaces(torch.nn.Module, "compile")
+    def compile_module(_: Any, self: torch.nn.Module, *args: Any, **options: Any) -> None:
         self.forward = mark(self.forward)  # type: ignore[method-assign]
-
-    torch.compile = compile  # type: ignore[assignment]
-    torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
 
 
 def install_shortcuts() -> None:
@@ -215,27 +210,25 @@ def install_shortcuts() -> None:
 def _flags_once() -> None:
     """Of an operator on lists, the whole list is walked for each tensor, to see whether one of them is
     strided."""
-    module: Any = _sharding_prop
-    propagate = module._propagate_use_strided_shard_flag
     last: list[Any] = [None, False]
 
-    def once(op_strategy: Any, op_schema: Any) -> None:
+    @replaces(_sharding_prop)
+    def _propagate_use_strided_shard_flag(propagate: Any, op_strategy: Any, op_schema: Any) -> None:
         if last[0] is not op_schema:
             strided = (isinstance(p, _StridedShard) for spec in op_schema.args_spec for p in spec.placements)
             last[:] = op_schema, any(strided)
         if last[1]:
             propagate(op_strategy, op_schema)
 
-    module._propagate_use_strided_shard_flag = once
-
 
 def _strategies_once() -> None:
     """The ways to shard one tensor of a list are those of each that has its shape and placements."""
-    module: Any = utils
-    expand = module.expand_to_full_mesh_op_strategy
     strategies: dict[Any, Any] = {}
 
-    def once(mesh: Any, op_schema: Any, single: Any, **options: Any) -> Any:
+    @replaces(utils)
+    def expand_to_full_mesh_op_strategy(
+        expand: Any, mesh: Any, op_schema: Any, single: Any, **options: Any
+    ) -> Any:
         meta = options.get("output_tensor_meta")
         key_options = {**options, "output_tensor_meta": tuple(meta) if isinstance(meta, list) else meta}
         try:
@@ -246,31 +239,27 @@ def _strategies_once() -> None:
         except TypeError:  # a part of the key has no hash
             return expand(mesh, op_schema, single, **options)
 
-    module.expand_to_full_mesh_op_strategy = once
-
 
 def _shared_empty() -> None:
     """FSDP makes an empty tensor for each rank that has no part of a parameter."""
-    module: Any = _fsdp_param
-    chunk = module._chunk_with_empty
 
-    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+    @replaces(_fsdp_param)
+    def _chunk_with_empty(chunk: Any, tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
         if not tensor.is_meta:
             return list(chunk(tensor, num_chunks, dim))  # there each is an operator
         chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
         return chunks + [chunks[0].new_empty(0)] * (num_chunks - len(chunks))
 
-    module._chunk_with_empty = chunk_with_empty
-
 
 def _sizes_once() -> None:
     """How much a rank has of a dimension that is sharded by strides is found by sharding a list of all its
     places, in as many parts as there are ranks."""
-    kind: Any = _StridedShard
-    size_of = kind.local_shard_size_and_offset
     sizes: dict[tuple[Any, ...], tuple[int, int | None]] = {}
 
-    def once(self: Any, size: Any, chunks: Any, rank: Any, *mode: Any, **more: Any) -> Any:
+    @replaces(_StridedShard)
+    def local_shard_size_and_offset(
+        size_of: Any, self: Any, size: Any, chunks: Any, rank: Any, *mode: Any, **more: Any
+    ) -> Any:
         plain = type(size) is int and type(rank) is int and mode in ((), (0,), (2,)) and not more
         if not plain or torch.get_default_device().type != "cpu":  # elsewhere each is an operator
             return size_of(self, size, chunks, rank, *mode, **more)
@@ -279,32 +268,26 @@ def _sizes_once() -> None:
             sizes[key] = size_of(*key)
         return sizes[key]
 
-    kind.local_shard_size_and_offset = once
-
 
 def _meshes_once() -> None:
     """FSDP puts the mesh of its shards and that of tensor parallelism together for each parameter."""
-    module: Any = DeviceMesh
-    concatenate = module._concatenate
     concatenated: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
 
-    def once(meshes: list[Any]) -> Any:
+    @replaces(DeviceMesh)
+    def _concatenate(concatenate: Any, meshes: list[Any]) -> Any:
         key = tuple(map(id, meshes))
         if key not in concatenated:
             concatenated[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
         return concatenated[key][1]
 
-    module._concatenate = staticmethod(once)
-
 
 def _meshes_compared() -> None:
     """Meshes are compared by the numbers of all ranks of the world: those that were equal have one list of
     them from then on."""
-    module: Any = DeviceMesh
-    equal = module.__eq__
     others = ("_layout", "_device_type", "_mesh_dim_names", "_thread_id")
 
-    def compared(self: Any, other: object) -> bool:
+    @replaces(DeviceMesh, "__eq__")
+    def compared(equal: Any, self: Any, other: object) -> bool:
         if not isinstance(other, DeviceMesh):
             return bool(equal(self, other))
         mesh: Any = other
@@ -313,5 +296,3 @@ def _meshes_compared() -> None:
                 return False
             mesh._flatten_rank_map = self._flatten_rank_map
         return all(getattr(self, name) == getattr(mesh, name) for name in others)
-
-    module.__eq__ = compared

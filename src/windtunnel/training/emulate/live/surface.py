@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from windtunnel.cluster.model import Device
+from windtunnel.training.emulate.live.patches import replaces
 
 
 class DeviceProperties(SimpleNamespace):
@@ -265,11 +266,7 @@ def install_streams(native: ctypes.CDLL) -> None:
     for module in (cuda, cuda.streams):
         module.Stream, module.Event, module.ExternalStream = DeviceStream, DeviceEvent, ExternalStream
 
-    def set_stream(stream: Any) -> None:
-        if stream is not None:
-            torch.accelerator.set_stream(stream)
-
-    cuda.set_stream = set_stream
+    cuda.set_stream = lambda stream: None if stream is None else torch.accelerator.set_stream(stream)
     index = cuda._utils._get_device_index
     cuda.current_stream = lambda device=None: DeviceStream(
         stream_id=native.wt_stream(), device_index=index(device, optional=True), device_type=1
@@ -281,24 +278,22 @@ def install_streams(native: ctypes.CDLL) -> None:
 
 def _resize(native: ctypes.CDLL) -> None:
     """FSDP frees and re-allocates gathered parameters with ``storage.resize_``, which no dispatcher sees."""
-    original = torch.UntypedStorage.resize_
 
-    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    @replaces(torch.UntypedStorage)
+    def resize_(original: Any, self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         if self.device.type == "cuda":
             native.wt_storage_resize(self._cdata, int(size))
             return self
         original(self, size)
         return self
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
-
 
 def _create() -> None:
     """A CPU-only build refuses to create a storage on a CUDA device, which ``copy.deepcopy`` and
     ``torch.load`` do."""
-    original = torch.UntypedStorage.__new__
 
-    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    @replaces(torch.UntypedStorage, "__new__")
+    def new(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is not None and torch.device(device).type == "cuda":
             size = args[0] if args else kwargs.get("size", 0)
             return torch.empty(int(size), dtype=torch.uint8, device=device).untyped_storage()
@@ -306,18 +301,13 @@ def _create() -> None:
             kwargs["device"] = device
         return original(cls, *args, **kwargs)
 
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
-
 
 def _print_from_host() -> None:
     """Formatting looks at the values to choose digits, which is not possible on the device."""
-    module: Any = torch._tensor_str
-    original = module._tensor_str
 
-    def tensor_str(tensor: torch.Tensor, indent: int) -> str:
-        return original(tensor.detach().cpu() if tensor.is_cuda else tensor, indent)  # type: ignore[no-any-return]
-
-    module._tensor_str = tensor_str
+    @replaces(torch._tensor_str)
+    def _tensor_str(original: Any, tensor: torch.Tensor, indent: int) -> Any:
+        return original(tensor.detach().cpu() if tensor.is_cuda else tensor, indent)
 
 
 class _TensorType(type):
@@ -347,10 +337,10 @@ def _supply_tensor_types() -> None:
     for name, dtype in types.items():
         # libtorch reads a type's whole name, as ``tensor.type(torch.cuda.HalfTensor)`` gives it
         setattr(torch.cuda, name, _TensorType(f"torch.cuda.{name}", (), {"dtype": dtype}))
-    original = torch.set_default_tensor_type
     on_device = False
 
-    def set_default_tensor_type(tensor_type: Any) -> None:
+    @replaces(torch)
+    def set_default_tensor_type(original: Any, tensor_type: Any) -> None:
         nonlocal on_device
         name = tensor_type if isinstance(tensor_type, str) else getattr(tensor_type, "__name__", "")
         if name.startswith("torch.cuda."):
@@ -362,5 +352,3 @@ def _supply_tensor_types() -> None:
         if on_device:
             torch.set_default_device(None)
             on_device = False
-
-    torch.set_default_tensor_type = set_default_tensor_type

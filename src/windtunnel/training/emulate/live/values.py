@@ -15,7 +15,6 @@ are filled at once. The native library calls in here with the small tensors of c
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live import failure
-from windtunnel.training.emulate.live.world import WorldView, replace
+from windtunnel.training.emulate.live.patches import replaces
+from windtunnel.training.emulate.live.world import WorldView
 from windtunnel.training.emulate.policy.groups import ranks_words
 
 
@@ -87,15 +87,22 @@ def install_objects(world: WorldView) -> None:
     def topic(call: str, group: Any) -> str:
         return f"{call} {members(group)}"
 
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    @replaces(c10d, everywhere=True)
+    def all_gather_object(_: Any, object_list: list[Any], obj: Any, group: Any = None) -> None:
         if outside(group, "all_gather_object"):
             return
         group = checks._group_or_default_group(group)
         for index, content in enumerate(everybody("all_gather_object", group, obj)):
             object_list[index] = content
 
+    @replaces(c10d, everywhere=True)
     def gather_object(
-        obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None
+        _: Any,
+        obj: Any,
+        object_gather_list: Any = None,
+        dst: Any = None,
+        group: Any = None,
+        group_dst: Any = None,
     ) -> None:
         group = checks._group_or_default_group(group)
         receiver = root(group, dst, group_dst)
@@ -108,8 +115,14 @@ def install_objects(world: WorldView) -> None:
         for index, content in enumerate(everybody("gather_object", group, obj)):
             object_gather_list[index] = content
 
+    @replaces(c10d, everywhere=True)
     def broadcast_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+        _: Any,
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
     ) -> None:
         group = checks._group_or_default_group(group)
         sender = root(group, src, group_src)
@@ -122,8 +135,9 @@ def install_objects(world: WorldView) -> None:
         for index, content in zip(range(len(object_list)), objects, strict=False):
             object_list[index] = content
 
+    @replaces(c10d, everywhere=True)
     def scatter_object_list(
-        scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None,
+        _: Any, scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None,
         group: Any = None, group_src: Any = None,
     ) -> None:  # fmt: skip
         output, inputs = scatter_object_output_list, scatter_object_input_list
@@ -140,9 +154,10 @@ def install_objects(world: WorldView) -> None:
         everything = object_from(sender, "scatter_object_list", group, inputs)
         output[0] = everything[group.rank()] if everything else None
 
+    @replaces(c10d, everywhere=True)
     def send_object_list(
-        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
-        use_batch: bool = False,
+        _: Any, object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None,
+        group_dst: Any = None, use_batch: bool = False,
     ) -> None:  # fmt: skip
         group = checks._group_or_default_group(group)
         receiver = peer(group, dst, group_dst, "destination")
@@ -150,9 +165,10 @@ def install_objects(world: WorldView) -> None:
             return
         mailbox.post(f"send_object_list {world.rank} {receiver} {members(group)}", list(object_list))
 
+    @replaces(c10d, everywhere=True)
     def recv_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-        use_batch: bool = False,
+        _: Any, object_list: list[Any], src: Any = None, group: Any = None, device: Any = None,
+        group_src: Any = None, use_batch: bool = False,
     ) -> int:  # fmt: skip
         group = checks._group_or_default_group(group)
         if src is None and group_src is None:
@@ -172,10 +188,6 @@ def install_objects(world: WorldView) -> None:
         for index, item in zip(range(len(object_list)), content, strict=False):
             object_list[index] = item
         return sender
-
-    objects = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
-    for function in (*objects, send_object_list, recv_object_list):
-        replace(function)
 
 
 KINDS = ("broadcast", "scatter", "send", "all_gather", "gather")  # as in collectives.cpp
@@ -299,26 +311,20 @@ def install_untouched(native: ctypes.CDLL) -> None:
     operators that each read what the one before wrote, and the kernel of the operating system, which reads
     and writes an array of NumPy for whoever gives it to a file, touches nothing."""
     native.wt_untouched()
-    module: Any = torch.nn.init
-    tensors: Any = torch.Tensor
-    filled, array = module._no_grad_trunc_normal_, torch.Tensor.numpy
 
-    @functools.wraps(filled)
-    def trunc_normal_(
-        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
-    ) -> torch.Tensor:
+    @replaces(torch.nn.init)
+    def _no_grad_trunc_normal_(
+        filled: Any, tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> Any:
         if generator is None and tensor.device.type == "cpu":
             with torch.no_grad():
                 if torch.ops.windtunnel.truncated_normal_(tensor, mean, std, a, b):
                     return tensor
-        return filled(tensor, mean, std, a, b, generator=generator)  # type: ignore[no-any-return]
+        return filled(tensor, mean, std, a, b, generator=generator)
 
-    @functools.wraps(array)
-    def numpy(self: torch.Tensor, *args: Any, **options: Any) -> Any:
-        result = array(self, *args, **options)
+    @replaces(torch.Tensor)
+    def numpy(original: Any, self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        result = original(self, *args, **options)
         begin, end = np.lib.array_utils.byte_bounds(result)
         native.wt_touch(begin, end - begin)
         return result
-
-    module._no_grad_trunc_normal_ = trunc_normal_
-    tensors.numpy = numpy

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 
 from windtunnel.training.emulate.graph import Group
 from windtunnel.training.emulate.live.mailbox import Mailbox
+from windtunnel.training.emulate.live.patches import replaces
 
 
 @dataclass
@@ -62,16 +62,6 @@ def install(
     _batch_messages(native)
     _agree_on_shapes(world)
     _trust_replicas()
-
-
-def replace(function: Callable[..., Any]) -> None:
-    """Put ``function`` in the place of c10d's function of its name, also where another module of PyTorch took
-    that by name: a device mesh makes the default group itself where there is none."""
-    name = function.__name__
-    original = getattr(c10d, name)
-    for path, module in list(sys.modules.items()):
-        if path.startswith("torch.distributed") and vars(module).get(name) is original:
-            setattr(module, name, function)
 
 
 class _AnyFake(type):
@@ -118,9 +108,8 @@ def _pretend_backends(create: Callable[[int, int], Any], group_type: type) -> No
 
 
 def _start_without_peers(world: WorldView, device_type: str) -> None:
-    original = c10d.init_process_group
-
-    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+    @replaces(c10d, everywhere=True)
+    def init_process_group(original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         for key, expected in (("world_size", world.size), ("rank", world.rank)):
@@ -133,15 +122,15 @@ def _start_without_peers(world: WorldView, device_type: str) -> None:
         original(backend, store=HashStore(), rank=world.rank, world_size=world.size, **group_options)
         world.add(tuple(range(world.size)), "world", c10d._get_default_group().group_name)
 
-    replace(init_process_group)
-
 
 def _list_groups(world: WorldView) -> None:
-    original = c10d._new_group_with_tag
-
     of_others: list[Any] = [None]  # how the last group was made that this rank is not in
+    # newer versions keep the order of the ranks of a split, older ones sort them
+    parameters = inspect.signature(c10d._new_group_with_tag).parameters
+    in_order = {"sort_ranks": False} if "sort_ranks" in parameters else {}
 
-    def new_group_with_tag(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    @replaces(c10d)
+    def _new_group_with_tag(original: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         members = tuple(range(world.size)) if ranks is None else tuple(map(int, ranks))
         description = str(kwargs.get("group_desc") or "")
         label = description.removeprefix("mesh_") if description.startswith("mesh_") else ""
@@ -169,13 +158,9 @@ def _list_groups(world: WorldView) -> None:
             and max(members) < world.size
         )
 
-    c10d._new_group_with_tag = new_group_with_tag  # type: ignore[assignment]
-
-    # newer versions keep the order of the ranks of a split, older ones sort them
-    in_order = {"sort_ranks": False} if "sort_ranks" in inspect.signature(original).parameters else {}
-
+    @replaces(c10d, everywhere=True)
     def split_group(
-        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None,
+        _: Any, parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None,
         group_desc: Any = None, backend: Any = None,
     ) -> Any:  # fmt: skip
         """As groups that are made one by one, so that those of other ranks are known too. Of a group that is
@@ -192,15 +177,14 @@ def _list_groups(world: WorldView) -> None:
         for members in dict.fromkeys(same):
             for part in split_ranks:
                 ranks = [members[index] for index in (part if in_order else sorted(part))]
-                group = new_group_with_tag(ranks, **group_options)
+                group = c10d._new_group_with_tag(ranks, **group_options)
                 mine = group if members == parent.ranks and world.rank in ranks else mine
         return mine
 
-    replace(split_group)
-
 
 def _batch_messages(native: ctypes.CDLL | SimpleNamespace) -> None:
-    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+    @replaces(c10d, everywhere=True)
+    def batch_isend_irecv(_: Any, p2p_op_list: list[Any]) -> list[Any]:
         c10d._check_p2p_op_list(p2p_op_list)
         native.wt_batch(1)
         try:
@@ -212,8 +196,6 @@ def _batch_messages(native: ctypes.CDLL | SimpleNamespace) -> None:
             return works
         finally:
             native.wt_batch(-1)
-
-    replace(batch_isend_irecv)
 
 
 def _agree_on_shapes(world: WorldView) -> None:
@@ -227,20 +209,22 @@ def _agree_on_shapes(world: WorldView) -> None:
     except ImportError:
         return
     modes: Any = stage
-    base: Any = stage.PipelineStage
 
-    def warmup(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+    @replaces(schedules._PipelineSchedule)
+    def _warmup_p2p(_: Any, self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
         for stage in stages:
             static = stage._stage_meta.inputs is not None and stage._stage_meta.outputs is not None
             stage._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
 
     sent: list[tuple[int, Any]] = []  # by this rank's stages, the last one at the end
 
-    def send_meta(self: Any, meta: Any, dst_stage: int) -> None:
+    @replaces(stage.PipelineStage)
+    def _send_meta(_: Any, self: Any, meta: Any, dst_stage: int) -> None:
         sent.append((self.stage_index, meta))
         world.mailbox.post(f"shapes {self.stage_index} {dst_stage}", meta, for_all=True)
 
-    def recv_meta(self: Any, src_stage: int) -> Any:
+    @replaces(stage.PipelineStage)
+    def _recv_meta(_: Any, self: Any, src_stage: int) -> Any:
         if src_stage > self.stage_index:
             return modes._StageBackwardMeta(backward_metas=modes._derive_grad_metas(self._stage_meta.outputs))
         sender = self._resolve_peer_global_rank(src_stage)
@@ -264,11 +248,6 @@ def _agree_on_shapes(world: WorldView) -> None:
             "`ranks` auto, or pass input_args and output_args to PipelineStage"
         )
 
-    pipeline: Any = schedules._PipelineSchedule
-    pipeline._warmup_p2p = warmup
-    base._send_meta = send_meta
-    base._recv_meta = recv_meta
-
 
 def _trust_replicas() -> None:
     """DDP compares parameter shapes across ranks by reading device data, which have no values here."""
@@ -284,23 +263,15 @@ def _trust_replicas() -> None:
         dist._verify_params_across_processes = verified  # type: ignore[assignment]
 
     # In a Join, the last rank that has inputs gives its buffers to the others: here all have some.
-    model: Any = ddp.DistributedDataParallel
-    find = model._find_common_rank
-
-    def find_last(self: Any, rank: int, condition: bool) -> int:
+    @replaces(ddp.DistributedDataParallel)
+    def _find_common_rank(find: Any, self: Any, rank: int, condition: bool) -> int:
         find(self, rank, condition)
         return dist.get_world_size(self.process_group) - 1
-
-    model._find_common_rank = find_last
 
     # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on
     # the device.
     import torch.distributed.tensor._random as random
 
-    tracker: Any = random.OffsetBasedRNGTracker
-    original = tracker.__init__
-
-    def start(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+    @replaces(random.OffsetBasedRNGTracker, "__init__")
+    def start(original: Any, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
         original(self, device_mesh, False)
-
-    tracker.__init__ = start

@@ -31,6 +31,7 @@ from windtunnel.training.emulate.live.fused.kernel import (
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.patches import replaces
 
 EVERYTHING = (-1, -1)
 PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -254,11 +255,11 @@ def install_flex(observer: Observer) -> None:
 
     Replace ``flex_attention`` and ``create_block_mask``. Call once, before the script runs."""
     flex: Any = module
-    original, original_mask = flex.flex_attention, flex.create_block_mask
 
+    @replaces(flex)
     def flex_attention(
-        query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None,
-        enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, *,
+        original: Any, query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None,
+        scale: Any = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, *,
         return_aux: Any = None,
     ) -> Any:  # fmt: skip
         if not query.is_cuda:
@@ -279,13 +280,14 @@ def install_flex(observer: Observer) -> None:
             return out, flex.AuxOutput(lse=lse if return_aux.lse else None, max_scores=highest)
         return (out, lse) if return_lse else out
 
+    @replaces(flex)
     def create_block_mask(
-        mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None, BLOCK_SIZE: Any = 128,
-        *args: Any, **options: Any,
+        original: Any, mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None,
+        BLOCK_SIZE: Any = 128, *args: Any, **options: Any,
     ) -> Any:  # fmt: skip
         device = torch.device("cuda" if device is None else device)
         if device.type != "cuda":
-            return original_mask(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, *args, **options)
+            return original(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, *args, **options)
         rows, columns = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
         shape = (B or 1, H or 1, -(-Q_LEN // rows))
         counts = torch.empty(shape, dtype=torch.int32, device=device)
@@ -294,8 +296,6 @@ def install_flex(observer: Observer) -> None:
             counts, indices, BLOCK_SIZE=(rows, columns), mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN),
             compute_q_blocks=False,
         )  # fmt: skip
-
-    flex.flex_attention, flex.create_block_mask = flex_attention, create_block_mask
 
 
 def _share_of(mask: Any, observer: Observer) -> float:

@@ -35,6 +35,7 @@ from windtunnel.training.emulate.live.host import HeldBytes
 from windtunnel.training.emulate.live.hybrid.group import HybridGroup, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, CoordinatorLink, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, MailboxWait
+from windtunnel.training.emulate.live.patches import replaces_backward
 from windtunnel.training.emulate.program import PROGRAM, follow_steps, run_packed
 
 FOLLOWED = 2
@@ -70,9 +71,9 @@ class Steps:
 
     def install(self) -> None:
         self.calls = follow_steps(self._figures, self._end, self.link.clock)
-        run = torch.autograd.graph._engine_run_backward
 
-        def run_and_settle(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces_backward
+        def run_and_settle(run: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = torch._C._current_autograd_node() is None
             if outermost and len(tensors) == 1 and tensors[0].numel() == 1:
                 self.loss = tensors[0].item()
@@ -80,9 +81,6 @@ class Steps:
             if outermost:
                 self.link.settle()
             return result
-
-        for module in (torch.autograd.graph, torch.autograd):
-            module._engine_run_backward = run_and_settle  # type: ignore[attr-defined]
 
     def _figures(self) -> Figures:
         clock = self.link.clock
