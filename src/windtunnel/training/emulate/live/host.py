@@ -12,7 +12,7 @@ import array
 import ctypes
 import json
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,11 +149,49 @@ class HeldBytes:
         return peak
 
 
+class Launches:
+    """Writes operators that the native library does not see to its event list, on the current stream."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self._rows: dict[str, int] = {}
+
+    def row(self, described: dict[str, Any]) -> int:
+        """In the table of operators: the same for what is described alike."""
+        text = json.dumps(described)
+        if text not in self._rows:
+            self._rows[text] = int(self.native.wt_add_operator(text.encode()))
+        return self._rows[text]
+
+    def issue(self, row: int, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        """An operator of that row has run on these."""
+        blocks = [self.native.wt_storage_block(t.untyped_storage()._cdata) for t in (*reads, *writes)]
+        flow = self.native.wt_flow((ctypes.c_int64 * len(blocks))(*blocks), len(reads), len(writes))
+        self.native.wt_event(int(EventKind.OP), self.native.wt_stream(), row, flow)
+
+    def record(
+        self, name: str, inputs: Sequence[Any], outputs: Iterable[torch.Tensor],
+        changed: Iterable[torch.Tensor] = (),
+    ) -> None:  # fmt: skip
+        """One launch of a kernel of the script's own on ``inputs``, its arguments in order; it may write
+        ``changed`` of them."""
+        runs, arguments = list(outputs), list(inputs)
+        row = self.row({"n": name, "i": plain(arguments), "o": plain(runs), "r": 0})
+        self.issue(row, list(tensors_of(arguments)), [*runs, *changed])
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """What the host knew of the values of these is overwritten by something that is not run."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                self.native.wt_forget(tensor.untyped_storage()._cdata)
+
+
 class OperatorMode(StorageMode):
     """Writes operators and storages to the native event list."""
 
     def __init__(self, native: Any) -> None:
         self.native = native
+        self.launches = Launches(native)
         self.rows: dict[Any, int] = {}
         self.communicated = array.array("q")
         self.unwaited: list[int] = []
@@ -193,18 +231,11 @@ class OperatorMode(StorageMode):
         view = func.is_view
         # As on a device: one row for each view operator, whatever it views.
         key = func if view else (func, _key(args), _key(kwargs), _key(out), self.region)
-        row = self.rows.get(key)
-        if row is None:
-            text = json.dumps(describe(func, args, kwargs, out, view, self.region))
-            row = self.rows.get(text)
-            if row is None:
-                row = self.rows[text] = int(self.native.wt_add_operator(text.encode()))
-            self.rows[key] = row
+        if key not in self.rows:
+            self.rows[key] = self.launches.row(describe(func, args, kwargs, out, view, self.region))
         reads = [] if view else list(tensors_of((args, kwargs)))
         writes = [] if view else list(tensors_of(out))
-        blocks = [self.storages.number(tensor.untyped_storage()._cdata) for tensor in (*reads, *writes)]
-        flow = self.native.wt_flow((ctypes.c_int64 * len(blocks))(*blocks), len(reads), len(writes))
-        self.native.wt_event(int(EventKind.OP), 0, row, flow)
+        self.launches.issue(self.rows[key], reads, writes)
 
     def _communicated(self, func: Any, args: Any, kwargs: Any) -> None:
         for tensor in tensors_of((args, kwargs)):

@@ -16,60 +16,23 @@ known what its functions read and write, and the others are refused. Ops for the
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import importlib.util
 import inspect
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef
-from torch.utils._pytree import tree_leaves
 
 from windtunnel.base.importing import after_import
-from windtunnel.training.emulate.graph import EventKind, NoteKind
-from windtunnel.training.emulate.live.host import plain
+from windtunnel.training.emulate.graph import NoteKind
+from windtunnel.training.emulate.live.host import Launches, tensors_of
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.patches import replaces
-
-
-class Launches:
-    """Writes work of the script's own to the native event list, on the current stream."""
-
-    def __init__(self, native: ctypes.CDLL) -> None:
-        self.native = native
-        self._rows: dict[str, int] = {}
-
-    def record(
-        self,
-        name: str,
-        inputs: Sequence[Any],
-        outputs: Iterable[torch.Tensor],
-        changed: Iterable[torch.Tensor] = (),
-    ) -> None:
-        """One launch of ``name`` on ``inputs``, its arguments in order; it may write ``changed`` of them."""
-        runs = list(outputs)
-        described = [plain(tensor) for tensor in runs]
-        written = [*runs, *changed]
-        text = json.dumps({"n": name, "i": [plain(value) for value in inputs], "o": described, "r": 0})
-        if text not in self._rows:
-            self._rows[text] = int(self.native.wt_add_operator(text.encode()))
-        read = [leaf for leaf in tree_leaves(list(inputs)) if isinstance(leaf, torch.Tensor)]
-        blocks = [self.native.wt_storage_block(t.untyped_storage()._cdata) for t in (*read, *written)]
-        flow = self.native.wt_flow((ctypes.c_int64 * len(blocks))(*blocks), len(read), len(written))
-        self.native.wt_event(int(EventKind.OP), self.native.wt_stream(), self._rows[text], flow)
-
-    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """What the host knew of the values of these is overwritten by something that is not run."""
-        for tensor in tensors:
-            if tensor.is_cuda:
-                self.native.wt_forget(tensor.untyped_storage()._cdata)
-
 
 ON_DEVICE = (None, "cuda")  # device types for which an implementation may be registered that the device runs
 RUN_AS_THEY_ARE = "torch._library.triton"
@@ -81,12 +44,10 @@ def install_operators(launches: Launches) -> None:
 
     def stand_in(operator: Any, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            leaves = tree_leaves((args, kwargs))
-            if not any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
+            if not any(tensor.is_cuda for tensor in tensors_of((args, kwargs))):
                 return real(*args, **kwargs)
             out = operator._abstract_fn(*args, **kwargs)
-            written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-            launches.record(str(operator._opoverload), (*args, *kwargs.values()), written)
+            launches.record(str(operator._opoverload), (*args, *kwargs.values()), tensors_of(out))
             return out
 
         call.stands_in = True  # type: ignore[attr-defined]

@@ -146,7 +146,7 @@ class RankRun:
             substitutes.install_shapes(observer.note)
             names.install(observer.note)
             saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), self.began)
-            launches = kernels.Launches(native)
+            launches = host.Launches(native)
             kernels.install_operators(launches)
             kernels.install_triton(observer, launches)
             kernels.install_deepspeed(observer, launches)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from windtunnel.training.emulate.live.fused import attention, kernel, layers
-from windtunnel.training.emulate.live.kernels import Launches
+from windtunnel.training.emulate.live.host import Launches
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
 

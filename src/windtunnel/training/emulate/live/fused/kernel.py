@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.training.emulate.graph import NoteKind
-from windtunnel.training.emulate.live.kernels import Launches
+from windtunnel.training.emulate.live.host import Launches
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
