@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -35,6 +33,7 @@ from windtunnel.training.emulate.graph import OUTLINED, Note, NoteKind, Slice
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.patches import replaces
+from windtunnel.training.emulate.live.progress import source_nodes
 from windtunnel.training.emulate.program import find_period
 
 FURTHER = 2
@@ -287,11 +286,10 @@ def seldom(frame: FrameType | None, steps: int) -> Iterator[tuple[str, int]]:
     """The tests of a remainder (``if step % every == 0``) in the user's functions that run, where the divisor
     is known and greater than ``steps``: their places and divisors."""
     while frame is not None:
-        code, tree = frame.f_code, ast.Module([], [])
-        if failure.is_own(code.co_filename):
-            with contextlib.suppress(OSError, SyntaxError):
-                tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-        tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If)]
+        code = frame.f_code
+        lines = {line for _, _, line in code.co_lines()}
+        nodes = source_nodes(code.co_filename) if failure.is_own(code.co_filename) else []
+        tests = [node.test for node in nodes if isinstance(node, ast.If) and node.lineno in lines]
         for part in (part for test in tests for part in ast.walk(test)):
             if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Mod):
                 continue
@@ -301,6 +299,5 @@ def seldom(frame: FrameType | None, steps: int) -> Iterator[tuple[str, int]]:
                     divisor = compile(ast.Expression(part.right), "", "eval")
                     every = eval(divisor, frame.f_globals, frame.f_locals)
             if type(every) is int and every > steps:
-                line = part.lineno + max(code.co_firstlineno, 1) - 1
-                yield failure.name_place(code.co_filename, line, code.co_name), every
+                yield failure.name_place(code.co_filename, part.lineno, code.co_name), every
         frame = frame.f_back

@@ -246,19 +246,22 @@ def _endless(frame: FrameType | None) -> str:
     return ""
 
 
+LOOPS = (ast.While, ast.For, ast.AsyncFor)
+
+
 def innermost(filename: str, line: int) -> ast.While | ast.For | ast.AsyncFor | None:
     """The loop of a source around a line, within the function that the line is in."""
-    around = [node for node in _nodes(filename) if node.lineno <= line <= (node.end_lineno or 0)]
+    kinds = (*LOOPS, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in source_nodes(filename) if isinstance(node, kinds)]
+    around = [node for node in nodes if node.lineno <= line <= (node.end_lineno or 0)]
     last = max(around, key=lambda node: node.lineno, default=None)
-    return last if isinstance(last, ast.While | ast.For | ast.AsyncFor) else None
+    return last if isinstance(last, LOOPS) else None
 
 
 @functools.cache
-def _nodes(filename: str) -> list[ast.stmt]:
-    """Loops and functions."""
-    kinds = ast.While | ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef
+def source_nodes(filename: str) -> list[ast.AST]:
+    """All parts of a source; none of what cannot be read."""
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        return list(ast.walk(ast.parse("".join(linecache.getlines(filename)))))
     except SyntaxError:
         return []
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
