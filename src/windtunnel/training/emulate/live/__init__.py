@@ -4,11 +4,12 @@ This is the *live* room of the capability: it runs the user's program for real, 
 operator of the absent device answered by its shape function.
 
 - `native/`: a small library that gives a CPU-only libtorch a CUDA device, and records what is issued to it.
-- `surface`: completes ``torch.cuda``, its streams and events, storages and printing.
-- `world`: completes ``torch.distributed``; carries real objects between captured ranks.
-- `observe`: modules, optimisers, steps, call sites; garbage collected at fixed points.
-- `substitutes`: what is refused, shapes that PyTorch lacks, ``torch.compile``, own operators, checkpoints.
+- `surface`, `names`: complete ``torch.cuda``, its streams and events, storages and printing; what is refused.
+- `world`, `values`: complete ``torch.distributed``; carry objects and values between captured ranks.
+- `observe`, `ending`: modules, optimisers, steps, call sites; how far the script is run.
+- `substitutes`, `kernels`, `fused`: shapes that PyTorch lacks, ``torch.compile``, own and fused kernels.
+- `patches`: how functions of PyTorch are replaced, in all of these.
 - `failure`: why a script failed, in one sentence.
-- `worker`, `session`: the process in which ranks run, and the one that asks for them.
+- `session`, `worker`, `rank`: who asks for ranks, the process that forks them, and what runs in each.
 - `host`: the same for a job whose device is the CPU itself.
 """

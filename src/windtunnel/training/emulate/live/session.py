@@ -115,7 +115,8 @@ class Session:
         if self._worker is not None:
             # The worker has nothing of its own to finish. What the ranks started may have left its group.
             kill_tree(self._worker.pid)
-            _kill_group(self._worker.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._worker.pid, signal.SIGKILL)
             self._worker.wait()
             assert self._worker.stdin and self._worker.stdout
             with contextlib.suppress(BrokenPipeError):
@@ -274,8 +275,3 @@ def _failure(message: dict[str, Any], directory: Path) -> ScriptError:
     if status < 0:
         return ScriptError(f"the script died of signal {-status} as rank {rank}", tail)
     return ScriptError(f"the script ended with status {status} as rank {rank}", tail)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
