@@ -7,7 +7,7 @@ runs in turn, as often as it can: torch.save to a store that all hosts share (ra
 Wasted time is the work since the state that is gone on from, and getting that state back. The work is looked
 up for random instants in the logged times of the real run's saves; getting it back is measured in real
 recoveries, after hosts were really killed, at random steps. GEMINI's mean (section 2) is
-``complete + interval / 2 + load``, `policy.interval.wasted`.
+``complete + interval / 2 + load``.
 
 The store's rate is what makes the headline. GEMINI's 13 times are of 16 hosts whose network moves 80 to
 320 times what their shared store of 20 Gb/s does, so that a save takes about 8 steps where a copy to a peer
@@ -33,7 +33,6 @@ from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row, figure
 from benchmarks.training.checkpoint import PROGRAMS, SOURCE
 from windtunnel.base import units
-from windtunnel.training.checkpoint.policy.interval import wasted
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
 
 RANKS = 4
@@ -93,7 +92,7 @@ class Measured:
 
     @property
     def formula(self) -> float:
-        return wasted(complete(self.saves), interval(self.saves), self.load)
+        return complete(self.saves) + interval(self.saves) / 2 + self.load
 
 
 def wasted_rows(quick: bool) -> Iterator[Row]:

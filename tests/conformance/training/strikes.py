@@ -19,8 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil
-
 from conformance.training import forge
 from conformance.training.commanded import Commanded
 from conformance.training.fsdp_trainer import FAULT
@@ -28,6 +26,8 @@ from windtunnel.base import atomic
 from windtunnel.linux import network, processes
 from windtunnel.linux.forkserver_client import serving
 from windtunnel.training import cleanup, site
+from windtunnel.training.elastic.policy.state import past
+from windtunnel.training.hosts import split_address
 
 Undo = Callable[[], None]
 SLOW = 2e5  # bytes/s of a slow link; of the others there is no limit
@@ -98,14 +98,10 @@ class Target:
                 yield name[1]
 
     def ports(self) -> list[tuple[str, int]]:
-        """Where processes of the run listen for TCP, in whatever network they are."""
-        found = set()
-        for pid in cleanup.marked(self.job.token):
-            with contextlib.suppress(psutil.Error):
-                for one in psutil.Process(pid).net_connections("tcp"):
-                    if one.status == psutil.CONN_LISTEN:
-                        found.add((one.laddr.ip, one.laddr.port))
-        return sorted(found)
+        """Where the supervisor and the memory services of the hosts listen."""
+        known = past(self.job.events())
+        addresses = [known.address, *(host.memory for host, _ in known.attended.values())]
+        return sorted(split_address(address, "a service") for address in addresses)
 
 
 def _signal(pid: int, number: int) -> Undo:

@@ -35,10 +35,10 @@ def test_it_does_what_torch_asks_of_a_store(meeting: MeetingServer) -> None:
     assert one.check(["a"]) and not one.check(["a", "b"])
     waiting = threading.Thread(target=other.wait, args=(["b"],))
     waiting.start()
-    one.set("c", "2")
+    one.set("c", "é")
     one.set("b", "1")
     waiting.join()
-    assert other.multi_get(["c", "b"]) == [b"2", b"1"]
+    assert other.multi_get(["c", "b"]) == ["é".encode(), b"1"]
     with pytest.raises(dist.DistStoreError, match="nobody said"):  # type: ignore[attr-defined]
         one.wait(["d"], AT_ONCE)
     assert [one.add("n", 2), other.add("n", 3), one.add("n", 0)] == [2, 5, 5]

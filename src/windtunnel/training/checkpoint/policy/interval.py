@@ -1,8 +1,4 @@
-"""How often to save, and what a failure costs.
-
-Wasted time per failure (GEMINI, section 2): a failure just after a checkpoint became complete wastes
-``complete`` + ``load``, one just before the next a whole interval more, so on average ``complete + interval
-/ 2 + load``.
+"""How often to save.
 
 The optimum, where every failure takes the work since the last checkpoint: each save stops the job for
 ``stall``, failures come with mean distance ``mtbf`` (exponential), and each costs ``restart`` before work
@@ -26,15 +22,6 @@ from scipy.special import lambertw
 
 _SMALL = 1e-9
 """Of the distance: for a stall that is so short the first order is more exact than a difference of floats."""
-
-
-def wasted(complete: float, interval: float, load: float) -> float:
-    """Mean seconds that one failure wastes.
-
-    ``complete``: from the state's step until its checkpoint is complete. ``interval``: between checkpoints.
-    ``load``: to get the state back.
-    """
-    return complete + interval / 2 + load
 
 
 def best_interval(stall: float, mtbf: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from base64 import b64decode, b64encode
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +37,7 @@ class MeetingStore(Store):
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         values = self._meet(keys, self._limit)
-        return [values[key].encode("latin-1") for key in keys]
+        return [b64decode(values[key]) for key in keys]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
         self._meet(keys, self._limit if timeout is None else timeout)
@@ -50,13 +51,13 @@ class MeetingStore(Store):
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         _, now = self._compare_set(key, _text(expected), _text(desired))
-        return (now or _text(expected)).encode("latin-1")
+        return b64decode(now or _text(expected))
 
     def add(self, key: str, amount: int) -> int:
         changed, now = False, ""
         while not changed:
-            changed, now = self._compare_set(key, now, str(int(now or 0) + amount))
-        return int(now)
+            changed, now = self._compare_set(key, now, _text(str(int(b64decode(now) or 0) + amount)))
+        return int(b64decode(now))
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._limit = timeout
@@ -89,7 +90,7 @@ class MeetingStore(Store):
 
 
 def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else bytes(value).decode("latin-1")
+    return b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
 
 
 _kept: list[MeetingStore] = []

@@ -51,7 +51,7 @@ class Checkpoints:
     def sealed(self, key: str, values: Mapping[int, Any]) -> dict[str, Any] | None:
         """All ranks have posted ``key``: the fields of the event ``committed``, where it is one."""
         if key.startswith(STORED):
-            _keep(self.storing, key, None, KEPT_STORED)
+            keep(self.storing, key, None, KEPT_STORED)
         if not key.startswith(COMMIT):
             return None
         step, posts = key.split("/")[1], list(values.values())
@@ -75,14 +75,14 @@ class Checkpoints:
             self.failed.pop(step, None)
             return
         if kind == FAILED:
-            _keep(self.failed, step, str(event.get("error", "")), KEPT_STORED)
+            keep(self.failed, step, str(event.get("error", "")), KEPT_STORED)
             return
         at = step, int(event["course"])
         if kind == "committed":
             self.newest = max(self.newest, at[0])
-            _keep(self.committed, at, None, KEPT_COMMITTED)
+            keep(self.committed, at, None, KEPT_COMMITTED)
         else:
-            _keep(self.persisted, at, str(event["check"]), KEPT_PERSISTED)
+            keep(self.persisted, at, str(event["check"]), KEPT_PERSISTED)
 
     def stored(self, step: int) -> str:
         """Of a step that was wanted in storage: `DURABLE`, `FAILED`, or `PENDING`."""
@@ -110,7 +110,8 @@ class Checkpoints:
         }
 
 
-def _keep(where: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+def keep(where: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    """Put it there as the newest of at most so many."""
     where[key] = value
     where.move_to_end(key)
     while len(where) > most:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from windtunnel.training.elastic.model import MemberHost, Membership
-from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED, Checkpoints
+from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED, Checkpoints, keep
 from windtunnel.training.elastic.policy.evidence import Leases
 from windtunnel.training.elastic.policy.rules import Decision, Observation
 
@@ -254,9 +254,9 @@ class Agreements:
         """``key`` is decided (and in the log, if it is durable)."""
         values = self.complete(key)
         del self._open[key]
-        self._keep(self._decided, key, values, KEPT_DECIDED)
+        keep(self._decided, key, values, KEPT_DECIDED)
         if key.startswith(DURABLE):
-            self._keep(self._durable, key, values, KEPT_DURABLE)
+            keep(self._durable, key, values, KEPT_DURABLE)
 
     def decided(self, generation: int, key: str) -> Values | None:
         """The values of a key that is decided in the present generation, None if it is not."""
@@ -265,13 +265,6 @@ class Agreements:
     def ask(self, key: str) -> Values | None:
         """The values of a decided key of this generation, or of a durable one of any."""
         return self._decided.get(key, self._durable.get(key))
-
-    @staticmethod
-    def _keep(where: OrderedDict[str, Values], key: str, values: Values, most: int) -> None:
-        where[key] = values
-        where.move_to_end(key)
-        while len(where) > most:
-            where.popitem(last=False)
 
 
 @dataclass

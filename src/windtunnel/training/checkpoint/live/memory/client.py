@@ -115,7 +115,7 @@ class LocalMemory:
         if where.startswith("/"):
             return slots.load(Path(where), into, step=step).checksum
         with self._peer(where) as sock:
-            return messages.receive_copy(sock, messages.ask_copy(sock, shard, step, world), into)
+            return messages.read_copy(sock, shard, step, world, into)
 
     def layout(self, digest: str) -> bytes:
         """The layout with this digest, from this host or whoever has it.

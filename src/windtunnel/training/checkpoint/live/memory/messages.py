@@ -201,25 +201,18 @@ def receive_chunks(sock: socket.socket, into: memoryview) -> str:
     return hasher.hexdigest()
 
 
-def ask_copy(sock: socket.socket, shard: str, step: int, world: int | None = None) -> Shard:
-    """GET: what a copy is; its ``nbytes`` bytes follow, outside of any frame, for `receive_copy`.
+def read_copy(sock: socket.socket, name: str, step: int, world: int | None, into: memoryview) -> str:
+    """GET: a copy of the shard ``name``, verified; its checksum. It comes outside of any frame, so after an
+    error the connection is of no use any more.
 
     Raises:
-        CopyError: there is none. OSError: the connection ended, or its timeout passed.
+        CopyError: there is none, of another length than ``into`` has, or not what its checksum says.
+        OSError: the connection ended, or its timeout passed.
     """
-    answer = ask(sock, {"op": "get", "shard": shard, "step": step, "world": world})
+    answer = ask(sock, {"op": "get", "shard": name, "step": step, "world": world})
     if "error" in answer:
         raise CopyError(f"{answer['text']}")
-    return from_plain(Shard, answer)
-
-
-def receive_copy(sock: socket.socket, shard: Shard, into: memoryview) -> str:
-    """The data after `ask_copy`, verified; its checksum. After an error the connection is of no use any more.
-
-    Raises:
-        CopyError: another length than ``into`` has, or not what its checksum says. OSError: the connection.
-    """
-    what = f"{shard.name} of step {shard.step}"
+    shard, what = from_plain(Shard, answer), f"{name} of step {step}"
     if shard.nbytes != len(into):
         raise CopyError(f"{what} has {shard.nbytes} bytes, {len(into)} are expected")
     hasher = xxhash.xxh3_128()

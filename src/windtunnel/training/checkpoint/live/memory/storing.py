@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+from collections import OrderedDict
 from typing import Any
 
 from windtunnel.base import handshake
@@ -17,7 +18,7 @@ from windtunnel.training.checkpoint.live.memory.folder import free
 from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import SHARED, Shard
-from windtunnel.training.elastic.policy.checkpoints import FAILED
+from windtunnel.training.elastic.policy.checkpoints import FAILED, keep
 
 COMMIT_PATIENCE = 600.0
 KEPT = 8
@@ -33,9 +34,10 @@ class Persister:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._urls: dict[str, tuple[str, int]] = {}  # by key: what is to be completed
+        # by key: what is to be completed, and what was said of what is
+        self._urls: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        self._completed: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._keep = 0  # steps that stay in storage, as was asked last
-        self._completed: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
 
     def begin(self, rank: int, step: int, url: str, keep: int) -> None:
         """A local rank has saved a step: write its shards, once the step is committed.
@@ -77,9 +79,7 @@ class Persister:
         except Exception as error:  # storage has errors of many kinds; the run goes on without this one
             self._not_written(step, url, error)
             return
-        self._urls[key] = (url, step)
-        while len(self._urls) > KEPT:
-            del self._urls[next(iter(self._urls))]
+        keep(self._urls, key, (url, step), KEPT)
         self._state.context.post(key, rank, written)
 
     def _not_written(self, step: int, url: str, error: Exception) -> None:
@@ -132,12 +132,11 @@ class Persister:
         except Exception as error:
             self._not_written(step, url, error)
             return
-        self._completed[key] = {
+        said = {
             "key": key, "step": step, "url": url, "course": manifest.shards[0].shard.generation,
             "check": storage.check_of(manifest),
         }  # fmt: skip
-        while len(self._completed) > KEPT:
-            del self._completed[next(iter(self._completed))]
+        keep(self._completed, key, said, KEPT)
         state.context.event("persisted", **self._completed[key])
         if self._keep:
             try:
