@@ -29,7 +29,7 @@ from torch._library.custom_ops import CustomOpDef
 
 from windtunnel.base.importing import after_import
 from windtunnel.training.emulate.graph import NoteKind
-from windtunnel.training.emulate.live.host import Launches, tensors_of
+from windtunnel.training.emulate.live.host import tensors_of
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.patches import replaces
@@ -39,7 +39,7 @@ RUN_AS_THEY_ARE = "torch._library.triton"
 """The module of the implementations that `torch.library.triton_op` makes."""
 
 
-def install_operators(launches: Launches) -> None:
+def install_operators(observer: Observer) -> None:
     """Let fake implementations stand for kernels wherever there is one. Call once."""
 
     def stand_in(operator: Any, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ def install_operators(launches: Launches) -> None:
             if not any(tensor.is_cuda for tensor in tensors_of((args, kwargs))):
                 return real(*args, **kwargs)
             out = operator._abstract_fn(*args, **kwargs)
-            launches.record(str(operator._opoverload), (*args, *kwargs.values()), tensors_of(out))
+            observer.launches.record(str(operator._opoverload), (*args, *kwargs.values()), tensors_of(out))
             return out
 
         call.stands_in = True  # type: ignore[attr-defined]
@@ -84,18 +84,16 @@ NOT_RUN = (
 )
 
 
-def install_triton(observer: Observer, launches: Launches) -> None:
+def install_triton(observer: Observer) -> None:
     """Let Triton's kernels be launched. Call once, before the script runs."""
     utilities: Any = torch.utils._triton
     utilities.has_triton = utilities.has_triton_package = lambda: False
-    launch = functools.partial(_launch, observer, launches)
+    launch = functools.partial(_launch, observer)
     if importlib.util.find_spec("triton") is not None:
         _take_over(launch)
 
 
-def _launch(
-    observer: Observer, launches: Launches, name: str, values: Mapping[str, Any], grid: Any
-) -> SimpleNamespace:
+def _launch(observer: Observer, name: str, values: Mapping[str, Any], grid: Any) -> SimpleNamespace:
     """``values``: of the kernel's parameters. Returns what stands for the compiled kernel."""
     compiled = SimpleNamespace(name=name, n_regs=0, n_spills=0, metadata=SimpleNamespace(shared=0, name=name))
     blocks = grid(dict(values)) if callable(grid) else grid
@@ -108,8 +106,8 @@ def _launch(
     for position, value in enumerate(arguments):
         if isinstance(value, torch.Tensor) and not (value.is_cuda or value.is_pinned()):
             raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
-    launches.record(f"triton.{name}", arguments, (), tensors)
-    launches.forget(tensors)
+    observer.launches.record(f"triton.{name}", arguments, (), tensors)
+    observer.launches.forget(tensors)
     observer.note(NOT_RUN, NoteKind.APPROXIMATION)
     return compiled
 
@@ -131,14 +129,13 @@ def _target() -> SimpleNamespace:
 
 def _driver() -> SimpleNamespace:
     """What scripts ask of the driver: the kind of device and its limits."""
-    active = SimpleNamespace(
+    return SimpleNamespace(
         get_current_target=_target, get_current_device=torch.cuda.current_device,
         get_current_stream=lambda index=None: torch.cuda.current_stream().stream_id,
         get_active_torch_device=lambda: torch.device("cuda", torch.cuda.current_device()),
         get_device_interface=lambda: torch.cuda, is_active=lambda: True,
         utils=SimpleNamespace(get_device_properties=_multiprocessors),
     )  # fmt: skip
-    return SimpleNamespace(active=active, default=active, set_active=lambda driver: None)
 
 
 def _take_over(launch: Callable[..., Any]) -> None:
@@ -163,7 +160,7 @@ def _take_over(launch: Callable[..., Any]) -> None:
 
     for name in BENCHES:
         setattr(testing, name, refuse(f"triton.testing.{name}", NOT_TIMED))
-    runtime.driver.set_active(_driver().active)
+    runtime.driver.set_active(_driver())
 
 
 BUILDERS = "deepspeed.ops.op_builder.builder"
@@ -173,15 +170,16 @@ NOT_COMPILED = (
 NOT_KNOWN = "DeepSpeed compiles it for the device when it is needed, and what it does to tensors is not known"
 
 
-def install_deepspeed(observer: Observer, launches: Launches) -> None:
+def install_deepspeed(observer: Observer) -> None:
     """Let DeepSpeed's builders load stand-ins. Call once, before the script runs."""
 
     def multi_tensor_adam(chunk_size: int, flag: Any, lists: Sequence[Sequence[Any]], *numbers: Any) -> None:
         """Apex's signature: gradients, parameters, first and second moments; all but the first are updated.
         (csrc/adam/multi_tensor_adam.cu)"""
         written = [tensor for updated in lists[1:] for tensor in updated]
-        launches.record("deepspeed.multi_tensor_adam", [list(tensors) for tensors in lists], written)
-        launches.forget(written)
+        given = [list(tensors) for tensors in lists]
+        observer.launches.record("deepspeed.multi_tensor_adam", given, written)
+        observer.launches.forget(written)
 
     def replace(module: ModuleType) -> None:
         builders: Any = module

@@ -36,6 +36,7 @@ from windtunnel.training.emulate.graph import (
 )
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.collector import Collector
+from windtunnel.training.emulate.live.host import Launches
 from windtunnel.training.emulate.live.patches import replaces
 from windtunnel.training.emulate.live.progress import WaitingLoops
 from windtunnel.training.emulate.live.world import WorldView
@@ -87,6 +88,7 @@ class Observer:
     def __post_init__(self) -> None:
         self._scope_ids: dict[str, int] = {"": 0}
         self.collector = Collector()
+        self.launches = Launches(self.native)
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}

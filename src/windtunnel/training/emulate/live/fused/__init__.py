@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from windtunnel.training.emulate.live.fused import attention, kernel, layers
-from windtunnel.training.emulate.live.host import Launches
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
 
@@ -90,9 +89,9 @@ MODULES: dict[str, dict[str, Any]] = {
 """What each module has."""
 
 
-def install(observer: Observer, launches: Launches) -> None:
+def install(observer: Observer) -> None:
     """Let the packages that are not installed be imported. Call once, before the script runs."""
-    kernel.install(observer, launches)
+    kernel.install(observer)
     missing = [package for package in VERSIONS if importlib.util.find_spec(package) is None]
     sys.meta_path.append(_Finder(missing))  # type: ignore[arg-type]
 

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.training.emulate.graph import NoteKind
-from windtunnel.training.emulate.live.host import Launches
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
@@ -29,25 +28,25 @@ Views = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 copy; their gradients are laid out as the tensors are."""
 
 TE = "transformer_engine"
-_process: dict[str, Any] = {}
+_observers: list[Observer] = []
 
 
-def install(observer: Observer, launches: Launches) -> None:
+def install(observer: Observer) -> None:
     """Where launches and notes go. Call once, before the script runs."""
-    _process.update(observer=observer, launches=launches)
+    _observers[:] = [observer]
 
 
 def launch(name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
     """One kernel ``name`` (``"package.kernel"``) that reads ``inputs`` and writes ``outputs``, on the current
     stream. Where an output is among the inputs it is updated, and what the host knew of it is forgotten."""
-    launches: Launches = _process["launches"]
+    launches = _observers[0].launches
     launches.record(f"{name}.default", inputs, outputs)
     launches.forget(outputs)
 
 
 def note(text: str, of: str = "") -> None:
     """Tell in the report of an approximation."""
-    _process["observer"].note(text, NoteKind.APPROXIMATION, of)
+    _observers[0].note(text, NoteKind.APPROXIMATION, of)
 
 
 def stands_in(package: str, name: str) -> None:
@@ -60,12 +59,12 @@ def stands_in(package: str, name: str) -> None:
 
 def begin() -> None:
     """At the beginning of an autograd function's forward: its backward belongs to the module that runs."""
-    _process["launches"].native.wt_note_node()
+    _observers[0].native.wt_note_node()
 
 
 def aside() -> AbstractContextManager[None]:
     """What is done within is none of the script's."""
-    return unrecorded(_process["launches"].native)
+    return unrecorded(_observers[0].native)
 
 
 def values_of(tensor: Any) -> list[int] | None:
