@@ -49,7 +49,7 @@ def closed(
 
 def speed_rows(quick: bool) -> Iterator[Row]:
     """Tokens a second of both, and what the twin says of ours."""
-    count, repeats = (8, 3) if quick else (16, TURNS)
+    count, repeats = (8, 3) if quick else (48, TURNS)
     with servers({"vllm": Variant(), "ours": Variant(VllmSettings(admission="wait"))}) as up:
         same = [live.ask(closed(count), TOGETHER)[0] for live in up.values()]  # warm, too
         same_tokens = [[answer.tokens for answer in answers] for answers in same]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ class Scheduler(Base):  # type: ignore[misc]
         names, policies = choose_policies(settings.policy, settings.admission)
         limits = self._limits(names)
         self._run: StoredRun | None = None
+        self._notes: list[Callable[[], object]] = []
         log = note = None
         self._steps, self._rules = 0, settings.prefix_cache
         if self._rules and self._rules not in prefixcache.POLICIES:
@@ -72,11 +75,13 @@ class Scheduler(Base):  # type: ignore[misc]
             )
         self._log = self._open_log() if settings.every else None
         if self._log is not None:
-            log, note = event_notes(self._log, settings.every, lambda: self._steps)
+            log, note = map(self._later, event_notes(self._log, settings.every, lambda: self._steps))
         self._note_decision = log
         step_times = step_time(settings.step_time).time if settings.step_time else None
         self._plan, self._wall = StepPlan(), time.time() - time.monotonic()
         self._refused: list[Request] = []
+        self._output: SchedulerOutput | None = None
+        """Of the step that the policies do not know to be scheduled."""
         self._controller = Controller(
             limits,
             step_times,
@@ -147,6 +152,7 @@ class Scheduler(Base):  # type: ignore[misc]
     # a step
 
     def schedule(self, *given: Any, **named: Any) -> SchedulerOutput:
+        self._settle()
         controller = self._controller
         now = self._now()
         controller.done(now)
@@ -163,10 +169,28 @@ class Scheduler(Base):  # type: ignore[misc]
         output = super().schedule(*given, **named)
         for request in paused:
             self.waiting.add_request(request)
-        controller.scheduled(output.num_scheduled_tokens, self._reached)
+        self._output = output
         if self._log is not None and not output.total_num_scheduled_tokens:
+            self._settle()
             self._log.flush()  # nothing to do: it may be long until the next line
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        self._settle()  # the workers compute meanwhile
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def _later(self, note: Callable[..., object]) -> Callable[..., None]:
+        """``note``, called by `_settle`: it costs a step nothing then."""
+        return lambda *values, **fields: self._notes.append(partial(note, *values, **fields))
+
+    def _settle(self) -> None:
+        """Tell the policies what is computed in the step, and note what happened."""
+        output, self._output = self._output, None
+        if output is not None:
+            self._controller.scheduled(output.num_scheduled_tokens, self._reached)
+        notes, self._notes = self._notes, []
+        for note in notes:
+            note()
 
     def _mamba_block_aligned_split(
         self, request: Request, num_new_tokens: int, local: int = 0, external: int = 0
@@ -182,6 +206,7 @@ class Scheduler(Base):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        self._settle()  # where vLLM had no need of the grammars
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for name in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(name)
@@ -216,6 +241,7 @@ class Scheduler(Base):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         super().shutdown()
+        self._settle()
         if self._log is not None:
             self._log.close()
         if self._run is not None:
