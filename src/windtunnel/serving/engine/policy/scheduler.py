@@ -57,7 +57,8 @@ Log = Callable[[str, str, object, object], None]
 class _Sequence:
     """A parent or a branch. ``depth``: tokens in the KV, from the request's first to its last; it is
     prefilled up to ``goal``, as a ``prompt`` where nothing of the request is decoded yet; ``left``: tokens
-    that it may still decode in this stage. It is ``live`` from its first token on to its last."""
+    that it may still decode in this stage. It is ``live`` from its first token on to its last. While a parent
+    is, ``left`` alone counts: there are many of them in every step."""
 
     __slots__ = ("depth", "goal", "left", "live", "number", "prompt")
 
@@ -139,6 +140,7 @@ class EngineScheduler:
         self._filling: dict[Unit, _Sequence] = {}  # to be prefilled
         self._forks: dict[int, tuple[int, ...]] = {}
         self._joins: list[int] = []
+        self._read = 0  # tokens that `_serial` have in the KV
         self.reserved = 0
         """KV tokens that the admitted requests may come to hold."""
 
@@ -181,9 +183,10 @@ class EngineScheduler:
 
     def kv_used(self) -> int:
         """KV tokens that the admitted requests hold now, with what a cache lent them."""
-        return sum(
+        return self._read + sum(
             running.parent.depth + running.tail + sum(map(running.suffix, running.open.values()))
             for running in self._running.values()
+            if (running.request.id, 0) not in self._serial
         )
 
     # a step
@@ -201,7 +204,7 @@ class EngineScheduler:
         prefill = tuple([self._chunk(*part) for part in decision.prefill])
         parents = tuple(self._serial)
         branches: tuple[Unit, ...] = ()
-        read, wide = sum([parent.depth for parent in self._serial.values()]), False
+        read, wide = self._read, False
         if protected:
             branches = tuple((running.request.id, branch.number) for running, branch in protected)
             read += sum(branch.depth for _, branch in protected)
@@ -254,10 +257,10 @@ class EngineScheduler:
                 if branch.left <= 0:
                     over.append((number, unit))
         last: list[Unit] = []
+        self._read += count * len(self._serial)
         for key, parent in self._serial.items():
-            parent.depth += count
-            parent.left -= count
-            if parent.left <= 0:
+            parent.left = left = parent.left - count
+            if left <= 0:
                 last.append(key)
         for number, unit in (*over, *sorted(early), *sorted(last)):
             if number in self._running:
@@ -362,6 +365,7 @@ class EngineScheduler:
             self._parallel[chunk.request] = running
         else:
             self._serial[key] = part
+            self._read += part.depth
         if part.left <= 0 or key in early:
             self._unit_ends(running, chunk.unit, out, now)
 
@@ -400,9 +404,7 @@ class EngineScheduler:
         del running.open[unit]
         out.ended.append((number, unit))
         if isinstance(stage, Serial):
-            del self._serial[number, unit]
-            running.counted, sequence.left = running.emitted, 0
-            running.length = sequence.depth + 1
+            self._rest(running, stage)
             self._stage_ends(running, out, now)
             return
         running.tail += running.suffix(sequence)
@@ -412,6 +414,14 @@ class EngineScheduler:
             running.length, running.tail = running.length + running.tail + stage.join, 0
             if self._stage_ends(running, out, now):
                 self._joins.append(number)
+
+    def _rest(self, running: _Running, stage: Serial) -> None:
+        """Its parent decodes no more."""
+        parent = running.parent
+        del self._serial[running.request.id, 0]
+        parent.depth += stage.tokens - 1 - parent.left
+        self._read -= parent.depth
+        running.counted, parent.left, running.length = running.emitted, 0, parent.depth + 1
 
     def _stage_ends(self, running: _Running, out: StepOutcome, now: float) -> bool:
         """Whether another one begins."""
@@ -428,7 +438,9 @@ class EngineScheduler:
         number = running.request.id
         for unit in (0, *running.open):
             self._filling.pop((number, unit), None)
-        self._serial.pop((number, 0), None)
+        if (number, 0) in self._serial:
+            assert isinstance(running.stage, Serial)
+            self._rest(running, running.stage)
         self._parallel.pop(number, None)
         self._forks.pop(number, None)
         if number in self._joins:
