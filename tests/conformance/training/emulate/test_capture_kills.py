@@ -34,7 +34,6 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path: Path, monkeypatch: 
 
         def kill() -> None:
             until(lambda: _written(pid_file))
-            assert one._worker is not None
             os.kill(one._worker.pid, signal.SIGKILL)
 
         threading.Thread(target=kill).start()

@@ -94,8 +94,8 @@ class Session:
         self.seconds: list[float] = []  # that the process of each captured rank took
         self.requests = 0
         self.directory = Path()
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._worker: subprocess.Popen[str] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str]  # from when it is entered on, as the worker
+        self._worker: subprocess.Popen[str]
 
     def __enter__(self) -> Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="windtunnel-")
@@ -112,18 +112,16 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._worker is not None:
-            # The worker has nothing of its own to finish. What the ranks started may have left its group.
-            kill_tree(self._worker.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._worker.pid, signal.SIGKILL)
-            self._worker.wait()
-            assert self._worker.stdin and self._worker.stdout
-            with contextlib.suppress(BrokenPipeError):
-                self._worker.stdin.close()
-            self._worker.stdout.close()
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        # The worker has nothing of its own to finish. What the ranks started may have left its group.
+        kill_tree(self._worker.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._worker.pid, signal.SIGKILL)
+        self._worker.wait()
+        assert self._worker.stdin and self._worker.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._worker.stdin.close()
+        self._worker.stdout.close()
+        self._scratch.cleanup()
 
     def capture(self, ranks: Sequence[int]) -> list[Slice]:
         """Run the script as each of ``ranks`` and return their slices, in that order.
@@ -178,8 +176,7 @@ class Session:
         return [None if rank in self.refused else self._slice(rank) for rank in ranks]
 
     def _run(self, ranks: Sequence[int], outline: bool) -> None:
-        assert self._worker is not None
-        assert self._worker.stdin is not None and self._worker.stdout is not None
+        assert self._worker.stdin and self._worker.stdout
         directory = self.directory
         self.requests += 1
         # Steps of a device that is not there cost little, so the script may be run on from a steady one.
@@ -238,7 +235,6 @@ class Session:
         return slice_
 
     def _worker_died(self) -> Exception:
-        assert self._worker is not None and self._scratch is not None
         self._worker.wait()
         details = Path(self._scratch.name, WORKER_LOG).read_text(errors="replace")
         last = details.strip().splitlines()[-1] if details.strip() else ""
