@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli.common import Json, print_json
+from windtunnel.cli.common import Json, print_json, print_table
 from windtunnel.cli.options import takes
 from windtunnel.serving.engine.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from windtunnel.serving.engine.emulation import Emulated
 
 DEFAULT = ServeSettings()
 
@@ -83,12 +86,40 @@ def serve(
 
 
 def _emulate(settings: ServeSettings, as_json: bool) -> None:
-    from windtunnel.serving.engine.emulation import emulate, show
+    from windtunnel.serving.engine.emulation import emulate
 
     emulated = emulate(settings)
     if as_json:
         print_json({"run": emulated.run, **emulated.summary, "about": emulated.about})
-        return
-    from rich.console import Console
+    else:
+        _print(emulated)
 
-    show(emulated, Console())
+
+def _print(emulated: Emulated) -> None:
+    from windtunnel.base.units import seconds
+    from windtunnel.serving.engine.twin.figures import PERCENTILES
+
+    data, columns = emulated.summary, ("mean", *(f"p{percentile}" for percentile in PERCENTILES))
+    print_table(("setting", ""), emulated.about.items(), rules=False)
+    rows = [
+        (words, *(seconds(data[name][column]) for column in columns))
+        for name, words in (
+            ("ttft", "first token (TTFT)"), ("tpot", "each further token (TPOT)"), ("total", "end to end")
+        )
+    ]  # fmt: skip
+    print_table(("emulated", *(f">{column}" for column in columns)), rows)
+    facts = [
+        ("requests", f"{data['requests']:,}: {data['finished']:,} finished, {data['refused']:,} refused"),
+        ("got what was promised", f"{data['attainment']:.2%}"),
+        ("goodput", f"{data['goodput']:.4g} requests/s that got it"),
+        ("requests/s", f"{data['requests_per_second']:.4g}, and {data['tokens_per_second']:,.0f} tokens/s"),
+        ("KV held", f"{data['kv_mean']:.1%}, at most {data['kv_peak']:.1%} of {data['kv_tokens']:,} tokens"),
+        ("prompt tokens cached", f"{data['cached']:.2%}"),
+        ("engine busy", f"{data['busy']:.1%} of {data['seconds']:,.0f} s, {data['steps']:,} steps"),
+    ]
+    if cost := data.get("cost"):
+        words = f"{cost['total']:.4g} in all, {cost['per_million_tokens']:.4g} a million tokens"
+        facts.append(("cost", f"{words}, {cost['per_thousand_met']:.4g} a thousand requests that got it"))
+    never = sorted({words for part in emulated.parts for words in part.never.values()})[:3]
+    facts += [("never served", words) for words in never]
+    print_table(("figure", "emulated"), [*facts, ("run", emulated.run)], rules=False)

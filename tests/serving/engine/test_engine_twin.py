@@ -224,3 +224,14 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     made = simulate(trace=trace, step_time=numbers, chunk=1000, every=0)
     assert made.times.ttft.tolist() == pytest.approx([0.0137, 3 * 0.11 - 0.0], abs=0.02)
     assert made.summary["refused"] == 0 and inf not in made.times.total
+
+
+def test_what_is_emulated_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,37,4\n0.5,3000,4\n")
+    words = ["serve", "--trace", str(trace), "--step-time", "base=0.01,token=1e-4", "--kv", "64"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for said in ("first token (TTFT)", "2: 1 finished, 1 refused", "never served", "there is room for 64"):
+        assert said in done.stdout

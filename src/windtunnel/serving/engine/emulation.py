@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.policyfile import Policy
-from windtunnel.base.units import amount, seconds
+from windtunnel.base.units import amount
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine import profile
@@ -38,9 +38,6 @@ from windtunnel.store.runs import Store
 from windtunnel.traces import requests as traces
 from windtunnel.traces.requests import Requests
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 CAPABILITY = "serving.engine"
 BRANCHES = re.compile(r"share=(\d*\.?\d+),count=(\d+)(?:-(\d+))?,tokens=(\d*\.?\d+)")
 PRECISE = 2000
@@ -59,36 +56,6 @@ class Emulated:
     about: Mapping[str, str]
     parts: tuple[Results, ...]
     times: figures.RequestTimes
-
-
-def show(emulated: Emulated, console: Console) -> None:
-    """Print it; all of it is emulated."""
-    from rich.table import Table
-
-    for name, words in emulated.about.items():
-        console.print(f"{name:13}{words}", style="dim", highlight=False, soft_wrap=True)
-    data, columns = emulated.summary, ("mean", *(f"p{percentile}" for percentile in figures.PERCENTILES))
-    table = Table("emulated", *columns)
-    for name, words in (
-        ("ttft", "first token (TTFT)"), ("tpot", "each further token (TPOT)"), ("total", "end to end")
-    ):  # fmt: skip
-        table.add_row(words, *(seconds(data[name][column]) for column in columns))
-    console.print(table)
-    rows = [
-        ("requests", f"{data['requests']:,}: {data['finished']:,} finished, {data['refused']:,} refused"),
-        ("got what was promised", f"{data['attainment']:.2%}"),
-        ("goodput", f"{data['goodput']:.4g} requests/s that got it"),
-        ("requests/s", f"{data['requests_per_second']:.4g}, and {data['tokens_per_second']:,.0f} tokens/s"),
-        ("KV held", f"{data['kv_mean']:.1%}, at most {data['kv_peak']:.1%} of {data['kv_tokens']:,} tokens"),
-        ("prompt tokens cached", f"{data['cached']:.2%}"),
-        ("engine busy", f"{data['busy']:.1%} of {data['seconds']:,.0f} s, {data['steps']:,} steps"),
-    ]
-    if cost := data.get("cost"):
-        words = f"{cost['total']:.4g} in all, {cost['per_million_tokens']:.4g} a million tokens"
-        rows.append(("cost", f"{words}, {cost['per_thousand_met']:.4g} a thousand requests that got it"))
-    never = sorted({words for part in emulated.parts for words in part.never.values()})[:3]
-    for name, words in [*rows, *(("never served", words) for words in never), ("run", emulated.run)]:
-        console.print(f"{name:22}{words}", highlight=False, soft_wrap=True)
 
 
 def emulate(settings: ServeSettings) -> Emulated:
