@@ -22,7 +22,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.errors import PoolError, disk_full
 from windtunnel.agents.sandbox.files import btrfs
 from windtunnel.agents.sandbox.files.pool import Pool, faults
 from windtunnel.agents.sandbox.files.tree import ORIGINS, Comparison
@@ -84,9 +84,7 @@ class BtrfsPool(Pool):
         try:
             self._begin(box, origin, limit)
         except PoolError as error:
-            cause = error.__cause__
-            full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
-            if not full or not (self._lives / box).exists():
+            if not disk_full(error) or not (self._lives / box).exists():
                 raise
             # the root that is given up anyway may hold the room that is missing
             super().drop_box(box)

@@ -10,7 +10,6 @@ itself, owners are the user's, and devices are absent.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -22,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.errors import PoolError, disk_full
 from windtunnel.agents.sandbox.files import archive
 from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.agents.sandbox.files.tree import Comparison, Copier, remove
@@ -53,7 +52,7 @@ def faults(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if disk_full(error):
             raise PoolError(f"{what}: the pool is full; remove checkpoints or give it more room") from error
         where = f" ({error.filename})" if error.filename else ""
         raise PoolError(f"{what}: {error.strerror or error}{where}") from error

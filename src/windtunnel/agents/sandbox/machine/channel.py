@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.errors import MachineError, disk_full
 from windtunnel.agents.sandbox.files.archive import HOLLOW, receive
 from windtunnel.agents.sandbox.files.tree import remove
 from windtunnel.agents.sandbox.machine.group import Cgroup, UserProcesses
@@ -45,7 +45,6 @@ FEED_TICK, IDLE = 0.002, 0.1
 """Seconds between two looks: whether a command has opened its input, and whether it has ended."""
 BALLAST, BALLAST_BYTES = "ballast", 4 << 20
 """What a channel holds from its beginning, so that commands go on where it is full."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ChannelFolder:
@@ -344,7 +343,7 @@ class CommandOutputs:
                 self._folder.remove("probe")
                 os.posix_fallocate(probe, 0, PIECE)
         except OSError as error:
-            return error.errno in FULL
+            return disk_full(error)
         return False
 
     def result(self) -> tuple[bytes, bytes, list[str], list[str]]:

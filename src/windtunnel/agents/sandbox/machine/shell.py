@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable
 from typing import IO, Literal
 
-from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.errors import MachineError, disk_full
 from windtunnel.agents.sandbox.machine.channel import (
     BALLAST,
-    FULL,
     OUTPUT,
     ChannelFolder,
     CommandOutputs,
@@ -379,7 +378,7 @@ class Shell:
                 for name in old:
                     self._folder.dry(name)
             except OSError as error:
-                if error.errno not in FULL:
+                if not disk_full(error):
                     raise
                 # even to give room back takes some
                 self._channel.remove(BALLAST)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, cast
 
+from windtunnel.agents.sandbox.errors import disk_full
 from windtunnel.agents.sandbox.files import Pool, archive
 from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.store import CheckpointStore, new_id
@@ -66,7 +67,7 @@ def destination(url: str) -> Files:
         place.remove_empty(FOLDER)
     except OSError as error:
         words = f"export: {url} cannot be written ({error.strerror or error})"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        if disk_full(error) or error.errno == errno.EIO:
             raise ObjectError(words) from error
         raise UserError(f"{words}; give a folder that may be, or a URL such as s3://bucket/path") from error
     return place
