@@ -33,7 +33,6 @@ from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import egress, limits
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, conversation_file
 from windtunnel.agents.sandbox.proxy.egress import copy_stream
-from windtunnel.agents.sandbox.proxy.gate import Turning
 from windtunnel.agents.sandbox.proxy.upstream import Upstream, new_client, read_key
 from windtunnel.agents.sandbox.side_effects import Journal
 from windtunnel.base import atomic
@@ -42,6 +41,7 @@ from windtunnel.base.errors import UserError
 if TYPE_CHECKING:
     import httpx
 
+    from windtunnel.agents.sandbox.box import Box
     from windtunnel.agents.sandbox.proxy.session import AgentSession
 
 
@@ -232,7 +232,7 @@ class HostProxy:
                 self._loop = LoopThread("sandbox-network")
             return self._loop
 
-    def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:
+    def serve(self, box: Box, spec: SandboxSpec, netns: Path) -> None:
         """Be the model API, the way out and the ports of a sandbox that has just begun to run, or to run
         again, in that namespace.
 
@@ -251,7 +251,7 @@ class HostProxy:
             self._egress[box.name] = way
         self.ports.serve(box.name)
 
-    def serve_model(self, box: Turning, upstream: Upstream, listener: socket.socket) -> None:
+    def serve_model(self, box: Box, upstream: Upstream, listener: socket.socket) -> None:
         """Be the model API of a sandbox on ``listener``, which is the proxy's from then on."""
         # a host without such a sandbox does without an HTTP server
         from windtunnel.agents.sandbox.proxy.session import AgentSession

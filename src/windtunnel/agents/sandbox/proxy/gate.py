@@ -18,12 +18,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httpx
 
 from windtunnel.agents.sandbox.errors import IncompleteError
-from windtunnel.agents.sandbox.model import CheckpointManifest
 from windtunnel.agents.sandbox.protocol import PendingTurn
 from windtunnel.agents.sandbox.proxy import limits
 from windtunnel.agents.sandbox.proxy.upstream import (
@@ -34,6 +33,9 @@ from windtunnel.agents.sandbox.proxy.upstream import (
     forward,
     reply_headers,
 )
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.box import Box
 
 CLOSING = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 """What the last event of a stream holds, in the shapes that are understood."""
@@ -128,23 +130,6 @@ class ArrivingReply:
         self._grown = asyncio.Event()
 
 
-class Turning(Protocol):
-    """What the model proxy needs of a sandbox."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def turns(self) -> int: ...
-
-    def end_turn(self, request: str = "") -> PendingTurn: ...
-
-    def checkpoint(self) -> CheckpointManifest: ...
-
-    def passes(self) -> bool:
-        """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
-
-
 @dataclass(eq=False)
 class ReplyWindow:
     """The time between a request of the main loop and the moment its reply may go out. ``turn``: 0 until the
@@ -179,7 +164,7 @@ class ReplyWindow:
 class Gate:
     """The windows of one sandbox. Its methods are called on the event loop."""
 
-    def __init__(self, box: Turning) -> None:
+    def __init__(self, box: Box) -> None:
         self._box = box
         self._open: dict[ReplyWindow, asyncio.Task[None]] = {}
         self._thread = ThreadPoolExecutor(1, f"turn-of-{box.name}")

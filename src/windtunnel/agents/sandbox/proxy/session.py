@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import httpx
@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from windtunnel.agents.sandbox.proxy import limits
 from windtunnel.agents.sandbox.proxy.classify import AgentLoops, Outline, Unreadable, classify, read
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, MainLoopRequest
-from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Gate, ReplyWindow, Turning
+from windtunnel.agents.sandbox.proxy.gate import ArrivingReply, Gate, ReplyWindow
 from windtunnel.agents.sandbox.proxy.upstream import (
     AgentRequest,
     Headers,
@@ -45,6 +45,9 @@ from windtunnel.agents.sandbox.proxy.wire import (
 )
 from windtunnel.base.web import WebServer
 
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.box import Box
+
 T = TypeVar("T")
 LOG = logging.getLogger("windtunnel.sandbox.proxy")
 WARNING = "x-windtunnel-checkpoint"
@@ -58,7 +61,7 @@ class AgentSession:
 
     def __init__(
         self,
-        box: Turning,
+        box: Box,
         upstream: Upstream,
         conversation: Conversation,
         client: httpx.AsyncClient,
