@@ -14,6 +14,7 @@ from windtunnel.agents.sandbox.criu.program import find_criu, trial
 from windtunnel.agents.sandbox.files import btrfs
 from windtunnel.agents.sandbox.inspect import kernel, memory
 from windtunnel.agents.sandbox.machine import launch
+from windtunnel.agents.sandbox.machine.group import kernel_version
 from windtunnel.agents.sandbox.model import Capability, Facility
 from windtunnel.linux import LinuxError, cgroup
 from windtunnel.linux.processes import capable
@@ -111,7 +112,7 @@ def _criu() -> Facility:
     where = f"{criu.words} at {criu.path}"
     if reason := trial(criu):
         return Facility("criu", False, f"{where} does not work: {reason}", gives, SETUP)
-    if criu.version < RECOMMENDED and launch.kernel_version() >= SOCKETS_CHANGED:
+    if criu.version < RECOMMENDED and kernel_version() >= SOCKETS_CHANGED:
         why = "cannot keep a process with a network socket on this kernel"
         return Facility("criu", False, f"{where} {why}; 4.2 can", gives, SETUP)
     if not criu.patched:

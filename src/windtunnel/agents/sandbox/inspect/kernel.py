@@ -186,11 +186,8 @@ def missing() -> str:
     if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
         return "this process is not in the machine's first pid namespace"
     try:
-        kernel = KernelTracker(lambda slot, event: None)
-        try:
+        with contextlib.closing(KernelTracker(lambda slot, event: None)) as kernel:
             kernel.open()
-        finally:
-            kernel.close()
     except (InspectError, LinuxError) as error:
         return str(error)
     except OSError as error:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import signal
 import subprocess
 import time
@@ -34,6 +36,15 @@ STOPPED = "stopped"
 TURN = 0.001
 """Seconds between two looks at processes that are about to stop."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def kernel_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+
+
+def counts_inside() -> bool:
+    """Whether a limit on processes counts those of the user namespace, and no others of the user."""
+    return kernel_version() >= (5, 14)
 
 
 class Cgroup(cgroup.HostCgroup):
@@ -62,6 +73,8 @@ class UserProcesses:
             missed.append("the limit on memory holds for each process, not for all together: that needs root")
         if limits.cpus is not None:
             missed.append("the limit on CPUs is not held: that needs root")
+        if limits.pids is not None and not counts_inside():
+            missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
         return missed
 
     def first(self) -> contextlib.AbstractContextManager[None]:

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import re
 import subprocess
 import time
 from functools import partial
@@ -36,7 +34,7 @@ from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.files.tree import make_folders
 from windtunnel.agents.sandbox.machine import walls
 from windtunnel.agents.sandbox.machine.channel import ChannelFolder
-from windtunnel.agents.sandbox.machine.group import INIT, Cgroup, UserProcesses
+from windtunnel.agents.sandbox.machine.group import INIT, Cgroup, UserProcesses, counts_inside
 from windtunnel.agents.sandbox.machine.walls import PROGRAM
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import CHANNEL, UNVERIFIED, Externals, Home, Unclaimed
@@ -56,8 +54,6 @@ BASE_ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
-COUNTED_INSIDE = (5, 14)
-"""From this kernel on, a limit on processes counts those of the user namespace and no others of the user."""
 SWITCHES = (
     ("user.max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=10000"),
     ("kernel.unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -117,22 +113,16 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
     """
     processes = group(home, spec.name)
     missed = processes.create(spec.limits)
-    channel = ((f"/{CHANNEL}", "channel", home.channel(spec.name)),)
+    netns = walls.netns_file(home, spec.name)
+    inside = [(f"/{CHANNEL}", "channel", home.channel(spec.name))]
     if isinstance(processes, UserProcesses):
-        if spec.limits.pids is not None and not _counted_inside():
-            missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
         home.box(spec.name).mkdir(parents=True, exist_ok=True)
-        return Externals(
-            root, channel, walls.netns_file(home, spec.name), processes.path, processes.procs
-        ), missed
-    folder = walls.devices(home, spec.name)
-    netns = walls.make_network(home, spec.name)
-    inside = [*channel, ("/dev", "dev", folder)]
-    inside += [
-        (f"/proc/{name}", f"proc-{name}", folder / "masked")
-        for name in walls.MASKED
-        if Path("/proc", name).exists()
-    ]
+    else:
+        walls.make_network(netns)
+        folder = walls.devices(home, spec.name)
+        covered = [name for name in walls.MASKED if Path("/proc", name).exists()]
+        inside += [("/dev", "dev", folder)]
+        inside += [(f"/proc/{name}", f"proc-{name}", folder / "masked") for name in covered]
     return Externals(root, tuple(inside), netns, processes.path, processes.procs), missed
 
 
@@ -146,7 +136,7 @@ def start(spec: SandboxSpec, externals: Externals) -> int:
     _lay_channel(spec, externals.root, channel)
     own = [hostname(spec), spec.workdir]
     if rootless():
-        pids = spec.limits.pids if _counted_inside() else None
+        pids = spec.limits.pids if counts_inside() else None
         noted = [externals.freezer / INIT, boot_id(), spec.limits.memory or 0, pids or 0]
         return _started(["rootless", externals.root, channel, *own, *noted], spec)
     outside = [externals.root, externals.of("dev"), channel, externals.netns]
@@ -182,14 +172,6 @@ def _started(arguments: list[object], spec: SandboxSpec) -> int:
     if done.returncode != 0 or kind != "pid":
         raise MachineError(f"the sandbox could not be started: {walls.launcher_words(done.stdout)}")
     return int(value)
-
-
-def _counted_inside() -> bool:
-    return kernel_version() >= COUNTED_INSIDE
-
-
-def kernel_version() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
 
 
 def clear(home: Home, box: str) -> None:

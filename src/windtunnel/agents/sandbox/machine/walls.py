@@ -192,16 +192,14 @@ def netns_file(home: Home, box: str) -> Path:
     return home.box(box) / "netns"
 
 
-def make_network(home: Home, box: str) -> Path:
-    """The sandbox's network namespace; one that exists stays. Raises MachineError."""
-    file = netns_file(home, box)
+def make_network(file: Path) -> None:
+    """The sandbox's network namespace, held by that file; one that exists stays. Raises MachineError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         if not namespaces.holds_namespace(file):
             namespaces.make_network(file)
     except OSError as error:
         raise MachineError(f"the sandbox's network could not be made: {error.strerror}") from error
-    return file
 
 
 def remove_network(home: Home, box: str) -> None:
