@@ -93,7 +93,9 @@ class Inspector:
                 if slot >= 0:
                     self._slots[slot] = watched
                     self._kernel.open()
-                    watched.identity = self._kernel.add(slot, cgroup, next(self._epochs))
+                    identity = os.stat(cgroup).st_ino
+                    self._kernel.set_epoch(identity, slot, next(self._epochs))
+                    watched.identity = identity
                 self.rebase(box, read_snapshot(members()))
             except BaseException as error:
                 self.unwatch(box)

@@ -265,13 +265,8 @@ class KernelTracker:
             except LinuxError as error:
                 self.broken = f"files: {error}"
 
-    def add(self, slot: int, cgroup: Path, epoch: int) -> int:
-        """Watch the processes of a cgroup (v2): its id, for ``set_epoch`` and ``remove``."""
-        identity = os.stat(cgroup).st_ino
-        self.set_epoch(identity, slot, epoch)
-        return identity
-
     def set_epoch(self, identity: int, slot: int, epoch: int) -> None:
+        """Watch the processes of the cgroup (v2) with that inode, from now on or anew."""
         self._maps["slots"][struct.pack("<Q", identity)] = struct.pack("<II", slot, epoch & 0xFFFFFFFF)
 
     def remove(self, identity: int, slot: int) -> None:

@@ -102,15 +102,12 @@ def walls() -> dict[str, set[str]]:
     return result
 
 
-def folder(home: Home, box: str) -> Path:
-    return home.box(box) / "dev"
-
-
 def devices(home: Home, box: str) -> Path:
     """Where the sandbox's /dev is mounted on the host; made when it is not there. Raises MachineError."""
-    point = folder(home, box)
+    point = home.box(box) / "dev"
     try:
-        if _complete(point):
+        # one that was made to its end is read-only, which is the last step
+        if mounts.is_point(point) and os.statvfs(point).f_flag & os.ST_RDONLY:
             return point
         release(home, box)
         point.mkdir(parents=True)
@@ -131,7 +128,7 @@ def devices(home: Home, box: str) -> Path:
 
 def release(home: Home, box: str) -> None:
     """Let go of the sandbox's /dev; absent is fine. Raises MachineError."""
-    point = folder(home, box)
+    point = home.box(box) / "dev"
     try:
         while mounts.is_point(point) and mounts.unmount(point):
             pass
@@ -139,11 +136,6 @@ def release(home: Home, box: str) -> None:
         raise MachineError(f"the sandbox's /dev cannot be unmounted: {error.strerror} ({point})") from error
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(point)
-
-
-def _complete(point: Path) -> bool:
-    """Whether a /dev was made to its end: being read-only is the last step."""
-    return mounts.is_point(point) and bool(os.statvfs(point).f_flag & os.ST_RDONLY)
 
 
 def weak(pid: int) -> dict[str, set[str]]:
