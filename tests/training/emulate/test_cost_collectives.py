@@ -8,8 +8,8 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Collective, Group
 from windtunnel.training.emulate.twin.costs.collectives import (
     bus_factor,
+    call_cost,
     collective_cost,
-    collective_seconds,
     full_bytes,
     sharing_of,
 )
@@ -126,10 +126,10 @@ def test_messages_take_the_link_between_the_two_ends():
     far = collective_cost("send", BIG, cluster.placement([0, 8]), cluster)
     assert near.bus_bandwidth == pytest.approx(450e9 * 0.82, rel=0.02)
     assert far.bus_bandwidth == pytest.approx(50e9 * 0.92, rel=0.02)
-    group = Group("default_pg", tuple(range(16)), "world")
-    sent = collective_seconds(Collective("send", 0, BIG, 0, peer=8), group, cluster, rank=0)
-    received = collective_seconds(Collective("recv", 0, 0, BIG, peer=0), group, cluster, rank=8)
-    assert sent == received == far.seconds
+    ends = Group("", (0, 8), "world")
+    sent = call_cost(Collective("send", 0, BIG, 0, peer=8), ends, cluster)
+    received = call_cost(Collective("recv", 0, 0, BIG, peer=0), ends, cluster)
+    assert sent.seconds == received.seconds == far.seconds
 
 
 def test_sizes_mean_what_nccl_tests_means():

@@ -37,7 +37,7 @@ from windtunnel.training.emulate.emulation import Progress, no_progress
 from windtunnel.training.emulate.exports import JOB
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Alternative, Collective, Group
 from windtunnel.training.emulate.run import emulate
-from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
+from windtunnel.training.emulate.twin.costs.collectives import call_cost
 from windtunnel.training.emulate.twin.costs.profile import find_profile
 
 CAPABILITY = "network.run"
@@ -218,12 +218,8 @@ class Prices:
             sent /= len(group)
         if call.kind == "scatter":
             got /= len(group)
-        peer = group[1] if call.kind == "send" else -1
-        own = Collective(call.kind, 0, int(sent), int(got), call.dtype, peer, call.backend)
-        members = Group("", group)
-        return collective_seconds(
-            own, members, self.cluster, self.profile, rank=group[0], alternatives=ways
-        )  # fmt: skip
+        own = Collective(call.kind, 0, int(sent), int(got), call.dtype, backend=call.backend)
+        return call_cost(own, Group("", group), self.cluster, self.profile, ways).seconds
 
     def loads(self, call: CollectiveCall, link_loads: dict[int, float]) -> dict[int, float]:
         """What ``call`` puts on links for each of its bytes, where a ring puts ``link_loads``."""

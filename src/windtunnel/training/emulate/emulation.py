@@ -41,7 +41,7 @@ from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.program import Program
-from windtunnel.training.emulate.twin.costs.collectives import collective_seconds, full_bytes
+from windtunnel.training.emulate.twin.costs.collectives import call_cost, full_bytes
 from windtunnel.training.emulate.twin.costs.profile import (
     DeviceProfile,
     find_profile,
@@ -170,8 +170,8 @@ def used_by(alternative: Alternative, timing: Timing, cluster: Cluster) -> Note:
         if use.call.backend == "nccl" and alternative.seconds(use.call, group) is not None:
             eligible.append(f"{use.call.kind} over {use.label}")
             count += use.count
-            without = collective_seconds(use.call, group, cluster)
-            if collective_seconds(use.call, group, cluster, alternatives=[alternative]) < without:
+            without = call_cost(use.call, group, cluster)
+            if call_cost(use.call, group, cluster, alternatives=[alternative]).seconds < without.seconds:
                 carried += use.count
     text = "of no use"
     if eligible:
@@ -257,14 +257,7 @@ def costs_of(
     def seconds(call: Collective, group: Group) -> float:
         ranks = len(group.ranks)
         added = scheme.collective(call.kind, full_bytes(call, ranks), ranks) if scheme else 0.0
-        return added + plain(call, group)
-
-    def plain(call: Collective, group: Group) -> float:
-        if call.kind in ("send", "recv"):
-            sender, receiver = group.ranks
-            issuer, peer = (sender, receiver) if call.kind == "send" else (receiver, sender)
-            return collective_seconds(replace(call, peer=peer), group, cluster, profile, rank=issuer)
-        return collective_seconds(call, group, cluster, profile, alternatives=alternatives)
+        return added + call_cost(call, group, cluster, profile, alternatives).seconds
 
     beside = GPU.beside_collectives if device.kind == "gpu" else 0.0
     return WorldCosts(operators, host_operators, host_events, seconds, beside)

@@ -31,12 +31,7 @@ from windtunnel.training.emulate.summary import (
     StepFacts,
     Summary,
 )
-from windtunnel.training.emulate.twin.costs.collectives import (
-    collective_cost,
-    full_bytes,
-    or_alternative,
-    sharing_of,
-)
+from windtunnel.training.emulate.twin.costs.collectives import call_cost, full_bytes
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 
@@ -44,6 +39,8 @@ MORE = 4
 """Calls that are named of a kind of step."""
 HELD = 12
 """Module paths that are named of what is held at a time."""
+OPERATORS = 60
+"""Operators that are told, those that take longest."""
 EMULATED = (
     "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
     "critical_path", "ranks", "collectives", "joules_per_iteration",
@@ -213,17 +210,13 @@ def _rank_class(result: EmulationResult, row: int) -> RankFacts:
 
 
 def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
-    cluster, call = result.cluster, use.call
-    placement = cluster.placement(use.ranks)
-    nbytes = full_bytes(call, use.group_size)
-    cost = collective_cost(
-        call.kind, nbytes, placement, cluster, backend=call.backend, sharing=sharing_of(cluster, placement),
-        profile=result.profile,
-    )  # fmt: skip
-    cost = or_alternative(cost, call, Group("", use.ranks, use.label), result.alternatives)
+    call, nbytes = use.call, full_bytes(use.call, use.group_size)
+    group = Group("", use.ranks, use.label)
+    cost = call_cost(call, group, result.cluster, result.profile, result.alternatives)
     added = result.scheme.collective(call.kind, nbytes, use.group_size) if result.scheme else 0.0
     return CollectiveFacts(
-        kind=call.kind, group=use.label, group_size=use.group_size, hosts=placement.hosts,
+        kind=call.kind, group=use.label, group_size=use.group_size,
+        hosts=result.cluster.placement(use.ranks).hosts,
         backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,
         count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
         seconds_total=use.seconds_each * use.count / len(result.timing.step_s),
@@ -232,7 +225,7 @@ def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
     )  # fmt: skip
 
 
-def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFacts]:
+def operator_table(result: EmulationResult) -> list[OperatorFacts]:
     """Operators of the critical rank's steps, those that take longest first: calls of one name together, in
     all of the period; their figures are of the mean step."""
     row = int(result.classes.rank_class[result.timing.critical_rank])
@@ -253,4 +246,4 @@ def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFact
         OperatorFacts(*key, int(times), flops, nbytes, seconds, "+".join(sorted(sources[key])))
         for key, (times, flops, nbytes, seconds) in totals.items()
     ]
-    return sorted(rows, key=lambda row: -row.seconds)[:most]
+    return sorted(rows, key=lambda row: -row.seconds)[:OPERATORS]

@@ -26,7 +26,7 @@ from windtunnel.training.emulate.graph import (
     Slice,
     TensorMeta,
 )
-from windtunnel.training.emulate.policy.groups import POINT_TO_POINT, Families
+from windtunnel.training.emulate.policy.groups import CallRow, Families, call_rows
 
 Longs = NDArray[np.int64]
 Events = np.ndarray[Any, np.dtype[Any]]
@@ -136,19 +136,11 @@ def _parameter_bytes(slice_: Slice) -> int:
 
 
 def _collective_names(slice_: Slice, families: Families) -> Longs:
-    family_of = families.of_slice(slice_)
+    def name(row: Collective, where: CallRow) -> int:
+        return _hash(repr((row.kind, row.in_bytes, row.out_bytes, row.dtype, row.backend, where)))
 
-    def name(row: Collective) -> int:
-        family = families.families[family_of[row.group]]
-        peer = -1
-        if row.peer >= 0:
-            peer = int(family.index_of[row.peer])
-            if row.kind in POINT_TO_POINT:
-                peer = (peer - int(family.index_of[slice_.rank])) % family.size
-        traits = (row.kind, family_of[row.group], row.in_bytes, row.out_bytes, row.dtype, row.backend, peer)
-        return _hash(repr(traits))
-
-    return np.array([name(row) for row in slice_.collectives], np.int64)
+    wheres = call_rows(slice_, families)
+    return np.array([name(*pair) for pair in zip(slice_.collectives, wheres, strict=True)], np.int64)
 
 
 def _hash(text: str) -> int:

@@ -305,8 +305,7 @@ class ClassCalls:
 
 def read_calls(slice_: Slice, families: Families, steady: bool) -> ClassCalls:
     """The calls of a slice; with ``steady`` only those of its steady step, numbered from its start."""
-    family_of = families.of_slice(slice_)
-    rows = [_row(row, slice_.rank, family_of[row.group], families) for row in slice_.collectives]
+    rows = call_rows(slice_, families)
     begin, end = slice_.steady if steady else (0, len(slice_.events))
     events = slice_.events[begin:end]
     event = np.flatnonzero(events["kind"] == EventKind.COLLECTIVE) + begin
@@ -320,10 +319,16 @@ def read_calls(slice_: Slice, families: Families, steady: bool) -> ClassCalls:
     return ClassCalls(slice_, event, row, order, rows)
 
 
+def call_rows(slice_: Slice, families: Families) -> list[CallRow]:
+    """What each row of the slice's collective table means."""
+    family_of = families.of_slice(slice_)
+    return [_row(row, slice_.rank, family_of[row.group], families) for row in slice_.collectives]
+
+
 def _row(row: Collective, rank: int, family_number: int, families: Families) -> CallRow:
     family = families.families[family_number]
     place = int(family.index_of[row.peer]) if row.peer >= 0 else -1
-    if row.kind in ("send", "recv"):
+    if row.kind in POINT_TO_POINT:
         distance = (place - int(family.index_of[rank])) % family.size
         nbytes = row.in_bytes if row.kind == "send" else row.out_bytes
         return CallRow((family_number, SEND if row.kind == "send" else RECV, distance), (nbytes,))

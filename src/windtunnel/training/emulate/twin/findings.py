@@ -88,6 +88,7 @@ def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: flo
 
 # A wait of less than this share of the iteration is not worth a line.
 SMALLEST_SHARE = 0.002
+MOST_WAITS = 3
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,8 @@ OTHER_WAITS = {
 """What and remedy of the kinds that need no look at the job."""
 
 
-def largest_waits(
-    job: WorldJob, cluster: Cluster, split: StepSplit, iteration: float, most: int = 3
-) -> list[RankWait]:
-    """At most ``most`` waits, the largest first."""
+def largest_waits(job: WorldJob, cluster: Cluster, split: StepSplit, iteration: float) -> list[RankWait]:
+    """The waits that are told, the largest first."""
     causes: dict[tuple[str, str], float] = defaultdict(float)
     for (kind, row, node), seconds in split.reasons.items():
         if kind.startswith("communication:"):
@@ -133,7 +132,7 @@ def largest_waits(
             causes[_imbalance(job, cluster, split)] += seconds
         elif kind != "compute":
             causes[OTHER_WAITS[kind]] += seconds
-    ordered = sorted(causes.items(), key=lambda item: -item[1])[:most]
+    ordered = sorted(causes.items(), key=lambda item: -item[1])[:MOST_WAITS]
     return [
         RankWait(what, seconds, seconds / iteration, remedy)
         for (what, remedy), seconds in ordered

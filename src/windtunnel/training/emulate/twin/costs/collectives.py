@@ -268,25 +268,21 @@ def full_bytes(collective: Collective, ranks: int) -> int:
     return max(collective.in_bytes, collective.out_bytes)
 
 
-def collective_seconds(
-    collective: Collective, group: Group, cluster: Cluster, profile: DeviceProfile | None = None,
-    rank: int = -1, alternatives: Sequence[Alternative] = (),
-) -> float:  # fmt: skip
-    """Seconds of ``collective`` by ``group`` on ``cluster`` from the moment that all members are ready.
+def call_cost(
+    call: Collective, group: Group, cluster: Cluster, profile: DeviceProfile | None = None,
+    alternatives: Sequence[Alternative] = (),
+) -> CollectiveCost:  # fmt: skip
+    """What ``call`` by ``group`` costs on ``cluster`` from the moment that all members are ready.
 
-    A send or recv is between ``rank`` (the one that issues it) and the collective's peer. ``alternatives``:
-    see `or_alternative`. Raises `UserError` when the cluster does not have the ranks.
+    The group of a message is its sender and receiver. ``alternatives``: see `or_alternative`. Raises
+    `UserError` when the cluster does not have the ranks.
     """
-    if collective.kind in ("send", "recv"):
-        ends = (collective.peer, rank) if collective.kind == "recv" else (rank, collective.peer)
-        placement = _placement(cluster, ends)
-    else:
-        placement = _placement(cluster, group.ranks)
+    placement = _placement(cluster, group.ranks)
     cost = collective_cost(
-        collective.kind, full_bytes(collective, placement.ranks), placement, cluster,
-        backend=collective.backend, sharing=sharing_of(cluster, placement), profile=profile,
+        call.kind, full_bytes(call, placement.ranks), placement, cluster,
+        backend=call.backend, sharing=sharing_of(cluster, placement), profile=profile,
     )  # fmt: skip
-    return or_alternative(cost, collective, group, alternatives).seconds
+    return or_alternative(cost, call, group, alternatives)
 
 
 def or_alternative(
