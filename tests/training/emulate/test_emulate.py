@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from windtunnel.cli.main import app
 from windtunnel.report.chakra import read_graph
 from windtunnel.report.timeline import read_trace
 from windtunnel.store.runs import Store
-from windtunnel.training.emulate import summary as records
 
 ROOT = Path(__file__).parents[3]
 LLAMA = str(ROOT / "examples" / "train_llama.py")
@@ -54,25 +52,6 @@ def pipeline(home: Path) -> dict[str, Any]:
     return summary_of(emulate(*JOB, "--pp", "2", "--tp", "2"))
 
 
-def test_summary_has_the_fields_of_its_records(fsdp: dict[str, Any]) -> None:
-    def names(record: type) -> set[str]:
-        return {field.name for field in fields(record)}
-
-    assert set(fsdp) == names(records.Summary) - {"confidential", "live"}
-    for name, record in (
-        ("command", records.Command),
-        ("cluster", records.ClusterFacts),
-        ("replay", records.ReplayFacts),
-    ):
-        assert set(fsdp[name]) == names(record)
-    for name, record in (
-        ("ranks", records.RankFacts),
-        ("collectives", records.CollectiveFacts),
-        ("operators", records.OperatorFacts),
-    ):
-        assert all(set(row) == names(record) for row in fsdp[name])
-
-
 def test_parts_add_up(fsdp: dict[str, Any], pipeline: dict[str, Any]) -> None:
     for summary in (fsdp, pipeline):
         assert math.isclose(sum(summary["critical_path"].values()), summary["iteration_time_s"], rel_tol=1e-9)
@@ -93,6 +72,7 @@ def test_tokens_are_those_of_all_data_parallel_ranks(fsdp: dict[str, Any], pipel
 
 
 def test_files_of_a_run(fsdp: dict[str, Any]) -> None:
+    assert not {"confidential", "live"} & set(fsdp)
     folder = Path(fsdp["directory"])
     assert json.loads((folder / "summary.json").read_text())["run_id"] == fsdp["run_id"]
     with gzip.open(folder / "timeline.json.gz", "rt") as file:

@@ -160,24 +160,6 @@ def test_equal_to_the_plain_allocator(text, actions, capacity, lag):
 
 
 @pytest.mark.parametrize("text", CONFIGS)
-def test_equal_on_a_long_program(text):
-    """Long enough that the arrays of the heap have to grow, with many free blocks."""
-    draw = np.random.default_rng(7)
-    actions = []
-    for _ in range(700):
-        size = int(2 ** draw.uniform(6, 25))
-        actions.append(("alloc", int(draw.integers(2)), size))
-        if draw.random() < 0.85:
-            actions.append(("free", int(draw.integers(61)), 0))
-    config = AllocatorConfig.parse(text)
-    events, shown, refused = play(actions, config, 400 * MIB, 1024)
-    path = simulate(events, config, 400 * MIB, 1024)
-    assert np.array_equal(np.stack([path.allocated, path.reserved], 1), shown)
-    assert path.out_of_memory == refused
-    check_heap(path, config.expandable_segments)
-
-
-@pytest.mark.parametrize("text", CONFIGS)
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_when_the_device_is_full_of_cached_memory(text, seed):
     """What is alive would fit, so memory is given back again and again and nothing fails at first."""

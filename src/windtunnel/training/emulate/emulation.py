@@ -52,8 +52,8 @@ from windtunnel.training.emulate.twin.costs.roofline import GPU, host_copy_bytes
 from windtunnel.training.emulate.twin.costs.work import (
     base_name,
     counted_flops,
+    dtype_of,
     executed_flops,
-    first_tensor,
     kind_of,
 )
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
@@ -372,7 +372,7 @@ def measure(classes: Classes, tokens: int | None = None) -> StepWork:
         for row in np.flatnonzero(all_calls):
             counted, run = counted_flops(table[row]), executed_flops(table[row])
             if counted:
-                dtype = _dtype(table[row])
+                dtype = dtype_of(table[row])
                 each = (counted * once[row], counted * all_calls[row], run * once[row], run * all_calls[row])
                 for total, share in zip(flops, each, strict=True):
                     total[dtype] += count * float(share)
@@ -456,11 +456,6 @@ def _operators(slice_: Slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     events = slice_.events[slice(*slice_.steady)]
     ops = events[events["kind"] == EventKind.OP]
     return ops["ref"].astype(np.int64), ops["phase"].astype(np.int64)
-
-
-def _dtype(op: Operator) -> str:
-    tensor = first_tensor(op)
-    return tensor.dtype if tensor is not None else "float32"
 
 
 def _lookups(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:

@@ -107,11 +107,11 @@ def _confidential(result: EmulationResult) -> ConfidentialFacts | None:
         added += use.count * scheme.collective(use.call.kind, nbytes, use.group_size)
     row = int(result.classes.rank_class[result.timing.critical_rank])
     slice_ = result.classes.classes[row].slice
-    events = slice_.events[slice(*slice_.steady)]
-    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
-    each = np.array([added_to_copy(op, scheme) for op in slice_.operators])
-    copies, seconds = int(count[each > 0].sum()) // slice_.period, float(count @ each) / slice_.period
-    return ConfidentialFacts(scheme.name, sent // steps, added / steps, copies, seconds, scheme.source)
+    copies = [(times, each) for op, times in slice_.calls() if (each := added_to_copy(op, scheme))]
+    return ConfidentialFacts(
+        scheme.name, sent // steps, added / steps, sum(times for times, _ in copies) // slice_.period,
+        sum(times * each for times, each in copies) / slice_.period, scheme.source,
+    )  # fmt: skip
 
 
 def _period(result: EmulationResult) -> PeriodFacts | None:

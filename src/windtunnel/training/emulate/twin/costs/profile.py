@@ -41,8 +41,8 @@ from windtunnel.training.emulate.twin.costs.work import (
     attention_shapes,
     base_name,
     counted_flops,
+    dtype_of,
     executed_flops,
-    first_tensor,
     kind_of,
     matmul_shape,
     moved_bytes,
@@ -88,7 +88,7 @@ class DeviceProfile:
         for op, seconds in self.operators:
             if (kind := kind_of(op)) != "view":
                 for name in (base_name(op.name), f"kind:{kind}"):
-                    series[name, _dtype(op)].append((coordinates(op, kind), op, seconds))
+                    series[name, dtype_of(op)].append((coordinates(op, kind), op, seconds))
         return series
 
     def exact(self, op: Operator) -> float | None:
@@ -98,9 +98,9 @@ class DeviceProfile:
     def ratio(self, op: Operator, device: Device, pcie: float = GPU.pcie_bandwidth) -> float | None:
         """Measured over modelled time as the nearest measured operators have it; None without any."""
         kind = kind_of(op)
-        series = self._series.get((base_name(op.name), _dtype(op)))
+        series = self._series.get((base_name(op.name), dtype_of(op)))
         if not series:
-            series = self._series.get((f"kind:{kind}", _dtype(op)))
+            series = self._series.get((f"kind:{kind}", dtype_of(op)))
         if not series:
             return None
         here = coordinates(op, kind)
@@ -123,11 +123,6 @@ def coordinates(op: Operator, kind: Kind) -> tuple[float, ...]:
         return tuple(math.log(max(1, size)) for size in (query[0] * query[1], query[2], key[2], query[3]))
     size = math.log(max(1.0, moved_bytes(op, kind)))
     return (math.log(max(1.0, executed_flops(op))), size) if kind == "conv" else (size,)
-
-
-def _dtype(op: Operator) -> str:
-    tensor = first_tensor(op)
-    return tensor.dtype if tensor else ""
 
 
 def save_profile(profile: DeviceProfile, path: Path) -> None:

@@ -23,6 +23,7 @@ from windtunnel.training.emulate.twin.costs.work import (
     Kind,
     attention_shapes,
     base_name,
+    dtype_of,
     executed_flops,
     first_tensor,
     is_contiguous,
@@ -221,7 +222,7 @@ def roofline_seconds(op: Operator, kind: Kind, device: Device, pcie: float = GPU
     elif kind == "attention":
         compute = _attention_seconds(op, device)
     elif kind == "conv":
-        compute = executed_flops(op) / (_peak(op, device) * GPU.conv_issue * device.sustained)
+        compute = executed_flops(op) / (device.peak(dtype_of(op)) * GPU.conv_issue * device.sustained)
     return max(compute, memory) + GPU.kernel_seconds + (kernels_of(op, kind) - 1) * GPU.kernel_gap
 
 
@@ -238,17 +239,12 @@ def kernels_of(op: Operator, kind: Kind) -> int:
     return 1
 
 
-def _peak(op: Operator, device: Device) -> float:
-    tensor = first_tensor(op)
-    return device.peak(tensor.dtype if tensor else "float32")
-
-
 def _rate(op: Operator, device: Device) -> float:
     """FLOP/s that a full wave of a matrix product sustains."""
-    tensor = first_tensor(op)
-    if tensor and tensor.dtype == "float32":  # float32_matmul_precision 'highest', PyTorch's default
-        return _peak(op, device) * GPU.float32_issue
-    return _peak(op, device) * GPU.matmul_issue * device.sustained
+    peak = device.peak(dtype_of(op))
+    if dtype_of(op) == "float32":  # float32_matmul_precision 'highest', PyTorch's default
+        return peak * GPU.float32_issue
+    return peak * GPU.matmul_issue * device.sustained
 
 
 def _matmul_seconds(op: Operator, device: Device) -> float:

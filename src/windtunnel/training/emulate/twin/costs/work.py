@@ -150,6 +150,12 @@ def first_tensor(op: Operator) -> TensorMeta | None:
     return op.outputs[0] if op.outputs else None
 
 
+def dtype_of(op: Operator) -> str:
+    """The dtype that ``op`` computes in: that of its first tensor."""
+    tensor = first_tensor(op)
+    return tensor.dtype if tensor else "float32"
+
+
 Shape = tuple[int, ...]
 
 # What `live.fused` records, forward and backward: queries, keys and values (batch, heads,
