@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
 @pytest.mark.slow
 def test_every_option_sends_what_backward_made() -> None:
-    """On four ranks of two hosts: alike on all ranks, nothing lost, states that go on; NaN; micro-batches."""
+    """On four ranks of two hosts: alike on all ranks, nothing lost, states that go on; NaN."""
     done = run_ranks([HOOKED, "options"], 4)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -20,7 +20,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -62,12 +62,6 @@ def typed(text: str) -> Value:
         except ValueError:
             continue
     return text
-
-
-def combinations(varied: Mapping[str, Sequence[Value]]) -> Iterator[dict[str, Value]]:
-    """Every combination of the values, the last option varying fastest."""
-    for values in product(*varied.values()):
-        yield dict(zip(varied, values, strict=True))
 
 
 def command_line(fixed: Sequence[str], chosen: Mapping[str, Value]) -> tuple[str, ...]:
@@ -260,19 +254,18 @@ def load_sweep(path: Path) -> Sweep:
         raise UserError(
             f"{path}: field script is {spec.script!r}, but {error}; paths start at the file's folder"
         ) from None
-    fixed, varied = _arguments(path, spec), dict(spec.grid)
-    clusters = _clusters(path, spec)
-    size = len(clusters) * math.prod(len(values) for values in varied.values())
+    fixed, clusters = _arguments(path, spec), _clusters(path, spec)
+    size = len(clusters) * math.prod(map(len, spec.grid.values()))
     if size > MOST_POINTS:
         raise UserError(f"{path}: the grid has {size:,} points, accepted are at most {MOST_POINTS:,}")
     options = _options(path, spec.options, clusters)
 
     points: list[Point] = []
-    for cluster in clusters:
-        for chosen in combinations(varied):
-            if _hold(path, spec.where, cluster, argument_names(fixed, chosen)):
-                variant = Script(script.path, command_line(fixed, chosen))
-                points.append(Point(len(points), variant, cluster, options, chosen))
+    for cluster, values in product(clusters, product(*spec.grid.values())):  # the last varies fastest
+        chosen = dict(zip(spec.grid, values, strict=True))
+        if _hold(path, spec.where, cluster, argument_names(fixed, chosen)):
+            variant = Script(script.path, command_line(fixed, chosen))
+            points.append(Point(len(points), variant, cluster, options, chosen))
     if not points:
         raise UserError(f"{path}: field where leaves none of the {size:,} points, accepted is one that does")
     name = spec.name or path.stem
