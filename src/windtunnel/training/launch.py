@@ -15,8 +15,6 @@ for the next one (`resume`), whose supervisor goes on from the log.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
 import threading
@@ -137,7 +135,7 @@ class Launched:
         self._offer: hosts.Offer | None = None
         self._hosts: hosts.RayHosts | hosts.SlurmHosts | None = None
         self._leaves = resumed  # what it has not taken over yet
-        self._read = 0
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._ordered: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many hosts more
         self._failure: BaseException | None = None
         self._adopted: set[int] = set()  # workers of a fork server that is gone: ours to reap
@@ -206,8 +204,10 @@ class Launched:
         own = self.folder / keys.NAME  # what the hosts of a run that goes on have
         shared = keys.of_run(self.folder, own if resumed and own.exists() else job.secret_file)
         self.keys = replace(shared, tls=Certificates.load(job.tls) if job.tls else None)
-        before = past(eventlog.read(self.folder / eventlog.NAME))
-        self._follow(tell=False)
+        events = eventlog.read(self.folder / eventlog.NAME)
+        before = past(events)
+        for event in events:
+            self._hear(event, tell=False)
         if self.outcome is not None:  # a moment ago
             return
         host = self._address()
@@ -216,6 +216,7 @@ class Launched:
             job.rules,
             job.supervision,
             order_hosts=self._ordered.put,
+            told=self._told.put,
             keys=self.keys,
             host=host,
             config=job.plain(),
@@ -278,7 +279,7 @@ class Launched:
 
     def _tend(self) -> None:
         ended = None if self._supervisor is None else self._supervisor.wait(0)
-        self._follow()
+        self._hear_all()
         self.outcome = self.outcome or ended  # of which no line could be written
         if self.outcome is not None:
             return
@@ -302,26 +303,20 @@ class Launched:
                 reason = f"the agent of {host.name} ended with status {status} before it joined"
                 self.outcome = Outcome(1, reason, {})
 
-    def _follow(self, *, tell: bool = True) -> None:
-        """New lines of the event log."""
-        try:
-            with (self.folder / eventlog.NAME).open("rb") as file:
-                file.seek(self._read)
-                text = file.read()
-        except FileNotFoundError:
-            return
-        whole = text.rfind(b"\n") + 1
-        self._read += whole
-        for line in text[:whole].splitlines():
-            event = json.loads(line)
-            with self._lock:
-                self._events.append(event)
-            if self._on_event is not None and tell:
-                self._on_event(event)
-            if event["kind"] == "host.joined":
-                self._joined.add(event["pid"])
-            if event["kind"] == "finished":
-                self.outcome = self.outcome or Outcome.of(self._events)
+    def _hear_all(self) -> None:
+        while not self._told.empty():
+            self._hear(self._told.get())
+
+    def _hear(self, event: Event, *, tell: bool = True) -> None:
+        """What the supervisor wrote to the log."""
+        with self._lock:
+            self._events.append(event)
+        if self._on_event is not None and tell:
+            self._on_event(event)
+        if event["kind"] == "host.joined":
+            self._joined.add(event["pid"])
+        if event["kind"] == "finished":
+            self.outcome = self.outcome or Outcome.of(self._events)
 
     def _note(self, text: str) -> None:
         if self._on_event is not None:
@@ -345,7 +340,6 @@ class Launched:
             self.site.leave()
         else:
             self.site.end_agents(last)
-            with contextlib.suppress(OSError):
-                self._follow()
+            self._hear_all()
             self.site.close(self._adopted)
         self._lead.release()

@@ -53,9 +53,9 @@ PATIENCE = 5.0
 class Supervisor:
     """The one that supervises the run in ``folder``; see the module.
 
-    ``order_hosts``: asks for so many more hosts; it is called in the supervisor's thread and
-    must return at once. ``host``: where it listens, at the port that
-    the log names if this one follows another. ``config``: for the log, values of JSON.
+    ``order_hosts``: asks for so many more hosts; ``told`` gets each event of the log. Both are called in a
+    thread of the supervisor's and must return at once. ``host``: where it listens, at the port that the log
+    names if this one follows another. ``config``: for the log, values of JSON.
 
     Raises:
         UserError: the log cannot be read, or nobody can listen there.
@@ -69,6 +69,7 @@ class Supervisor:
         *,
         order_hosts: Callable[[int], None],
         keys: Keys,
+        told: Callable[[dict[str, Any]], object] = lambda _: None,
         host: str = "127.0.0.1",
         config: dict[str, Any] | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class Supervisor:
         self._changed = threading.Event()
         self._links: dict[int, queue.SimpleQueue[Message | None]] = {}  # what is to be told, None: all is
         self._numbers = itertools.count(self.epoch << 32)  # of attendances: no other supervisor gave them
-        self._order = order_hosts
+        self._order, self._told = order_hosts, told
         self._stop: tuple[str, bool] | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
@@ -232,11 +233,10 @@ class Supervisor:
 
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
         if self._log_works:
-            self._log.append(kind, generation=generation, t=t, **fields)
+            self._told(self._log.append(kind, generation=generation, t=t, **fields))
 
     def decision(self, generation: int, policy: str, observation: Observation, decision: Decision) -> None:
-        if self._log_works:
-            self._log.decision(CAPABILITY, policy, observation, decision, generation=generation)
+        self.record("decision", generation, **eventlog.decided(CAPABILITY, policy, observation, decision))
 
     def kill_launcher(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
