@@ -11,7 +11,6 @@ import pytest
 from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.live.machine import DRIVER_NOT_LOADED
 from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
@@ -166,24 +165,51 @@ def test_ranks_are_on_hosts_of_their_own_name(tmp_path: Path) -> None:
     assert say(HOSTS, tmp_path, 1, "cpu:2x1")[:4] == ["host1"] * 4
 
 
-DRIVER = """
+SMI = """
 import subprocess
-done = subprocess.run("nvidia-smi -L", shell=True, capture_output=True, text=True)
-said = [done.returncode, done.stdout + done.stderr]
-import pynvml
-try:
-    pynvml.nvmlInit()
-except pynvml.NVMLError as error:
-    said += error.args
+said = []
+for words in ("-L", "--query-gpu=index,name,memory.total,power.draw --format=csv,noheader",
+              "--query-gpu=memory.total,count --format=csv,nounits --id=1", "", "-q"):
+    done = subprocess.run(f"nvidia-smi {words}", shell=True, capture_output=True, text=True)
+    said.append([done.returncode, *(done.stdout + done.stderr).splitlines()])
 """
 
 
-def test_the_driver_of_this_machine_is_not_asked(tmp_path: Path) -> None:
-    nvml = "class NVMLError(Exception): pass\ndef nvmlInit(): pass\n"
-    (tmp_path / "pynvml.py").write_text(nvml)
-    status, told, error = say(DRIVER, tmp_path, 3)
-    assert (status, error) == (1, DRIVER_NOT_LOADED)
-    assert told.startswith("windtunnel: nvidia-smi cannot be emulated") and told.count("\n") == 1
+def test_nvidia_smi_knows_the_emulated_devices(tmp_path: Path) -> None:
+    device = load_cluster("h100-sxm:2x2").host.device
+    name, memory = device.torch_name, int(device.memory_bytes) >> 20
+    listed, asked, one, plain, more = say(SMI, tmp_path, 3)
+    assert listed == [0, f"GPU 0: {name}", f"GPU 1: {name}"]
+    assert asked == [0, *(f"{index}, {name}, {memory} MiB, [N/A]" for index in (0, 1))]
+    assert one == [0, "memory.total [MiB], count", f"{memory}, 2"]
+    assert plain == [0, *(f"GPU {index}: {name} ({memory} MiB)" for index in (0, 1))]
+    assert (
+        more[0] == 1 and more[1].startswith("windtunnel: nvidia-smi -q cannot be emulated") and len(more) == 2
+    )
+
+
+PYNVML = """
+class NVMLError(Exception): pass
+def nvmlInit(): raise NVMLError("no driver")
+nvmlShutdown = nvmlDeviceGetCount = nvmlDeviceGetHandleByIndex = nvmlDeviceGetName = nvmlInit
+nvmlDeviceGetMemoryInfo = nvmlDeviceGetPowerUsage = nvmlInit
+"""
+NVML = """
+import pynvml
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+said = [pynvml.nvmlDeviceGetCount(), pynvml.nvmlDeviceGetName(handle), total]
+pynvml.nvmlShutdown()
+"""
+
+
+def test_nvml_knows_the_emulated_devices(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    device = load_cluster("h100-sxm:2x2").host.device
+    assert say(NVML, tmp_path, 0) == [2, device.torch_name, int(device.memory_bytes)]
+    with pytest.raises(ScriptError, match=r"job\.py:4 .*pynvml\.nvmlDeviceGetPowerUsage cannot be emulated"):
+        say("import pynvml\npynvml.nvmlInit()\n\nsaid = pynvml.nvmlDeviceGetPowerUsage(0)", tmp_path, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""The machine that a rank finds: what its launcher says, the name of its host, and no driver.
+"""The machine that a rank finds: what its launcher says, the name of its host, and what the driver says.
 
 Every launcher says in its own variables which rank a process is; here they all say the same. A host of the
-cluster is called ``host3``, and such a name leads to this machine. `RankReads` writes down where the user's
-program asks for its rank.
+cluster is called ``host3``, and such a name leads to this machine. ``nvidia-smi`` comes first in the ``PATH``
+(`nvidia_smi`), and NVML's Python module is answered where it is installed: both know the name, the memory and
+the number of the devices, and no more. `RankReads` writes down where the
+user's program asks for its rank.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import functools
 import os
 import platform
 import re
+import shlex
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from windtunnel.base.importing import after_import
+from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Place
-from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live import failure, nvidia_smi
+from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.patches import replaces
 
 RANK = (
@@ -85,29 +90,40 @@ def _call_host(name: str, hosts: int) -> None:
         return original(LOOPBACK if leads_here(host) else host, *args, **kwargs)
 
 
-REFUSING = """#!/bin/sh
-echo "windtunnel: nvidia-smi cannot be emulated because no driver is there to ask; use torch.cuda" >&2
-exit 1
-"""
-DRIVER_NOT_LOADED = 9  # nvml.h
+def install(device: Device, count: int, directory: Path) -> None:
+    """Answer for the driver: ``count`` devices. ``directory``: for the program, of this rank alone."""
+    import torch
 
-
-def install(directory: Path) -> None:
-    """Keep the script from the driver of this machine, which if it is there knows other devices.
-    ``directory``: for a program in the place of ``nvidia-smi``."""
     directory.mkdir(exist_ok=True)
-    program = directory / "nvidia-smi"
-    program.write_text(REFUSING)
+    program, memory = directory / "nvidia-smi", str(int(device.memory_bytes) >> 20)
+    words = [sys.executable, "-S", nvidia_smi.__file__, device.torch_name, memory, str(count)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     program.chmod(0o755)
     os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
-    def without_driver(nvml: Any) -> None:
-        def init(*flags: Any) -> None:
-            raise nvml.NVMLError(DRIVER_NOT_LOADED)
+    def memory_info(handle: Any, version: Any = None) -> Any:
+        free, total = torch.cuda.mem_get_info()
+        return SimpleNamespace(total=total, free=free, used=total - free)
 
-        nvml.nvmlInit = nvml.nvmlInitWithFlags = init
+    def nothing(*args: Any) -> None:
+        """There is nothing to begin or to end."""
 
-    after_import("pynvml", without_driver)
+    answers = {
+        "nvmlInit": nothing, "nvmlInitWithFlags": nothing, "nvmlShutdown": nothing,
+        "nvmlDeviceGetCount": lambda: count,
+        "nvmlDeviceGetHandleByIndex": lambda index: range(count)[int(index)],
+        "nvmlDeviceGetIndex": lambda handle: handle,
+        "nvmlDeviceGetName": lambda handle: device.torch_name,
+        "nvmlDeviceGetMemoryInfo": memory_info,
+    }  # fmt: skip
+
+    def answer(module: ModuleType) -> None:
+        for name, value in list(vars(module).items()):
+            if name.startswith("nvml") and callable(value):
+                why = "no driver is there to ask; NVML knows the devices' number, name and memory here"
+                setattr(module, name, answers.get(name) or refuse(f"{module.__name__}.{name}", why))
+
+    after_import("pynvml", answer)
 
 
 VARIABLES = (*RANK, *LOCAL, *HOST)

@@ -121,7 +121,7 @@ class RankRun:
             surface.install(native, device, count)
             names.install_answers(native)
             values.install_untouched(native)
-            machine.install(self.directory / f"programs-{rank}")
+            machine.install(device, count, self.directory / f"programs-{rank}")
             native.wt_device(count, device.capability[0] * 10 + device.capability[1], rank % count)
         else:
             host.install(native)
