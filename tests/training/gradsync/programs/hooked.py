@@ -181,6 +181,7 @@ def damaged() -> None:
     for wrong in (
         [state], [state] * WORLD, {**state, "world": WORLD + 1},
         {**state, "residuals": {"gone": torch.zeros(3)}},
+        {"world": WORLD, "rank": 0, "steps": {}, "feedback": {"residuals": {}}},
     ):  # fmt: skip
         try:
             handle.load_state_dict(wrong)  # type: ignore[arg-type]

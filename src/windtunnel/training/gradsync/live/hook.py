@@ -51,6 +51,10 @@ class _Bucket:
     groups: set[int]
 
 
+FIELDS = {"world", "rank", "steps", "residuals"}
+"""Of a rank's state."""
+
+
 class Handle:
     """A plan that runs. Part of a checkpoint by `state_dict`, one for each rank; `close` ends it.
 
@@ -107,11 +111,17 @@ class Handle:
         waited on ranks that are no more is dealt out to those that are.
 
         Raises:
-            UserError: it is of another number of ranks, or of another model, or one rank's is missing; what
-                waits here still does.
+            UserError: it is of another number of ranks, of another model, or of another version, or one
+                rank's is missing; what waits here still does.
         """
         own = isinstance(state, Mapping)
-        states = sorted([state] if isinstance(state, Mapping) else state, key=lambda state: state["rank"])
+        states = [state] if isinstance(state, Mapping) else [*state]
+        if odd := next((state for state in states if state.keys() != FIELDS), None):
+            raise UserError(
+                f"gradsync: the state has the fields {', '.join(odd)}; accepted is one of this version, with "
+                f"{', '.join(sorted(FIELDS))}"
+            )
+        states.sort(key=lambda state: state["rank"])
         rank, world, was = dist.get_rank(self.ddp.process_group), self.plan.world, states[0]["world"]
         if own and was != world:
             raise UserError(
