@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from support.meeting import MeetingServer
 from windtunnel.base.remote import RemoteLink
 from windtunnel.training.elastic.live import store
+from windtunnel.training.elastic.live.group import CuttableGroup
 from windtunnel.training.elastic.live.store import MeetingStore
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 AT_ONCE, LONG = timedelta(), timedelta(seconds=50)
 
@@ -69,3 +72,17 @@ def test_a_script_of_its_own_meets_there(meeting: MeetingServer, monkeypatch: py
     dist.barrier()
     dist.destroy_process_group()
     meeting.meet(1, {}, ["default_pg/0//cpu//0/0"], 0.0)
+
+
+def test_a_group_that_was_superseded_while_it_formed_takes_no_number(meeting: MeetingServer) -> None:
+    """torch puts the number of the group into the keys under which its ranks look for each other: a survivor
+    that counted the attempt would wait for a fresh process in vain."""
+    hosts = (MemberHost(0, "127.0.0.1", ""), MemberHost(1, "127.0.0.1", ""))
+    group = CuttableGroup("gloo", 20.0)
+    newer = threading.Timer(0.2, meeting.form, (2,))  # its peer never comes: till this, the group forms
+    newer.start()
+    with pytest.raises(RuntimeError, match="generation 1 is over") as caught:
+        group.form(Membership(1, 1, hosts, 1, ""), 0, MeetingStore(RemoteLink(meeting.address), 1, LONG))
+    newer.join()
+    group.leave(caught.value)
+    assert c10d._world.group_count == 0

@@ -1,9 +1,12 @@
-"""Who has to go where hosts do not reach each other: all graphs of a few hosts, and hosts dead to all."""
+"""What there is evidence of: who has to go where hosts do not reach each other (all graphs of a few hosts,
+and hosts dead to all), what last words tell, who is silent, and when silence says nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 from itertools import chain, combinations
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.training.elastic.live.agent import link
-from windtunnel.training.elastic.policy.evidence import to_fence
+from windtunnel.training.elastic.policy.evidence import Leases, blames_peers, cause_in, to_fence
 from windtunnel.training.elastic.policy.rules import Doubt, Fail, Fence, Keep, Look, Reached, Regroup, decide
 
 Pairs = tuple[tuple[int, int], ...]
@@ -96,3 +99,82 @@ def test_a_refusal_and_a_process_that_stands_still_are_answers() -> None:
             waiting.connect_ex(full.getsockname())
         assert link.silent({**dict(enumerate(addresses)), 3: ""}, 0.2) == [1]
     assert link.silent({}, 0.2) == []
+
+
+NOISE = "import sys\nprint('Warning: something harmless', file=sys.stderr)\n"
+
+
+def words_of(text: str) -> tuple[int, list[str]]:
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_cause_is_an_uncaught_exception_alone() -> None:
+    """Of a real interpreter: the last of a chain; never what was merely printed, before or after."""
+    text = NOISE + "try:\n  1/0\nexcept ZeroDivisionError as e:\n  raise ValueError('boom\\nmore') from e"
+    status, lines = words_of(text)
+    found = cause_in([*lines, "Exception ignored in: <x>"], status).splitlines()
+    assert (found[0], found[-1]) == ("Traceback (most recent call last):", "ValueError: boom")
+    for text in (NOISE + "sys.exit(1)", NOISE + "sys.exit('done')", NOISE + "sys.exit(3)"):
+        assert cause_in(words_of(text)[1], words_of(text)[0]) == ""
+    logged = "import traceback, sys\ntry:\n  1/0\nexcept Exception:\n  traceback.print_exc()\nsys.exit(4)"
+    assert cause_in(words_of(logged)[1], words_of(logged)[0]) == ""
+
+
+def test_wrong_use_is_told_as_argparse_tells_it() -> None:
+    status, lines = words_of("import argparse\nargparse.ArgumentParser('me').parse_args(['--x'])")
+    assert cause_in(lines, status) == "me: error: unrecognized arguments: --x"
+    assert cause_in(["anything"], 2) == ""
+
+
+PAIR = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:457] "
+
+
+@pytest.mark.parametrize(
+    ("error", "peers"),
+    [
+        (f"RuntimeError: {PAIR}Application timeout caused pair closure", True),
+        (f"RuntimeError: {PAIR}Connection closed by peer [127.0.0.1]:4", True),
+        ("Traceback (most recent call last):\n  File\ntorch.distributed.DistNetworkError: gone", True),
+        ("torch.distributed.DistBackendError: NCCL communicator was aborted", True),
+        (f"RuntimeError: {PAIR}op.preamble.length <= op.nbytes. 8 vs 4", False),
+        ("ValueError: gloo timed out", False),
+        ("TimeoutError: no data within 5 s", False),
+        ("", False),
+    ],
+)
+def test_whom_an_error_blames(error: str, peers: bool) -> None:
+    assert blames_peers(error) == peers
+
+
+@given(gaps=st.lists(st.floats(0.0, 0.49), max_size=20), late=st.floats(0.01, 5.0))
+def test_who_gives_no_sign_for_a_lease_is_silent_and_nobody_else(gaps: list[float], late: float) -> None:
+    """The looker looks often enough: at each sign of the one that lives."""
+    leases: Leases[str] = Leases(1.0)
+    now = 0.0
+    for key in ("lives", "dead"):
+        leases.renew(key, now)
+    for gap in gaps:
+        now += gap
+        assert not leases.forgive(now)
+        assert leases.silent(now).keys() == ({"dead"} if now > 1.0 else set())
+        leases.renew("lives", now)
+    leases.end("lives")
+    assert "lives" not in leases.silent(now + late)
+
+
+def test_a_looker_that_was_stopped_forgives_all_once() -> None:
+    leases: Leases[str] = Leases(1.0)
+    leases.renew("a", 0.0)
+    leases.forgive(0.0)
+    assert leases.forgive(0.6) and leases.silent(1.5) == {}
+    assert not leases.forgive(1.0)
+    assert not leases.forgive(1.5) and leases.silent(1.7).keys() == {"a"}
+
+
+def test_a_sign_of_earlier_shortens_no_lease() -> None:
+    """A host of which only the log tells has longer to come back."""
+    leases: Leases[str] = Leases(1.0)
+    leases.renew("a", 3.0)
+    leases.renew("a", 0.0)
+    assert leases.silent(3.9) == {} and leases.silent(4.1).keys() == {"a"}
