@@ -561,10 +561,5 @@ class Box:
 
     def _hold(self, manifest: CheckpointManifest, log: SandboxLog) -> None:
         """Raises IncompleteError where the policy says that the checkpoint must not be taken as it is."""
-        log.hold(
-            f"checkpoint {manifest.id} of sandbox {self.name}",
-            manifest.lacks,
-            required=manifest.required,
-            reached=manifest.turn_class,
-            manifest=manifest,
-        )
+        what = f"checkpoint {manifest.id} of sandbox {self.name}"
+        log.hold(what, manifest.lacks, manifest.required, manifest.turn_class, manifest=manifest)

@@ -85,12 +85,8 @@ def _past_vfork(cgroup: Cgroup | UserProcesses) -> None:
 
 
 class _TransientState(Exception):
-    """Something stands there that no restore would bring back, and that may have passed after ``pause``
-    seconds."""
-
-    def __init__(self, pause: float) -> None:
-        super().__init__()
-        self.pause = pause
+    """Something stands there that no restore would bring back; ``args``: in how many seconds it may have
+    passed."""
 
 
 @dataclass
@@ -144,7 +140,7 @@ class Taking(SandboxNow):
                 self._keep_all()
                 break
             except _TransientState as passing:
-                time.sleep(passing.pause)
+                time.sleep(*passing.args)
             except CriuError as error:
                 self._without_image(error)
         if self.keep.image and self.image is not None and self.image.inventory is not None:

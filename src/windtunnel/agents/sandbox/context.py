@@ -42,7 +42,6 @@ from windtunnel.agents.sandbox.model import (
     CheckpointManifest,
     Lack,
     PolicyInput,
-    RestoreReport,
     SandboxEvent,
     SandboxSpec,
     Terms,
@@ -165,23 +164,14 @@ class SandboxLog:
         return self.decide(Shortfall(required, reached, kinds, tries or 1, again=tries > 0))
 
     def hold(
-        self,
-        what: str,
-        lacks: Sequence[Lack],
-        *,
-        required: TurnClass,
-        reached: TurnClass,
-        manifest: CheckpointManifest | None = None,
-        report: RestoreReport | None = None,
+        self, what: str, lacks: Sequence[Lack], required: TurnClass, reached: TurnClass, **all_the_same: Any
     ) -> None:
-        """Raises IncompleteError where the policy says that ``what`` must not be taken as it is."""
+        """Raises IncompleteError, with what there is all the same, where the policy says that ``what`` must
+        not be taken as it is."""
         if lacks and self.settle(required, reached, lacks).answer == "hold":
             more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
             raise IncompleteError(
-                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); {TAKE_LESS}",
-                lacks,
-                manifest=manifest,
-                report=report,
+                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); {TAKE_LESS}", lacks, **all_the_same
             )
 
     def decided(self, observation: Observation, decision: Decision) -> None:

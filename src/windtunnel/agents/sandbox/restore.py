@@ -89,13 +89,9 @@ class Restoring:
 
     def refuse_less(self) -> None:
         """Raises IncompleteError where it is known beforehand that too much would lack."""
-        self.log.hold(
-            f"checkpoint {self.manifest.id} of sandbox {self.manifest.box}",
-            self._lacks,
-            required=self.manifest.required,
-            reached=self.manifest.turn_class,
-            report=self._report(),
-        )
+        manifest = self.manifest
+        what = f"checkpoint {manifest.id} of sandbox {manifest.box}"
+        self.log.hold(what, self._lacks, manifest.required, manifest.turn_class, report=self._report())
 
     def rehearse(self) -> None:
         """See whether the processes come back, without touching the sandbox, which runs.
@@ -179,13 +175,10 @@ class Restoring:
 
     def _stop_for_less(self, turn_class: TurnClass) -> None:
         """Raises IncompleteError where more lacks than was admitted, and that is too much."""
-        self.log.hold(
-            f"sandbox {self._name}, as restored from {self.manifest.id},",
-            self._lacks if len(self._lacks) > self._admitted else (),
-            required=max(self.manifest.required, turn_class),
-            reached=turn_class,
-            report=self._report(),
-        )
+        what = f"sandbox {self._name}, as restored from {self.manifest.id},"
+        more = self._lacks if len(self._lacks) > self._admitted else ()
+        required = max(self.manifest.required, turn_class)
+        self.log.hold(what, more, required, turn_class, report=self._report())
 
     def _files(self) -> Path:
         pool, name, files = self.context.pool, self.spec.name, self.manifest.files
