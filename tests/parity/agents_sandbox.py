@@ -35,7 +35,7 @@ def play(home: Path, folder: Path) -> list[Path]:
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
     with SandboxHost(home, workers=1, retention=4) as host:
         box = host.create(SandboxSpec("recorded"))
-        record(box, Trace("recorded", "", "", turns))
+        record(box, Trace("recorded", turns))
         box.run(f"{SERVICE}; echo three > /workspace/c")
         host.notice(60.0)
         box.machine().cgroup.kill()

@@ -96,8 +96,6 @@ def generate(
         )
     return Trace(
         name=f"generated-{seed}",
-        source=f"generated: seed {seed}, {turns} turns",
-        licence="Apache-2.0",
         turns=tuple(trace_turns),
         environment=FIXED_ENVIRONMENT,
         workdir=workdir,

@@ -269,8 +269,7 @@ class Box:
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
-        pending = self._pending
-        if pending is not None:
+        if (pending := self._pending) is not None:
             pending.promote()
             pending.wait(timeout)
 

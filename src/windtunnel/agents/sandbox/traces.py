@@ -49,8 +49,6 @@ class Trace:
     """A session. See the module for the fields."""
 
     name: str
-    source: str
-    licence: str
     turns: tuple[TraceTurn, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/workspace"
@@ -67,7 +65,7 @@ class Trace:
 
 def load(path: Path) -> Trace:
     """Read a trace; UserError names the file, the line, the field, its value and what is accepted."""
-    common, header, entries = read(path, KIND, VERSION)
+    _, header, entries = read(path, KIND, VERSION)
     name = header.take("name", str)
     if not NAME.fullmatch(name):
         raise header.wrong("name", name, "up to 64 lower-case letters, digits, '.', '_' and '-'")
@@ -80,8 +78,6 @@ def load(path: Path) -> Trace:
             raise header.wrong("environment", variable, "names of letters, digits and '_'")
     trace = Trace(
         name=name,
-        source=common.source,
-        licence=common.licence,
         turns=tuple(_turn(fields, number) for number, fields in enumerate(entries, 1)),
         environment=environment,
         workdir=workdir,

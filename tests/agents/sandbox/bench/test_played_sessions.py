@@ -32,14 +32,14 @@ class Shell:
 
 
 def test_a_trace_that_differs_from_itself_is_rejected() -> None:
-    trace = Trace("luck", "test", "none", (TraceTurn(1, "echo $RANDOM$RANDOM$RANDOM"),), workdir="/tmp")
+    trace = Trace("luck", (TraceTurn(1, "echo $RANDOM$RANDOM$RANDOM"),), workdir="/tmp")
     looks = [Observation(tuple(replay(trace, Shell()))) for _ in range(2)]
     with pytest.raises(TraceRejected, match=r"two fault-free runs differ.*turn 1"):
         agreed(trace, *looks)
 
 
 def test_a_failing_prelude_is_a_sentence() -> None:
-    trace = Trace("bad", "t", "t", (), prelude="echo why >&2; false", workdir="/tmp")
+    trace = Trace("bad", (), prelude="echo why >&2; false", workdir="/tmp")
     with pytest.raises(TraceRejected, match=r"its prelude ended with 1 .exit.: why"):
         begin(trace, Shell())
 

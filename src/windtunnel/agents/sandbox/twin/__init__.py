@@ -192,7 +192,7 @@ def generate(turns: int, seed: int) -> Trace:
     classes = rng.choice(len(SHARES), turns, p=SHARES)
     thinks, peeks = rng.standard_normal(turns), rng.random(turns) < PEEKED
     return Trace(
-        f"generated-{seed}", "generated", "Apache-2.0",
+        f"generated-{seed}",
         tuple(
             TraceTurn(
                 number + 1, "", think_time(float(thinks[number])) if number + 1 < turns else 0.0,
