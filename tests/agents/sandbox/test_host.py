@@ -13,6 +13,9 @@ from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox import host as sandbox_host
 from windtunnel.agents.sandbox.errors import CriuError, IncompleteError, MachineError, SandboxError
+from windtunnel.agents.sandbox.files import btrfs
+from windtunnel.agents.sandbox.host import SandboxHost
+from windtunnel.agents.sandbox.inspect import kernel, memory
 from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import unclaimed
@@ -266,8 +269,6 @@ os.kill(os.getpid(), 9)
 @pytest.mark.slow
 def test_a_new_host_process_takes_over_what_still_runs(own_home: Path) -> None:
     """The host's process is killed; the next one finds the sandbox, and doubts what it missed."""
-    from windtunnel.agents.sandbox.host import SandboxHost
-
     died = preloaded.run(["-c", KILLED_HOST, own_home], modules=preloaded.SANDBOX)
     assert died.returncode == -9, died.stderr.decode()
     show = "echo $X; cat /workspace/f /workspace/g"
@@ -310,15 +311,11 @@ def test_sandboxes_come_and_go_beside_each_other(host: Any, make: Callable[..., 
 def test_what_this_host_lacks_is_told_when_it_opens(
     new_home: Path, small_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windtunnel.agents.sandbox import host as hosts
-    from windtunnel.agents.sandbox.files import btrfs
-    from windtunnel.agents.sandbox.inspect import kernel
-
     monkeypatch.setattr(btrfs, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
-    monkeypatch.setattr(hosts, "find_criu", lambda: None)
+    monkeypatch.setattr(sandbox_host, "find_criu", lambda: None)
     monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
     told: list[Any] = []
-    with hosts.SandboxHost(new_home, on_event=told.append) as host:
+    with SandboxHost(new_home, on_event=told.append) as host:
         assert host.context.pool.kind == "copy" and host.context.criu is None
         box = host.create(SandboxSpec("a", image=str(small_root)))
         assert turn(box, "X=1; echo 1 > /workspace/f")[1].turn_class >= TurnClass.FILES
@@ -333,12 +330,9 @@ def test_what_this_host_lacks_is_told_when_it_opens(
 def test_that_memory_cannot_be_watched_is_told_beside_ebpf_too(
     new_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windtunnel.agents.sandbox import host as hosts
-    from windtunnel.agents.sandbox.inspect import memory
-
     monkeypatch.setattr(memory, "missing", lambda: "needs Linux 6.7")
     told: list[Any] = []
-    with hosts.SandboxHost(new_home, on_event=told.append):
+    with SandboxHost(new_home, on_event=told.append):
         pass
     words = [event.detail for event in told if event.kind == "weaker"]
     assert [one for one in words if "misses which memory was written: needs Linux 6.7" in one], told

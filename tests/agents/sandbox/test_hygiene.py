@@ -12,6 +12,7 @@ import pytest
 
 from agents.sandbox.hurt import COUNT, COUNTER, checked, traces, turn
 from support.waiting import until
+from windtunnel.agents.sandbox.host import SandboxHost
 from windtunnel.agents.sandbox.machine.group import Cgroup
 from windtunnel.agents.sandbox.machine.launch import Guard
 from windtunnel.agents.sandbox.model import SandboxSpec
@@ -30,14 +31,10 @@ def test_a_criu_that_was_left_behind_does_not_hold_up_a_host_that_closes(tmp_pat
 
 
 SHOW = "echo $X; cat /workspace/f"
-
-
 SETUP = f"{COUNTER}; X=1; echo 1 > /workspace/f"
 
 
 def test_nothing_is_left_of_a_home(own_home: Path) -> None:
-    from windtunnel.agents.sandbox.host import SandboxHost
-
     with SandboxHost(own_home) as host:
         box = host.create(SandboxSpec("a", network="egress"))
         turn(box, SETUP)
@@ -52,8 +49,6 @@ def test_nothing_is_left_of_a_home(own_home: Path) -> None:
 def test_retention_never_loses_a_part(own_home: Path) -> None:
     """Three are kept of each sandbox, with turns, forks and rollbacks in between; what is labelled, pinned or
     forked from stays, and a collection tells beforehand what it will do."""
-    from windtunnel.agents.sandbox.host import SandboxHost
-
     with SandboxHost(own_home, retention=3) as host:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=0; echo 0 > /workspace/f")
