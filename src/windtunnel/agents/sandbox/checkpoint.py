@@ -238,11 +238,10 @@ class Taking(SandboxNow):
                 # both only read what stands still, so the snapshot is made while CRIU works
                 snapshot_job = beside.submit(self._beside_dump, snapshot)
                 try:
-                    try:
-                        criu.dump(machine.pid, folder, machine.externals)
-                    except CriuError:
-                        self.words, self.stood = {pid: who(pid) for pid in before}, stood
-                        raise
+                    criu.dump(machine.pid, folder, machine.externals)
+                except CriuError:
+                    self.words, self.stood = {pid: who(pid) for pid in before}, stood
+                    raise
                 finally:
                     # before the thaw, whatever happened: what it reads must stand still
                     wait((snapshot_job,))

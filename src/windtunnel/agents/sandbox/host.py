@@ -162,8 +162,25 @@ class SandboxHost:
         """
         checks.checked_spec(spec)
         spec = with_address(spec)
-        with self._claimed(spec.name):
-            return self._from_image(spec)
+        context, name = self.context, spec.name
+        left_out: list[str] = []
+        with self._claimed(name):
+            limit = disk_limit_of(context, spec)
+            image = context.pool.import_image(spec.image, left_out)
+            with self._making(Record(spec=spec, created=time.time(), image=image)) as box:
+                context.pool.create(name, image, limit)
+                root = context.pool.mount(name)
+                checks.need_shell(root, spec.image)
+                machine = Machine.start(context.home, spec, root)
+                box.adopt(machine, None)
+                context.proxy.serve(box, spec, machine.externals.netns)
+                box.checkpoint()
+                for service, command in spec.services.items():
+                    if box.run(service_line(service, command), timeout=30).exit_code != 0:
+                        raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
+        for words in (*left_out, *machine.limits_missed):
+            context.report(SandboxEvent("weaker", name, words))
+        return box
 
     def get(self, name: str) -> Box:
         """The sandbox of that name; UserError where there is none."""
@@ -391,27 +408,6 @@ class SandboxHost:
             if fresh:
                 context.proxy.forked(manifest.box, name, manifest.turn)
             box.revive(restoring, fresh=fresh)
-        return box
-
-    def _from_image(self, spec: SandboxSpec) -> Box:
-        """A new running sandbox, with its first checkpoint."""
-        context, name = self.context, spec.name
-        limit = disk_limit_of(context, spec)
-        left_out: list[str] = []
-        image = context.pool.import_image(spec.image, left_out)
-        with self._making(Record(spec=spec, created=time.time(), image=image)) as box:
-            context.pool.create(name, image, limit)
-            root = context.pool.mount(name)
-            checks.need_shell(root, spec.image)
-            machine = Machine.start(context.home, spec, root)
-            box.adopt(machine, None)
-            context.proxy.serve(box, spec, machine.externals.netns)
-            box.checkpoint()
-            for service, command in spec.services.items():
-                if box.run(service_line(service, command), timeout=30).exit_code != 0:
-                    raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
-        for words in (*left_out, *machine.limits_missed):
-            context.report(SandboxEvent("weaker", name, words))
         return box
 
     @contextlib.contextmanager

@@ -94,8 +94,6 @@ def _turn(fields: Fields, expected: int) -> TraceTurn:
     number = fields.take("turn", int)
     if number != expected:
         raise fields.wrong("turn", number, f"{expected} (turns are numbered 1, 2, …)")
-    think = fields.number("think", 0.0, least=0.0)
-    timeout = fields.number("timeout", 60.0, least=0.001)
     word = fields.take("true_class", str, None)
     if word is not None and word not in CLASSES:
         raise fields.wrong("true_class", word, ", ".join(CLASSES))
@@ -105,13 +103,13 @@ def _turn(fields: Fields, expected: int) -> TraceTurn:
     turn = TraceTurn(
         turn=number,
         command=fields.take("command", str),
-        think=think,
+        think=fields.number("think", 0.0, least=0.0),
         shell=fields.take("shell", str, "main"),
         expect_exit=exit_code,
         expect_stdout=fields.take("expect_stdout", str, None),
         tags=fields.texts("tags", ()),
         true_class=None if word is None else TurnClass[word.upper()],
-        timeout=timeout,
+        timeout=fields.number("timeout", 60.0, least=0.001),
     )
     if "\0" in turn.command or SURROGATE.search(turn.command):
         raise fields.wrong("command", turn.command, "text without NUL and lone surrogates")

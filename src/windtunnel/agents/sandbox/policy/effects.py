@@ -90,9 +90,7 @@ def process_changed(process: ProcessEffect) -> str:
         return f"{who} got other limits, another priority or other CPUs"
     if process.shell:
         return ""
-    unknown_memory = process.dirty_pages is None
-    dirty = unknown_memory or bool(process.dirty_pages) or process.new_mappings > 0
-    if not dirty:
+    if process.dirty_pages == 0 and process.new_mappings == 0:
         return ""
     if process.inputs is None or process.writes is None:
         return f"{who} may have run, and what it received is not known"
