@@ -22,14 +22,12 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.agents.sandbox.daemon import ERRORS, Address, Tls, address, ensure, wait_gone
 from windtunnel.agents.sandbox.errors import IncompleteError, SandboxError
 from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnResult
-from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
+from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, Closing, PendingTurn
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.remote import CallLost, NobodyAnswers, RemoteLink, forwards
 
 if TYPE_CHECKING:  # they have the same methods, which type checkers read there
-    from typing import Self
-
     from windtunnel.agents.sandbox.box import Box as _Box
     from windtunnel.agents.sandbox.context import Pending
     from windtunnel.agents.sandbox.host import SandboxHost as _Host
@@ -130,7 +128,7 @@ class RemoteBox(_Box):
         self.end_turn(request)
 
 
-class _Closing:
+class _Connected(Closing):
     """``close`` ends its connections; the daemon and its sandboxes run on."""
 
     _link: RemoteLink
@@ -138,16 +136,10 @@ class _Closing:
     def close(self) -> None:
         self._link.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 @forwards(AnyDaemon)
 @forwards(AnyHost)
-class Client(_Closing, _Host):
+class Client(_Connected, _Host):
     """The sandboxes of one host, through its daemon. Any thread may use it."""
 
     _on = ""
@@ -175,7 +167,7 @@ def connect(where: Where = None, token: str | None = None, *, tls: Tls = None, s
     return client
 
 
-class Sandbox(_Closing, RemoteBox):
+class Sandbox(_Connected, RemoteBox):
     """A new sandbox on this host, or on the one that ``where`` is a URL of.
 
         with Sandbox("demo") as box:

@@ -63,6 +63,7 @@ from windtunnel.agents.sandbox.policy.queues import (
     Forget,
     forgettable,
 )
+from windtunnel.agents.sandbox.protocol import Closing
 from windtunnel.agents.sandbox.proxy import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.restore import wipe
 from windtunnel.agents.sandbox.side_effects import SideEffectError
@@ -83,7 +84,7 @@ class StoredParts(NamedTuple):
     images: tuple[str, ...]
 
 
-class SandboxHost:
+class SandboxHost(Closing):
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
     ``policy`` chooses what a turn's end keeps; ``retention``: as `RETENTION`. ``lock``: that of the home,
@@ -350,12 +351,6 @@ class SandboxHost:
             self._boxes.clear()
             self._guard.close()
             self._lock_file.close()
-
-    def __enter__(self) -> SandboxHost:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- inside
 

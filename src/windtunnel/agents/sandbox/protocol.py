@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Protocol, Self
 
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -26,6 +26,19 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.base.calls import local
+
+
+class Closing:
+    """``close`` is called at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)

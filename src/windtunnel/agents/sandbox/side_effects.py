@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.agents.sandbox.protocol import Closing
 from windtunnel.base.errors import UserError
 
 State = Literal["planned", "done", "failed", "unknown"]
@@ -98,7 +99,7 @@ class SideEffect:
     fault: str
 
 
-class Journal:
+class Journal(Closing):
     """The side effects of many sandboxes, in one SQLite file. Any number of threads and processes may share
     it; each write is one transaction that survives a power cut."""
 
@@ -203,12 +204,6 @@ class Journal:
         """Close the file."""
         with self._lock:
             self._file.close()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *fault: object) -> None:
-        self.close()
 
     def _ask(self, box: str, entry: SideEffect, check: Check | None) -> Any:
         """The result, if the side effect in doubt happened after all; None if it did not. Raises
