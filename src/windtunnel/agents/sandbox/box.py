@@ -19,7 +19,7 @@ import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import IO, Any, Unpack
@@ -61,7 +61,7 @@ from windtunnel.agents.sandbox.policy import (
     Occasion,
     Shortfall,
 )
-from windtunnel.agents.sandbox.protocol import SandboxHistory
+from windtunnel.agents.sandbox.protocol import AnySandbox, SandboxHistory
 from windtunnel.agents.sandbox.restore import Restoring
 from windtunnel.agents.sandbox.store import new_id
 from windtunnel.base import processes
@@ -72,7 +72,7 @@ LARGEST = 2**30
 """Bytes that `Box.get` returns at most; larger files go to a file by `Box.get_to`."""
 
 
-class Box:
+class Box(AnySandbox):
     """A sandbox of a host. Made by ``SandboxHost``; every method may be called from any thread."""
 
     def __init__(
@@ -209,12 +209,6 @@ class Box:
             return self._context.proxy.ports.open(self.name, port)
 
     # --- turns
-
-    @contextlib.contextmanager
-    def turn(self, request: str = "") -> Iterator[None]:
-        """A turn: at the end of the block it is classified and its checkpoint starts."""
-        yield
-        self.end_turn(request)
 
     def end_turn(self, request: str = "", *, urgent: bool = False) -> Pending[TurnRecord]:
         """End the turn: decide what it needs, and start that. A turn that needs nothing is done at once."""

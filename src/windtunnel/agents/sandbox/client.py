@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # they have the same methods, which type checkers read there
 
     _Pending = Pending[TurnRecord]
 else:
-    _Box = _Pending = _Host = object
+    _Box, _Pending, _Host = AnySandbox, object, object
 
 Where = str | os.PathLike[str] | None
 
@@ -120,12 +120,6 @@ class RemoteBox(_Box):
         out = io.BytesIO()
         self.get_to(path, out)
         return out.getvalue()
-
-    @contextlib.contextmanager
-    def turn(self, request: str = "") -> Iterator[None]:
-        """A turn: at the end of the block it is classified and its checkpoint starts."""
-        yield
-        self.end_turn(request)
 
 
 class _Connected(Closing):

@@ -7,9 +7,9 @@ here, and nowhere else: arguments and answers travel by these type hints (see `w
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol, Self
 
@@ -112,8 +112,11 @@ class AnySandbox(Protocol):
         """The URL of this host's loopback that leads to a TCP port inside; a restore leaves it as it is."""
 
     @local
-    def turn(self, request: str = "") -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def turn(self, request: str = "") -> Iterator[None]:
         """A turn: at the end of the block it is classified and its checkpoint starts."""
+        yield
+        self.end_turn(request)
 
     def end_turn(self, request: str = "", *, urgent: bool = False) -> PendingTurn:
         """End the turn: decide what it needs, and start that. A turn that needs nothing is done at once."""
