@@ -13,6 +13,7 @@ import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -57,14 +58,19 @@ def verb(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 Verb = Callable[..., str]
 
 
+def opened(client: Client, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """The command line as a process of its own that is not waited for."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.Popen([*CLI, "--home", str(client.place.home), *words], **streams)
+
+
 def test_exec_passes_bytes_and_status_on(client: Client) -> None:
     client.create(SandboxSpec("a"))
     command = r"head -c 5000000 /dev/urandom | tee copy; printf '\xff\n' >&2; exit 41"
-    words = [*CLI, "--home", str(client.place.home), "exec", "a", "--", command]
-    done = subprocess.run(words, capture_output=True, timeout=60)
-    assert done.returncode == 41
-    assert done.stdout == client.get("a").get("/copy")
-    assert done.stderr == b"\xff\n"
+    with opened(client, "exec", "a", "--", command) as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (41, b"\xff\n")
+    assert out == client.get("a").get("/copy")
     assert client.get("a").info().turns == 1
 
 
@@ -110,8 +116,7 @@ def test_what_lacks_has_an_exit_status_of_its_own_and_is_told_as_json(client: Cl
 
 def test_ctrl_c_cancels_the_command(client: Client) -> None:
     client.create(SandboxSpec("a"))
-    command = [*CLI, "--home", str(client.place.home), "exec", "a", "--", "echo $$; exec sleep 600"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with opened(client, "exec", "a", "--", "echo $$; exec sleep 600") as process:
         assert process.stdout is not None and process.stderr is not None
         pid = int(process.stdout.readline())
         process.send_signal(signal.SIGINT)
@@ -122,8 +127,7 @@ def test_ctrl_c_cancels_the_command(client: Client) -> None:
 
 def test_a_reader_that_leaves_ends_the_command(client: Client) -> None:
     client.create(SandboxSpec("a"))
-    command = [*CLI, "--home", str(client.place.home), "exec", "a", "--", "yes"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with opened(client, "exec", "a", "--", "yes") as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.read(4) == b"y\ny\n"
         process.stdout.close()
@@ -164,8 +168,7 @@ def test_exec_has_this_standard_input_where_asked(client: Client, cli: Run) -> N
     left = cli("exec", "-i", "a", "--", "head -c 3; exit 5", input=data)
     assert (left.stdout, left.returncode) == (data[:3], 5)
     reads = "while read x; do echo $x-; done"
-    command = [*CLI, "--home", str(client.place.home), "exec", "-i", "a", "--", reads]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with opened(client, "exec", "-i", "a", "--", reads, stdin=subprocess.PIPE, stderr=None) as process:
         assert process.stdin is not None and process.stdout is not None
         for word in (b"one", b"two"):  # what is typed arrives before there is more
             process.stdin.write(word + b"\n")
@@ -179,8 +182,7 @@ def test_shell_is_a_terminal_with_the_size_of_this_one(client: Client) -> None:
     client.create(SandboxSpec("a"))
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (33, 77))
-    command = [*CLI, "--home", str(client.place.home), "shell", "a"]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    with opened(client, "shell", "a", stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
 

@@ -383,6 +383,7 @@ def daemon(home: Path, *arguments: str) -> Iterator[Process]:
     process = preloaded.Process(command, modules=preloaded.SANDBOX, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
+        assert process.stdout.readline().strip() == str(home / "daemon.sock")
         yield process
     finally:
         process.kill()

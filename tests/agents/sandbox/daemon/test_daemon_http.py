@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     home = tmp_path_factory.mktemp("d")
     with fakehost.daemon(home, "--tcp", "0", "--http", "0", "--token", TOKEN) as process:
         assert process.stdout is not None
-        _, tcp, http = (process.stdout.readline().strip() for _ in range(3))
+        tcp, http = (process.stdout.readline().strip() for _ in range(2))
         yield tcp, http
 
 
@@ -108,7 +108,7 @@ def test_a_connection_is_encrypted_between_those_with_certificates(daemon_home: 
     options = ["--tcp", "0", "--token", TOKEN, "--tls", *ours.paths]
     with fakehost.daemon(daemon_home, *options) as process:
         assert process.stdout is not None
-        url = [process.stdout.readline().strip() for _ in range(2)][1]
+        url = process.stdout.readline().strip()
         with connect(url, TOKEN, tls=ours.paths) as client:
             assert client.health().pid == process.pid
         for tls in (None, theirs.paths):

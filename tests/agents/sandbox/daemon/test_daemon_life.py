@@ -15,7 +15,7 @@ import pytest
 
 from agents.sandbox.daemon import fakehost
 from agents.sandbox.daemon.daemons import ended
-from support.preloaded import SANDBOX, Process, run
+from support.preloaded import SANDBOX, run
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import connect
@@ -26,32 +26,21 @@ from windtunnel.base.errors import UserError
 FAKE = (sys.executable, fakehost.__file__)
 
 
-def started(process: Process, lines: int = 1) -> list[str]:
-    assert process.stdout is not None
-    return [process.stdout.readline().strip() for _ in range(lines)]
-
-
 def test_a_killed_daemon_is_followed_by_one_that_has_its_sandboxes(daemon_home: Path) -> None:
-    with fakehost.daemon(daemon_home) as first:
-        started(first)
-        with connect(daemon_home, start=False) as client:
-            client.create(SandboxSpec("a")).run("echo kept > file")
-            begun = threading.Event()
-            with ThreadPoolExecutor(1) as pool:
-                cut = pool.submit(
-                    client.get("a").run, "echo x; exec sleep 600", on_output=lambda *_: begun.set()
-                )
-                assert begun.wait(60)
-                first.kill()
-                first.wait()
-                with pytest.raises(SandboxError):
-                    cut.result(60)
+    with fakehost.daemon(daemon_home) as first, connect(daemon_home, start=False) as client:
+        client.create(SandboxSpec("a")).run("echo kept > file")
+        begun = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            cut = pool.submit(client.get("a").run, "echo x; exec sleep 600", on_output=lambda *_: begun.set())
+            assert begun.wait(60)
+            first.kill()
+            first.wait()
+            with pytest.raises(SandboxError):
+                cut.result(60)
     assert (daemon_home / "daemon.sock").exists()  # nobody could tidy up
-    with fakehost.daemon(daemon_home) as second:
-        started(second)
-        with connect(daemon_home, start=False) as client:
-            assert [one.name for one in client.boxes()] == ["a"]
-            assert client.get("a").get("/file") == b"kept\n"
+    with fakehost.daemon(daemon_home), connect(daemon_home, start=False) as client:
+        assert [one.name for one in client.boxes()] == ["a"]
+        assert client.get("a").get("/file") == b"kept\n"
 
 
 def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +57,6 @@ def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.Mon
 
 def test_only_one_daemon_for_a_home(daemon_home: Path) -> None:
     with fakehost.daemon(daemon_home) as first:
-        started(first)
         second = run([FAKE[1], "--home", daemon_home], modules=SANDBOX)
         assert second.returncode == 2
         assert f"process {first.pid}".encode() in second.stderr
@@ -82,7 +70,6 @@ def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with fakehost.daemon(daemon_home) as process:
-        started(process)
         assert path.stat().st_mode & 0o777 == 0o600
         with connect(daemon_home, start=False) as client:
             assert client.health().pid == process.pid
@@ -90,7 +77,6 @@ def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home:
 
 def test_a_daemon_that_is_told_to_end_finishes_commands_and_leaves_no_socket(daemon_home: Path) -> None:
     with fakehost.daemon(daemon_home) as process:
-        started(process)
         with connect(daemon_home, start=False) as client, ThreadPoolExecutor(1) as pool:
             box = client.create(SandboxSpec("a"))
             begun = threading.Event()
@@ -107,7 +93,6 @@ def test_a_daemon_that_is_told_to_end_finishes_commands_and_leaves_no_socket(dae
 def test_an_unused_daemon_ends_and_one_with_a_sandbox_stays(daemon_home: Path) -> None:
     fakehost.FakeHost(daemon_home).create(SandboxSpec("a"))
     with fakehost.daemon(daemon_home, "--idle", "0.2") as process:
-        started(process)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.7)
         with connect(daemon_home, start=False) as client:
