@@ -133,14 +133,7 @@ class FakeBox:
         return self.files / inside.lstrip("/")
 
     def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        shell: str = "main",
-        timeout: float | None = None,
-        cancel: threading.Event | None = None,
-        on_output: Callable[[str, bytes], None] | None = None,
-        stdin: bytes | IO[bytes] | None = None,
+        self, command: str | Sequence[str], *, shell: str = "main", stdin: Any = None, **ends: Any
     ) -> TurnResult:
         with self._lock:
             lock = self._shells.setdefault(shell, threading.Lock())
@@ -158,7 +151,7 @@ class FakeBox:
             )
             if stdin is not None:
                 threading.Thread(target=_feed, args=(process, stdin), daemon=True).start()
-            return _watched(process, timeout, cancel, on_output)
+            return _watched(process, **ends)
 
     def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         target = self.path(path)
@@ -268,9 +261,9 @@ class FakeBox:
 
 def _watched(
     process: subprocess.Popen[bytes],
-    timeout: float | None,
-    cancel: threading.Event | None,
-    on_output: Callable[[str, bytes], None] | None,
+    timeout: float | None = None,
+    cancel: threading.Event | None = None,
+    on_output: Callable[[str, bytes], None] | None = None,
 ) -> TurnResult:
     """What comes of a command, cut off where that is due."""
     begin, sizes, outputs = time.monotonic(), Counter[str](), {"stdout": b"", "stderr": b""}
