@@ -38,7 +38,6 @@ from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import (
     NO_TERMS,
-    TAKE_LESS,
     CheckpointManifest,
     Lack,
     PolicyInput,
@@ -170,9 +169,8 @@ class SandboxLog:
         not be taken as it is."""
         if lacks and self.settle(required, reached, lacks).answer == "hold":
             more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
-            raise IncompleteError(
-                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); {TAKE_LESS}", lacks, **all_the_same
-            )
+            words = f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); `allow_less` takes it as it is"
+            raise IncompleteError(words, lacks, **all_the_same)
 
     def decided(self, observation: Observation, decision: Decision) -> None:
         """The policy has answered so."""

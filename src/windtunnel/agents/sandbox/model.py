@@ -149,8 +149,6 @@ class Terms(TypedDict, total=False):
 
 NO_TERMS: Terms = {}
 LESS: Terms = {"allow_less": True}
-TAKE_LESS = "`allow_less` takes it as it is"
-"""Said of what was held."""
 
 
 def read_bytes(text: str) -> int:

@@ -165,7 +165,6 @@ def file_errors(what: str) -> Iterator[None]:
         raise kind(f"{what}: {error.strerror}") from error
 
 
-CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of an id; see `log`.")
 SOURCE = typer.Argument(metavar="CHECKPOINT|NAME", help="A checkpoint, or a sandbox: its state now.")
 
 
@@ -182,7 +181,7 @@ WORDS = {
     "allow_less": _LESS,
     "label": typer.Option(help="A name for it; a checkpoint with a label is never dropped."),
     "full": typer.Option("--full", help="Dump the processes even if they did not change."),
-    "checkpoint": CHECKPOINT,
+    "checkpoint": typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of an id; see `log`."),
     "count": typer.Option(min=1, help="Number of sandboxes."),
     "older": typer.Argument(metavar="A", help="A checkpoint."),
     "newer": typer.Argument(metavar="B", help="A later checkpoint. Default: the current state."),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from windtunnel.agents.sandbox.model import CheckpointManifest, PolicyInput
 
@@ -46,11 +46,9 @@ class Queues:
     """The jobs that wait for a worker, named by strings."""
 
     most_urgent: int = 4
-
-    def __post_init__(self) -> None:
-        self._normal: deque[str] = deque()
-        self._urgent: deque[str] = deque()
-        self._in_a_row = 0
+    _normal: deque[str] = field(default_factory=deque, init=False)
+    _urgent: deque[str] = field(default_factory=deque, init=False)
+    _in_a_row: int = field(default=0, init=False)
 
     def __len__(self) -> int:
         return len(self._normal) + len(self._urgent)
