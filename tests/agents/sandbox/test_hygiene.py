@@ -40,6 +40,9 @@ def test_nothing_is_left_of_a_home(own_home: Path) -> None:
         turn(box, SETUP)
         host.fork("a", 2)
         assert traces(own_home)
+        (own_home / "boxes" / "stray").mkdir()
+        stray = ("folder of sandbox stray",)
+        assert host.gc(dry_run=True).leftovers == stray == host.gc().leftovers
         for info in host.boxes():
             host.remove(info.name)
         checked(host)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, Unpack
 
@@ -316,20 +317,20 @@ class SandboxHost(Closing):
         with self._lock:
             names = {*self._boxes, *self._claims}
             parts = self._parts(write=not dry_run)
+            # snapshots go by `_drop`; others that come to be there are of checkpoints just being made
+            left = context.pool.unclaimed(names, set(parts.needed) if dry_run else None)
+            left += launch.unclaimed(context.home, names)
+            left += [
+                (f"folder of sandbox {folder.name}", partial(shutil.rmtree, folder, ignore_errors=True))
+                for folder in context.home.boxes.iterdir()
+                if folder.name not in names
+            ]
             if dry_run:
-                left = [
-                    *context.pool.unclaimed(names, set(parts.needed)), *launch.unclaimed(context.home, names)
-                ]  # fmt: skip
                 return GcReport(parts.forgettable, tuple(words for words, _ in left), 0)
             used = context.pool.usage()[0]
             self._drop(parts)
             gone = [f"snapshot {snapshot}" for snapshot in parts.snapshots if snapshot not in parts.needed]
-            # snapshots are dropped already; those that are there now may be of checkpoints just being made
-            gone += removed([*context.pool.unclaimed(names, None), *launch.unclaimed(context.home, names)])
-            for folder in context.home.boxes.iterdir():
-                if folder.name not in names:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    gone.append(f"folder of sandbox {folder.name}")
+            gone += removed(left)
             freed = context.store.collect() + max(0, used - context.pool.usage()[0])
         return GcReport(parts.forgettable, tuple(gone), freed)
 
