@@ -32,7 +32,7 @@ from windtunnel.agents.sandbox.twin.world import (
     Loss,
     SandboxWorld,
     SessionsOutcome,
-    TwinScheduler,
+    TwinHost,
 )
 from windtunnel.engines.events import Environment, ProcessGenerator
 
@@ -191,7 +191,7 @@ def test_generated_turns_have_the_shares_that_are_said() -> None:
 
 def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
     env = Environment()
-    scheduler = TwinScheduler(env, 1)
+    host = TwinHost(env, ONE, plain_costs())
     ran: list[str] = []
 
     def job(name: str) -> ProcessGenerator:
@@ -199,11 +199,11 @@ def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
         ran.append(name)
 
     first, second = (CheckpointJob(env, name, job(name)) for name in ("first", "second"))
-    scheduler.submit(first)
-    scheduler.submit(second)
+    host.submit(first)
+    host.submit(second)
     freed: list[float] = []
     second.done.callbacks.append(lambda event: freed.append(env.now))
-    assert scheduler.drop(second)
-    assert not scheduler.drop(first)
+    assert host.drop(second)
+    assert not host.drop(first)
     env.run()
     assert (ran, freed) == (["first"], [0.0])

@@ -108,12 +108,16 @@ class CheckpointJob:
         self.process: Process | None = None
 
 
-class TwinScheduler:
-    """Hands jobs to free workers in the order that the live queues give."""
+class TwinHost:
+    """One host: what its sandboxes share, and the engine, which hands jobs to free workers in the order that
+    the live queues give. ``draining``: it was told that it goes."""
 
-    def __init__(self, env: Environment, workers: int) -> None:
+    def __init__(self, env: Environment, machine: EmulatedHost, costs: SandboxCosts) -> None:
+        self.cpu = SharedResource(env, machine.cores, 1.0)
+        self.disk = SharedResource(env, costs.disk_lanes, 1.0)
+        self.draining = False
         self._env = env
-        self._free = workers
+        self._free = machine.lanes
         self._queues = Queues()
         self._jobs: dict[str, CheckpointJob] = {}
 
@@ -148,14 +152,6 @@ class TwinScheduler:
 
 
 @dataclass
-class _Host:
-    cpu: SharedResource
-    disk: SharedResource
-    engine: TwinScheduler
-    draining: bool = False
-
-
-@dataclass
 class _Box:
     """A sandbox. ``at``: turns whose command has ended, the last of them at ``ended``; ``began``: when the
     newest command did. ``needs``: turns that no checkpoint covers yet, with what they need. ``dirty``,
@@ -163,7 +159,7 @@ class _Box:
 
     number: int
     session: Session
-    host: _Host
+    host: TwinHost
     start: float
     has_image: bool
     at: int = 0
@@ -195,14 +191,7 @@ class SandboxWorld:
         self.env = Environment()
         self.machine, self.costs, self.policy = machine, costs, policy
         self.outcome = SessionsOutcome(ends=[0.0] * len(sessions))
-        self.hosts = [
-            _Host(
-                SharedResource(self.env, machine.cores, 1.0),
-                SharedResource(self.env, costs.disk_lanes, 1.0),
-                TwinScheduler(self.env, machine.lanes),
-            )
-            for _ in range(hosts)
-        ]
+        self.hosts = [TwinHost(self.env, machine, costs) for _ in range(hosts)]
         self.boxes = [
             _Box(number, session, self.hosts[number % hosts], start, machine.images)
             for number, (session, start) in enumerate(zip(sessions, starts, strict=True))
@@ -256,7 +245,7 @@ class SandboxWorld:
             if box.at < len(box.session):
                 reply = env.now
                 if job is not None and not job.done.triggered:
-                    host.engine.promote(job)
+                    host.promote(job)
                     yield job.done
                 outcome.gates.append(env.now - reply)
                 outcome.awaited += job is not None
@@ -287,7 +276,7 @@ class SandboxWorld:
             return None
         job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, plan))
         box.jobs = [*(other for other in box.jobs if not other.done.triggered), job]
-        box.host.engine.submit(job, urgent=urgent)
+        box.host.submit(job, urgent=urgent)
         return job
 
     def _checkpoint(self, box: _Box, plan: CheckpointPlan) -> ProcessGenerator:
@@ -317,14 +306,14 @@ class SandboxWorld:
 
     # --- losing a host
 
-    def _drain(self, host: _Host, seconds: float) -> None:
+    def _drain(self, host: TwinHost, seconds: float) -> None:
         host.draining = True
         unsaved: dict[str, _Box] = {}
         for box in self.boxes:
             if box.host is not host or box.life is None or not box.life.is_alive:
                 continue
             job = box.jobs[-1] if box.jobs else None
-            runs = job is not None and not job.done.triggered and not host.engine.drop(job)
+            runs = job is not None and not job.done.triggered and not host.drop(job)
             if runs and not box.in_command:
                 continue  # the checkpoint that runs covers it
             if box.needs or box.in_command:
@@ -347,13 +336,13 @@ class SandboxWorld:
     def _save(self, box: _Box, most: TurnClass) -> CheckpointJob | None:
         return self._submit(box, self._decide(box, Occasion.NOTICE, most), urgent=True)
 
-    def _die(self, host: _Host) -> None:
+    def _die(self, host: TwinHost) -> None:
         for box in self.boxes:
             if box.host is not host or box.life is None or self.outcome.ends[box.number]:
                 continue
             kill(box.life)
             for job in box.jobs:
-                if not host.engine.drop(job) and job.process is not None:
+                if not host.drop(job) and job.process is not None:
                     kill(job.process)
             self.outcome.losses.append(Loss(box.at, box.covered, self._again(box)))
 
