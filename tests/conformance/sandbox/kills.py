@@ -30,6 +30,7 @@ from typing import Literal
 
 import psutil
 
+from agents.sandbox.daemon.daemons import pid_of
 from benchmarks.agents.sandbox.harness import new_name, own_home
 from benchmarks.harness.rows import Row, figure, left_out
 from conformance.sandbox.matrix import judge
@@ -202,7 +203,7 @@ class Lane:
             box = self.client.get(name)
             _must(box, "echo 1 > /row/mark")
             first = box.checkpoint(full=True).id
-            stroke = Stroke(self.home, name, kill, self.client.health().pid)
+            stroke = Stroke(self.home, name, kill, pid_of(self.home))
             before = first if kill.what == "a process inside" else ""
             try:
                 acknowledged = self._operation(kill, name, box, stroke)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agents.sandbox.conftest import fresh_home
+from agents.sandbox.daemon.daemons import pid_of
 from agents.sandbox.hurt import COUNT, COUNTER, checked, frozen, traces, turn
 from agents.sandbox.proxy.fake_model import FakeModel
 from agents.sandbox.proxy.test_model_proxy import ASK, ask
@@ -390,7 +391,7 @@ def test_an_agent_asks_once_more_when_the_daemon_was_killed(own_home: Path, mode
         model.plan.answer.clear()
         box.run(f"{{ {ASK % 'first'}\n}} > /workspace/first 2>&1 </dev/null &")
         model.wait_for(1)
-        daemon = client.health().pid
+        daemon = pid_of(own_home)
         os.kill(daemon, signal.SIGKILL)
         until(lambda: gone(daemon))
         box = client.get("a")  # starts the next daemon

@@ -173,19 +173,8 @@ class AnyHost(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class DaemonHealth:
-    """A daemon that answers."""
-
-    pid: int
-    home: str
-    version: str
-
-
 class AnyDaemon(Protocol):
     """The process that holds the sandboxes of a home."""
-
-    def health(self) -> DaemonHealth: ...
 
     def down(self) -> None:
         """End the daemon; the sandboxes run on."""

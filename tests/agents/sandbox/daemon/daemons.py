@@ -15,6 +15,7 @@ import pytest
 from agents.sandbox.daemon import fakehost
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import Client, connect
+from windtunnel.agents.sandbox.place import LOCK
 from windtunnel.linux.processes import command_line
 
 
@@ -24,6 +25,11 @@ def daemon_home() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="wt-daemon-"))
     yield folder
     shutil.rmtree(folder)
+
+
+def pid_of(home: Path) -> int:
+    """The process that is the daemon of ``home``."""
+    return int((home / LOCK).read_text())
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import IO, Any
 import psutil
 import pytest
 
+from agents.sandbox.daemon.daemons import pid_of
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import Sandbox, connect_async
 from windtunnel.agents.sandbox.client import Client, get_path
@@ -99,7 +100,7 @@ def asleep(pid: int) -> bool:
 
 def test_a_slow_reader_bounds_what_waits_for_it_and_loses_nothing(client: Client) -> None:
     box = client.create(SandboxSpec("a"))
-    daemon = psutil.Process(client.health().pid)
+    daemon = psutil.Process(pid_of(client.place.home))
     before, count, grown = daemon.memory_full_info().uss, 0, 0
 
     def read(stream: str, data: bytes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.sandbox.daemon import fakehost
-from agents.sandbox.daemon.daemons import ended
+from agents.sandbox.daemon.daemons import ended, pid_of
 from support.preloaded import SANDBOX, run
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
@@ -47,11 +47,11 @@ def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(launch, "COMMAND", FAKE)
     with ended(daemon_home), connect(daemon_home) as client:
         client.create(SandboxSpec("a"))
-        pid = client.health().pid
+        pid = pid_of(daemon_home)
         os.kill(pid, signal.SIGKILL)
         until(lambda: gone(pid))
         box = client.get("a")
-        assert client.health().pid != pid
+        assert pid_of(daemon_home) != pid
         assert box.run("echo hi").stdout == b"hi\n"
 
 
@@ -62,7 +62,7 @@ def test_only_one_daemon_for_a_home(daemon_home: Path) -> None:
         assert f"process {first.pid}".encode() in second.stderr
         assert second.stderr.count(b"\n") == 1
         with connect(daemon_home, start=False) as client:
-            assert client.health().pid == first.pid
+            assert client.boxes() == [] and pid_of(daemon_home) == first.pid
 
 
 def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home:
     with fakehost.daemon(daemon_home) as process:
         assert path.stat().st_mode & 0o777 == 0o600
         with connect(daemon_home, start=False) as client:
-            assert client.health().pid == process.pid
+            assert client.boxes() == [] and pid_of(daemon_home) == process.pid
 
 
 def test_a_daemon_that_is_told_to_end_finishes_commands_and_leaves_no_socket(daemon_home: Path) -> None:

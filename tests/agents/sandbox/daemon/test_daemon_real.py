@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.sandbox.daemon.daemons import pid_of
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import daemon as launch
 from windtunnel.agents.sandbox.client import connect, get_path, put_path
@@ -38,11 +39,11 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
             assert fork.run("hostname; pwd; echo $A").stdout == b"f\n/tmp\nb c\n"
             assert box.run("sleep 600", timeout=0.2).ended == "timeout"
 
-            daemon = client.health().pid
+            daemon = pid_of(own_home)
             os.kill(daemon, signal.SIGKILL)
             until(lambda: gone(daemon))
             assert box.run("pwd; echo $A; echo more >&3").stdout == b"/tmp\nb c\n"
-            assert client.health().pid != daemon
+            assert pid_of(own_home) != daemon
             assert {one.name: one.status for one in client.boxes()} == {"a": "running", "f": "running"}
 
             box.stop()

@@ -33,12 +33,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from windtunnel import __version__
 from windtunnel.agents.sandbox.daemon import ERRORS, answers, host_and_port, refuse_open, socket_of
 from windtunnel.agents.sandbox.errors import SandboxError, disk_full
 from windtunnel.agents.sandbox.model import SandboxEvent
 from windtunnel.agents.sandbox.place import Home, checked_name
-from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, DaemonHealth, PendingTurn
+from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
 from windtunnel.base.calls import Message
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import SHORTEST, Keys
@@ -89,13 +88,9 @@ class Daemon:
     """Itself, as `AnyDaemon`; and the objects that calls are about."""
 
     host: AnyHost
-    home: Path
     stop: Callable[[], object]
     _turns: dict[str, PendingTurn] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def health(self) -> DaemonHealth:
-        return DaemonHealth(os.getpid(), str(self.home), __version__)
 
     def down(self) -> None:
         self.stop()
@@ -152,7 +147,7 @@ def run(
         signal.set_wakeup_fd(telling.fileno())  # whichever thread the kernel gives it: this one waits
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        daemon = Daemon(host, home, lambda: telling.send(b"1"))
+        daemon = Daemon(host, lambda: telling.send(b"1"))
         service = RpcService(tuple(PARTS.values()), daemon.find, daemon.refer, ERRORS, explained)
         servers = [RpcServer(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
