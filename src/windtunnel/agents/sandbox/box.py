@@ -302,8 +302,7 @@ class Box(AnySandbox):
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if occasion is Occasion.REQUESTED and any(terms.values()):
                 self._accepted = self._record.turns, terms
-            now, log = self._now(), self._under(terms)
-            look = now.observe(occasion, **more)
+            look, log = self._now().observe(occasion, **more), self._under(terms)
             keep = log.decide(look)
             if keep.content > TurnClass.NONE:
                 work = partial(self._cover, log, self._record.turns, look, keep, label=label, pin=pin)

@@ -90,10 +90,9 @@ class Record:
     base: str = ""
     image: str = ""
 
-
-def is_alive(record: Record) -> bool:
-    """Whether the sandbox's init is still the one that the record names."""
-    return Identity(record.pid, record.started, record.boot).lives()
+    def lives(self) -> bool:
+        """Whether the sandbox's init is still the one that is named here."""
+        return Identity(self.pid, self.started, self.boot).lives()
 
 
 def newest(record: Record, sound: Sequence[CheckpointManifest]) -> str:
@@ -331,11 +330,6 @@ class JobEngine:
     def promote(self, pending: Pending[Any]) -> None:
         with self._lock:
             self._queues.promote(pending.job)
-
-    def waiting(self) -> int:
-        """Jobs that no worker has taken yet."""
-        with self._lock:
-            return len(self._queues)
 
     def close(self) -> None:
         """Finish what is queued, then end the workers."""

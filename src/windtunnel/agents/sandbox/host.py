@@ -32,7 +32,6 @@ from windtunnel.agents.sandbox.context import (
     Record,
     SandboxContext,
     disk_limit_of,
-    is_alive,
     newest,
     read_record,
     write_record,
@@ -451,7 +450,7 @@ class SandboxHost(Closing):
                 words = f"checkpoint {record.tip} cannot be read; {tip} is"
                 context.report(SandboxEvent("failed", name, words))
                 record = replace(record, tip=tip)
-            if record.status == "running" and is_alive(record):
+            if record.status == "running" and record.lives():
                 root = context.pool.mount(name)
                 machine = Machine.adopt(context.home, record.spec, root, record.pid)
                 box = Box(context, record, machine, doubt="nobody watched while the host was away")
