@@ -78,23 +78,21 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
                 assert bool(found) == (not goes_on(timer))
 
 
+def agent(kind: str, words: str) -> ProcessInventory:
+    """A process with one descriptor."""
+    return ProcessInventory((ProcessStood(7, "agent", {kind: {"descriptor 3": words}}),))
+
+
 def test_a_watch_may_tell_more_than_it_did_but_not_less() -> None:
-    quiet, told = "anon_inode:inotify, flags 4000, watch 1 mask:2", ", 16 bytes not read"
-
-    def stood(value: str) -> ProcessInventory:
-        return ProcessInventory((ProcessStood(7, "watcher", {"descriptors": {"descriptor 3": value}}),))
-
-    assert not differences(stood(quiet), stood(quiet + told))
-    assert len(differences(stood(quiet + told), stood(quiet))) == 1
+    quiet = "anon_inode:inotify, flags 4000, watch 1 mask:2"
+    before, told = agent("descriptors", quiet), agent("descriptors", f"{quiet}, 16 bytes not read")
+    assert not differences(before, told)
+    assert len(differences(told, before)) == 1
 
 
 def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> None:
-    def agent(words: str) -> ProcessInventory:
-        return ProcessInventory((ProcessStood(7, "agent", {"sockets": {"descriptor 3": words}}),))
-
-    before = agent(f"IPv4 stream socket connected {OUTSIDE}")
-    closed = agent("IPv4 stream socket at 0.0.0.0:0")
-    assert differences(before, closed) == ()
+    before = agent("sockets", f"IPv4 stream socket connected {OUTSIDE}")
+    assert differences(before, agent("sockets", "IPv4 stream socket at 0.0.0.0:0")) == ()
     (gone,) = differences(before, ProcessInventory((ProcessStood(7, "agent"),)))
     assert (
         str(gone)

@@ -59,22 +59,17 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def refused(work: Callable[[], object], words: str) -> None:
+def refused(work: Callable[[], object], words: str, kind: type[Exception] = UserError) -> None:
     try:
         work()
-    except UserError as error:
+    except kind as error:
         assert words in str(error), error
     else:
         raise AssertionError(f"nothing was refused that says {words!r}")
 
 
 def less(work: Callable[[], object], words: str) -> None:
-    try:
-        work()
-    except IncompleteError as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"nobody said that {words!r} lacks")
+    refused(work, words, IncompleteError)
 
 
 def judged(turn: TurnRecord, wanted: TurnClass) -> None:
@@ -194,12 +189,8 @@ def forks(home: Path) -> None:
     events: list[SandboxEvent] = []
     with SandboxHost(home, on_event=events.append) as host:
         limits = SandboxLimits(memory=2**30, pids=20, cpus=1.0)
-        try:
-            host.create(spec("one", limits=replace(limits, disk=2**30)))
-        except UserError as error:
-            assert "of 1024 MiB of disk cannot be held here" in str(error)
-        else:
-            raise AssertionError("a limit that nobody holds was taken")
+        unheld = spec("one", limits=replace(limits, disk=2**30))
+        refused(lambda: host.create(unheld), "of 1024 MiB of disk cannot be held here")
         box = host.create(spec("one", limits=limits))
         told = " ".join(event.detail for event in events if event.box == "one")
         for words in ("memory holds for each process", "CPUs"):
