@@ -174,12 +174,7 @@ def restore(home: Path) -> None:
         pid = box.info().pid
         os.kill(pid, signal.SIGKILL)
         until(lambda: box.info().status == "dead")
-        try:
-            box.run("true")
-        except SandboxDied:
-            pass
-        else:
-            raise AssertionError("a dead sandbox ran a command")
+        refused(lambda: box.run("true"), "is dead", SandboxDied)
         box.restore()
         assert box.run("greet").text == "hello red\n"
 
