@@ -122,10 +122,11 @@ class Unpacker:
         # what a member may be is decided here
         tar.extraction_filter = lambda member, path: member
         tar.errorlevel = 2
-        while (member := tar.next()) is not None:
-            self._place(tar, member)
-            # a stream is read once: what tarfile remembers of it would only grow
-            tar.members.clear()  # type: ignore[attr-defined]
+        with opened(self._target) as self._root:
+            while (member := tar.next()) is not None:
+                self._place(tar, member)
+                # a stream is read once: what tarfile remembers of it would only grow
+                tar.members.clear()  # type: ignore[attr-defined]
         # last, because writing into a folder moves its time
         for name, member in sorted(self._folders.items(), reverse=True):
             path = self._target / name
@@ -184,7 +185,7 @@ class Unpacker:
         """
         above, last = os.path.split(f"/{name}")
         try:
-            with opened(self._target) as root, held(make_folders(root, above)) as folder:
+            with held(make_folders(self._root, above)) as folder:
                 return Path(os.readlink(f"/proc/self/fd/{folder}"), last)
         except OSError as error:
             if error.errno not in _NO_PLACE:
