@@ -235,10 +235,7 @@ def shrunk(handle: Handle) -> None:
     """What waited on the ranks of a larger world waits on those of this one, none of it twice."""
     torch.manual_seed(3)
     former = [{name: torch.randn(one.numel()) for name, one in named(handle.ddp).items()} for _ in range(3)]
-    states = [
-        {"world": 3, "rank": rank, "steps": 0, "residuals": former[rank]}
-        for rank in (2, 0, 1)
-    ]
+    states = [{"world": 3, "rank": rank, "steps": 0, "residuals": former[rank]} for rank in (2, 0, 1)]
     handle.load_state_dict(states)
     mine = handle.state_dict()
     assert (mine["world"], mine["rank"]) == (2, dist.get_rank())
