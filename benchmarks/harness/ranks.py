@@ -63,7 +63,7 @@ def _run(
                     "call": f"{__name__}:main", "namespace": namespace,
                     "arguments": [function, arguments, rank, world, exchange, limit],
                 }  # fmt: skip
-                client.started(request, stays=False)
+                client.started(request)
             for _ in range(world):
                 status = ended.get(timeout=limit + 60)
                 if status["status"] != 0:
@@ -76,7 +76,7 @@ def _run(
         joined.close()
 
 
-def main(request: list[Any], _: list[int]) -> None:
+def main(request: list[Any]) -> None:
     """A rank's process."""
     import torch
     import torch.distributed as dist

@@ -232,18 +232,28 @@ def test_nonsense_on_its_socket_harms_nobody(keeper: ForkServerKeeper, starter: 
     assert end["status"] == 0
 
 
-def test_functions_are_called_before_a_script(tmp_path: Path) -> None:
-    (tmp_path / "called.py").write_text("import os\ndef first(): os.environ['SEEN'] = 'first'\n")
+def test_functions_are_called_before_a_script_and_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text(
+        "import os\n"
+        "def first(): os.environ['SEEN'] = 'first'\n"
+        "def work(arguments):\n"
+        "    with open(arguments['file'], 'w') as file:\n"
+        "        file.write(f\"{os.environ['SEEN']} {os.getcwd()}\")\n"
+    )
     kept = ForkServerKeeper(tmp_path / "second", ("called",), environment(tmp_path))
     try:
         starter = Starter(kept.path, tmp_path)
         starter.before = ["called:first"]
         _, out, _ = starter.run("import os; print(os.environ['SEEN'])")
         assert out == "first\n"
+        file, before = tmp_path / "said", {"before": ["called:first"], "cwd": str(tmp_path)}
+        pid = starter.forks.started({"call": "called:work", "arguments": {"file": str(file)}, **before})
+        assert starter.exits.get(timeout=PATIENCE) == {"op": "exit", "pid": pid, "status": 0, "signal": None}
+        assert file.read_text() == f"first {tmp_path}"
     finally:
         kept.close()
 
 
-def test_nobody_listening_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        ForkServerClient(tmp_path / "none", lambda _: None).start({}, lambda _: None, (1, 2))
+def test_nobody_listening_is_told_in_time(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        ForkServerClient(tmp_path / "none", lambda _: None).started({}, timeout=0.1)

@@ -7,12 +7,12 @@ may do both.
 Protocol, on a Unix socket of packets: a request carries its fds by SCM_RIGHTS, the first of them a memfd with
 the JSON of what is wanted; so no request is too long for a packet. Every packet is a JSON object with "op".
 
-    start {id}  fds: wanted, stdout, stderr  ->  started {id, pid} or failed {id, error}
-    later, to whoever asked                  ->  exit {pid, status | signal}
+    start {id}  fds: wanted[, stdout, stderr]  ->  started {id, pid} or failed {id, error}
+    later, to whoever asked                    ->  exit {pid, status | signal}
 
-What is wanted: {script, arguments} is run as the interpreter would run it. Before, the child takes on, where
-they are given, env, cwd, namespace (the file of a network), and calls every "module:function" of ``before``
-with no arguments.
+What is wanted: {script, arguments} is run as the interpreter would run it; {call: "module:function",
+arguments} calls ``function(arguments)``. Before either, the child takes on, where they are given, env, cwd,
+namespace (the file of a network), and calls every "module:function" of ``before`` with no arguments.
 
 A child leads a session of its own, which is killed with it. When a client's connection closes its children
 are killed: a client that is gone can fence nobody. When the lifeline (a pipe that its owners hold) closes,
@@ -153,8 +153,8 @@ class ForkServer:
                 _kill_session(pid)
 
     def _start(self, client: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
-        if len(fds) != 3:
-            raise ValueError(f"{len(fds)} descriptors came, 3 are needed")
+        if len(fds) not in (1, 3):
+            raise ValueError(f"{len(fds)} descriptors came, 1 or 3 are needed")
         with os.fdopen(os.dup(fds[0]), "rb") as file:
             file.seek(0)
             task = json.loads(file.read())
@@ -188,7 +188,7 @@ class ForkServer:
             return pid
         try:
             os.setsid()
-            null, (_, out, err) = os.open("/dev/null", os.O_RDONLY), fds
+            null, (out, err) = os.open("/dev/null", os.O_RDONLY), fds[1:] or (1, 2)
             for source, target in ((null, 0), (out, 1), (err, 2)):
                 os.dup2(source, target)
             self.selector.close()
@@ -219,7 +219,7 @@ def _kill_session(pid: int) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Run the script that a request wants, in the child; never returns.
+    """Do what a request wants, in the child; never returns.
 
     Ends with ``os._exit`` after exit handlers and non-daemon threads: destructors of libraries that are still
     at work hang or abort now and then at the interpreter's own end.
@@ -229,7 +229,11 @@ def run(request: dict[str, Any]) -> None:
         _enter(request)
         for name in request.get("before", ()):
             _named(name)()
-        status = _run_as_main(request["script"])
+        if "call" in request:
+            _named(request["call"])(request["arguments"])
+            status = 0
+        else:
+            status = _run_as_main(request["script"])
     except BaseException:
         _print_traceback()
     finally:
@@ -244,8 +248,9 @@ def _enter(request: dict[str, Any]) -> None:
         os.chdir(request["cwd"])
     if request.get("namespace"):
         namespaces.enter(request["namespace"])
-    sys.argv[:] = [request["script"], *request["arguments"]]
-    sys.path[0] = str(Path(request["script"]).resolve().parent)
+    if "script" in request:
+        sys.argv[:] = [request["script"], *request["arguments"]]
+        sys.path[0] = str(Path(request["script"]).resolve().parent)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from windtunnel.linux import processes
 from windtunnel.linux.forkserver import PACKET, request_fd, send_with_fds
 
 Answer = Callable[[dict[str, Any]], None]
+PATIENCE = 120.0  # seconds that a server may take to import what it preloads
 GONE = "the fork server is gone"
 STANDS = 1.0
 """Seconds for which a server may be stopped: its clients wait for it without limit."""
@@ -131,18 +133,44 @@ class ForkServerClient:
                     if attempt == 2:
                         raise
 
-    def start(self, wanted: dict[str, Any], answer: Answer, outputs: tuple[int, int]) -> None:
+    def start(self, wanted: dict[str, Any], answer: Answer, outputs: tuple[int, int] | None = None) -> None:
         """Ask for what is ``wanted`` (see the module `forkserver`): ``answer`` gets ``started`` or ``failed
-        {error}`` later, from another thread. ``outputs``: stdout and stderr.
+        {error}`` later, from another thread. ``outputs``: stdout and stderr, else the server's own.
 
         Raises:
             OSError: no fork server listens; ``answer`` is not called.
         """
         memory = request_fd(wanted)
         try:
-            self._ask({"op": "start"}, answer, [memory, *outputs])
+            self._ask({"op": "start"}, answer, [memory, *(outputs or ())])
         finally:
             os.close(memory)
+
+    def started(self, wanted: dict[str, Any], *, timeout: float = PATIENCE) -> int:
+        """`start`, waited for: the process id.
+
+        Raises:
+            OSError: no fork server, or it could not start it within ``timeout`` seconds.
+        """
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        last = time.monotonic() + timeout
+        while True:
+            try:
+                self.start(wanted, answers.put)
+                break
+            except OSError:
+                if time.monotonic() > last:
+                    raise
+                time.sleep(0.02)
+        try:
+            answer = answers.get(timeout=max(0.0, last - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(
+                f"{self.path}: the fork server started nothing within {timeout:.0f} s"
+            ) from None
+        if answer["op"] != "started":
+            raise OSError(f"{self.path}: {answer.get('error', GONE)}")
+        return int(answer["pid"])
 
     def close(self) -> None:
         with self._lock:

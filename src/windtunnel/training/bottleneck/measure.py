@@ -155,7 +155,7 @@ def _run(
                         "call": f"{__name__}:main", "namespace": namespace, "cwd": os.getcwd(),
                         "env": {**os.environ, **_environment(rank, world, places[0][1])},
                         "arguments": [str(folder), directory, rate is None],
-                    }, stays=False,
+                    }
                 )  # fmt: skip
                 pids[pid] = rank
             for _ in places:
@@ -185,7 +185,7 @@ def _environment(rank: int, world: int, master: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def main(message: list[Any], _: list[int]) -> None:
+def main(message: list[Any]) -> None:
     """A rank's process."""
     import torch
     from torch._C._distributed_c10d import FileStore

@@ -405,10 +405,14 @@ def test_what_ranks_meet_by_is_told_to_all_in_its_generation(tmp_path: Path) -> 
             told = agent.of("met", generation=generation)
             return {key: value for message in told for key, value in message["said"].items()}
 
-        agents[0].say("meet", generation=1, said={"a": "1"})
-        until(lambda: [heard(agent, 1) for agent in agents] == [{"a": "1"}] * 2)
+        def said() -> bool:
+            agents[0].say("meet", generation=1, said={"a": "1"})  # again where its connection broke
+            return [heard(agent, 1) for agent in agents] == [{"a": "1"}] * 2
+
+        until(said)
         assert agents[1].say("compare_set", generation=1, key="a", expected="0", desired="3") == (False, "1")
         assert agents[1].say("compare_set", generation=1, key="a", expected="1", desired="3") == (True, "3")
+        assert agents[1].say("compare_set", generation=0, key="b", expected="", desired="4") is None
         until(lambda: heard(agents[0], 1) == {"a": "3"})
         agents[1].received.clear()
         agents[1].cut()

@@ -66,9 +66,9 @@ class Supervision(Protocol):
 
     def compare_set(
         self, link: int, generation: int, key: str, expected: str, desired: str
-    ) -> tuple[bool, str]:
+    ) -> tuple[bool, str] | None:
         """The same, if ``expected`` is what was said so far ("": nothing): whether it was, and what is said
-        now."""
+        now. None when the generation is another one."""
 
     def ask(self, link: int, key: str) -> Values | None:
         """What was decided for a durable key, or what the log says of checkpoints."""
@@ -139,7 +139,7 @@ class HostAgent(Protocol):
 
     def compare_set(
         self, generation: int, key: str, expected: str, desired: str, within: float
-    ) -> tuple[bool, str]:
+    ) -> tuple[bool, str] | None:
         """See `Supervision.compare_set`. Raises TimeoutError."""
 
     def event(self, pid: int, kind: str, fields: Message) -> None: ...

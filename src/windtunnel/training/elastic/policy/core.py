@@ -484,7 +484,7 @@ class Core(LoggedState):
     def tell_met(self, host: LiveHost) -> None:
         """All that ranks have said in this generation to those that they form a group with."""
         if host.link is not None and self.met:
-            self.send(host.link, {"op": "met", "generation": self.generation, "said": self.met})
+            self.send(host.link, {"op": "met", "generation": self.generation, "said": dict(self.met)})
 
     def meet(self, generation: int, said: dict[str, str]) -> None:
         """Ranks have said something to those that they form a group with: all hosts are told."""

@@ -216,7 +216,10 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
                 core.send(other.link, _decided(generation, key, values))
 
 
-def _compare_set(core: Core, message: Message) -> tuple[bool, str]:
+def _compare_set(core: Core, message: Message) -> tuple[bool, str] | None:
+    """See `Supervision.compare_set`."""
+    if message["generation"] != core.generation:
+        return None
     key, so = message["key"], core.met.get(message["key"], "") == message["expected"]
     if so:
         core.meet(message["generation"], {key: message["desired"]})

@@ -76,9 +76,9 @@ class Trainers:
 
     def compare_set(
         self, generation: int, key: str, expected: str, desired: str, within: float
-    ) -> tuple[bool, str]:
+    ) -> tuple[bool, str] | None:
         about = {"generation": generation, "key": key, "expected": expected, "desired": desired}
-        answer: tuple[bool, str] = _answered(
+        answer: tuple[bool, str] | None = _answered(
             f"a word on {key!r} came", within, lambda put: self._agent.link.send("compare_set", put, **about)
         )
         return answer
