@@ -271,7 +271,7 @@ def test_a_scratch_folder_goes_with_all_in_it(tmp_path: Any) -> None:
 
 
 SECTION = """
-import signal, sys
+import signal, sys, time
 import benchmarks.__main__ as command
 from benchmarks.harness import measure, run, rows
 
@@ -279,7 +279,8 @@ def job_rows(quick):
     with measure.scratch() as folder, measure.process_pool(1) as pool:
         pool.submit(signal.pause)
         print(folder, *pool._processes, flush=True)
-        signal.pause()
+        while True:  # a signal just before a pause without end would not end it
+            time.sleep(0.01)
 
 run.sections_of = lambda name: {"job": lambda: job_rows}
 sys.argv[1:] = ["agents.sandbox"]
@@ -294,10 +295,13 @@ def test_a_signal_unwinds_the_section_that_runs(number: signal.Signals) -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        folder, worker = process.stdout.readline().split()
-        assert Path(folder).is_dir()
-        process.send_signal(number)
-        assert process.communicate(timeout=PATIENCE)[1] == ""
+        try:
+            folder, worker = process.stdout.readline().split()
+            assert Path(folder).is_dir()
+            process.send_signal(number)
+            assert process.communicate(timeout=PATIENCE)[1] == ""
+        finally:
+            process.kill()
     assert process.returncode == 128 + number
     assert not Path(folder).exists() and not Path(f"/proc/{worker}").exists()
 
