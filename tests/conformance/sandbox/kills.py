@@ -203,7 +203,7 @@ class Lane:
             box = self.client.get(name)
             _must(box, "echo 1 > /row/mark")
             first = box.checkpoint(full=True).id
-            stroke = Stroke(self.home, name, kill, pid_of(self.home))
+            stroke = Stroke(self.home, name, kill, pid_of(self.home.path))
             before = first if kill.what == "a process inside" else ""
             try:
                 acknowledged = self._operation(kill, name, box, stroke)

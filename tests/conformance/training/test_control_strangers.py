@@ -59,7 +59,7 @@ def test_what_was_recorded_is_said_again(
                 session._in._count = 0
 
     host = SimpleNamespace(id=7, memory=here)
-    monkeypatch.setattr(strangers, "past", lambda _: SimpleNamespace(hosts={7: (host, 1)}))
+    monkeypatch.setattr(strangers, "past", lambda _: SimpleNamespace(attended={7: (host, 1)}))
     monkeypatch.setattr(strikes.Target, "place", lambda _: {"host": 7})
     monkeypatch.setattr(strikes.Target, "ports", lambda _: [sock.getsockname()])
     job: Any = SimpleNamespace(events=list, folder=tmp_path)
