@@ -58,8 +58,8 @@ def _elastic_drawn() -> Iterator[rules.Observation]:
     yield from any_of(
         rules.Change, 1, 300, rules=chosen, target=[3], places=places, broken=[(), (), (1,)],
         spares=[(), (7,), (6, 4), (5, 8, 9)], coming=[0, 1, 3], forced=yes, own=yes, hit=yes,
-        own_failures=[0, 0, 3], fruitless=[0, 30], progress=yes, lived=[1.0, 90.0], store=[True, True, False],
-        storeless=[1.0, 61.0], store_error=["", "refused"], cause=["host 1 is lost"],
+        own_failures=[0, 0, 3], fruitless=[0, 30], progress=yes, lived=[1.0, 90.0],
+        cause=["host 1 is lost"],
     )  # fmt: skip
     waits: dict[str, Sequence[float]] = {"waited": [0.1, 5.0, 9.0], "allowed": [5.0]}
     counts: dict[str, Sequence[int]] = {"times": [1, 3, 4]}

@@ -63,9 +63,6 @@ ENDED = replace(WHOLE, broken=(1,), own=True)
         (LOST, {"spares": (3,), "progress": False, "lived": 61.0, "fruitless": 4}, Form((0, 3, 2))),
         (LOST, {"spares": (3,), "progress": True, "fruitless": 4}, Form((0, 3, 2))),
         (LOST, {"spares": (3,), "progress": False, "fruitless": 30}, Fail("")),
-        # a generation needs a store to meet at
-        (LOST, {"spares": (3,), "store": False}, Wait("store")),
-        (LOST, {"spares": (3,), "store": False, "storeless": 61.0}, Fail("")),
     ],
 )  # fmt: skip
 def test_after_a_change(given: Change, changed: dict[str, Any], expected: Decision) -> None:

@@ -78,10 +78,7 @@ class Change:
 
     ``fruitless``: generations in succession that were hurt before a new step. ``progress``: this one did a
     new step. ``lived``: its age in seconds; beyond ``form`` it may work without a word of it.
-
-    ``store``: there is one, where the generation can meet; if not, it was waited for ``storeless`` seconds of
-    at most ``store_within``. (Live it is the supervisor's own, and always there; logs of runs that met in a
-    process of its own tell of others.) ``cause``, ``store_error``: in words, for reasons alone.
+    ``cause``: in words, for reasons alone.
     """
 
     rules: Rules
@@ -98,10 +95,6 @@ class Change:
     progress: bool = True
     lived: float = 0.0
     form: float = 60.0
-    store: bool = True
-    storeless: float = 0.0
-    store_within: float = 60.0
-    store_error: str = ""
     cause: str = ""
 
     @property
@@ -198,9 +191,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Wait:
-    """For ``what``; ``order``: how many hosts to ask for now."""
+    """For hosts; ``order``: how many to ask for now."""
 
-    what: Literal["hosts", "store"] = "hosts"
     order: int = 0
     own_failures: int = 0
     reason: str = ""
@@ -286,7 +278,7 @@ def after_change(now: Change) -> Form | Wait | Fail | Keep:
     if not now.places:
         if len(now.spares) < now.target:
             return Wait(reason=f"{len(now.spares)} of {now.target} hosts are there")
-        return _with_store(now, Form(now.spares[: now.target], fruitless=now.fruitless))
+        return Form(now.spares[: now.target], fruitless=now.fruitless)
     # a host that is gone is why the program ended
     own = now.own and not now.hit and None not in now.places
     failures = now.own_failures + own
@@ -302,24 +294,13 @@ def after_change(now: Change) -> Form | Wait | Fail | Keep:
             return replace(answer, own_failures=failures)
     if not now.hurt and answer.places == now.places:
         return Keep(failures)
-    answer = replace(
-        answer, restart_all=now.rules.restart_all, own_failures=failures, fruitless=now.fruitless
-    )
-    return _with_store(now, answer)
-
-
-def _with_store(now: Change, form: Form) -> Form | Wait | Fail:
-    """What the generation still needs: a place to meet, and hope that it does better than those before."""
-    if not now.store:
-        if now.storeless > now.store_within:
-            return Fail(f"no store within {now.store_within:g} s: {now.store_error}")
-        return Wait("store", own_failures=form.own_failures)
-    if now.places and now.hurt:
+    fruitless = now.fruitless
+    if now.hurt:
         fruitless = 0 if now.progress or now.lived > now.form else now.fruitless + 1
         if fruitless > MOST_FRUITLESS:
             return Fail(f"{fruitless} generations ended without a step, the last by {now.cause}")
-        form = replace(form, fruitless=fruitless)
-    return form
+    restart = now.rules.restart_all
+    return replace(answer, restart_all=restart, own_failures=failures, fruitless=fruitless)
 
 
 def _replace(now: Change) -> Form | Wait:

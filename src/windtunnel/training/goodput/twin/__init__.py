@@ -42,7 +42,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
                 "idle_hosts": float(len(there) - len(decision.places)),
                 "missing_hosts": float(observation.target - len(decision.places)),
             }
-        case elastic.Change(), elastic.Wait(what="hosts"):
+        case elastic.Change(), elastic.Wait():
             there = [host for host in observation.places if host is not None]
             return {"seconds": costs.replace, "idle_hosts": float(len(there) + len(observation.spares))}
         case checkpoint.Inventory(), RestorePlan():
