@@ -26,6 +26,7 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.rpc import RpcServer, RpcService
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.agent.link import SupervisorLink
 from windtunnel.training.elastic.live.calls import Hello, Post, Supervision
 from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.spec import JobSpec
@@ -253,6 +254,26 @@ os._exit(0)
     assert played.hear("post")["values"] == {2: "0", 3: "1"}
     played.say(op="decided", generation=1, key="k", values={"2": "0", "3": "1"})
     played.hear("done")
+
+
+def test_words_that_wait_for_the_supervisor_go_in_one_message(play: Any) -> None:
+    """Those of a host's ranks, one each: the first may be under way already."""
+    played = play()
+    played.accept()
+    link = SupervisorLink(
+        played.server.address.removeprefix("tcp:"),
+        secret.KEYS,
+        lambda: Hello("", "", 1),
+        lambda message: None,
+    )
+    for rank in range(8):
+        link.meet(1, {f"here/{rank}": ""})
+    link.meet(2, {"here/0": ""})
+    link.start()
+    played.accept()
+    heard = [(told["generation"], len(told["said"])) for told in (played.hear("meet") for _ in range(3))]
+    assert heard == [(1, 1), (1, 7), (2, 1)]
+    link.close()
 
 
 def test_it_passes_on_both_ways(join: Any) -> None:

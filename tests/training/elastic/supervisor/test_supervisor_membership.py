@@ -432,6 +432,25 @@ def test_what_ranks_meet_by_is_told_to_all_in_its_generation(tmp_path: Path) -> 
         assert "late" not in heard(agents[0], 1)
 
 
+def test_a_host_is_told_of_many_words_at_once(tmp_path: Path) -> None:
+    """A round of keys, of each rank one: 16 hosts are told of 128 words in a message each, not in 2,048."""
+    with begun(tmp_path, 16, per_host=8) as (run, agents):
+        supervisor, words = run.supervisor, {f"here/{rank}": str(rank) for rank in range(128)}
+        with supervisor._lock:  # all of it comes while the hosts are still to be told
+            for rank, (key, word) in enumerate(words.items()):
+                supervisor.hear(
+                    agents[rank // 8]._number, {"op": "meet", "generation": 1, "said": {key: word}}
+                )
+        agents[0].say("meet", generation=1, said=words)  # again, where its connection broke
+        agents[0].say("meet", generation=1, said={"last": "1"})
+        for agent in agents:
+            until(lambda a=agent: any("last" in told["said"] for told in a.of("met")), "the last word")
+            assert [told["said"] for told in agent.of("met")] in (
+                [words, {"last": "1"}],
+                [{**words, "last": "1"}],
+            )
+
+
 def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(now: object) -> object:
         raise ZeroDivisionError("1/0")

@@ -193,6 +193,11 @@ class Supervisor:
                     message = {"op": "beat", "epoch": self.epoch}
                 if message is None:
                     return
+                if message["op"] == "met":
+                    with self._lock:
+                        message["said"] = self._core.unmet(link, message["generation"])
+                    if not message["said"]:
+                        continue
                 self._tell(link, {**message, "link": link}, tell, gone)
         finally:
             with self._lock:

@@ -479,21 +479,32 @@ class Core(LoggedState):
         mine = list(self.ranks(place)) if place is not None else []
         message = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
         self.send(host.link, message)
-        self.tell_met(host)
-
-    def tell_met(self, host: LiveHost) -> None:
-        """All that ranks have said in this generation to those that they form a group with."""
-        if host.link is not None and self.met:
-            self.send(host.link, {"op": "met", "generation": self.generation, "said": dict(self.met)})
+        host.unmet = {}
+        self.tell_met(host, self.met)
 
     def meet(self, generation: int, said: dict[str, str]) -> None:
         """Ranks have said something to those that they form a group with: all hosts are told."""
         if generation != self.generation:
             return
-        self.met |= said
+        news = {key: word for key, word in said.items() if self.met.get(key) != word}
+        self.met |= news
         for host in self.hosts.live.values():
-            if host.link is not None:
-                self.send(host.link, {"op": "met", "generation": generation, "said": said})
+            self.tell_met(host, news)
+
+    def tell_met(self, host: LiveHost, said: dict[str, str]) -> None:
+        """What comes until the host is being told (`unmet`) goes to it in one message: of many ranks each has
+        a word for all."""
+        waits, host.unmet = bool(host.unmet), host.unmet | said
+        if host.link is not None and said and not waits:
+            self.send(host.link, {"op": "met", "generation": self.generation})
+
+    def unmet(self, link: int, generation: int) -> dict[str, str]:
+        """What the host is to be told now; nothing, where it has been, or the generation is over."""
+        host = self.hosts.of_link(link)
+        if host is None or generation != self.generation:
+            return {}
+        said, host.unmet = host.unmet, {}
+        return said
 
     def end(self, link: int, status: int, reason: str) -> None:
         self.send(link, {"op": "end", "status": status, "reason": reason})

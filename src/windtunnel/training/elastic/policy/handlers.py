@@ -123,7 +123,7 @@ def _back(core: Core, host: LiveHost, generation: int, workers: dict[int, int | 
             # agents refuse what an earlier supervisor decided, and others may be in that generation
             core.force("the supervisor was started again in the middle of a recovery", now)
         return
-    core.tell_met(host)
+    core.tell_met(host, core.met)
     for rank in core.ranks(place) if place is not None else ():
         if rank in core.lost and rank in workers:
             core.fence(host, rank, workers[rank])

@@ -101,7 +101,8 @@ class Effects(Protocol):
 class LiveHost:
     """One host: its agent's process id and connection (None while it has none), and the workers whose
     process ids are known. ``fenced``: workers that were ordered to be killed. ``unseen``: ranks that the
-    agent did not name when it came back, and when they will be given up.
+    agent did not name when it came back, and when they will be given up. ``unmet``: what ranks have said to
+    those that they form a group with, and this host is still to be told.
     """
 
     member: MemberHost
@@ -111,6 +112,7 @@ class LiveHost:
     workers: dict[int, int | None] = field(default_factory=dict)
     fenced: set[int] = field(default_factory=set)
     unseen: dict[int, float] = field(default_factory=dict)
+    unmet: dict[str, str] = field(default_factory=dict)
 
 
 class Hosts:
@@ -155,7 +157,7 @@ class Hosts:
     def attach(self, host: LiveHost, link: int, now: float) -> None:
         if host.link is not None:
             del self._by_link[host.link]
-        host.link, host.away_since = link, None
+        host.link, host.away_since, host.unmet = link, None, {}
         self._by_link[link] = host
         self.renew(host, now)
 

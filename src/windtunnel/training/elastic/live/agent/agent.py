@@ -348,7 +348,7 @@ class Agent:
         """See `HostAgent.meet`; from any thread."""
         if said:
             self._hear_met(generation, said)
-            self.link.send("meet", generation=generation, said=said)
+            self.link.meet(generation, said)
         with self._formed:
             if not self._formed.wait_for(
                 lambda: generation < self.generation or self._met.keys() >= set(keys), within

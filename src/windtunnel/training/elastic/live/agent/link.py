@@ -71,6 +71,16 @@ class SupervisorLink:
             self._waiting.append((op, fields, then))
             self._changed.notify_all()
 
+    def meet(self, generation: int, said: dict[str, str]) -> None:
+        """`send` this, in one call with what of the kind was said last and waits."""
+        with self._changed:
+            if len(self._waiting) > 1:  # the first may be under way
+                op, fields, _ = self._waiting[-1]
+                if op == "meet" and fields["generation"] == generation:
+                    self._waiting.pop()
+                    said = fields["said"] | said
+            self.send("meet", generation=generation, said=said)
+
     def flush(self, timeout: float) -> None:
         """Wait until the supervisor has all that was sent."""
         with self._changed:
