@@ -15,6 +15,7 @@ for the next one (`resume`), whose supervisor goes on from the log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -236,8 +237,7 @@ class Launched:
             missing = job.hosts + job.spares - len(self.site.hosts)
         else:
             missing = before.coming - len(waiting)
-        for _ in range(missing):
-            self._start_host()
+        self._start_hosts(missing)
 
     def _address(self) -> str:
         if self.network is not None:
@@ -262,8 +262,9 @@ class Launched:
             name=f"host-{number}",
         )
 
-    def _start_host(self) -> None:
-        self.site.start(self._agent_config(self.site.next_number))
+    def _start_hosts(self, count: int) -> None:
+        for _ in range(0 if self.job.external_hosts else count):
+            self.site.start(self._agent_config(self.site.next_number))
 
     # -- while it runs -----------------------------------------------------------------------------------
 
@@ -271,7 +272,8 @@ class Launched:
         try:
             while not self._closing and self.outcome is None:
                 self._tend()
-                time.sleep(TICK)
+                with contextlib.suppress(queue.Empty):  # a host that was ordered is waited for
+                    self._start_hosts(self._ordered.get(timeout=TICK))
         except BaseException as error:
             self._failure = error
         finally:
@@ -283,10 +285,6 @@ class Launched:
         self.outcome = self.outcome or ended  # of which no line could be written
         if self.outcome is not None:
             return
-        while not self._ordered.empty():
-            count = self._ordered.get()
-            for _ in range(0 if self.job.external_hosts else count):
-                self._start_host()
         failure = self._hosts.tend() if self._hosts is not None else None
         if failure is not None:
             self.outcome = Outcome(1, failure, {})

@@ -23,13 +23,14 @@ from windtunnel.training.elastic.faults import parse
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.elastic.policy.state import Deadlines, SupervisorSettings
 
-# What a trainer will import anyway: torch._dynamo with the first optimizer of a process, SciPy where
-# pipelines are laid out anew after a loss.
+# What a trainer will import anyway: ways to lay out a model, torch._dynamo with the first optimizer of a
+# process, SciPy where pipelines are laid out anew after a loss.
 PRELOAD = (
     "torch",
     "torch.distributed",
     "torch.distributed.fsdp",
-    "torch.distributed.tensor",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.experimental",
     "torch._dynamo",
     "scipy.optimize",
     "windtunnel.training.preload",

@@ -130,7 +130,7 @@ def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
         kill_host(launched, 1)
         open_gate(launched, 4)
         at_gate(launched, 8, 3)
-        launched._start_host()
+        launched._start_hosts(1)
         at_gate(launched, 8, 4)
         open_gate(launched, 8)
         results = end_well(launched)

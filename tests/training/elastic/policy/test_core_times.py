@@ -24,3 +24,17 @@ def test_a_host_that_is_away_is_given_up_as_soon_as_it_has_to_be_back() -> None:
     assert core.places() == (0,)
     core.tick(back + 1e-6)
     assert core.places() == (None,) and core.due(back) == pytest.approx(core.settings.settle, abs=1e-5)
+
+
+def test_a_job_that_stands_still_for_a_host_goes_on_as_soon_as_it_comes() -> None:
+    core = Core(SupervisorSettings(1, 1), Rules(), Mock(), 1, LoggedState(), 0.0)
+    hello(core, 0, {"address": "", "memory": "", "pid": 1}, 0.0)
+    core.tick(0.1)
+    closed(core, 0, 0.2)
+    lost = 0.2 + core.settings.deadlines.grace + 1e-6
+    core.tick(lost)
+    core.tick(lost + core.settings.settle)
+    assert core.places() == (None,) and core.coming == 1
+    hello(core, 1, {"address": "", "memory": "", "pid": 2}, 1.0)
+    core.tick(1.0)
+    assert core.places() == (1,)

@@ -258,8 +258,9 @@ def test_a_script_that_ends_over_hosts_that_are_cut_goes_on_without_one(tmp_path
         one.exit(0, status=1, error=error)
         assert other.ended.wait(PATIENCE)
         until(lambda: run.ordered == [1], "an order")
+        generation = one.generation + 1
         (new,) = run.add()
-        formed = run.formed(one.generation + 1, [one, new])
+        formed = run.formed(generation, [one, new])
         assert formed["places"] == [one.host, new.host]
 
 
@@ -399,7 +400,7 @@ def test_nonsense_on_the_wire_costs_its_own_connection_only(
 
 
 def test_what_ranks_meet_by_is_told_to_all_in_its_generation(tmp_path: Path) -> None:
-    with begun(tmp_path, 2) as (run, agents):
+    with begun(tmp_path, 2, deadlines=Deadlines(grace=20.0)) as (run, agents):
 
         def heard(agent: Agent, generation: int) -> dict[str, str]:
             told = agent.of("met", generation=generation)

@@ -130,7 +130,7 @@ class Core(LoggedState):
         """Seconds until `tick` is to be called, if nothing comes before."""
         until = now + self.settings.beat / 2
         if self.outcome is None:
-            settled = math.inf if self._changed is None else self._changed + self.settings.settle
+            settled = math.inf if self._changed is None else self._ready(self._changed)
             until = min(until, settled, self.hosts.due())
         return max(0.001, until - now)
 
@@ -156,11 +156,13 @@ class Core(LoggedState):
         if self.outcome is None and self._changed is not None and self._settled(self._changed, now):
             self._decide(now)
 
+    def _ready(self, since: float) -> float:
+        """Losses that come together are one change. A job that stands still goes on with the last host."""
+        return since + (self.settings.settle if self.waiting_since is None else 0.0)
+
     def _settled(self, since: float, now: float) -> bool:
-        """Losses that come together are one change; so are those of hosts that are away this instant."""
-        settings = self.settings
-        ready = since + settings.settle
-        patience = max(settings.lease, settings.deadlines.back)
+        """So are those of hosts that are away this instant."""
+        ready, patience = self._ready(since), max(self.settings.lease, self.settings.deadlines.back)
         return now >= ready and (not self.hosts.doubtful() or now >= ready + patience)
 
     def _look_at_suspects(self, now: float) -> None:
