@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from capturing import SCRIPTS, cases, session
 
+from support.waiting import until
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import main
 from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.live.failure import is_own
 from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.program import Script
 
@@ -20,6 +22,8 @@ NAMES = cases("faulty.py")
 SAID = {
     "raises": (r"case_raises: ValueError: no such luck \(", "with a second line"),
     "exit_3": (r"case_exit_3: the script called exit\(3\)", ""),
+    "exit_72": (r"case_exit_72: the script called exit\(72\)", ""),
+    "exit_75": (r"case_exit_75: the script called exit\(75\)", ""),
     "exit_0": (r"the script ended without any work on a device", ""),
     "os_exit_0": (r"the script ended by itself as rank \d+ \(os._exit\?\)", ""),
     "endless": (r"the script hung as rank \d+: for \d+ s it stood at faulty.py:\d+ in case_endless$",
@@ -61,6 +65,28 @@ def test_a_failure_is_told_in_one_sentence(failing: Session, name: str) -> None:
     assert "\n" not in str(caught.value)
     assert shown in caught.value.details
     assert "windtunnel/training" not in caught.value.details, "frames of ours are no help to the user"
+
+
+def test_of_a_rank_that_is_checked_only_what_cannot_be_emulated_is_no_failure(failing: Session) -> None:
+    refused = NAMES.index("nonzero")
+    assert failing.check([refused]) == [None]
+    assert "aten.nonzero cannot be emulated" in failing.refused[refused]
+    with pytest.raises(ScriptError, match=r"the script called exit\(72\)"):
+        failing.check([NAMES.index("exit_72")])
+
+
+def test_whoever_asked_may_go_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with session("faulty.py") as one:
+        assert one._worker.stdin is not None and list(tmp_path.iterdir())
+        one._worker.stdin.close()
+        until(lambda: not list(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("home", ["/usr/lib", "/usr/lib64", "/opt/venv/lib64"])
+def test_libraries_are_no_files_of_the_user(home: str) -> None:
+    assert not is_own(f"{home}/python3.12/site-packages/torch/nn/modules/module.py")
+    assert is_own(f"{home.replace('lib', 'work')}/train.py")
 
 
 def test_the_script_is_looked_at_before_anything_starts(tmp_path: Path) -> None:

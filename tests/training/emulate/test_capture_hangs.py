@@ -11,6 +11,7 @@ import pytest
 
 from support.waiting import until
 from windtunnel.linux.processes import command_line, state
+from windtunnel.training.emulate.live.failure import RankFiles
 from windtunnel.training.emulate.live.progress import LEAST_LOOKS, Watch, counted
 
 
@@ -36,7 +37,7 @@ def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> 
             assert child.stdout is not None and child.stdout.readline()
             # loading the program reads files, which is getting on
             until(lambda: command_line(child.pid) == "sleep 1000" and state(child.pid) == "S")
-            watch = Watch(child.pid, 0, tmp_path / "stack", c_int64(), 0.2, tmp_path / "loop")
+            watch = Watch(child.pid, RankFiles(tmp_path, 0), c_int64(), 0.2)
             watch.checked_at = time.monotonic() - 10.0
             watch._start = watch.checked_at, watch._before
             looks = 0

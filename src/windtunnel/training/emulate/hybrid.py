@@ -33,6 +33,7 @@ from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.coordinate import Coordinator, LiveRank
 from windtunnel.training.emulate.emulation import EmulationResult, costs_of
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.failure import RankFiles
 from windtunnel.training.emulate.live.progress import kill_tree, shown
 from windtunnel.training.emulate.live.session import LOG_LINES
 from windtunnel.training.emulate.options import Options
@@ -192,7 +193,7 @@ class _Processes:
             return
         log = log_file(self.directory, rank).read_text(errors="replace")
         tail = failure.shorten(log, LOG_LINES)
-        if reason := failure.reason(self.directory, rank):
+        if reason := failure.content(RankFiles(self.directory, rank).reason):
             raise ScriptError(f"{reason} (as live rank {rank})", tail)
         if status < 0:
             raise ScriptError(f"live rank {rank} was killed by signal {-status}", tail)
@@ -203,7 +204,7 @@ class _Processes:
         """A rank that has not ended says something at each step."""
         for rank in coordinator.ranks.values():
             if rank.status is None and time.monotonic() - self.last_progress[rank.rank] > patience:
-                stack = failure.stack_file(self.directory, rank.rank)
+                stack = RankFiles(self.directory, rank.rank).stack
                 place = failure.stood_at(shown(self.processes[rank.rank].pid, stack))
                 at = f"; it stands at {place}" if place else ""
                 raise HangError(f"live rank {rank.rank} said nothing for {patience:.0f} s{at}")

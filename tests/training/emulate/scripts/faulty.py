@@ -20,6 +20,14 @@ def case_exit_3():
     sys.exit(3)
 
 
+def case_exit_72():
+    sys.exit(72)
+
+
+def case_exit_75():
+    sys.exit(75)
+
+
 def case_exit_0():
     sys.exit(0)
 

@@ -10,7 +10,7 @@ does the same take it from there.
 All are run where one may do what the one before it did not: the host looks at the device or hears what
 other ranks say, numbers that modules keep or random generators of the host change, the user has hooks
 there, or parameters are gathered for each micro-batch. Where they turn out to differ, the rank is run once
-more (`AGAIN`), all of it."""
+more, all of it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,6 @@ from windtunnel.training.emulate.live.templates import (
     write,
 )
 
-AGAIN = 75
-"""The exit status of a rank that is to be run with all of its micro-batches."""
 FEWEST = 4
 """Micro-batches of a call of which some may be left out."""
 ALIKE = (
@@ -124,7 +122,6 @@ class Chunks:
 
     observer: Observer
     mailbox: Mailbox
-    directory: Path
     replays: bool
 
     def __post_init__(self) -> None:
@@ -311,7 +308,8 @@ class Chunks:
 
     def _look_up(self, course: Course, key: str) -> None:
         """What is known of micro-batches after a first one like this."""
-        course.path = self.directory / f"chunks-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+        digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        course.path = self.mailbox.files.directory / f"chunks-{digest}"
         if course.path.exists():
             course.firsts, course.kind, course.last = pickle.loads(course.path.read_bytes())
             course.learns = False
@@ -320,7 +318,7 @@ class Chunks:
         """Micro-batches are not alike: run them all."""
         stage.course.plain = True
         if any(micro.replayed for micro in stage.micros.values()):
-            again()
+            self._again()
 
     def replay(self, part: RecordedPart, of: Any, number: int) -> Any:
         """Write a part of a micro-batch down that is not run; returns what stands for what it would
@@ -328,7 +326,7 @@ class Chunks:
         stage, native, observer = self.stages[of], self.native, self.observer
         course, micro = stage.course, stage.micros[number]
         if part not in course.kind or part not in course.returned:
-            again()
+            self._again()
         observer.note(ALIKE, NoteKind.APPROXIMATION)
         kind = course.kind[part]
         if part not in course.events:
@@ -354,6 +352,12 @@ class Chunks:
             [self._stand(meta, next(blocks), micro) if isinstance(meta, _Meta) else meta for meta in metas],
             tree,
         )
+
+    def _again(self) -> NoReturn:
+        """End this rank's process, so that it is run with all of its micro-batches."""
+        self.mailbox.files.again.touch()
+        sys.stdout.flush()
+        os._exit(0)
 
     def end(self, of: Any, number: int) -> None:
         """The micro-batch is over: nothing of it is held here."""
@@ -394,9 +398,3 @@ class Chunks:
         if meta.spec is None:
             return tensor
         return DTensor(tensor, meta.spec, requires_grad=False)  # type: ignore[call-arg]
-
-
-def again() -> NoReturn:
-    """End this rank's process, so that it is run with all of its micro-batches."""
-    sys.stdout.flush()
-    os._exit(AGAIN)

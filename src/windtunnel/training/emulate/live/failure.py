@@ -1,4 +1,5 @@
-"""Why a rank's script failed: its own traceback for the reader, and one sentence that names the line.
+"""Why a rank's script failed: its own traceback for the reader, one sentence that names the line, and
+the files in which a rank leaves them.
 
 A traceback is shown as plain Python would print it, without the frames that run the script and without those
 of the emulated world in which a call was refused.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HERE = str(Path(__file__).absolute().parents[3]) + os.sep
 SIGN = "windtunnel: "
 """What a refusal's message begins with."""
 WITHOUT_DRIVER = (
@@ -25,8 +26,26 @@ WITHOUT_DRIVER = (
 """How a CUDA build complains that there is no driver or, where it is kept from it, no device."""
 KERNEL_PACKAGES = "flash_attn", "transformer_engine", "apex", "xformers"
 """Packages of CUDA kernels, of which a part is stood in for (`fused`) or nothing."""
-REFUSED = 72
-"""Exit status of a rank that was only to be checked, and calls what cannot be emulated."""
+
+
+class RankFiles:
+    """By which a rank and those that run it tell each other of it. How it ended stands here, not in its exit
+    status, which the script may choose as it likes.
+
+    ``log``: its output. ``slice``: what it did. ``reason``: why it failed; ``refused``: there where that is a
+    call that cannot be emulated. ``stack``: on which lines its threads stand, when it is asked. ``loop``: the
+    loop that waits for what never changes, while it does. ``again``: there where it is to be run with all of
+    its micro-batches. ``done``: there when nothing more comes from it. ``stuck``: why it waits for ever."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.directory, self.rank = directory, rank
+        self.log, self.reason, self.stack, self.loop = (
+            directory / f"{name}-{rank}.txt" for name in ("log", "reason", "stack", "loop")
+        )
+        self.refused, self.again, self.done, self.stuck = (
+            directory / f"{name}-{rank}" for name in ("refused", "again", "done", "stuck")
+        )
+        self.slice = directory / f"slice-{rank}.pkl"
 
 
 class WouldHang(BaseException):
@@ -36,7 +55,7 @@ class WouldHang(BaseException):
 @functools.cache
 def is_own(filename: str) -> bool:
     """Whether a file is the user's: not this package's, a library's, Python's or made up (``<string>``)."""
-    return not filename.startswith((_HERE, "<")) and "/lib/python3" not in filename
+    return not filename.startswith((_HERE, "<")) and re.search(r"/lib(64)?/python3", filename) is None
 
 
 def own_frame(frame: FrameType | None) -> FrameType | None:
@@ -118,11 +137,11 @@ def show(error: BaseException) -> None:
 
 
 def status_of(
-    run: Callable[[], None], directory: Path, rank: int, is_checked: bool = False,
+    run: Callable[[], None], files: RankFiles,
     overlooks: Callable[[BaseException], bool] = lambda error: False,
 ) -> int | None:  # fmt: skip
     """Run the user's program. Returns its exit status, None for a failure that the caller ``overlooks``; of
-    others the reason is left for the process that asked. ``is_checked``: a refusal is `REFUSED`."""
+    others the reason is left for the process that asked."""
     try:
         run()
     except SystemExit as stop:
@@ -133,36 +152,27 @@ def status_of(
             return None
         if not isinstance(stop.code, int):
             print(stop.code, file=sys.stderr)
-        write_reason(directory, rank, f"{where(stop)}the script called exit({stop.code!r})")
+        files.reason.write_text(f"{where(stop)}the script called exit({stop.code!r})")
         return status
     except BaseException as error:
         if overlooks(error):
             return None
-        show(error)
-        write_reason(directory, rank, sentence(error))
-        return REFUSED if is_checked and is_refusal(error) else 1
+        fail(error, files)
+        return 1
     return 0
 
 
-def write_reason(directory: Path, rank: int, text: str) -> None:
-    """Leave the sentence for the process that asked for the rank."""
-    (directory / f"reason-{rank}.txt").write_text(text)
+def fail(error: BaseException, files: RankFiles) -> None:
+    """Show why the rank fails, and leave it for the process that asked."""
+    show(error)
+    files.reason.write_text(sentence(error))
+    if is_refusal(error):
+        files.refused.touch()
 
 
-def reason(directory: Path, rank: int) -> str:
-    """What `write_reason` left, or nothing."""
-    path = directory / f"reason-{rank}.txt"
-    return path.read_text() if path.exists() else ""
-
-
-def stack_file(directory: Path, rank: int) -> Path:
-    """Where a rank writes on which lines its threads stand, when it is asked to."""
-    return directory / f"stack-{rank}.txt"
-
-
-def loop_file(directory: Path, rank: int) -> Path:
-    """Where a rank names the loop that waits for what never changes, while it does."""
-    return directory / f"loop-{rank}.txt"
+def content(path: Path) -> str:
+    """What a rank left in one of its files, or nothing."""
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def stood_at(log: str) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from windtunnel.base import atomic
-from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.failure import RankFiles, WouldHang
 
 POLL_SECONDS = 0.002
 ANYBODY = -1
@@ -38,8 +38,7 @@ class Mailbox:
     """``earlier`` are the ranks whose capture comes before this rank's. ``tell`` tells the worker what this
     rank waits for (`MailboxWait`), or that it goes on (None)."""
 
-    directory: Path
-    rank: int
+    files: RankFiles
     earlier: frozenset[int]
     tell: Callable[[MailboxWait | None], None] = lambda want: None
     counts: dict[str, int] = field(default_factory=dict)
@@ -55,8 +54,8 @@ class Mailbox:
         """
         data = dump(content)  # may fail: then nothing was said
         number = self.number(f"post {topic}")
-        for sender in (self.rank, ANYBODY) if for_all else (self.rank,):
-            atomic.replace(path_of(self.directory, sender, topic, number), data)
+        for sender in (self.files.rank, ANYBODY) if for_all else (self.files.rank,):
+            atomic.replace(self._path(sender, topic, number), data)
 
     def read(self, sender: int, topic: str) -> tuple[bool, Any]:
         """The next thing that ``sender`` says under ``topic``, awaited: (True, content), or (False, None)
@@ -67,7 +66,7 @@ class Mailbox:
         """The same of a rank that is captured before this one; of another what any rank like it has said by
         now, or, as the ``last`` resort, what it says when it is run for that."""
         number = self.number(f"read {sender} {topic}")
-        path = path_of(self.directory, ANYBODY, topic, number)
+        path = self._path(ANYBODY, topic, number)
         if sender not in self.earlier and path.exists():
             return True, pickle.loads(path.read_bytes())
         return self.wait(sender, topic, number) if sender in self.earlier or last else (False, None)
@@ -76,15 +75,14 @@ class Mailbox:
         """Wait for the message of that number.
 
         Raises:
-            failure.WouldHang: all ranks that run wait for each other.
+            WouldHang: all ranks that run wait for each other.
         """
         if sender not in self.earlier | self.requested:
             if len(self.requested) == ASKED:
                 return False, None
             self.requested.add(sender)
-        path = path_of(self.directory, sender, topic, number)
-        done = self.directory / f"done-{sender}"
-        stuck = self.directory / f"stuck-{self.rank}"
+        path = self._path(sender, topic, number)
+        done, stuck = RankFiles(self.files.directory, sender).done, self.files.stuck
         want = MailboxWait(sender, topic.partition(" ")[0], str(path))
         waits = False
         while not path.exists():
@@ -94,21 +92,21 @@ class Mailbox:
                 self.tell(want)
                 waits = True
             if stuck.exists():
-                raise failure.WouldHang(stuck.read_text())
+                raise WouldHang(stuck.read_text())
             time.sleep(POLL_SECONDS)
         if waits:
             self.tell(None)
         return (True, pickle.loads(path.read_bytes())) if path.exists() else (False, None)
-
-    def close(self) -> None:
-        """Nothing more comes from this rank: whoever waits for it goes on."""
-        (self.directory / f"done-{self.rank}").touch()
 
     def number(self, key: str) -> int:
         """How often it was asked for this key before."""
         number = self.counts.get(key, 0)
         self.counts[key] = number + 1
         return number
+
+    def _path(self, sender: int, topic: str, number: int) -> Path:
+        digest = hashlib.sha256(topic.encode()).hexdigest()[:16]
+        return self.files.directory / f"{sender}-{digest}-{number}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def hanging(waiting: dict[int, MailboxWait]) -> str | None:
     """In one sentence, why nothing goes on when only these ranks run and wait; None where something does."""
     for want in waiting.values():
         path = Path(want.path)
-        if path.exists() or (path.parent / f"done-{want.sender}").exists():
+        if path.exists() or RankFiles(path.parent, want.sender).done.exists():
             return None
     chain = [min(waiting)]
     while (sender := waiting[chain[-1]].sender) in waiting and sender not in chain:
@@ -133,11 +131,6 @@ def hanging(waiting: dict[int, MailboxWait]) -> str | None:
         f"rank {rank} for what rank {waiting[rank].sender} says ({waiting[rank].kind})" for rank in chain
     ]
     return f"the job would hang: ranks wait for each other, {', '.join(waits)}"
-
-
-def path_of(directory: Path, sender: int, topic: str, number: int) -> Path:
-    digest = hashlib.sha256(topic.encode()).hexdigest()[:16]
-    return directory / f"{sender}-{digest}-{number}"
 
 
 class _Pickler(pickle.Pickler):

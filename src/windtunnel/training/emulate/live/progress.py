@@ -34,6 +34,7 @@ from typing import NamedTuple
 from windtunnel.linux.processes import descendants
 from windtunnel.linux.snapshot import read_file, read_status
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.failure import RankFiles
 
 LOOKS = 50  # in the time after which a rank counts as hung
 SHORTEST = 0.05  # seconds between two looks
@@ -73,16 +74,14 @@ def counted(seconds: float, run: float, wait: float) -> float:
 
 @dataclass
 class Watch:
-    """Follows the process of one rank, a child of this one. ``stack``: the file to which it writes where it
-    stands on SIGUSR1; ``events``: what it has recorded, in shared memory; ``loop``: the file that is there
-    while a loop of it waits for what never changes. ``ended``: can be read when it has."""
+    """Follows the process of one rank, a child of this one. ``events``: what it has recorded, in shared
+    memory. ``hung``: it was ended for that. ``ended``: can be read when it has."""
 
     pid: int
-    rank: int
-    stack: Path
+    files: RankFiles
     events: c_int64
     timeout: float
-    loop: Path
+    hung: bool = False
     began: float = field(default_factory=time.monotonic)
     quiet: float = 0.0
     """Seconds that count since it last got on."""
@@ -118,7 +117,7 @@ class Watch:
         those are that it may be waiting for."""
         self.checked_at, signs = time.monotonic(), self._signs()
         before, self._before = self._before, signs
-        if signs.gets_on(before) and not self.loop.exists():
+        if signs.gets_on(before) and not self.files.loop.exists():
             self.begin_anew()
             return
         self._looks += 1
@@ -137,8 +136,9 @@ class Watch:
         )  # fmt: skip
 
     def end(self) -> None:
-        """Let it write where it stands, then end it and all that it started."""
-        shown(self.pid, self.stack)
+        """Let it write where it stands, then end it and all that it started, as one that hangs."""
+        self.hung = True
+        shown(self.pid, self.files.stack)
         kill_tree(self.pid)
 
 

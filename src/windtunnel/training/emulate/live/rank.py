@@ -39,6 +39,7 @@ from windtunnel.training.emulate.live import (
     world,
 )
 from windtunnel.training.emulate.live.ending import Ending
+from windtunnel.training.emulate.live.failure import RankFiles
 from windtunnel.training.emulate.live.fused.attention import install_flex
 from windtunnel.training.emulate.live.mailbox import Mailbox, MailboxWait
 from windtunnel.training.emulate.live.observe import Observer
@@ -61,20 +62,20 @@ class RankRun:
     native: Any
     began: float
 
-    @property
-    def directory(self) -> Path:
-        return Path(self.request.directory)
+    @functools.cached_property
+    def files(self) -> RankFiles:
+        return RankFiles(Path(self.request.directory), self.rank)
 
     def start(self) -> None:
         """In the forked child: never returns."""
         end_with_parent()
-        log = open(self.directory / f"log-{self.rank}.txt", "w", buffering=1)  # noqa: SIM115 - as the process
+        log = open(self.files.log, "w", buffering=1)  # noqa: SIM115 - as the process
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         faulthandler.enable(file=log)
-        stack = open(failure.stack_file(self.directory, self.rank), "w")  # noqa: SIM115
+        stack = open(self.files.stack, "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         code = 70
         try:
@@ -92,14 +93,14 @@ class RankRun:
         # safe only while there is one thread: else those of autograd race, and one finds no pool and aborts.
         torch.set_num_threads(1)
         request, rank, native, device = self.request, self.rank, self.native, self.device
-        count, on_gpu = request.devices_per_host, device.kind == "gpu"
+        count, on_gpu, files = request.devices_per_host, device.kind == "gpu", self.files
         machine.launch(rank, request.world_size, count)
 
         def tell(want: MailboxWait | None) -> None:
             line = json.dumps((rank, None if want is None else asdict(want)))
             os.write(self.pipe, line.encode() + b"\n")
 
-        mailbox = Mailbox(self.directory, rank, self.earlier, tell)
+        mailbox = Mailbox(files, self.earlier, tell)
         view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
         reads = machine.RankReads()
         script = self.program.path if isinstance(self.program, Script) else None
@@ -108,10 +109,10 @@ class RankRun:
             whole = replace(slice_, rank_answers=reads.answers, files=reads.files(script))
             written = whole.outline() if request.outline else whole
             data = pickle.dumps(written, protocol=pickle.HIGHEST_PROTOCOL)
-            atomic.replace(self.directory / f"slice-{rank}.pkl", data)
+            atomic.replace(files.slice, data)
 
         def leave() -> None:
-            mailbox.close()
+            files.done.touch()  # whoever waits for what this rank says goes on
             sys.stdout.flush()
             os._exit(0)
 
@@ -121,14 +122,12 @@ class RankRun:
             surface.install(native, device, count)
             names.install_answers(native)
             values.install_untouched(native)
-            machine.install(device, count, self.directory / f"programs-{rank}")
+            machine.install(device, count, files.directory / f"programs-{rank}")
             native.wt_device(count, device.capability[0] * 10 + device.capability[1], rank % count)
         else:
             host.install(native)
         world.install(view, native, "cuda" if on_gpu else "cpu")
-        loops = WaitingLoops(
-            failure.loop_file(self.directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1)
-        )
+        loops = WaitingLoops(files.loop, lambda: native.wt_row_count(0) + native.wt_row_count(1))
         observer = Observer(
             native, view, device.name, ending.step, ending.marked, loops, request.settled, request.marked
         )
@@ -136,7 +135,7 @@ class RankRun:
         ending.install()
         view.note = observer.note
         observer.install()
-        chunks.Chunks(observer, mailbox, self.directory, request.templates and on_gpu).install()
+        chunks.Chunks(observer, mailbox, request.templates and on_gpu).install()
         values.install_objects(view)
         values.install_values(view, native)
         if untried := native_library.untried():
@@ -165,12 +164,11 @@ class RankRun:
                 ending.failed(failure.sentence(error))
             return ending.following and not self.request.to_end
 
-        run = self.program.run
-        status = failure.status_of(run, self.directory, self.rank, self.request.outline, overlooks)
+        status = failure.status_of(self.program.run, self.files, overlooks)
         if status != 0:
             return status or 0
         if len(observer.events()) == 0:
-            failure.write_reason(self.directory, self.rank, "the script ended without any work on a device")
+            self.files.reason.write_text("the script ended without any work on a device")
             return 3
         observer.program_ended()
         if not observer.steps:

@@ -21,12 +21,13 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.graph import Place, Slice
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.failure import RankFiles
 from windtunnel.training.emulate.live.progress import kill_tree
 from windtunnel.training.emulate.program import Program, packed
 
 WORKER_LOG = "worker.txt"
 MESSAGE = re.compile(r"-?\d+-[0-9a-f]{16}-\d+")
-"""The name of a message's file, see `mailbox.path_of`."""
+"""The name of a message's file, see `mailbox.Mailbox`."""
 LOG_LINES = 120
 """Of a failed script's output that are shown."""
 STEPS = {"gpu": 32, "cpu": 5}
@@ -202,10 +203,13 @@ class Session:
             if message.get("end"):
                 break
             rank = message["rank"]
-            if message["status"] == failure.REFUSED and outline:
-                self.refused[rank] = failure.reason(directory, rank)
-            elif message["status"] != 0 and not self._is_beyond(rank):
-                raise _failure(message, directory)
+            files = RankFiles(directory, rank)
+            if message["status"] == 0 or (self.ended is None and files.slice.exists()):
+                pass  # or it died beyond its steady step, run on only to see whether the script has an end
+            elif outline and files.refused.exists():
+                self.refused[rank] = failure.content(files.reason)
+            else:
+                raise _failure(message, files)
             self.seconds.append(message["seconds"])
             if rank not in ranks:
                 if not outline:
@@ -217,15 +221,8 @@ class Session:
         if done < len(ranks):
             raise self._worker_died()
 
-    def _is_beyond(self, rank: int) -> bool:
-        """A rank died where it was run on from its steady step only to see whether the script has an end."""
-        return self.ended is None and self._path(rank).exists()
-
-    def _path(self, rank: int) -> Path:
-        return self.directory / f"slice-{rank}.pkl"
-
     def _slice(self, rank: int) -> Slice:
-        path = self._path(rank)
+        path = RankFiles(self.directory, rank).slice
         if not path.exists():
             raise ScriptError(
                 f"the script ended by itself as rank {rank} (os._exit?) before its steps were seen"
@@ -245,26 +242,23 @@ class Session:
         return ScriptError(f"the process that runs the script ended early, {how} (out of memory?)", details)
 
 
-def _failure(message: dict[str, Any], directory: Path) -> ScriptError:
+def _failure(message: dict[str, Any], files: RankFiles) -> ScriptError:
     """What happened to a rank, from its exit status, its log and what it left."""
     rank, status = message["rank"], message["status"]
-    log = (directory / f"log-{rank}.txt").read_text(errors="replace")
-    tail = failure.shorten(log, LOG_LINES)
+    tail = failure.shorten(failure.content(files.log), LOG_LINES)
     if message["hung"]:
-        stack = failure.stack_file(directory, rank)
-        dump = stack.read_text(errors="replace") if stack.exists() else ""
+        dump = failure.content(files.stack)
         place = failure.stood_at(dump)
         at = f" at {place}" if place else ""
         seconds = max(1.0, message["quiet"])
         did = f"it stood{at}"
-        if (loop := failure.loop_file(directory, rank)).exists():
-            did = f"the loop at {loop.read_text()} read the same of the device, and did nothing new"
+        if loop := failure.content(files.loop):
+            did = f"the loop at {loop} read the same of the device, and did nothing new"
         return HangError(
             f"the script hung as rank {rank}: for {seconds:.0f} s {did}",
             f"{tail}\n{failure.shorten(dump, LOG_LINES)}",
         )
-    reason = failure.reason(directory, rank)
-    if reason:
+    if reason := failure.content(files.reason):
         return ScriptError(f"{reason} (as rank {rank})", tail)
     if status == -9:
         return ScriptError(f"rank {rank} was killed (SIGKILL; out of memory?)", tail)

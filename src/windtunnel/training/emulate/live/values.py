@@ -224,8 +224,7 @@ class Values:
             try:
                 return call(*args)
             except BaseException as error:  # an exception does not pass through C++
-                failure.show(error)
-                failure.write_reason(self.world.mailbox.directory, self.world.rank, failure.sentence(error))
+                failure.fail(error, self.world.mailbox.files)
                 os._exit(1)
 
         return guarded

@@ -30,7 +30,8 @@ from windtunnel.base import atomic
 from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
 from windtunnel.linux.system import adopt_orphans
-from windtunnel.training.emulate.live import failure, native_library, progress
+from windtunnel.training.emulate.live import native_library, progress
+from windtunnel.training.emulate.live.failure import RankFiles
 from windtunnel.training.emulate.live.session import CaptureRequest
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ optimiser steps; some are there only beside some builds of torch."""
 
 
 def main() -> None:
-    began = time.time()
-    device, program = pickle.loads(Path(sys.argv[1]).read_bytes())
+    began, job_file = time.time(), Path(sys.argv[1])
+    device, program = pickle.loads(job_file.read_bytes())
     program = pickle.loads(program)
     adopt_orphans()  # what outlives the process of a rank that started it ends with this one
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -60,11 +61,11 @@ def main() -> None:
     for line in sys.stdin:
         request = CaptureRequest(**json.loads(line))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _serve(request, program, device, native, began)
+        _serve(request, program, device, native, began, job_file.parent)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whatever else ends now leaves nothing behind
         _reap()
         _answer(request, end=True)
-    _end_all()
+    _end_all(job_file.parent)
 
 
 def _answer(request: CaptureRequest, **content: Any) -> None:
@@ -94,9 +95,10 @@ def _import_torch() -> None:
     torch.set_num_threads(1)
 
 
-def _serve(request: CaptureRequest, program: Any, device: Any, native: Any, began: float) -> None:
+def _serve(
+    request: CaptureRequest, program: Any, device: Any, native: Any, began: float, scratch: Path
+) -> None:
     """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
-    from windtunnel.training.emulate.live.chunks import AGAIN
     from windtunnel.training.emulate.live.mailbox import hanging
     from windtunnel.training.emulate.live.rank import RankRun
 
@@ -105,7 +107,6 @@ def _serve(request: CaptureRequest, program: Any, device: Any, native: Any, bega
     parent = os.getppid()
     running: dict[int, progress.Watch] = {}  # by process, in the order of their beginning
     blocked: dict[int, MailboxWait] = {}  # rank -> what it waits for
-    hung: set[int] = set()
     started = set(request.earlier)
 
     plain = replace(request, templates=False)
@@ -116,14 +117,12 @@ def _serve(request: CaptureRequest, program: Any, device: Any, native: Any, bega
         place = request.ranks.index(rank) if rank in request.ranks else 0
         earlier = frozenset([*request.earlier, *request.ranks[:place]])
         events = RawValue(ctypes.c_int64)
-        stack = failure.stack_file(Path(request.directory), rank)
         pid = os.fork()
         if pid == 0:
             native.wt_recorded(ctypes.addressof(events))
             wanted = request if templates else plain
             RankRun(wanted, program, rank, earlier, write, device, native, began).start()
-        loop = failure.loop_file(Path(request.directory), rank)
-        running[pid] = progress.Watch(pid, rank, stack, events, request.timeout, loop)
+        running[pid] = progress.Watch(pid, RankFiles(Path(request.directory), rank), events, request.timeout)
         started.add(rank)
         if rank in waiting:
             waiting.remove(rank)
@@ -140,36 +139,35 @@ def _serve(request: CaptureRequest, program: Any, device: Any, native: Any, bega
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
             ended = running.pop(pid)
-            blocked.pop(ended.rank, None)
+            files = ended.files
+            blocked.pop(files.rank, None)
             os.close(ended.ended)
-            code = os.waitstatus_to_exitcode(status)
-            if code == AGAIN:
-                start(ended.rank, templates=False)
+            if files.again.exists():
+                files.again.unlink()
+                start(files.rank, templates=False)
                 continue
-            Path(request.directory, f"done-{ended.rank}").touch()
+            files.done.touch()
             now = time.monotonic()
             _answer(
-                request, rank=ended.rank, status=code, hung=pid in hung, seconds=now - ended.began,
-                quiet=now - ended.moved,
+                request, rank=files.rank, status=os.waitstatus_to_exitcode(status), hung=ended.hung,
+                seconds=now - ended.began, quiet=now - ended.moved,
             )  # fmt: skip
             for watch in running.values():
                 watch.begin_anew()
         if pid:
             continue
         if os.getppid() != parent:  # whoever asked is gone
-            shutil.rmtree(request.directory, ignore_errors=True)
-            _end_all()
+            _end_all(scratch)
         if running and len(blocked) == len(running) and (text := hanging(blocked)):
-            atomic.replace(Path(request.directory, f"stuck-{min(blocked)}"), text)
+            atomic.replace(RankFiles(Path(request.directory), min(blocked)).stuck, text)
         least = math.inf
-        for pid, watch in running.items():
-            if watch.rank in blocked:
+        for watch in running.values():
+            if watch.files.rank in blocked:
                 watch.begin_anew()  # that it waits is known, and for whom
                 continue
-            if watch.due and pid not in hung:
+            if watch.due and not watch.hung:
                 watch.look(least)
                 if watch.hangs:
-                    hung.add(pid)
                     watch.end()
             least = min(least, watch.quiet)
         ends = [watch.ended for watch in running.values()]
@@ -196,10 +194,11 @@ def _reap() -> None:
             pass
 
 
-def _end_all() -> None:
-    """The ranks and all that they started go, and this process with them."""
+def _end_all(scratch: Path) -> None:
+    """Whoever asked is gone: the ranks and all that they started go, their files, and this process."""
     for child in descendants(os.getpid()):
         progress.kill_tree(child)
+    shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.live import failure, machine, values, world
+from windtunnel.training.emulate.live.failure import RankFiles
 from windtunnel.training.emulate.live.host import HeldBytes
 from windtunnel.training.emulate.live.hybrid.group import HybridGroup, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, CoordinatorLink, cpu_seconds, cuda_seconds
@@ -109,18 +110,19 @@ def main() -> None:
     end_with_parent()
     directory, rank = Path(sys.argv[1]), int(sys.argv[2])
     request = LiveRankRequest(**json.loads((directory / "live.json").read_text()))
-    stack = open(failure.stack_file(directory, rank), "w")  # noqa: SIM115 - lives as long as the process
+    files = RankFiles(directory, rank)
+    stack = open(files.stack, "w")  # noqa: SIM115 - lives as long as the process
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     connection = Connection(int(sys.argv[3]))
     on_host = request.device == "cpu"
     clock = Clock(cpu_seconds if on_host else cuda_seconds)
     link = CoordinatorLink(connection, clock)
-    _join(request, rank, directory, link)
+    _join(request, files, link)
     attach = request.attach if rank == request.live[0] else 0
     observed = Steps(link, HeldBytes() if on_host else None, attach)
     observed.install()
-    code = failure.status_of(lambda: run_packed(directory / PROGRAM), directory, rank) or 0
+    code = failure.status_of(lambda: run_packed(directory / PROGRAM), files) or 0
     with clock:
         link.tell("end", code)
     sys.stdout.flush()
@@ -128,18 +130,19 @@ def main() -> None:
     os._exit(code)  # gloo's destructors can wait for each other
 
 
-def _join(request: LiveRankRequest, rank: int, directory: Path, link: CoordinatorLink) -> None:
+def _join(request: LiveRankRequest, files: RankFiles, link: CoordinatorLink) -> None:
     """Make the world of which this is a rank."""
+    rank = files.rank
     machine.launch(rank, request.world_size, request.devices_per_host)
 
     def nobody(want: MailboxWait | None) -> None:
         """What was not said in the capture is never said."""
         if want is not None:
-            (directory / f"done-{want.sender}").touch()
+            RankFiles(files.directory, want.sender).done.touch()
 
-    mailbox = Mailbox(directory, rank, frozenset(request.captured) - {rank}, nobody)
+    mailbox = Mailbox(files, frozenset(request.captured) - {rank}, nobody)
     view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
-    live = LiveWorld(frozenset(request.live), request.rule, link, directory)
+    live = LiveWorld(frozenset(request.live), request.rule, link, files.directory)
     native = SimpleNamespace(wt_batch=lambda count: None)
     world.install(
         view, native, request.device, lambda place, size: HybridGroup(live, place, size), HybridGroup
