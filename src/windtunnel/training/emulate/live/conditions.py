@@ -53,25 +53,43 @@ BYTES = 4 << 20
 
 Atom = tuple[str, tuple[int, ...]]
 """An expression of ``s0``, ``s1``… and the sources that these are."""
+Turn = tuple[ast.expr, tuple[int, ...]]
+"""The same as a tree, in which every name is written out."""
 
 
-@dataclass(frozen=True)
-class RankExpression:
-    """An expression of the answers alone. Of several it is one at a time: a place in a loop over meshes is
-    told something of each."""
+@dataclass(frozen=True, eq=False)
+class Known:
+    """An expression of answers and constants alone. Of several ``turns`` it is one at a time: a place in a
+    loop over meshes is told something of each."""
 
-    atoms: tuple[Atom, ...]
+    turns: tuple[Turn, ...]
+
+    @property
+    def of_rank(self) -> bool:
+        return any(sources for _, sources in self.turns)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        """What depends on the rank."""
+        texts = (
+            (ast.unparse(ast.fix_missing_locations(tree)), sources) for tree, sources in self.turns if sources
+        )
+        return tuple(dict.fromkeys(texts))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mixed:
     """Something that these, and things unknown, enter."""
 
     atoms: frozenset[Atom]
 
+    @property
+    def of_rank(self) -> bool:
+        return bool(self.atoms)
 
-Found = RankExpression | Mixed | None
-"""None: it does not depend on the rank."""
+
+Found = Known | Mixed
+UNKNOWN = Mixed(frozenset())
 
 
 def conditions(
@@ -130,16 +148,13 @@ class _AnswerReader:
         for node, scope in self.names.scope_of.items():
             for decides, is_test in _deciding(node):
                 site = f"{os.path.basename(scope.file)}:{decides.lineno}"
-                if self._answers(decides, scope):
+                if isinstance(node, ast.Subscript) and self._answers(node, scope):
                     continue  # os.environ["RANK"] looks nothing up in a table of the program's
                 what = self.follow(decides, scope)
-                if isinstance(what, RankExpression):
-                    for text, sources in what.atoms:
-                        text = f"bool({text})" if is_test else text
-                        sites.setdefault((text, sources, is_test is None), site)
-                elif isinstance(what, Mixed):
-                    for text, sources in sorted(what.atoms):
-                        sites.setdefault((text, sources, True), site)
+                is_known = isinstance(what, Known)
+                for text, sources in what.atoms if is_known else sorted(what.atoms):
+                    text = f"bool({text})" if is_known and is_test else text
+                    sites.setdefault((text, sources, not is_known or is_test is None), site)
         return [
             Condition(site, _renumbered(text, sources), sources, involved)
             for (text, sources, involved), site in sites.items()
@@ -167,17 +182,17 @@ class _AnswerReader:
         return rows if has_values or (isinstance(node, ast.Call) and called(node) == "get_coordinate") else ()
 
     def follow(self, node: ast.expr, scope: Scope) -> Found:
-        """What of the rank enters an expression."""
+        """What an expression is, or what of the rank enters it."""
         if node in self._followed:
             return self._followed[node]
         if node in self._open:
-            return None  # it is computed from itself, and from what else there is
+            return UNKNOWN  # it is computed from itself, and from what else there is
         self._open.add(node)
         try:
-            sources = self._followed[node] = self._follow(node, scope)
+            what = self._followed[node] = self._follow(node, scope)
         finally:
             self._open.discard(node)
-        return sources
+        return what
 
     def _follow(self, node: ast.expr, scope: Scope) -> Found:
         if rows := self._answers(node, scope):
@@ -186,36 +201,43 @@ class _AnswerReader:
             case ast.Name(id=name):
                 return self._of_values(self.names.look_up(name, scope))
             case ast.Attribute(value=base, attr=name):
-                return self._of_values(self.names.attributes.get(f".{name}", [])) or _mixed(
-                    [self.follow(base, scope)]
-                )
+                what = self._of_values(self.names.attributes.get(f".{name}", []))
+                return what if what.of_rank else _mixed([self.follow(base, scope)])
+            case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom():
+                return UNKNOWN
+        if (size := self._size(node)) is not None:
+            return Known(((ast.Constant(size), ()),))
+        match node:
             case ast.Subscript(slice=ast.Constant(value=str(key))) if f"[{key}]" in self.names.attributes:
-                return self._of_values(self.names.attributes[f"[{key}]"])
+                return _of_rank(self._of_values(self.names.attributes[f"[{key}]"]))
             case ast.Call():
                 return self._call(node, scope)
-            case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom():
-                return None
-        parts = [self.follow(part, scope) for part in _parts(node)]
-        if not any(parts):
-            return None
-        return self._written(node, scope) or _mixed(parts)
+        return self._written(node, _parts(node), scope, isinstance(node, SIMPLE))
 
     def _answer(self, node: ast.expr, rows: tuple[int, ...]) -> Found:
         if not all(self.sources[row].values for row in rows):
             return Mixed(frozenset((f"s{row}", (row,)) for row in rows))
         text = "s{}" if isinstance(node, ast.Call) and called(node) not in ("get", "getenv") else "str(s{})"
-        return RankExpression(tuple((text.format(row), (row,)) for row in rows))
+        return Known(tuple((ast.parse(text.format(row), mode="eval").body, (row,)) for row in rows))
 
     def _of_values(self, name_values: list[NameValue]) -> Found:
-        """What enters a name: where one thing that it gets is of the rank and the others are constants, that
-        one (the others are for a world of one rank)."""
-        pairs = [(argument, self._of_value(argument)) for argument in name_values]
-        of_rank = [what for _, what in pairs if what is not None]
-        if len(of_rank) == 1 and all(
-            what is not None or self._constant(argument.value, argument.scope) for argument, what in pairs
-        ):
+        """What a name is. Of several values that it gets: where one is of the rank and the others are
+        constants, that one (the others are for a world of one rank)."""
+        values = [self._of_value(name_value) for name_value in name_values]
+        if len(values) == 1:
+            return values[0]
+        of_rank = [value for value in values if value.of_rank]
+        others = [
+            name_value for name_value, value in zip(name_values, values, strict=True) if not value.of_rank
+        ]
+        is_one = len(of_rank) == 1 and all(map(self._is_constant, others))
+        if is_one or (not others and len({value.atoms for value in of_rank}) == 1):
             return of_rank[0]
-        return of_rank[0] if len(set(of_rank)) == 1 and len(of_rank) == len(pairs) else _mixed(of_rank)
+        return _mixed(of_rank)
+
+    def _is_constant(self, name_value: NameValue) -> bool:
+        what = self.follow(name_value.value, name_value.scope)
+        return isinstance(what, Known) and not what.of_rank
 
     def _of_value(self, name_value: NameValue) -> Found:
         value, scope, part = name_value.value, name_value.scope, name_value.part
@@ -235,129 +257,80 @@ class _AnswerReader:
 
     def _call(self, call: ast.Call, scope: Scope) -> Found:
         name = called(call)
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        own = self.names.functions.get(name, ())
-        if own:
+        if own := self.names.functions.get(name, ()):
             returned = [self.follow(o, inner) for f, inner in own for o in self.names.returned(f)]
-            return returned[0] if len(returned) == 1 else _mixed(returned)
+            return _of_rank(returned[0]) if len(returned) == 1 else _mixed(returned)
         if name in self.names.classes:
-            return None  # what it is given is followed by the names of its attributes
-        expressions = [self.follow(argument, scope) for argument in arguments]
-        base = None
+            return UNKNOWN  # what it is given is followed by the names of its attributes
+        base: Found = UNKNOWN
+        parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+        is_known = name in KEEPING
         if isinstance(call.func, ast.Attribute):
-            base = self.follow(call.func.value, scope)
-            if base is None and isinstance(call.func.value, ast.Name):
+            base, is_known = self.follow(call.func.value, scope), name == "get"
+            if not base.of_rank and isinstance(call.func.value, ast.Name):
                 base = self._seeded(call.func.value.id)
+            parts.insert(0, call.func.value)
         if name in PLACED or self.names.module_of(call).split(".")[0] == "torch":
             return _mixed([base])
-        if not any((*expressions, base)):
-            return None
-        return self._written(call, scope) or _mixed([*expressions, base])
+        what = self._written(call, parts, scope, is_known and not call.keywords)
+        return what if isinstance(what, Known) else _mixed([what, base])
 
     def _seeded(self, module: str) -> Found:
         """What a module's own state depends on: ``random.seed(rank)``."""
+        if module not in SEEDED:
+            return UNKNOWN
         parts = []
         for node, scope in self.names.scope_of.items():
-            if isinstance(node, ast.Call) and called(node) in SEEDED.get(module, ()):
+            if isinstance(node, ast.Call) and called(node) in SEEDED[module]:
                 parts += [self.follow(argument, scope) for argument in node.args]
         return _mixed(parts)
 
-    def _written(self, node: ast.expr, scope: Scope) -> Found:
-        """The expression with all names written out, once for each turn where something in it has several;
-        None where something is not known."""
-        atoms: dict[Atom, None] = {}
-        turn, turns = 0, 1
-        while turn < turns:
-            written = _AnswerWriter(self, scope, turn)
-            try:
-                text = ast.unparse(ast.fix_missing_locations(written.write(node)))
-            except _Unknown:
-                return None
-            if len(written.turns) > 1:
-                return None  # which of one goes with which of the other is not known
-            atoms[text, tuple(sorted(written.sources))] = None
-            turn, turns = turn + 1, max(written.turns, default=1)
-        return RankExpression(tuple(atoms))
+    def _written(self, node: ast.expr, parts: list[ast.expr], scope: Scope, is_known: bool) -> Found:
+        """The expression with its parts written out, once for each turn where one of them has several.
+        ``is_known``: it is a matter of its parts and nothing else."""
+        found = [self.follow(part, scope) for part in parts]
+        known = [what for what in found if isinstance(what, Known)]
+        several = {len(what.turns) for what in known} - {1}
+        if not is_known or len(known) < len(found) or len(several) > 1:
+            return _mixed(found)  # of several, which of one goes with which of the other is not known
+        turns = []
+        for turn in range(max(several, default=1)):
+            chosen = [what.turns[turn % len(what.turns)] for what in known]
+            trees = {part: tree for part, (tree, _) in zip(parts, chosen, strict=True)}
+            turns.append((_with(node, trees), tuple(sorted({row for _, rows in chosen for row in rows}))))
+        return Known(tuple(turns))
 
-    def _constant(self, node: ast.expr, scope: Scope) -> bool:
-        return self.follow(node, scope) is None and self._written(node, scope) is not None
-
-    def constant(self, node: ast.expr, scope: Scope) -> ast.expr | None:
-        """Another expression that a name or call has been given once and for all."""
+    def _size(self, node: ast.expr) -> int | str | None:
+        """What all ranks are told alike: how large the world is, and a host."""
         match node:
-            case ast.Name(id=name):
-                name_values = self.names.look_up(name, scope)
-                if len(name_values) == 1 and name_values[0].part is None:
-                    written = self._written(name_values[0].value, name_values[0].scope)
-                    if isinstance(written, RankExpression) and len(written.atoms) == 1:
-                        return ast.parse(written.atoms[0][0], mode="eval").body
             case ast.Call(args=[], keywords=[]) if called(node) in ("get_world_size", "device_count"):
-                return ast.Constant(
-                    self.world_size if called(node) == "get_world_size" else self.devices_per_host
-                )
+                return self.world_size if called(node) == "get_world_size" else self.devices_per_host
             case (
                 ast.Subscript(slice=ast.Constant(value=str(key)))
                 | ast.Call(args=[ast.Constant(value=str(key)), *_])
             ):
                 sizes = {"WORLD_SIZE": self.world_size, "LOCAL_WORLD_SIZE": self.devices_per_host}
                 if key in sizes and "environ" in ast.unparse(node):
-                    return ast.Constant(str(sizes[key]))
+                    return str(sizes[key])
         return None
-
-
-class _Unknown(Exception):
-    pass
 
 
 SIMPLE = (
     ast.Constant, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Set,
     ast.Dict, ast.Subscript,
 )  # fmt: skip
-"""Expressions that are written as they are, with their parts written out."""
+"""Expressions that are a matter of their parts and nothing else."""
 
 
-class _AnswerWriter:
-    """Writes out an expression: what depends on the rank by its answers, and names as the constants that they
-    are."""
-
-    def __init__(self, reader: _AnswerReader, scope: Scope, turn: int) -> None:
-        self.reader, self.scope, self.turn = reader, scope, turn
-        self.sources: set[int] = set()
-        self.turns: set[int] = set()  # how many there are of what has several
-
-    def write(self, node: ast.expr) -> ast.expr:
-        """Raises `_Unknown` where something in it is not known."""
-        source = self.reader._followed.get(node)
-        if node not in self.reader._open and source is None:
-            source = self.reader.follow(node, self.scope)
-        if isinstance(source, RankExpression):
-            several = len(source.atoms) > 1
-            if several:
-                self.turns.add(len(source.atoms))
-            text, sources = source.atoms[self.turn if several else 0]
-            self.sources.update(sources)
-            return ast.parse(text, mode="eval").body
-        if isinstance(source, Mixed):
-            raise _Unknown
-        constant = self.reader.constant(node, self.scope)
-        if constant is not None:
-            return constant
-        match node:
-            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in KEEPING:
-                return ast.Call(node.func, self._written(node.args), [])
-            case ast.Call(func=ast.Attribute(value=base, attr="get")):
-                return ast.Call(
-                    ast.Attribute(self.write(base), "get"), self._written(node.args), node.keywords
-                )
-        if not isinstance(node, SIMPLE):
-            raise _Unknown
-        return type(node)(**{name: self._written(value) for name, value in ast.iter_fields(node)})
-
-    def _written(self, part: Any) -> Any:
-        """A field of a node: an expression, several, or something else."""
-        if isinstance(part, list):
-            return [self._written(item) for item in part]
-        return self.write(part) if isinstance(part, ast.expr) else part
+def _with(value: Any, trees: Mapping[ast.expr, ast.expr]) -> Any:
+    """A node, or what stands in its fields, with some of its parts written out."""
+    if isinstance(value, list):
+        return [_with(item, trees) for item in value]
+    if not isinstance(value, ast.AST):
+        return value
+    if isinstance(value, ast.expr) and value in trees:
+        return trees[value]
+    return type(value)(**{name: _with(item, trees) for name, item in ast.iter_fields(value)})
 
 
 def _place(node: ast.expr, scope: Scope) -> Place:
@@ -366,8 +339,12 @@ def _place(node: ast.expr, scope: Scope) -> Place:
 
 def _mixed(parts: Iterable[Found]) -> Found:
     """All that enters, as atoms."""
-    atoms = frozenset(atom for part in parts if part is not None for atom in part.atoms)
-    return Mixed(atoms) if atoms else None
+    return Mixed(frozenset(atom for part in parts for atom in part.atoms))
+
+
+def _of_rank(what: Found) -> Found:
+    """Without what does not depend on the rank, such as a constant that may be another in time."""
+    return what if what.of_rank else UNKNOWN
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

@@ -1,7 +1,8 @@
 """The names of a program: what is assigned to each, in the scope in which it is.
 
 A plain reading of the source, without order: all that is ever assigned to a name counts. Parameters get what
-own calls pass, wherever they are; attributes and items of dictionaries are known by their name alone.
+own calls pass, wherever they are; attributes and items of dictionaries are known by their name alone. What is
+put into a list, a set or a dictionary counts as one more value of its name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+CHANGING = frozenset((
+    "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert", "pop",
+    "remove", "reverse", "setdefault", "sort", "update",
+))  # fmt: skip
+"""Functions of lists, sets and dictionaries after which they are no longer what was assigned."""
 
 
 @dataclass(eq=False)
@@ -51,10 +57,18 @@ class ProgramNames:
         self._walk(tree.body, scope)
 
     def bind_calls(self) -> None:
-        """Give parameters what calls pass. Once, after all files are read."""
+        """Give parameters what calls pass, and names what is put into them. Once, after all files are
+        read."""
         for node, scope in list(self.scope_of.items()):
-            if isinstance(node, ast.Call):
-                self._bind(node, scope)
+            match node:
+                case ast.Call():
+                    self._bind(node, scope)
+                    if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+                        self._put(node.func.value, [*node.args, *(k.value for k in node.keywords)], scope)
+                case ast.Assign(targets=targets, value=value):
+                    for target in targets:
+                        if isinstance(target, ast.Subscript):
+                            self._put(target.value, [target.slice, value], scope)
 
     def look_up(self, name: str, scope: Scope) -> list[NameValue]:
         """What the name gets, as seen from ``scope``; a name of another own module where it is from there."""
@@ -90,7 +104,10 @@ class ProgramNames:
                 inner = Scope(scope.file, scope)
                 self.functions.setdefault(node.name, []).append((node, inner))
                 arguments = node.args
-                for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+                others = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+                for argument in (
+                    *arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *others
+                ):  # fmt: skip
                     inner.bindings.setdefault(argument.arg, [])
             elif isinstance(node, ast.Import):
                 self.imported |= {(o.asname or o.name.split(".")[0]): o.name for o in node.names}
@@ -125,6 +142,17 @@ class ProgramNames:
                 for place, element in enumerate(targets):
                     self._assign(element, value, scope, place if part is None else -1)
 
+    def _put(self, into: ast.expr, values: list[ast.expr], scope: Scope) -> None:
+        """Something is put into what ``into`` names, or taken from it."""
+        match into:
+            case ast.Name(id=name):
+                bindings = self.look_up(name, scope)
+            case ast.Attribute(attr=name):
+                bindings = self.attributes.setdefault(f".{name}", [])
+            case _:
+                return
+        bindings += [NameValue(value, scope, -1) for value in values or [ast.Constant(None)]]
+
     def _bind(self, call: ast.Call, scope: Scope) -> None:
         name = called(call)
         if name in self.classes:
@@ -150,15 +178,25 @@ class ProgramNames:
     def _bind_function(
         self, function: Function, inner: Scope, call: ast.Call, scope: Scope, bound: bool = False
     ) -> None:
-        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        of = function.args
+        names = [argument.arg for argument in (*of.posonlyargs, *of.args)]
         if names and names[0] in ("self", "cls") and (bound or isinstance(call.func, ast.Attribute)):
             names = names[1:]
-        keywords = {*names, *(kwonlyarg.arg for kwonlyarg in function.args.kwonlyargs)}
-        for name, value in zip(names, call.args, strict=False):
-            inner.bindings[name].append(NameValue(value, scope))
+        keywords = {*names, *(kwonlyarg.arg for kwonlyarg in of.kwonlyargs)}
+        for place, value in enumerate(call.args):
+            spread = isinstance(value, ast.Starred)  # from here on any parameter may get any of these
+            for name in names[place:] if spread else names[place : place + 1]:
+                inner.bindings[name].append(NameValue(value, scope, -1 if spread else None))
+            if of.vararg and (spread or place >= len(names)):
+                inner.bindings[of.vararg.arg].append(NameValue(value, scope, -1))
         for keyword in call.keywords:
             if keyword.arg in keywords:
                 inner.bindings[keyword.arg].append(NameValue(keyword.value, scope))
+                continue
+            for name in keywords if keyword.arg is None else ():
+                inner.bindings[name].append(NameValue(keyword.value, scope, -1))
+            if of.kwarg:
+                inner.bindings[of.kwarg.arg].append(NameValue(keyword.value, scope, -1))
 
 
 def called(call: ast.Call) -> str:
