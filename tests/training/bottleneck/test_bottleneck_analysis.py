@@ -96,6 +96,8 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path) -> None:
         analyse(__file__, cluster="v100:1x8")
     for words, sentence in (
         (["--rules", "paper"], "accepted are windtunnel, netai20"),
+        (["--rules", "netai20", "--html", "x"], "--html go with the rules windtunnel"),
+        (["--rules", "netai20", "--hosts", "4"], "--html go with the rules windtunnel"),
         ([], "a SCRIPT or a RUN is needed"),
         (["--hosts", "1,x", "--cluster", CLUSTER, __file__], "accepted are numbers from 2 up"),
         (["--cluster", CLUSTER, "no-such-run"], "no-such-run"),

@@ -80,7 +80,7 @@ def test_what_cannot_run_here_is_refused_first(script: Path, monkeypatch: pytest
         (["--live", "2", str(script)], "--live: network namespaces need root"),
         (["--live", "1", str(script)], "accepted are numbers from 2 up"),
         (["--live", "2", "--live-rates", "0", str(script)], "--live-rates '0' is not accepted"),
-        (["--live", "2", "--rules", "netai20"], "is compared with the rules windtunnel"),
+        (["--live", "2", "--rules", "netai20"], "go with the rules windtunnel"),
     ):
         result = CliRunner().invoke(app, ["bottleneck", *words])
         assert isinstance(result.exception, UserError) and sentence in str(result.exception)

@@ -13,7 +13,7 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import codecs
 from windtunnel.training.gradsync.live.codecs import Codec, find
-from windtunnel.training.gradsync.live.profile import codec_costs
+from windtunnel.training.gradsync.live.profile import codec_costs, codec_sizes
 
 SPECS = ("none", "fp16", "bf16", "int8", "sign", "dragonn:0.05")
 
@@ -160,10 +160,13 @@ def test_a_wrong_spec_is_told_with_what_is_accepted() -> None:
             find(spec)
     with pytest.raises(UserError, match="fewer than 2\\^31"):
         find("dragonn:0.01").nbytes(2**31)
+    many = torch.zeros(1).expand(2**31)  # of which no memory is taken
+    with pytest.raises(UserError, match="fewer than 2\\^31"):
+        codecs.encode_largest(many, 0, 0.01)
 
 
 def test_costs_have_what_a_profile_needs() -> None:
-    costs = codec_costs(("fp16", "dragonn:0.05"), (100, 1000), repeats=1)
+    costs = codec_costs(("fp16", "dragonn:0.05"), (100, 1000), torch.device("cpu"), repeats=1)
     assert [(one.codec, one.summable) for one in costs] == [
         ("fp16", True), ("dragonn:0.05", False),
     ]  # fmt: skip
@@ -171,3 +174,11 @@ def test_costs_have_what_a_profile_needs() -> None:
         assert [point.numel for point in cost.points] == [100, 1000]
         assert all(one.encode > 0 and one.decode > 0 for one in cost.points)
         assert cost.points[1].nbytes == find(cost.codec).nbytes(1000)
+
+
+def test_codecs_are_timed_on_sizes_that_each_of_them_takes() -> None:
+    """Also for a job whose gradients, all together, are more than a sparse code can number."""
+    assert codec_sizes(1 << 24) == [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24]
+    assert codec_sizes(100) == [1, 12, 100]
+    most = max(codec_sizes(3 << 31))
+    assert all(find(spec).nbytes(most) for spec in SPECS)

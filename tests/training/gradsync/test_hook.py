@@ -15,6 +15,14 @@ from windtunnel.training.gradsync.model import SyncProfile
 from windtunnel.training.gradsync.policy.plan import make_plan
 
 HOOKED = Path(__file__).parent / "programs" / "hooked.py"
+TRAINS = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for _ in range(9):
+    ddp(torch.ones(1, 8)).sum().backward()
+"""
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
 
@@ -88,6 +96,16 @@ def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
     done = run_ranks([*module, "profile", str(file), "", *arguments[:-1], "3"], 2)
     assert done.returncode == 2
     assert "it ended before 8 steps" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_profile_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    module = ["-m", "windtunnel.training.gradsync.live.script", "profile"]
+    done = run_ranks([*module, str(tmp_path / "none" / "profile.json"), "fp16", str(script)], 1)
+    assert done.returncode != 0
+    assert "profile.json cannot be written" in done.stderr
 
 
 def test_a_script_without_a_model_is_told(tmp_path: Path) -> None:

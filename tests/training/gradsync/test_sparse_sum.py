@@ -119,6 +119,14 @@ def test_ranks_that_bring_different_things_are_refused_everywhere_before_any_dat
         raise error  # type: ignore[misc]
 
 
+def test_words_that_are_cut_in_the_midst_of_a_letter_are_compared_all_the_same() -> None:
+    """Of a parameter's name, perhaps."""
+    long = "x" + "é" * WORDS
+    assert on_ranks(2, lambda peers: peers.agree(long)) == [None, None]
+    for error in on_ranks(2, lambda peers: peers.agree(long if peers.rank else "none")):
+        assert isinstance(error, UserError) and "rank 1 has xé" in str(error)
+
+
 @settings(max_examples=40)
 @given(gradients(), st.booleans())
 def test_messages_are_as_long_as_their_form_says(tensors: list[Tensor], bitmap: bool) -> None:

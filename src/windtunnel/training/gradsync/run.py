@@ -172,7 +172,8 @@ def verdict(plan: SyncPlan) -> str:
     """One sentence: what to do, and what it is worth."""
     ours, plain = plan.forecasts[0], buckets(plan)
     source = f" (emulated: {plan.emulated})" if plan.emulated else ""
-    used = sorted({group.option.codec for group in plan.groups} - {NONE})
+    options = {group.option for group in plan.groups}
+    used = sorted({option.codec for option in options if option.scheme != "sparse"} - {NONE})
     if not used:
         fused = f"; other groups than DDP's gain {gain(plan):.1%}" if gain(plan) >= LITTLE else ""
         bound = plain / plan.bound - 1

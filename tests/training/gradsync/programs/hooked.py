@@ -179,7 +179,7 @@ def damaged() -> None:
     state = handle.state_dict()
     before = str(state)
     for wrong in (
-        [state], [state] * WORLD, {**state, "world": WORLD + 1},
+        [], [state], [state] * WORLD, {**state, "world": WORLD + 1},
         {**state, "residuals": {"gone": torch.zeros(3)}},
         {"world": WORLD, "rank": 0, "steps": {}, "feedback": {"residuals": {}}},
     ):  # fmt: skip

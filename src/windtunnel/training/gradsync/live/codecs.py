@@ -141,12 +141,9 @@ def _cast(spec: str, dtype: torch.dtype | None) -> Codec:
 
 
 def _sparse(spec: str, ratio: float) -> Codec:
-    def nbytes(numel: int) -> int:
-        if numel >= SPARSE_MOST:
-            raise UserError(f"codec {spec}: {numel} elements at once; fewer than 2^31 are accepted")
-        return 8 * room_of(numel, ratio)
-
-    return Codec(spec, nbytes, partial(encode_largest, ratio=ratio), add_largest)
+    return Codec(
+        spec, lambda numel: 8 * room_of(numel, ratio), partial(encode_largest, ratio=ratio), add_largest
+    )
 
 
 def _ratio(spec: str, text: str) -> float:
@@ -255,7 +252,13 @@ MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
 def room_of(numel: int, ratio: float) -> int:
-    """Elements that a code of ``numel`` has room for."""
+    """Elements that a code of ``numel`` has room for.
+
+    Raises:
+        UserError: there are more than an index can number.
+    """
+    if numel >= SPARSE_MOST:
+        raise UserError(f"codec dragonn: {numel} elements at once; fewer than 2^31 are accepted")
     return min(numel, max(1, round(numel * ratio)))
 
 

@@ -129,7 +129,8 @@ class Peers:
         padded = words.encode()[:WORDS].ljust(WORDS)
         message = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
         answers = [
-            bytes(tensor.tolist()).decode().strip() for tensor in self.swap_small([message] * self.size)
+            bytes(tensor.tolist()).decode(errors="ignore").strip()  # a letter may have been cut in two
+            for tensor in self.swap_small([message] * self.size)
         ]
         for peer, theirs in enumerate(answers):
             if theirs != answers[0]:

@@ -116,6 +116,8 @@ class Handle:
         """
         own = isinstance(state, Mapping)
         states = [state] if isinstance(state, Mapping) else [*state]
+        if not states:
+            raise UserError("gradsync: there is no state; those of all former ranks are accepted")
         if odd := next((state for state in states if state.keys() != FIELDS), None):
             raise UserError(
                 f"gradsync: the state has the fields {', '.join(odd)}; accepted is one of this version, with "

@@ -55,6 +55,8 @@ HANDED, HANDED_NUMEL, PAUSE = 16, 1 << 16, 0.01
 """Gradients whose handing over is timed, their elements and seconds of backward at most."""
 REPEATS, LARGE, FEW = 7, 1 << 20, 3
 """Calls of each codec, and how many there are of ``LARGE`` elements and more, whose times vary little."""
+MOST_NUMEL = 1 << 26
+"""Elements that a codec is timed on at most; beyond, what it takes grows with them."""
 
 
 class BackwardTimes:
@@ -214,10 +216,10 @@ def measured(
         latest = max(latest, mean)
     # a gradient that not every step makes has no time, and must be synchronised all the same
     rows += [row(name, 0.0) for name in parameters if name not in ranks[0][1]]
-    total = sum(row.numel for row in rows)
-    numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
+    numels = codec_sizes(sum(row.numel for row in rows))
+    device = next(iter(parameters.values())).device
     job = SyncProfile(
-        tuple(rows), codec_costs(codecs, numels), replace(links, sums=tuple(sums)),
+        tuple(rows), codec_costs(codecs, numels, device), replace(links, sums=tuple(sums)),
         sum(before for before, _ in ranks) / world, host={"torch": torch.__version__},
     )  # fmt: skip
     # codecs and the handing over take what they take on rank 0
@@ -266,14 +268,20 @@ def handing(ddp: DistributedDataParallel, job: SyncProfile, deadline: float) -> 
     )
 
 
-def codec_costs(specs: Sequence[str], numels: Sequence[int], repeats: int = REPEATS) -> tuple[CodecCost, ...]:
-    """Of each codec at each of ``numels``, ascending, on a GPU where there is one. Encoding is what a step
-    takes: with the residual where the codec needs one.
+def codec_sizes(total: int) -> list[int]:
+    """Elements of what codecs are timed on, ascending, in a job that has so many in all."""
+    return sorted({max(1, min(MOST_NUMEL, total >> shift)) for shift in (0, 3, 6, 9, 12)})
+
+
+def codec_costs(
+    specs: Sequence[str], numels: Sequence[int], on: torch.device, repeats: int = REPEATS
+) -> tuple[CodecCost, ...]:
+    """Of each codec at each of ``numels``, ascending, on the device that has the gradients. Encoding is what
+    a step takes: with the residual where the codec needs one.
 
     Raises:
         UserError: a spec is unknown.
     """
-    on = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
