@@ -26,6 +26,7 @@ from windtunnel.training.gradsync.model import (
     CollectiveFit,
     GradientTensor,
     JobNetwork,
+    Sparsity,
     SumTime,
     SyncProfile,
 )
@@ -214,7 +215,8 @@ def _profile(rng: random.Random) -> SyncProfile:
     ]
     for n in range(rng.choice([0, 0, 1])):
         growth = rng.choice([(), (1.5,), (1.5, 2.0, 3.0)])
-        table = GradientTensor(f"t{n}", 1 << 20, 1e-4, 64, rng.choice([0.0, 0.01, 0.5]), growth)
+        rows = Sparsity(1 << 14, 64, 4, rng.choice([0.0, 0.01, 0.5]), growth)
+        table = GradientTensor(f"t{n}", 1 << 20, 1e-4, rows)
         tensors.insert(rng.randint(0, len(tensors)), table)
     rate, error = 10 ** rng.uniform(8, 11), rng.choice([0.0, 0.1, 0.5])
     calls = [
@@ -232,7 +234,10 @@ def _profile(rng: random.Random) -> SyncProfile:
         )
         codecs.append(CodecCost(name, points, summable))
     sums = tuple(
-        SumTime(one.name, scheme, rng.random()) for one in tensors if one.width for scheme in ("zen", "dense")
+        SumTime(one.name, scheme, rng.random())
+        for one in tensors
+        if one.sparsity
+        for scheme in ("zen", "dense")
     )
     network = JobNetwork(hosts, each, tuple(calls), rng.choice([(), sums]))
     return SyncProfile(tuple(tensors), tuple(codecs), network, 1e-3, handing=rng.choice([0.0, 1e-5]))

@@ -52,7 +52,7 @@ def bottleneck(
     counts, ranks = numbers("hosts", hosts, int, 2), numbers("live", live, int, 2)
     rates = numbers("live_rates", live_rates, float, 1e-6)
     if rules == "netai20" and (ranks or counts or page):
-        raise UserError("`live`, `hosts` and `html` go with the rules windtunnel, not with netai20")
+        raise UserError("`live`, `hosts` and `page` go with the rules windtunnel, not with netai20")
     program, words = what or "", arguments or []
     if what is not None and not Path(what).exists() and not words:
         program, words, recorded_cluster = run.read_run(what)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.formats import room_of
 from windtunnel.training.gradsync.live import codecs
 from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.profile import codec_costs, codec_sizes
@@ -91,7 +92,7 @@ def test_what_reaches_the_threshold_is_sent_once_in_its_place(
 ) -> None:
     """The compiled pass and the hash keep one contract."""
     gradient = noise(numel, seed % 1000) * (torch.rand(numel) >= zeros)
-    room = codecs.room_of(numel, ratio)
+    room = room_of(numel, ratio)
     appended = codecs.parts(find(f"dragonn:{ratio}").encode(gradient, seed))
     assert torch.equal(appended[1], torch.where(appended[0] < 0, 0.0, gradient[appended[0].clamp(min=0)]))
     for indices in (appended[0], codecs.chosen_by_hash(gradient, room, seed)):
@@ -135,7 +136,7 @@ def test_nan_and_infinity_of_one_rank_are_seen_by_all(spec: str, bad: float) -> 
         assert not total.isfinite().all(), numel
         if spec not in ("int8", "sign"):
             assert not total[place].isfinite() and int((~total.isfinite()).sum()) == 1
-            assert place in codecs.chosen_by_hash(gradient, codecs.room_of(numel, 0.05), 3)
+            assert place in codecs.chosen_by_hash(gradient, room_of(numel, 0.05), 3)
         elif spec == "int8":
             block = place // 512 * 512
             assert int((~total.isfinite()).sum()) == len(total[block : block + 512])

@@ -16,7 +16,8 @@ from windtunnel.advise import advise
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
-from windtunnel.training.gradsync.files import read, steps, write
+from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.formats import steps
 from windtunnel.training.gradsync.model import SyncPlan, SyncProfile
 from windtunnel.training.gradsync.run import gain, plan_run, stored
 from windtunnel.training.gradsync.run import plan as planned
@@ -128,7 +129,7 @@ def test_a_file_that_was_changed_by_hand_is_refused_in_a_sentence(tmp_path: Path
         write(file, value)
         assert read(file, kind) == value
         text = file.read_text()
-        for odd in (text.replace("p0", "p9"), text.replace('"version":3', '"version":2'), text[:-9], "{}"):
+        for odd in (text.replace("p0", "p9"), text.replace('"version":4', '"version":3'), text[:-9], "{}"):
             file.write_text(odd)
             with pytest.raises(UserError, match="a file written by windtunnel gradsync is accepted") as error:
                 read(file, kind)

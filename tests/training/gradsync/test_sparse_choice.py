@@ -15,19 +15,16 @@ from made_up import network, profile
 from threads import Threads, on_ranks
 
 from windtunnel.training.gradsync.live.sparse import Units, reduce_with
-from windtunnel.training.gradsync.model import GradientTensor, SumTime
+from windtunnel.training.gradsync.model import INDEX, GradientTensor, Sparsity, SumTime
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.sparse import (
-    INDEX,
     SCHEMES,
     Order,
-    Sparsity,
     choose,
     growth_of,
     promising,
     seconds,
     slice_length,
-    sparsity,
     traffic,
 )
 from windtunnel.training.gradsync.run import verdict
@@ -134,14 +131,15 @@ def test_the_choice_follows_overlap_density_and_latency() -> None:
 def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
     """A sparse gradient is a group of its own between dense ones, and its bytes are those of its scheme."""
     job = profile([10**5, 10**5, 10**5], 1e8, codecs=())
-    table = GradientTensor("table", 64 * 10**6, 1e-3, width=64, density=0.01, growth=(1.4, 1.8, 2.2))
+    rows = Sparsity(10**6, 64, 4, density=0.01, growth=(1.4, 1.8, 2.2))
+    table = GradientTensor("table", 64 * 10**6, 1e-3, rows)
     job = replace(job, tensors=(job.tensors[0], table, *job.tensors[1:]))
     plan = make_plan(job)
     group = next(one for one in plan.groups if "table" in one.tensors)
     assert group.tensors == ("table",) and group.option.scheme == "sparse"
-    best = min(SCHEMES, key=lambda name: seconds(name, sparsity(table), job.network))
+    best = min(SCHEMES, key=lambda name: seconds(name, rows, job.network))
     assert group.option.codec == best != "dense"
-    moved = traffic(group.option.codec, sparsity(table), 8).nbytes
+    moved = traffic(group.option.codec, rows, 8).nbytes
     others = sum(one.numel for one in job.tensors if one.name != "table") * 4 * 2 * 7 / 8
     assert plan.forecasts[0].nbytes == pytest.approx(moved + others, rel=1e-6)
     assert len(plan.order) == len(plan.groups)
@@ -156,7 +154,8 @@ def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
 
 def test_a_table_among_dense_gradients_of_its_size_has_options_of_its_own() -> None:
     job = profile([1 << 10] * 3, 1e7)
-    table = replace(job.tensors[1], name="table", width=8, density=0.1, growth=(1.5, 2.0, 3.0))
+    rows = Sparsity(1 << 7, 8, 4, density=0.1, growth=(1.5, 2.0, 3.0))
+    table = replace(job.tensors[1], name="table", sparsity=rows)
     for sizes in (3, 5, 8):
         dense = profile([1 << 10] * sizes, 1e7).tensors
         for place in range(sizes):

@@ -3,10 +3,7 @@ changed by hand is refused as a whole."""
 
 from __future__ import annotations
 
-import json
 import os
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,18 +13,10 @@ from windtunnel.store.objects.files import ObjectError
 from windtunnel.store.objects.manifest import seal, unseal
 from windtunnel.training.gradsync.model import VERSION, SyncPlan, SyncProfile
 
-PLAN, PROFILE, STEPS = "plan.json", "profile.json", "steps.json"
-"""Where a plan and what it was made for lie beside each other; and what this package knows of codecs."""
+PLAN, PROFILE = "plan.json", "profile.json"
+"""Where a plan and what it was made for lie beside each other."""
 T = TypeVar("T", SyncProfile, SyncPlan)
 KINDS = {SyncPlan: "plan", SyncProfile: "profile"}
-
-
-@cache
-def steps() -> dict[str, float]:
-    """How many steps training needed to a loss with each codec, over those that it needed without: the worse
-    of the jobs of ``python -m benchmarks training.gradsync --only steps``."""
-    codecs = json.loads(resources.files(__package__).joinpath(STEPS).read_text())["codecs"]
-    return {codec: max(mean for mean, _ in jobs.values()) for codec, jobs in codecs.items()}
 
 
 def write(path: Path, value: SyncProfile | SyncPlan) -> None:

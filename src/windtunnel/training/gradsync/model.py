@@ -13,15 +13,16 @@ reduce-scatter, one rank's whole buffer of an all-to-all.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, to_plain
 
-VERSION = 3
+VERSION = 4
 """Of the files of both."""
 
 Kind = Literal["allreduce", "reduce_scatter", "allgather", "alltoall"]
@@ -29,26 +30,59 @@ Scope = Literal["flat", "inside", "between"]
 Scheme = Literal["allreduce", "allgather", "alltoall", "sparse"]
 Inside = Literal["flat", "plain", "coded"]
 
+INDEX = 4
+"""Bytes of an index or a position."""
 NONE = "none"
 """The codec that leaves gradients as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsity:
+    """Of a gradient: ``units`` (rows or elements) of ``width`` elements of ``itemsize`` bytes, of which
+    ``density`` are not zero on one rank. ``growth``: densification, the density of the sum over 2, 4, 8 …
+    ranks over ``density``."""
+
+    units: int
+    width: int
+    itemsize: int
+    density: float
+    growth: tuple[float, ...] = ()
+
+    def gamma(self, ranks: float) -> float:
+        """Densification of so many: what was measured, between its points in proportion to the logarithm;
+        beyond them as if indices were independent, which those of other ranks mostly are more than."""
+        if ranks <= 1 or self.density == 0:
+            return 1.0
+        measured = (1.0, *self.growth)
+        place = math.log2(ranks)
+        low = int(place)
+        if low + 1 < len(measured) or (low < len(measured) and place == low):
+            upper = measured[min(low + 1, len(measured) - 1)]
+            return measured[low] + (place - low) * (upper - measured[low])
+        last = min(1.0, measured[-1] * self.density)
+        more = 1 - (1 - last) ** (ranks / 2 ** (len(measured) - 1))
+        return more / self.density
+
+    def message(self, ranks: int, share: float = 1.0, *, bitmap: bool = False) -> float:
+        """Bytes of the sum over so many ranks of a ``share`` of all units."""
+        units = self.units * share
+        count = units * min(1.0, self.density * self.gamma(ranks))
+        index = min(INDEX * count, units / 8) if bitmap else INDEX * count
+        return count * self.width * self.itemsize + index
 
 
 @dataclass(frozen=True, slots=True)
 class GradientTensor:
     """The gradient of one parameter.
 
-    ``backward``: seconds of computing between the gradient before it and this one. ``width``: elements of a
-    row where it comes as rows of a table (``sparse=True``), 0 where it is dense. ``density``: share of its
-    elements (rows) that are not zero on one rank. ``growth``: densification, the density of the sum over 2,
-    4, 8 … ranks over ``density``.
+    ``backward``: seconds of computing between the gradient before it and this one. ``sparsity``: where it
+    comes as rows of a table (``sparse=True``), None where it is dense.
     """
 
     name: str
     numel: int
     backward: float
-    width: int = 0
-    density: float = 1.0
-    growth: tuple[float, ...] = ()
+    sparsity: Sparsity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +212,6 @@ class SyncProfile:
     after: float = 0.0
     handing: float = 0.0
     emulated: str = ""
-    host: dict[str, str] = field(default_factory=dict)
 
     def cost(self, codec: str) -> CodecCost | None:
         return next((cost for cost in self.codecs if cost.codec == codec), None)
@@ -239,8 +272,7 @@ class SyncPlan:
     exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
     the group's).
     ``forecasts``: of the plan first, then of what it was compared with. ``bound``: seconds where encoding
-    and decoding took none. ``seed``: of all codecs' random numbers. ``lossy``: codecs that cost steps were
-    allowed."""
+    and decoding took none. ``seed``: of all codecs' random numbers."""
 
     groups: tuple[GradientGroup, ...]
     order: tuple[tuple[int, int], ...]
@@ -251,7 +283,6 @@ class SyncPlan:
     seed: int = 0
     emulated: str = ""
     notes: tuple[str, ...] = ()
-    lossy: bool = False
 
     def digest(self) -> str:
         """Of what must be equal on all ranks."""

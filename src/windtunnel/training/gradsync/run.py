@@ -14,7 +14,8 @@ from windtunnel.base.plain import to_plain
 from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
-from windtunnel.training.gradsync.files import PLAN, PROFILE, read, steps, write
+from windtunnel.training.gradsync.files import PLAN, PROFILE, read, write
+from windtunnel.training.gradsync.formats import steps
 from windtunnel.training.gradsync.model import NONE, PLAIN, SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy import PlanRequest, decide, steps_with, usable
 

@@ -1,19 +1,4 @@
-"""Codecs: what a gradient is on the wire, each found by its spec.
-
-============  ========  =========================================================================  ========
-spec          summable  code, in the order of its bytes (little endian)                            feedback
-============  ========  =========================================================================  ========
-none          yes       the gradient itself                                                        no
-fp16, bf16    yes       each element; fp16 makes infinity of magnitudes above 65,504, in sums too  no
-int8          no        float32 scale of each block of 512 | 1 byte an element, its step + 127     yes
-sign          no        float32 -mean, +mean of magnitudes | 1 bit an element, set unless below 0  yes
-dragonn:R     no        int32 index of each of R x numel places, -1 unused | float32 value of each  yes
-============  ========  =========================================================================  ========
-
-The first of several elements in a byte is in its lowest bits; each part is filled up to whole words of four
-bytes. How many bytes a code has depends on the number of elements only, so all ranks' codes are of one
-size. *Feedback* marks codecs that are biased: without a residual (`feedback`) they lose what they leave out
-for ever.
+"""Codecs at work: how codes of each format (`formats`) are made and read, on any device.
 
 **NaN and infinity** are never hidden: where one rank's gradient has any, what the codes decode to has NaN
 or infinity on all ranks, at its own place (none, fp16, bf16; dragonn: one at least), throughout its block
@@ -51,30 +36,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from windtunnel.base.compiled import jit
-from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import NONE
+from windtunnel.training.gradsync.formats import (
+    BLOCK,
+    CodeFormat,
+    block_bytes,
+    format_of,
+    room_of,
+    sign_bytes,
+)
 
-SPARSE_MOST = 2**31
-"""Elements that a sparse codec cannot take: its indices are int32."""
-FAMILIES = (NONE, "fp16", "bf16", "int8", "sign", "dragonn:RATIO")
 
+@dataclass(frozen=True, kw_only=True)
+class Codec(CodeFormat):
+    """A format with the functions that make and read its codes."""
 
-@dataclass(frozen=True)
-class Codec:
-    """Plain functions of one way to send gradients.
-
-    ``summable``: codes are tensors whose sum over ranks (an all-reduce) is the code of the sum; others are
-    1-D tensors of uint8. ``lossless``: decoding gives what was encoded. ``feedback``: needs a residual.
-    ``nbytes(numel)``: of a code of so many elements (for `none`: of float32).
-    """
-
-    spec: str
-    nbytes: Callable[[int], int]
     _encode: Callable[[Tensor, int], Tensor]
     _add: Callable[[Tensor, Tensor, float], None]
-    summable: bool = False
-    lossless: bool = False
-    feedback: bool = True
 
     def encode(self, gradient: Tensor, seed: int) -> Tensor:
         """The code of a gradient of any shape, strides and floating dtype, which is not changed; the code may
@@ -114,65 +91,41 @@ def find(spec: str) -> Codec:
     Raises:
         UserError: there is none.
     """
-    match spec.split(":"):
-        case ["none"]:
-            return _cast(spec, None)
-        case ["fp16"]:
-            return _cast(spec, torch.float16)
-        case ["bf16"]:
-            return _cast(spec, torch.bfloat16)
-        case ["int8"]:
-            return Codec(spec, block_bytes, encode_blocks, add_blocks)
-        case ["sign"]:
-            return Codec(spec, sign_bytes, encode_signs, add_signs)
-        case ["dragonn", ratio]:
-            return _sparse(spec, _ratio(spec, ratio))
-    raise UserError(f"codec {spec!r} is unknown; accepted are {', '.join(FAMILIES)}")
+    code_format = format_of(spec)
+    match spec:
+        case "none":
+            encode, add = _as_is, _add_up
+        case "fp16":
+            encode, add = partial(_cast, torch.float16), _add_up
+        case "bf16":
+            encode, add = partial(_cast, torch.bfloat16), _add_up
+        case "int8":
+            encode, add = encode_blocks, add_blocks
+        case "sign":
+            encode, add = encode_signs, add_signs
+        case _:
+            encode, add = partial(encode_largest, ratio=code_format.ratio), add_largest
+    return Codec(**vars(code_format), _encode=encode, _add=add)
 
 
-def _cast(spec: str, dtype: torch.dtype | None) -> Codec:
-    def add(code: Tensor, out: Tensor, alpha: float) -> None:
-        out.add_(code, alpha=alpha)
-
-    return Codec(
-        spec, lambda numel: (2 if dtype else 4) * numel, lambda row, seed: row.to(dtype or row.dtype), add,
-        summable=True, lossless=dtype is None, feedback=False,
-    )  # fmt: skip
+def _as_is(row: Tensor, seed: int) -> Tensor:
+    return row
 
 
-def _sparse(spec: str, ratio: float) -> Codec:
-    return Codec(
-        spec, lambda numel: 8 * room_of(numel, ratio), partial(encode_largest, ratio=ratio), add_largest
-    )
+def _cast(dtype: torch.dtype, row: Tensor, seed: int) -> Tensor:
+    return row.to(dtype)
 
 
-def _ratio(spec: str, text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = -1.0
-    if not 0 < ratio <= 1:
-        raise UserError(f"codec {spec!r}: {text!r} is not a number above 0 and up to 1")
-    return ratio
+def _add_up(code: Tensor, out: Tensor, alpha: float) -> None:
+    out.add_(code, alpha=alpha)
 
 
-BLOCK = 512
 STEPS = 127
 """Of int8, to either side of zero."""
 CHUNK = 1 << 16
 """Elements that a processor works on at once: what lies in between stays in its caches."""
 LEAST = 1e-30
 """A block whose largest magnitude is below is sent as zeros: a scale below could not be divided by."""
-
-
-def block_bytes(numel: int) -> int:
-    """Of a code of int8: a scale a block, then a byte an element, in whole words of four."""
-    return 4 * (-(-numel // BLOCK) + -(-numel // 4))
-
-
-def sign_bytes(numel: int) -> int:
-    """Of a code of signs: two values, then a bit an element, in whole words of four."""
-    return 8 + 4 * -(-numel // 32) if numel else 0
 
 
 def encode_blocks(row: Tensor, seed: int) -> Tensor:
@@ -249,17 +202,6 @@ TABLE = 4
 SKIPPED = 64
 """Elements that the pass skips at once where none reaches the threshold."""
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
-
-
-def room_of(numel: int, ratio: float) -> int:
-    """Elements that a code of ``numel`` has room for.
-
-    Raises:
-        UserError: there are more than an index can number.
-    """
-    if numel >= SPARSE_MOST:
-        raise UserError(f"codec dragonn: {numel} elements at once; fewer than 2^31 are accepted")
-    return min(numel, max(1, round(numel * ratio)))
 
 
 def parts(code: Tensor) -> tuple[Tensor, Tensor]:

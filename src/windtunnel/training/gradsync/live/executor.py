@@ -185,10 +185,7 @@ class PlanExecutor:
         for place, planned in enumerate(plan.groups):
             codec = find(NONE if planned.option.scheme == "sparse" else planned.option.codec)
             self._groups.append(_LiveGroup(place, planned.option, codec, peers, feedback, plan.seed))
-        # a sparse sum is one call, whatever it sends
-        self._order = [
-            group for group, step in plan.order if plan.groups[group].option.scheme != "sparse" or step == 0
-        ]
+        self._order = [group for group, _ in plan.order]
         self._ready = threading.Condition()
         self._waiting: dict[int, _GroupRun] = {}
         self._failed: Exception | None = None

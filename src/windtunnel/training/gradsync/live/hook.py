@@ -58,16 +58,15 @@ FIELDS = {"world", "rank", "steps", "residuals"}
 class Handle:
     """A plan that runs. Part of a checkpoint by `state_dict`, one for each rank; `close` ends it.
 
-    ``saved``: somebody asked for the state, and what waits is not lost with this process. ``closed``: DDP
-    goes its own way again.
+    ``closed``: DDP goes its own way again.
     """
 
     def __init__(
         self, ddp: DistributedDataParallel, plan: SyncPlan, deadline: float = DEADLINE,
         event: Callable[..., object] | None = None,
     ) -> None:  # fmt: skip
-        self.ddp, self.plan, self.deadline = ddp, plan, deadline
-        self.saved = self.closed = False
+        self.ddp, self.plan = ddp, plan
+        self.closed = False
         self._parameters = named(ddp)
         self._device = next(iter(self._parameters.values())).device
         self._name_of = {parameter: name for name, parameter in self._parameters.items()}
@@ -84,9 +83,7 @@ class Handle:
             self._feedback = Feedback(
                 [{name: sizes[name] for name in group.tensors} for group in plan.groups]
             )
-            self._executor = PlanExecutor(
-                plan, self._device, self._feedback, ddp.process_group, self.deadline
-            )
+            self._executor = PlanExecutor(plan, self._device, self._feedback, ddp.process_group, deadline)
             ddp.register_comm_hook(self, _hook)
         else:
             self._feedback = Feedback(
@@ -99,7 +96,6 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """What waits to be sent on this rank, and how far random numbers are used up."""
-        self.saved = True
         return {
             "world": self.plan.world, "rank": dist.get_rank(self.ddp.process_group),
             "steps": self._executor.steps if self._executor is not None else 0,

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares
+from windtunnel.training.gradsync.formats import steps
 from windtunnel.training.gradsync.live import sparse
 from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
@@ -42,9 +43,6 @@ from windtunnel.training.gradsync.model import (
 from windtunnel.training.gradsync.model import GradientTensor as Gradient
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 
-CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
-"""Those in the table of steps to a loss (the benchmark's section ``steps``), the cheapest of each kind;
-random k of so few diverges, and exact top k is dearer."""
 SIZES = (1 << 6, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 22)
 """Of collectives, up to that of all gradients; the first four in any case. The first is what a call takes."""
 CALLS, LONG = 4, 0.2
@@ -166,12 +164,13 @@ def replay(ddp: DistributedDataParallel) -> None:
 
 
 def profile(
-    ddp: DistributedDataParallel, step: Callable[[], object], *, codecs: Sequence[str] = CODECS,
-    hosts: int = 1, steps: int = STEPS, deadline: float = DEADLINE,
+    ddp: DistributedDataParallel, step: Callable[[], object], *, codecs: Sequence[str] = (),
+    hosts: int = 1, deadline: float = DEADLINE,
 ) -> SyncProfile:  # fmt: skip
     """Measure a job that is set up: ``step()`` is a forward and backward of one batch, with all that belongs
     to a step but the optimizer, which would train with gradients that are not synchronised. All ranks call it
-    at once, and get the same. ``hosts``: that the ranks lie on, one host after the other; 1: as if all links
+    at once, and get the same. ``codecs``: those in the table of steps to a loss where none are named.
+    ``hosts``: that the ranks lie on, one host after the other; 1: as if all links
     between ranks were alike. Gradients are left as None.
 
     Raises:
@@ -179,7 +178,7 @@ def profile(
     """
     times = BackwardTimes(ddp)
     with ddp.no_sync():
-        for _ in range(steps + 2):
+        for _ in range(STEPS + 2):
             times.begin()
             step()
             ddp.zero_grad(set_to_none=True)
@@ -208,7 +207,7 @@ def measured(
         tensor = row(name, max(0.0, mean - latest))
         if name in times.sparse:
             of = sparse.measure(Peers(group, deadline), units_of(times.sparse[name]))
-            tensor = replace(tensor, width=of.width, density=of.density, growth=of.growth)
+            tensor = replace(tensor, sparsity=of)
             enough = sparse.TRIED / len(times.sparse)
             scheme_times = sparse.tried(times.sparse[name], of, links, group, deadline, enough)
             sums += [SumTime(name, scheme, seconds) for scheme, seconds in scheme_times.items()]
@@ -219,8 +218,8 @@ def measured(
     numels = codec_sizes(sum(row.numel for row in rows))
     device = next(iter(parameters.values())).device
     job = SyncProfile(
-        tuple(rows), codec_costs(codecs, numels, device), replace(links, sums=tuple(sums)),
-        sum(before for before, _ in ranks) / world, host={"torch": torch.__version__},
+        tuple(rows), codec_costs(codecs or [*steps()], numels, device), replace(links, sums=tuple(sums)),
+        sum(before for before, _ in ranks) / world,
     )  # fmt: skip
     # codecs and the handing over take what they take on rank 0
     job = Peers(group, deadline).gather(job)[0]
@@ -231,7 +230,7 @@ def handing(ddp: DistributedDataParallel, job: SyncProfile, deadline: float) -> 
     """Seconds that backward stands still for each group beside what encoding takes: the hook is called, and
     the group is handed to other threads. By what a replay of the job (`HANDED` of its gradients) takes until
     its last gradient, with one group for each and without synchronisation."""
-    dense = [tensor for tensor in job.tensors if tensor.numel and not tensor.width]
+    dense = [tensor for tensor in job.tensors if tensor.numel and tensor.sparsity is None]
     if not dense or not job.codecs:
         return 0.0
     numels = [min(tensor.numel, HANDED_NUMEL) for tensor in (dense * HANDED)[-HANDED:]]

@@ -36,7 +36,7 @@ from windtunnel.training.gradsync.files import check_place, read, write
 from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.exchange import DEADLINE
 from windtunnel.training.gradsync.live.hook import apply
-from windtunnel.training.gradsync.live.profile import CODECS, STEPS, BackwardTimes, measured
+from windtunnel.training.gradsync.live.profile import STEPS, BackwardTimes, measured
 from windtunnel.training.gradsync.model import SyncPlan, SyncProfile
 
 Begin = Callable[[DistributedDataParallel], object]
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
     """As the module says."""
     match arguments:
         case ["profile", file, codecs, *program]:
-            names = codecs.split(",") if codecs else CODECS
+            names = codecs.split(",") if codecs else ()
             profiles: list[SyncProfile] = []
             try:
                 run(program, lambda ddp: profiled(ddp, Path(file), names, profiles))

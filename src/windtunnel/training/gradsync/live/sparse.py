@@ -30,12 +30,10 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
-from windtunnel.training.gradsync.model import JobNetwork
+from windtunnel.training.gradsync.model import INDEX, JobNetwork, Sparsity
 from windtunnel.training.gradsync.policy.sparse import (
-    INDEX,
     SCHEMES,
     Order,
-    Sparsity,
     choose,
     growth_of,
     promising,

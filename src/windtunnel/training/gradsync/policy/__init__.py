@@ -60,7 +60,7 @@ def decide(observation: Observation) -> Decision:
         if best is None or plan.forecasts[0].to_loss < best.forecasts[0].to_loss * (1 - WORTH):
             best = plan
     assert best is not None and plan is not None
-    return replace(best, forecasts=(best.forecasts[0], *plan.forecasts[1:]), lossy=observation.lossy)
+    return replace(best, forecasts=(best.forecasts[0], *plan.forecasts[1:]))
 
 
 def _nothing(observation: Observation) -> Decision:

@@ -104,7 +104,7 @@ def uniform_plan(profile: SyncProfile, codec: str, most: float | None = None) ->
 def _worth(profile: SyncProfile) -> list[Option]:
     """The options, without those that no size of this job would choose; plain first."""
     every = list(options(profile))
-    total = sum(tensor.numel for tensor in profile.tensors if tensor.width == 0)
+    total = sum(tensor.numel for tensor in profile.tensors if tensor.sparsity is None)
     places = {0}
     for size in {max(1, total >> shift) for shift in (0, 2, 4, 7, 10, 14)}:
         places.update(undominated([tasks(option, size, profile) for option in every]))
@@ -166,9 +166,12 @@ class _Job:
         self.steps = steps
         self.sparse = {
             # what takes least by itself first
-            place: sorted(choices(tensor, profile), key=lambda way: sum(task.seconds for task in way[1]))
+            place: sorted(
+                choices(tensor.name, rows, profile.network),
+                key=lambda way: sum(task.seconds for task in way[1]),
+            )
             for place, tensor in enumerate(self.tensors)
-            if tensor.width > 0
+            if (rows := tensor.sparsity) is not None
         }
         self._sums = {place: [work for _, work in ways] for place, ways in self.sparse.items()}
         self._until = [*accumulate((tensor.numel for tensor in self.tensors), initial=0)]

@@ -23,7 +23,6 @@ outside of the units is permuted again until it does not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,58 +30,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.gradsync.model import GradientTensor, JobNetwork, Kind, Option, SyncProfile
-from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, GroupTask
+from windtunnel.training.gradsync.model import JobNetwork, Kind, Option, Sparsity
+from windtunnel.training.gradsync.policy.options import BETWEEN, INSIDE, GroupTask
 
 Ints = NDArray[np.int64]
 ROUNDS = 3
 """Of the permutation."""
 SCHEMES = ("zen", "hierarchy", "allgather", "dense")
-INDEX = 4
-"""Bytes of an index or a position."""
 NEAR, BESIDE = 1.5, 0.02
 """A scheme is worth a trial if it is predicted to take up to so many times as long as the best, and so many
 seconds more: what processes' turns and their work add to any."""
-
-
-@dataclass(frozen=True)
-class Sparsity:
-    """Of a gradient: ``units`` (rows or elements) of ``width`` elements of ``itemsize`` bytes, of which
-    ``density`` are not zero on one rank; ``growth`` as in `GradientTensor`."""
-
-    units: int
-    width: int
-    itemsize: int
-    density: float
-    growth: tuple[float, ...] = ()
-
-    def gamma(self, ranks: float) -> float:
-        """Densification of so many: what was measured, between its points in proportion to the logarithm;
-        beyond them as if indices were independent, which those of other ranks mostly are more than."""
-        if ranks <= 1 or self.density == 0:
-            return 1.0
-        measured = (1.0, *self.growth)
-        place = math.log2(ranks)
-        low = int(place)
-        if low + 1 < len(measured) or (low < len(measured) and place == low):
-            upper = measured[min(low + 1, len(measured) - 1)]
-            return measured[low] + (place - low) * (upper - measured[low])
-        last = min(1.0, measured[-1] * self.density)
-        more = 1 - (1 - last) ** (ranks / 2 ** (len(measured) - 1))
-        return more / self.density
-
-    def message(self, ranks: int, share: float = 1.0, *, bitmap: bool = False) -> float:
-        """Bytes of the sum over so many ranks of a ``share`` of all units."""
-        units = self.units * share
-        count = units * min(1.0, self.density * self.gamma(ranks))
-        index = min(INDEX * count, units / 8) if bitmap else INDEX * count
-        return count * self.width * self.itemsize + index
-
-
-def sparsity(tensor: GradientTensor) -> Sparsity:
-    """What a profile knows of a gradient."""
-    width = max(1, tensor.width)
-    return Sparsity(max(1, tensor.numel // width), width, ELEMENT, tensor.density, tensor.growth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +100,14 @@ def choose(sparsity: Sparsity, world: int) -> str:
     return min(SCHEMES, key=lambda name: traffic(name, sparsity, world).nbytes)
 
 
-def choices(tensor: GradientTensor, profile: SyncProfile) -> list[tuple[Option, list[GroupTask]]]:
+def choices(tensor: str, sparsity: Sparsity, network: JobNetwork) -> list[tuple[Option, list[GroupTask]]]:
     """The options of a sparse gradient, with their one task each: a scheme is one call. Where schemes were
     tried between these ranks, only those, by what they took."""
-    of, network = sparsity(tensor), profile.network
     resource = INSIDE if network.hosts == 1 else BETWEEN
-    tried = {sum_time.scheme: sum_time.seconds for sum_time in network.sums if sum_time.tensor == tensor.name}
+    tried = {sum_time.scheme: sum_time.seconds for sum_time in network.sums if sum_time.tensor == tensor}
     options = []
-    for name, predicted in (tried or {name: seconds(name, of, network) for name in SCHEMES}).items():
-        sent = traffic(name, of, network.world).nbytes
+    for name, predicted in (tried or {name: seconds(name, sparsity, network) for name in SCHEMES}).items():
+        sent = traffic(name, sparsity, network.world).nbytes
         work = [GroupTask("sparse", resource, predicted, sent)] if network.world > 1 else []
         options.append((Option(codec=name, scheme="sparse"), work))
     return options

@@ -20,6 +20,7 @@ from windtunnel.calibration.fit import least_squares
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.gradients import backward_of, collective_times
+from windtunnel.training.gradsync.formats import CodeFormat, format_of, steps
 from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
@@ -48,31 +49,27 @@ NUMELS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
 
 @dataclass(frozen=True)
 class Kernels:
-    """``ratio``: bytes of the code over those of float32. ``encode``, ``decode``, ``add``: bytes moved for
-    each element, and ``calls``: kernels launched to encode (half as many to decode)."""
+    """``encode``, ``decode``, ``add``: bytes moved for each element. ``calls``: kernels launched to encode
+    (half as many to decode)."""
 
-    ratio: float
     encode: float
     decode: float
     add: float
     calls: int
-    summable: bool = False
 
 
-def _sparse(share: float, scans: float, calls: int) -> Kernels:
-    """Keeps ``share`` of the elements, 8 bytes each, found by reading everything ``scans`` times."""
-    code_bytes = 8 * share
-    return Kernels(2 * share, 4 * scans + 4 + code_bytes, 4 + 3 * code_bytes, 3 * code_bytes, calls)
-
-
-CODECS = {
-    "fp16": Kernels(0.5, 6, 6, 10, 1, summable=True),
-    "bf16": Kernels(0.5, 6, 6, 10, 1, summable=True),
-    "int8": Kernels(0.25 * (1 + 4 / 512), 13, 5, 9, 2),
-    "sign": Kernels(1 / 32, 12, 4.2, 8.2, 3),
+def kernels_of(code_format: CodeFormat) -> Kernels:
+    """What a codec of that family must read and write."""
+    match code_format.spec:
+        case "fp16" | "bf16":
+            return Kernels(6, 6, 10, 1)
+        case "int8":
+            return Kernels(13, 5, 9, 2)
+        case "sign":
+            return Kernels(12, 4.2, 8.2, 3)
     # the hash (DRAGONN, section 2) reads everything once, and once more for the residual
-    "dragonn:0.01": _sparse(0.01, 2, 5),
-}
+    code_bytes = 8 * code_format.ratio
+    return Kernels(4 * 2 + 4 + code_bytes, 4 + 3 * code_bytes, 3 * code_bytes, 5)
 
 
 def network_of(cluster: Cluster) -> JobNetwork:
@@ -99,21 +96,24 @@ def network_of(cluster: Cluster) -> JobNetwork:
 
 
 def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
-    """All codecs on the devices of the cluster."""
+    """Those in the table of steps to a loss, on the devices of the cluster."""
     device = cluster.host.device
     rate = device.memory_bandwidth * 0.8
     call = CALL if device.kind == "gpu" else HOST_CALL
 
-    def point(kernels: Kernels, numel: int) -> CodecPoint:
+    def point(code_format: CodeFormat, numel: int) -> CodecPoint:
+        kernels = kernels_of(code_format)
         return CodecPoint(
             numel, kernels.calls * call + numel * kernels.encode / rate,
             max(1, kernels.calls // 2) * call + numel * kernels.decode / rate,
-            numel * kernels.add / rate, max(8, round(4 * numel * kernels.ratio)),
+            numel * kernels.add / rate, code_format.nbytes(numel),
         )  # fmt: skip
 
     return tuple(
-        CodecCost(name, tuple(point(kernels, numel) for numel in NUMELS), kernels.summable)
-        for name, kernels in CODECS.items()
+        CodecCost(
+            code_format.spec, tuple(point(code_format, numel) for numel in NUMELS), code_format.summable
+        )
+        for code_format in map(format_of, steps())
     )
 
 
