@@ -22,12 +22,21 @@ from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.model import Question
 from windtunnel.training.goodput.twin import templates as twin_templates
 from windtunnel.training.goodput.twin.restart import regroup_time
-from windtunnel.training.goodput.twin.simulate import RUN, JobModel, PhaseCosts, simulate
+from windtunnel.training.goodput.twin.simulate import (
+    MEMORY,
+    STORAGE,
+    TEMPLATES,
+    WITH_SPARE,
+    JobModel,
+    PhaseCosts,
+    simulate,
+)
 from windtunnel.training.goodput.twin.templates import Neighbourhood, Templates
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
 
 JOB = JobModel(hosts=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
 COSTS = PhaseCosts(detect=1.0, start=20.0, replace=300.0)
+SCHEMES = {STORAGE, MEMORY, WITH_SPARE, TEMPLATES}
 
 
 @given(
@@ -90,11 +99,11 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     trace = poisson(24, 3600.0, 10 * 86400.0, np.random.default_rng(0))
     advice = advise(question(), trace)
     assert advice.chosen.copies == 2 and advice.chosen.placement.kind == "domains"
-    assert {result.scheme for result in advice.results} == set(RUN)
+    assert {result.scheme for result in advice.results} == SCHEMES
     by_name = {found.scheme: found.goodput for found in advice.results}
     # the spare is one host more than the others hold
     by_name["peer memory, a spare"] *= 24 / 25
-    assert advice.scheme == max(RUN, key=lambda name: by_name[name])
+    assert advice.scheme == max(SCHEMES, key=lambda name: by_name[name])
     assert any("failure domains" in reason for reason in advice.reasons)
     promise = [reason for reason in advice.reasons if "a copy of each layer is left" in reason]
     assert len(promise) == (advice.scheme == "templates")
@@ -160,11 +169,15 @@ def test_plan_prints(tmp_path: Path) -> None:
     plain = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain["origin"] == "emulated" and plain["copies"] >= 1
     assert plain["command"] in shown.output
-    assert plain["scheme"] in RUN and {found["name"] for found in plain["schemes"]} == set(RUN)
+    assert plain["scheme"] in SCHEMES and {found["name"] for found in plain["schemes"]} == SCHEMES
     again = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain == again
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"detect": 0.05, "start": 2.5}))
+    costs_of_percent = tmp_path / "percent.json"
+    costs_of_percent.write_text(json.dumps({"storage_share": 50}))
+    with pytest.raises(UserError, match="storage_share is 50; a number above 0 and up to 1 is accepted"):
+        runner.invoke(app, [*ASKED, "--costs", str(costs_of_percent)], catch_exceptions=False)
     measured = json.loads(
         runner.invoke(app, [*ASKED, "--json", "--costs", str(costs)], catch_exceptions=False).output
     )
@@ -189,7 +202,7 @@ def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.Mon
         assert program == "windtunnel"
         taken = CliRunner().invoke(app, words, catch_exceptions=False)
         assert taken.exit_code == 0, (line, taken.output)
-    assert set(jobs) == set(RUN)
+    assert set(jobs) == SCHEMES
     memory = jobs["peer memory, a spare"]
     assert (memory.hosts, memory.per_host, memory.spares) == (16, 8, 1)
     assert (memory.copies, memory.every, memory.persist) == (plain["copies"], plain["every"], "checkpoints")
@@ -207,7 +220,7 @@ def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.Mon
 def test_of_a_spare_that_nobody_wants_nothing_is_said(spares: int) -> None:
     asked = [*ASKED, "--spares", str(spares), "--json"]
     plain = json.loads(CliRunner().invoke(app, asked, catch_exceptions=False).output)
-    assert {found["name"] for found in plain["schemes"]} == set(RUN) - {"peer memory, a spare"}
+    assert {found["name"] for found in plain["schemes"]} == SCHEMES - {"peer memory, a spare"}
     assert not any("a spare" in reason.lower() for reason in plain["reasons"])
     assert ("--spares 2" in plain["commands"]["peer memory"]) == (spares == 2)
 

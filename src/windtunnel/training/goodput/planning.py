@@ -191,7 +191,7 @@ def _bound(failures: float, option: str, days: float) -> None:
 
 
 def measured_costs(path: Path, costs: PhaseCosts) -> PhaseCosts:
-    """``given``, with what was measured in ``path`` instead. Raises `UserError`."""
+    """``costs``, with what was measured in ``path`` instead. Raises `UserError`."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -202,10 +202,13 @@ def measured_costs(path: Path, costs: PhaseCosts) -> PhaseCosts:
     for name, value in content.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number is accepted")
-        positive = name.endswith(("bandwidth", "share"))
-        if not value >= 0 or (positive and not 0 < value < math.inf):
-            least = "above 0" if positive else "from 0 up"
-            raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number {least} is accepted")
+        accepted, good = "from 0 up", value >= 0
+        if name.endswith("bandwidth"):
+            accepted, good = "above 0", 0 < value < math.inf
+        elif name.endswith("share"):
+            accepted, good = "above 0 and up to 1", 0 < value <= 1
+        if not good:
+            raise UserError(f"plan: `costs` {path}: {name} is {value!r}; a number {accepted} is accepted")
     return replace(costs, **content)
 
 

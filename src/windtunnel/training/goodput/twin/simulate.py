@@ -171,7 +171,6 @@ STORAGE = "restart from storage"
 MEMORY = "peer memory"
 WITH_SPARE = "peer memory, a spare"
 TEMPLATES = "templates"
-RUN = (STORAGE, MEMORY, WITH_SPARE, TEMPLATES)
 """The schemes, all of which ``windtunnel train`` runs."""
 
 # Where the time of a job goes. "useful": steps that were kept, at the speed of the whole, healthy job.
