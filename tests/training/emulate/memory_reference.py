@@ -57,7 +57,8 @@ class Range:
 class Reference:
     def __init__(self, config: AllocatorConfig, capacity: int) -> None:
         self.config, self.limit = config, capacity
-        self.collect_above = int(config.garbage_collection_threshold * capacity)
+        limited = config.per_process_memory_fraction < 1
+        self.collect_above = int(config.garbage_collection_threshold * capacity) if limited else 0
         self.ranges: dict[tuple[int, bool], list[Range]] = {}
         self.reserved = self.allocated = self.next_base = 0
         self.live: dict[int, tuple[Range, int, int]] = {}  # name -> (range, start, size)

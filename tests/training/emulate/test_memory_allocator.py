@@ -22,6 +22,7 @@ CONFIGS = [
     "roundup_power2_divisions:4",
     "roundup_power2_divisions:[1:8,16:2,>:4],expandable_segments:True",
     "garbage_collection_threshold:0.5",
+    "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9",
     "large_segment_size_mb:30",
 ]
 

@@ -64,11 +64,21 @@ def test_refused_as_by_pytorch(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["max_split_mb:30", "backend:cudaMallocAsync", "per_process_memory_fraction:0.5", "[", "a:b:c"]
+    "text", ["max_split_mb:30", "backend:cudaMallocAsync", "per_process_memory_fraction:1.1", "[", "a:b:c"]
 )
 def test_what_is_not_emulated_is_refused(text):
     with pytest.raises(UserError, match="PYTORCH_CUDA_ALLOC_CONF"):
         AllocatorConfig.parse(text)
+
+
+def test_cached_memory_is_collected_only_below_a_limit():
+    """``c10/cuda/CUDACachingAllocator.cpp``: only where ``allowed_memory_maximum`` has a value."""
+    assert not AllocatorConfig.parse("garbage_collection_threshold:0.8").collects
+    assert not AllocatorConfig.parse(
+        "garbage_collection_threshold:0.8,per_process_memory_fraction:1.0"
+    ).collects
+    assert not AllocatorConfig.parse("per_process_memory_fraction:0.5").collects
+    assert AllocatorConfig.parse("garbage_collection_threshold:0.8,per_process_memory_fraction:0.5").collects
 
 
 def test_sizes_that_are_not_named_are_not_rounded():

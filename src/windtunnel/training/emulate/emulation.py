@@ -146,6 +146,8 @@ def simulate(
     notes += [used_by(alternative, timing, cluster) for alternative in alternatives]
     if returns := max(memory_profile.returns for memory_profile in memory):
         notes.append(Note(RETURNS.format(returns, "" if returns == 1 else "s")))
+    if allocator.garbage_collection_threshold and not allocator.collects:
+        notes.append(Note(UNHEEDED))
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
         timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
@@ -158,6 +160,10 @@ def simulate(
 RETURNS = (
     "the allocator runs short and gives its cache back to the device {} time{} a step: what that takes,"
     " the wait for the device included, is not in the iteration"
+)
+UNHEEDED = (
+    "garbage_collection_threshold does nothing, as in PyTorch, which collects only where"
+    " per_process_memory_fraction is set below 1"
 )
 
 
@@ -316,7 +322,9 @@ def device_memory(
     classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options
 ) -> MemoryProfile:
     """Device memory of one class of ranks; a CPU's memory has no caching allocator and no reserve."""
-    capacity = device.memory_bytes - (options.reserve if device.kind == "gpu" else 0.0)
+    capacity = device.memory_bytes
+    if device.kind == "gpu":
+        capacity = min(capacity - options.reserve, capacity * allocator.per_process_memory_fraction)
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
 
 

@@ -339,7 +339,7 @@ def simulate(
     limit = UNLIMITED if math.isinf(capacity) else int(capacity)
     rules = AllocatorRules(
         config.expandable_segments, config.max_split_size, config.max_non_split_rounding,
-        config.large_segment_size, int(config.garbage_collection_threshold * limit), lag,
+        config.large_segment_size, int(config.collects * config.garbage_collection_threshold * limit), lag,
         np.array(config.roundup_power2_divisions, np.int64),
     )  # fmt: skip
     use_count = int((kind == STREAM_USE).sum())

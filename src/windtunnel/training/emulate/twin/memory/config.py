@@ -3,7 +3,8 @@
 Keys, their defaults and what is refused are those of PyTorch 2.13 (``c10/core/AllocatorConfig.h`` and
 ``c10/cuda/CUDAAllocatorConfig.h``). All that change the bytes on the device are emulated, the older remedies
 for fragmentation too: scripts that are really run set ``max_split_size_mb``, ``roundup_power2_divisions`` and
-``garbage_collection_threshold``. Keys that only concern the host (pinned memory, locks) do not change these
+``garbage_collection_threshold``. This last one PyTorch heeds only where ``per_process_memory_fraction`` sets
+a limit: without one it never collects (``DeviceCachingAllocator::malloc``, ``setMemoryFraction``). Keys that only concern the host (pinned memory, locks) do not change these
 bytes: they are accepted and have no effect.
 """
 
@@ -20,7 +21,7 @@ INTERVALS = 16
 
 _EFFECTIVE = (
     "expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb",
-    "roundup_power2_divisions", "garbage_collection_threshold", "backend",
+    "roundup_power2_divisions", "garbage_collection_threshold", "per_process_memory_fraction", "backend",
 )  # fmt: skip
 _HOST_ONLY = (
     "release_lock_on_cudamalloc", "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
@@ -38,8 +39,9 @@ class AllocatorConfig:
     at least ``max_split_size`` may take a block that is less than this much larger. ``large_segment_size``:
     segment for requests between 1 and 10 MiB, and the page of expandable segments of the large pool.
     ``roundup_power2_divisions``: into how many parts each interval [2^i MiB, 2^(i+1) MiB) is divided to round
-    requests up; 0 and 1 mean rounding to 512 bytes. ``garbage_collection_threshold``: share of the capacity
-    above which cached segments are released before a new one is asked for; 0 is never.
+    requests up; 0 and 1 mean rounding to 512 bytes. ``per_process_memory_fraction``: share of the device's
+    memory that the allocator may have. ``garbage_collection_threshold``: share of that, where it is less than
+    1, above which cached segments are released before a new one is asked for; 0 is never.
     """
 
     expandable_segments: bool = False
@@ -48,6 +50,7 @@ class AllocatorConfig:
     large_segment_size: int = 20 * MIB
     roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS
     garbage_collection_threshold: float = 0.0
+    per_process_memory_fraction: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> AllocatorConfig:
@@ -60,8 +63,14 @@ class AllocatorConfig:
             max_non_split_rounding=_megabytes(settings, "max_non_split_rounding_mb", segment, segment),
             large_segment_size=segment,
             roundup_power2_divisions=_divisions(settings.get("roundup_power2_divisions", "0")),
-            garbage_collection_threshold=_threshold(settings),
+            garbage_collection_threshold=_share(settings, "garbage_collection_threshold", 0.0, below=True),
+            per_process_memory_fraction=_share(settings, "per_process_memory_fraction", 1.0),
         )
+
+    @property
+    def collects(self) -> bool:
+        """Whether PyTorch heeds the threshold: it does within a limit."""
+        return self.garbage_collection_threshold > 0 and self.per_process_memory_fraction < 1
 
 
 def _refuse(key: str, value: str, accepted: str) -> UserError:
@@ -109,17 +118,18 @@ def _megabytes(settings: dict[str, str], key: str, default: int, least: int) -> 
     return min(int(value) * MIB, UNLIMITED)
 
 
-def _threshold(settings: dict[str, str]) -> float:
-    value = settings.get("garbage_collection_threshold")
+def _share(settings: dict[str, str], key: str, default: float, *, below: bool = False) -> float:
+    """A number above 0 up to 1, or ``below`` 1."""
+    value = settings.get(key)
     if value is None:
-        return 0.0
+        return default
     try:
-        threshold = float(value)
+        share = float(value)
     except ValueError:
-        threshold = -1.0
-    if not 0.0 < threshold < 1.0:
-        raise _refuse("garbage_collection_threshold", value, "a number above 0.0 and below 1.0")
-    return threshold
+        share = -1.0
+    if not 0.0 < share <= 1.0 or (below and share == 1.0):
+        raise _refuse(key, value, f"a number above 0.0 and {'below' if below else 'up to'} 1.0")
+    return share
 
 
 def _power_of_two(text: str) -> int:
