@@ -219,8 +219,11 @@ def program_of(program: Program | Callable[..., Any] | Path | str, arguments: Se
 
 
 ACCEPTED = "accepted are oom, hang and slower:10%"
-COMPARED = ("script", "args", "cluster", "slow", "jitter", "alloc_conf")
-"""Inputs of a run in which the default baseline is the same."""
+COMPARED = (
+    "script", "args", "cluster", "slow", "jitter", "alloc_conf", "profile", "aggregation", "neighbours",
+    "confidential",
+)  # fmt: skip
+"""Inputs of a run in which the default baseline is the same: all that times depend on."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,7 @@ class FailOn:
                 raise UserError("`baseline`: nothing is compared with it, ask for it by `fail_on` slower:10%")
             return None
         if named is None:
-            alike_inputs = [inputs[name] for name in COMPARED]
+            alike_inputs = [inputs.get(name) for name in COMPARED]
 
             def alike(run: StoredRun) -> bool:
                 verdict = (run.summary or {}).get("verdict")
