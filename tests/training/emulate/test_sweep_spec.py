@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
 from windtunnel.network.aggregation.twin.fabric import MOST_NEIGHBOURS
+from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.sweep.execute import groups
 from windtunnel.training.emulate.sweep.result import pareto_front
 from windtunnel.training.emulate.sweep.spec import expand, holds, load_sweep
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, save_profile
 
 GOOD = "script: train.py\nclusters: h100-sxm:1x4\n"
 
@@ -76,7 +79,8 @@ def test_points_that_the_script_cannot_tell_apart_share_a_capture(tmp_path: Path
     assert prices["h100-sxm:2x4,price=3"] == 3
 
 
-def test_the_id_is_that_of_what_decides_the_results(tmp_path: Path) -> None:
+def test_the_id_is_that_of_what_decides_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     path = write(tmp_path, GOOD)
     first = load_sweep(path).id
     path.write_text("# a remark\nclusters: [h100-sxm:1x4]\nscript: train.py\n")
@@ -85,6 +89,13 @@ def test_the_id_is_that_of_what_decides_the_results(tmp_path: Path) -> None:
     assert load_sweep(path).id != first
     write(tmp_path, GOOD + "options: {seed: 1}\n")
     assert load_sweep(path).id != first
+    # calibrated twice on one day, which gave other times
+    ids, op = set(), Operator("aten.add.Tensor", (), ())
+    for seconds in (1e-6, 2e-6):
+        profile = DeviceProfile("h100-sxm", [(op, seconds)], provenance={"date": "2026-11-30"})
+        save_profile(profile, profiles.own("h100-sxm"))
+        ids.add(load_sweep(path).id)
+    assert len(ids) == 2
 
 
 @pytest.mark.parametrize(

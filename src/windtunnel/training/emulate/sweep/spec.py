@@ -32,13 +32,14 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.fields import fitted
 from windtunnel.base.options import OptionSpec, options, settled
 from windtunnel.base.strict_yaml import read_mapping
+from windtunnel.calibration import profiles
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.store.database import versions
 from windtunnel.training.emulate.options import ALONE, Options
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.program import Script
-from windtunnel.training.emulate.twin.costs.profile import find_profile
+from windtunnel.training.emulate.twin.costs.profile import SHIPPED, find_profile
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
@@ -355,12 +356,12 @@ def _hold(path: Path, conditions: Sequence[str], cluster: Cluster, arguments: di
 
 def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster], profile: str | None) -> str:
     """Twelve hexadecimal digits of all that decides the results of the points."""
-    profiles = [find_profile(profile or cluster.host.device.name) for cluster in clusters]
+    measured = [profiles.find(profile or cluster.host.device.name, SHIPPED) for cluster in clusters]
     content = {
         "spec": spec.model_dump(mode="json"),
         "script": hashlib.sha256(script.read_bytes()).hexdigest(),
         "clusters": [dataclasses.asdict(dataclasses.replace(cluster, name="")) for cluster in clusters],
-        "profiles": [None if entry is None else entry.provenance for entry in profiles],
+        "profiles": [path and hashlib.sha256(path.read_bytes()).hexdigest() for path in measured],
         "versions": {
             name: version for name, version in versions().items() if name in ("windtunnel", "torch")
         },
