@@ -167,6 +167,14 @@ def test_gloo_takes_measured_times_and_scales_them_to_more_ranks():
     assert cost("cpu:1x4", range(2), "all_reduce", 1, backend="gloo").seconds > 0
 
 
+def test_gloo_receives_in_the_time_that_sending_was_measured_to_take():
+    profile = DeviceProfile("cpu", collectives=[("send", 2, 1000, 5e-6)])
+    sent, received = (
+        cost("cpu:1x2", range(2), kind, 1000, backend="gloo", profile=profile) for kind in ("send", "recv")
+    )
+    assert sent.seconds == received.seconds == 5e-6
+
+
 def test_gloo_scatters_sums_by_making_all_of_them():
     seconds = {
         kind: cost("cpu:4x1", range(4), kind, 1 << 26, backend="gloo").seconds

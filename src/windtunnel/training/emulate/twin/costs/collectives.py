@@ -316,8 +316,9 @@ def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> GroupPlacement:
 def gloo_seconds(kind: str, nbytes: float, placement: GroupPlacement, profile: DeviceProfile | None) -> float:
     """Seconds of one collective over ``nbytes`` (`collectives` says of what) by all ranks of ``placement``.
 
-    Measured times count only for groups inside one host. Raises `ValueError` for a kind that there is not.
+    Measured times count only for groups inside one host; a message is measured where it is sent. Raises `ValueError` for a kind that there is not.
     """
+    kind = "send" if kind == "recv" else kind
     bandwidth, latency = GLOO.loopback_bandwidth, GLOO.step_seconds
     if placement.hosts > 1 and placement.inter is not None:
         bandwidth = placement.inter_bandwidth * placement.inter.efficiency
@@ -353,7 +354,6 @@ def _model(kind: str, nbytes: float, ranks: int, latency: float, bandwidth: floa
         "scatter": (ranks - 1, piece / bandwidth),
         "barrier": (2 * depth, 0.0),
         "send": (1, nbytes / bandwidth),
-        "recv": (1, nbytes / bandwidth),
     }.get(kind, (0, 0.0))
     if not steps:
         raise ValueError(f"collective {kind!r} is unknown")
