@@ -26,9 +26,9 @@ REQUIRED: Any = ...
 class OptionSpec:
     """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``:
     what is accepted. ``flags``: as the command line has it, where not by its name. ``unit``: so many of
-    what the field holds are one of what is written. ``environment``: the variable that is read where it
-    is not given. ``words``: what a file accepts, said in its errors. ``read``: makes the field's value of
-    what is written; its ValueError says what is accepted."""
+    what the field holds are one of what is written. ``environment``: the variables of which the first
+    that is set is read where it is not given. ``words``: what a file accepts, said in its errors.
+    ``read``: makes the field's value of what is written; its ValueError says what is accepted."""
 
     name: str
     default: Any
@@ -38,7 +38,7 @@ class OptionSpec:
     most: float | None = None
     among: tuple[str, ...] = ()
     unit: float | None = None
-    environment: str | None = None
+    environment: tuple[str, ...] = ()
     metavar: str | None = None
     flags: tuple[str, ...] = ()
     words: str = ""

@@ -54,8 +54,8 @@ def described(
 
 def _parameter(option: OptionSpec) -> inspect.Parameter:
     info = typer.Option(
-        *option.flags, help=option.help, min=option.least, max=option.most, envvar=option.environment,
-        metavar=option.metavar,
+        *option.flags, help=option.help, min=option.least, max=option.most, metavar=option.metavar,
+        envvar=list(option.environment) or None,
     )  # fmt: skip
     several = option.kind == list[str]
     required = option.default is REQUIRED

@@ -87,13 +87,29 @@ def test_a_job_that_gets_slower_fails(command, tmp_path: Path) -> None:
     said = slower.err.splitlines()[-1]
     assert said.startswith("windtunnel: --fail-on slower:10%,oom: an iteration takes")
     assert f"of {one['run_id']}, where 10.0 % is allowed" in said
-    # What failed is no baseline for the next one.
+    # What failed is no baseline for the next one, and what ran under a protection is none for one without.
     assert command(*slow).status == 2
+    assert command("--confidential", "h100-cc").status == 0
+    other = command("--json", "--fail-on", "slower:10%")
+    assert json.loads(other.out)["verdict"]["baseline"]["name"] == json.loads(alike.out)["run_id"]
     faster = tmp_path / "before.json"
     faster.write_text(json.dumps(one | {"iteration_time_s": one["iteration_time_s"] / 1.2}))
     ended = command("--fail-on", "slower:10%", "--baseline", str(faster))
     assert ended.status == 3 and "20.0 % longer than the" in ended.err and str(faster) in ended.err
     assert command("--fail-on", "slower:25%", "--baseline", str(faster)).status == 0
+
+
+def test_settings_of_the_allocator_come_from_the_environment(command, monkeypatch) -> None:
+    conf = "garbage_collection_threshold:0.8"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", conf)
+    said = json.loads(command("--json").out)
+    assert said["command"]["options"]["alloc_conf"] == conf
+    assert [text for text in said["warnings"] if text.startswith("garbage_collection_threshold does nothing")]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"{conf},per_process_memory_fraction:0.5")
+    limited = json.loads(command("--json").out)
+    assert not any("garbage" in text for text in limited["warnings"])
+    (rank,) = limited["ranks"]
+    assert rank["headroom_bytes"] == rank["memory_bytes"] / 2 - rank["first_step_peak_reserved_bytes"]
 
 
 def test_a_job_that_hangs_has_a_status_of_its_own_where_asked(command) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from windtunnel.base.plain import from_plain
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.exports import joules
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy import CheckedCells, Decision, Observation, decide
 from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Run, emulate
@@ -72,6 +74,27 @@ def test_a_function_that_fails_names_its_line(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ScriptError, match=r"test_emulate_run\.py:\d+ in broken: ValueError: no data"):
         emulate(broken, (), "h100-sxm:1x1")
     assert Store.open().get("last").status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ({"jitter": -0.1}, "a number from 0 to 1"),
+        ({"jitter": float("nan")}, "a number from 0 to 1"),
+        ({"jitter": "much"}, "a number from 0 to 1"),
+        ({"reserve": -1.0}, "MiB, a number from 0 up"),
+        ({"steps": 0}, "a whole number from 1 up"),
+        ({"jobs": None}, "a whole number from 1 up"),
+        ({"aggregation": "espa"}, "none, switchml, atp or esa"),
+        ({"data": "noise"}, "uniform or zeros"),
+        ({"attach": 2}, "a step, 3 or more"),
+    ],
+)
+def test_options_are_what_they_may_be_in_python_too(given: dict[str, Any], accepted: str) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(UserError) as refused:
+        Options(**given)
+    assert str(refused.value) == f"`{name}`: {value!r} is not accepted; accepted is {accepted}"
 
 
 def test_what_cannot_travel_is_refused() -> None:

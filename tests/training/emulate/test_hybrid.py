@@ -244,8 +244,6 @@ def test_virtual_ranks_hold_data_by_the_rule(tmp_path: Path, rule: str, wanted: 
     ("options", "says"),
     [
         (Options(live="9"), "`live`: '9' lies outside the world of ranks 0 to 3"),
-        (Options(live=(0, 2), data="noise"), "`data`: 'noise' is no rule; accepted are uniform and zeros"),
-        (Options(live="0", attach=2), "`attach`: 2 is no step to stop before; accepted is 3 or more"),
         (Options(attach=3), "`attach` stops a live rank, and `live` names none"),
     ],
 )

@@ -53,15 +53,10 @@ def check_live(options: Options, cluster: Cluster) -> list[int]:
     """The live ranks that ``options`` name, or would stop.
 
     Raises:
-        UserError: there is none to stop, one is not of the cluster, the rule is none, or the device is not
-            here.
+        UserError: there is none to stop, one is not of the cluster, or the device is not here.
     """
     if not options.live:
         raise UserError("`attach` stops a live rank, and `live` names none")
-    if options.data not in ("uniform", "zeros"):
-        raise UserError(f"`data`: {options.data!r} is no rule; accepted are uniform and zeros")
-    if options.attach and options.attach < 3:
-        raise UserError(f"`attach`: {options.attach} is no step to stop before; accepted is 3 or more")
     live = parse_ranks(str(options.live), cluster.world_size, "live")
     device = cluster.host.device
     if device.kind == "gpu":

@@ -1,10 +1,12 @@
 """How to emulate: declared once, for the command line, sweep files, Python, and a run's inputs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from windtunnel.base.options import option
+from windtunnel.base.errors import UserError
+from windtunnel.base.options import option, options
 
 MIB = 2.0**20
 BESIDE = ("jobs", "timeout", "attach")
@@ -23,6 +25,9 @@ class Options:
     NCCL's buffers; by default an estimate. ``confidential``: the scheme of `windtunnel.trust.gpu` that
     protects what leaves a GPU. ``live``: ranks that run for real beside the others (``0,17``, or numbers), to
     which virtual ranks give ``data``; ``attach``: the step before which the first of them stops.
+
+    Raises:
+        UserError: one of them is outside of what it may be.
     """
 
     ranks: str = option(
@@ -37,13 +42,14 @@ class Options:
     )
     seed: int = option(0, "Seed of the jitter.", words="a whole number")
     alloc_conf: str = option(
-        "", "Allocator settings, as PYTORCH_CUDA_ALLOC_CONF has them.", environment="PYTORCH_CUDA_ALLOC_CONF",
+        "", "Allocator settings, as PYTORCH_CUDA_ALLOC_CONF has them.",
+        environment=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
         words="text as in PYTORCH_CUDA_ALLOC_CONF",
     )  # fmt: skip
     tokens: int | None = option(
         None, "Tokens or samples of the whole job in a step.", least=0, words="a whole number from 0 up"
     )
-    jobs: int = option(2, "Ranks captured at once.", least=1)
+    jobs: int = option(2, "Ranks captured at once.", least=1, words="a whole number from 1 up")
     timeout: float = option(
         900.0,
         "Seconds without progress that count as a hang.",
@@ -76,8 +82,13 @@ class Options:
         words="none, hix, graviton or h100-cc",
     )  # fmt: skip
     live: str | Sequence[int] = option("", "Ranks that run for real, in the form of --ranks.", kind=str)
-    data: str = option("uniform", "Data from virtual ranks for live ones: uniform (the same data), or zeros.")
-    attach: int | None = option(None, "Stop the first live rank in pdb before this step.", least=3)
+    data: str = option(
+        "uniform", "Data from virtual ranks for live ones: uniform (the same data), or zeros.",
+        among=("uniform", "zeros"), words="uniform or zeros",
+    )  # fmt: skip
+    attach: int | None = option(
+        None, "Stop the first live rank in pdb before this step.", least=3, words="a step, 3 or more"
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.live, str):
@@ -85,6 +96,14 @@ class Options:
         several = isinstance(self.slow, Sequence) and not isinstance(self.slow, str)
         slow_parts = self.slow if several else () if self.slow is None else (self.slow,)
         object.__setattr__(self, "slow", tuple(str(value) for value in slow_parts))
+        for known in options(type(self)):
+            value = getattr(self, known.name)
+            fits = not known.among or value in known.among
+            if known.least is not None and (value is not None or known.default is not None):
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                fits = number and known.least <= value <= (known.most or math.inf)
+            if not fits:
+                raise UserError(f"`{known.name}`: {value!r} is not accepted; accepted is {known.words}")
 
     def deciding(self) -> dict[str, Any]:
         """Those on which the figures depend, as values of JSON: always the usual ones, others where they are

@@ -316,7 +316,8 @@ def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> GroupPlacement:
 def gloo_seconds(kind: str, nbytes: float, placement: GroupPlacement, profile: DeviceProfile | None) -> float:
     """Seconds of one collective over ``nbytes`` (`collectives` says of what) by all ranks of ``placement``.
 
-    Measured times count only for groups inside one host; a message is measured where it is sent. Raises `ValueError` for a kind that there is not.
+    Measured times count only for groups inside one host; a message is measured where it is sent. Raises
+    `ValueError` for a kind that there is not.
     """
     kind = "send" if kind == "recv" else kind
     bandwidth, latency = GLOO.loopback_bandwidth, GLOO.step_seconds

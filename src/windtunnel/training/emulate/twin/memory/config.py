@@ -4,12 +4,13 @@ Keys, their defaults and what is refused are those of PyTorch 2.13 (``c10/core/A
 ``c10/cuda/CUDAAllocatorConfig.h``). All that change the bytes on the device are emulated, the older remedies
 for fragmentation too: scripts that are really run set ``max_split_size_mb``, ``roundup_power2_divisions`` and
 ``garbage_collection_threshold``. This last one PyTorch heeds only where ``per_process_memory_fraction`` sets
-a limit: without one it never collects (``DeviceCachingAllocator::malloc``, ``setMemoryFraction``). Keys that only concern the host (pinned memory, locks) do not change these
-bytes: they are accepted and have no effect.
+a limit: without one it never collects (``DeviceCachingAllocator::malloc``, ``setMemoryFraction``). Keys that
+only concern the host (pinned memory, locks) do not change these bytes: they are accepted and have no effect.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from windtunnel.base.errors import UserError
@@ -79,16 +80,8 @@ def _refuse(key: str, value: str, accepted: str) -> UserError:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Split at the commas that are outside brackets, and each part at its first colon."""
-    text = "".join(text.split())
-    parts, depth, start = [], 0, 0
-    for index, letter in enumerate(text):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            parts.append(text[start:index])
-            start = index + 1
-    parts.append(text[start:])
     pairs = []
-    for part in filter(None, parts):
+    for part in filter(None, re.split(r",(?![^\[]*\])", "".join(text.split()))):
         key, colon, value = part.partition(":")
         if key not in _EFFECTIVE and key not in _HOST_ONLY:
             accepted = ", ".join(_EFFECTIVE)
