@@ -87,7 +87,7 @@ def emulate(
     options = replace(options, **other_options)
     if options.ranks != "auto":
         parse_ranks(options.ranks, where.world_size)
-    ranks = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
+    ranks = tuple(parse_ranks(timeline, where.world_size, "timeline")) if timeline else ()
     what = Module(str(program), tuple(map(str, arguments))) if module else program
     failing = FailOn.parse(fail_on)
     try:

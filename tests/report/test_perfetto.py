@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from report_examples import timeline
 
-from windtunnel.report.timeline import About, Timeline, Track, read_trace, write_trace
+from support.traces import read_trace
+from windtunnel.report.timeline import About, Timeline, Track, write_trace
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

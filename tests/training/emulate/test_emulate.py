@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from support.traces import read_trace
 from windtunnel.base import ranges
 from windtunnel.cli.main import app
 from windtunnel.report.chakra import read_graph
-from windtunnel.report.timeline import read_trace
 from windtunnel.store.runs import Store
 
 ROOT = Path(__file__).parents[3]

@@ -83,6 +83,7 @@ def test_a_function_that_fails_names_its_line(tmp_path: Path, monkeypatch: pytes
         ({"jitter": float("nan")}, "a number from 0 to 1"),
         ({"jitter": "much"}, "a number from 0 to 1"),
         ({"reserve": -1.0}, "MiB, a number from 0 up"),
+        ({"seed": -1}, "a whole number from 0 up"),
         ({"steps": 0}, "a whole number from 1 up"),
         ({"jobs": None}, "a whole number from 1 up"),
         ({"aggregation": "espa"}, "none, switchml, atp or esa"),

@@ -17,7 +17,7 @@ ALONE = ("jobs", "live", "data", "attach")
 
 @dataclass(frozen=True)
 class Options:
-    """How to emulate.
+    """How to emulate. Where ranks are meant, a number or several do as well as text.
 
     ``slow``: `Slow`, or as in ``host=3:1.3``. ``steps``: that the first rank runs to find those that repeat
     (None: until they do, and some more are looked at). ``tokens``: of a step of the whole job, where they are
@@ -40,7 +40,7 @@ class Options:
     jitter: float = option(
         0.0, "Sigma of random operator times.", least=0.0, most=1.0, words="a number from 0 to 1"
     )
-    seed: int = option(0, "Seed of the jitter.", words="a whole number")
+    seed: int = option(0, "Seed of the jitter.", least=0, words="a whole number from 0 up")
     alloc_conf: str = option(
         "", "Allocator settings, as PYTORCH_CUDA_ALLOC_CONF has them.",
         environment=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
@@ -81,7 +81,7 @@ class Options:
         "none", "Protection of data that leaves a GPU: none, hix, graviton or h100-cc.",
         words="none, hix, graviton or h100-cc",
     )  # fmt: skip
-    live: str | Sequence[int] = option("", "Ranks that run for real, in the form of --ranks.", kind=str)
+    live: str | int | Sequence[int] = option("", "Ranks that run for real, in the form of --ranks.", kind=str)
     data: str = option(
         "uniform", "Data from virtual ranks for live ones: uniform (the same data), or zeros.",
         among=("uniform", "zeros"), words="uniform or zeros",
@@ -91,8 +91,10 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.live, str):
-            object.__setattr__(self, "live", ",".join(map(str, self.live)))
+        for name in ("ranks", "live"):
+            if not isinstance(given := getattr(self, name), str):
+                listed = given if isinstance(given, Sequence) else (given,)
+                object.__setattr__(self, name, ",".join(map(str, listed)))
         several = isinstance(self.slow, Sequence) and not isinstance(self.slow, str)
         slow_parts = self.slow if several else () if self.slow is None else (self.slow,)
         object.__setattr__(self, "slow", tuple(str(value) for value in slow_parts))

@@ -41,7 +41,6 @@ from windtunnel.training.emulate.summarise import summarise
 from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictFacts
 
 if TYPE_CHECKING:
-    from windtunnel.report.timeline import Timeline
     from windtunnel.store.compare import RunComparison
 
 
@@ -79,31 +78,6 @@ class Run:
         """The folder with ``summary.json`` and ``events.jsonl``, and, if pictures were asked for,
         ``report.html``, ``timeline.json.gz`` and ``graph/``."""
         return Path(self.summary.directory)
-
-    def timeline(self, ranks: Sequence[int] = ()) -> Timeline:
-        """What ``ranks`` do in the last step, queue by queue; by default those of the report.
-
-        Raises:
-            UserError: the run was read from the store, and its timeline does not have these ranks.
-        """
-        from windtunnel.report.timeline import Timeline, read_trace
-        from windtunnel.training.emulate.pictures import default_ranks, timeline
-
-        path = self.directory / "timeline.json.gz"
-        if self.result is not None:
-            world = self.summary.world_size
-            if wrong := [rank for rank in ranks if not 0 <= rank < world]:
-                raise UserError(f"timeline: rank {wrong[0]} is not one of 0 to {world - 1}")
-            return timeline(self.result.timing, list(ranks) or default_ranks(self.result))
-        if not path.exists():
-            raise UserError(f"timeline: run {self.id} was kept without pictures: there is no {path}")
-        trace = read_trace(path)
-        if missing := sorted(set(ranks) - set(trace.ranks())):
-            raise UserError(
-                f"timeline: rank {missing[0]} is not in {path}, which has {text.ranks(trace.ranks())}"
-            )
-        chosen = [track for track in trace.tracks if not ranks or track.rank in ranks]
-        return Timeline(chosen, trace.names, trace.kinds)
 
     def compare(self, *others: Run) -> RunComparison:
         """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""

@@ -15,7 +15,8 @@ import pytest
 from catalogue import PROGRAMS
 
 from support import quick
-from windtunnel.report.timeline import Timeline, read_trace
+from support.traces import read_trace
+from windtunnel.report.timeline import Timeline
 
 GROUPED = True
 
