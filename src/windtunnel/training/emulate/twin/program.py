@@ -129,7 +129,7 @@ def step_program(
     duration = np.where(is_op, op_seconds, 0.0)[event]
     join = np.where(is_call, np.cumsum(is_call) - 1, -1)[event]
 
-    targets, sources = _Order(slice_, event, node_stream).dependencies()
+    targets, sources = _dependencies(slice_, event, node_stream)
     program = _repeat(queue, duration, np.maximum(issue, 0.0), join, targets, sources, copies)
     return StepProgram(slice_, program, event + begin, streams, copies)
 
@@ -172,123 +172,73 @@ def _repeat(
     )
 
 
-Ends = dict[int, int]  # for each stream the node whose end is waited for; it implies those before it
+Ends = dict[int, int]
+"""For each stream the node whose end is waited for; it implies those before it."""
+_WAITS = (EventKind.WORK_WAIT, EventKind.WAIT)
 
 
-class _Order:
-    """Reads the events that order nodes and finds what each node must wait for.
+def _dependencies(slice_: Slice, event: Longs, node_stream: Longs) -> tuple[Longs, Longs]:
+    """Pairs (node, node that must end before it) of a copy; the latter is less than zero in a copy before.
 
-    Nodes are numbered in their copy; a number less than zero is a node of the copy before. The events are
-    read twice: what the first reading leaves behind is what the second begins with.
+    The events that order nodes are read for each of three copies, since what one leaves behind (records,
+    waits that no node has taken up) is what the next begins with. The pairs are those of the last copy.
     """
+    n, events = len(event), slice_.events[slice(*slice_.steady)]
+    kind, stream = events["kind"], events["stream"]
+    nodes = {name: np.flatnonzero(node_stream == name).tolist() for name in set(node_stream.tolist())}
+    nodes.pop(HOST, None)
+    at = {name: event[of_stream].tolist() for name, of_stream in nodes.items()}
+    reads = np.isin(kind, (*_WAITS, EventKind.RECORD, EventKind.COLLECTIVE, EventKind.SYNC))
+    for name, places in at.items():  # an operator only where it takes up a wait
+        waits = np.flatnonzero(np.isin(kind, _WAITS) & (stream == name))
+        reads[[places[bisect_left(places, wait) % len(places)] for wait in waits.tolist()]] = True
+    positions = np.flatnonzero(reads)
+    rows = [positions.tolist(), *(events[name][positions].tolist() for name in ("kind", "ref", "value"))]
+    streams = stream[positions].tolist()
+    node_at = dict(zip(event.tolist(), enumerate(node_stream.tolist()), strict=True))
+    same_record = _counterparts(slice_, EventKind.RECORD, "ref")
+    same_handle = _counterparts(slice_, EventKind.COLLECTIVE, "value")
 
-    def __init__(self, slice_: Slice, event: Longs, node_stream: Longs) -> None:
-        begin, end = slice_.steady
-        self.events = slice_.events[begin:end]
-        self.n = len(event)
-        self.event: list[int] = event.tolist()
-        self.node_stream: list[int] = node_stream.tolist()
-        self.on_stream: dict[int, list[int]] = {}
-        for node, name in enumerate(self.node_stream):
-            if name != HOST:
-                self.on_stream.setdefault(name, []).append(node)
-        self.same_record = _counterparts(slice_, EventKind.RECORD, "ref")
-        self.same_handle = _counterparts(slice_, EventKind.COLLECTIVE, "value")
-        self.records: dict[int, Ends] = {}
-        self.handles: dict[int, int] = {}
-        # For each stream the waits that no node has taken up yet: the node that will (None on a stream that
-        # never gets one), and for whom.
-        self.pending: dict[int, tuple[int | None, Ends]] = {}
+    records: dict[int, Ends] = {}
+    handles: dict[int, Ends] = {}
+    pending: dict[int, Ends] = {}  # for each stream the waits that its next node takes up
+    pairs: list[tuple[int, int]] = []
+    for first in (0, n, 2 * n):
+        before, records, work_before, handles = records, {}, handles, {}
+        pairs, waited = [], dict[tuple[int, int], int]()
 
-    def dependencies(self) -> tuple[Longs, Longs]:
-        """Pairs (node, node that must end before it); the latter may be negative."""
-        self._read()
-        self._age()
-        pairs = self._read()
-        array = np.array(pairs or np.zeros((0, 2)), np.int64)
-        return array[:, 0], array[:, 1]
+        def given(name: int, position: int, first: int = first) -> Ends:
+            """What ends when everything that the stream was given up to there has ended."""
+            ends = dict(pending.get(name, {}))
+            if name in nodes:
+                place = bisect_left(at[name], position) - 1
+                ends[name] = first + nodes[name][place] - (n if place < 0 else 0)
+            return ends
 
-    def _age(self) -> None:
-        def older(ends: Ends) -> Ends:
-            return {name: node - self.n for name, node in ends.items()}
-
-        self.records = {ref: older(ends) for ref, ends in self.records.items()}
-        self.handles = {handle: node - self.n for handle, node in self.handles.items()}
-        self.pending = {
-            name: (None if target is None else target - self.n, older(ends))
-            for name, (target, ends) in self.pending.items()
-        }
-
-    def _read(self) -> list[tuple[int, int]]:
-        kinds = (EventKind.COLLECTIVE, EventKind.WORK_WAIT, EventKind.RECORD, EventKind.WAIT, EventKind.SYNC)
-        positions = np.flatnonzero(np.isin(self.events["kind"], kinds))
-        rows = self.events[positions]
-        columns = (positions, rows["kind"], rows["stream"], rows["ref"], rows["value"])
-        pairs: list[tuple[int, int]] = []
-        waited: dict[tuple[int, int], int] = {}
-        new_records: dict[int, Ends] = {}
-        new_handles: dict[int, int] = {}
-
-        def recorded(ref: int) -> Ends:
-            if ref in new_records:
-                return new_records[ref]
-            return self.records.get(self.same_record.get(ref, -1), {})
-
-        def finished(handle: int) -> Ends:
-            node = new_handles.get(handle, self.handles.get(self.same_handle.get(handle, -1)))
-            return {} if node is None else {self.node_stream[node % self.n]: node}
-
-        def wait(name: int, position: int, ends: Ends) -> None:
-            target = self._next(name, position)
-            for source, node in ends.items():
-                if target is None or source == name or waited.get((name, source), node - 1) >= node:
-                    continue
-                waited[name, source] = node
-                pairs.append((target, node) if target < self.n else (target - self.n, node - self.n))
-            pending_target, before = self.pending.get(name, (target, {}))
-            self.pending[name] = (target, _both(before, ends) if pending_target == target else ends)
-
-        for position, kind, name, ref, value in zip(*(column.tolist() for column in columns), strict=True):
-            if kind == EventKind.RECORD:
-                new_records[ref] = self._last_ends(name, position)
-            elif kind == EventKind.WAIT:
-                wait(name, position, recorded(ref))
-            elif kind == EventKind.COLLECTIVE:
-                new_handles[value] = bisect_left(self.event, position)
-            elif kind == EventKind.WORK_WAIT:
-                wait(name, position, finished(value))
+        for position, name, what, ref, handle in zip(rows[0], streams, *rows[1:], strict=True):
+            recorded = records.get(ref, before.get(same_record.get(ref, -1), {}))
+            finished = handles.get(handle, work_before.get(same_handle.get(handle, -1), {}))
+            if what in _WAITS:
+                ends = recorded if what == EventKind.WAIT else finished
+                pending[name] = _both(pending.get(name, {}), ends)
+            elif what == EventKind.RECORD:
+                records[ref] = given(name, position)
+            elif what == EventKind.SYNC:
+                ends = {_STREAM: given(name, position), _HANDLE: finished}.get(ref, recorded)
+                for other in {*nodes, *pending} if ref == _DEVICE else ():
+                    if other < HOST_COMM_STREAM:
+                        ends = _both(ends, given(other, position))
+                pairs += [(node_at[position][0], node - first) for node in ends.values()]
             else:
-                if ref == _DEVICE:
-                    ends: Ends = {}
-                    for other in {*self.on_stream, *self.pending}:
-                        if other < HOST_COMM_STREAM:
-                            ends = _both(ends, self._last_ends(other, position))
-                elif ref == _STREAM:
-                    ends = self._last_ends(name, position)
-                else:
-                    ends = finished(value) if ref == _HANDLE else recorded(ref)
-                target = bisect_left(self.event, position)
-                pairs.extend((target, node) for node in ends.values())
-        self.records, self.handles = new_records, new_handles
-        return pairs
-
-    def _last_ends(self, name: int, position: int) -> Ends:
-        """What ends when everything that stream ``name`` was given up to ``position`` has ended."""
-        target = self._next(name, position)
-        pending_target, waits = self.pending.get(name, (target, {}))
-        ends = dict(waits) if pending_target == target else {}
-        if nodes := self.on_stream.get(name):
-            count = bisect_left(nodes, bisect_left(self.event, position))
-            ends[name] = nodes[count - 1] if count else nodes[-1] - self.n
-        return ends
-
-    def _next(self, name: int, position: int) -> int | None:
-        """The first node that stream ``name`` gets after ``position``, perhaps in the next copy."""
-        nodes = self.on_stream.get(name)
-        if not nodes:
-            return None
-        count = bisect_left(nodes, bisect_left(self.event, position))
-        return nodes[count] if count < len(nodes) else nodes[0] + self.n
+                node, queue = node_at[position]
+                for source, end in pending.pop(queue, {}).items():
+                    if source != queue and waited.get((queue, source), end - 1) < end:
+                        waited[queue, source] = end
+                        pairs.append((node, end - first))
+                if what == EventKind.COLLECTIVE:
+                    handles[handle] = {queue: first + node}
+    array = np.array(pairs or np.zeros((0, 2)), np.int64)
+    return array[:, 0], array[:, 1]
 
 
 def _both(some: Ends, others: Ends) -> Ends:
