@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from capturing import SCRIPTS, session
@@ -14,16 +15,17 @@ from rich.console import Console
 from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.model import UNITS
 from windtunnel.report.terminal import print_summary
-from windtunnel.training.emulate.emulation import StepWork, measure, utilisation
 from windtunnel.training.emulate.graph import DTYPE_BYTES
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.run import emulate
+from windtunnel.training.emulate.utilisation import StepWork, measure, utilisation
 
 
-def work(model, hardware=None, run=None):
-    hardware = hardware or model
-    return StepWork(1, model, hardware, run or model, run or hardware, max(hardware, key=hardware.get))
+def work(model, run=None):
+    """Nothing is recomputed; ``run``: without the masked half."""
+    run = run or model
+    return StepWork(1, {name: np.array([model[name]] * 2 + [run[name]] * 2) for name in model})
 
 
 def test_every_dtype_of_torch_has_a_rate_on_every_device():
@@ -77,7 +79,8 @@ def test_more_than_the_peak_is_never_printed():
 
 
 @pytest.mark.parametrize(
-    ("kind", "replicas"), [("group", 2), ("mesh", 2), ("data", 4), ("frozen", 4), ("taught", 4)]
+    ("kind", "replicas"),
+    [("group", 2), ("mesh", 2), ("lightning", 2), ("data", 4), ("frozen", 4), ("taught", 4)],
 )
 def test_tokens_are_counted_once_where_ranks_share_them(kind: str, replicas: int) -> None:
     with session("tokens.py", kind, cluster="h100-sxm:1x4") as one:

@@ -9,27 +9,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from windtunnel.base.errors import UserError
-from windtunnel.cluster.model import UNITS, Cluster, Device
+from windtunnel.cluster.model import Cluster, Device
 from windtunnel.store.eventlog import EventLog
 from windtunnel.training.emulate.graph import (
-    DTYPE_BYTES,
     Alternative,
     Collective,
-    EventKind,
     Group,
     Note,
     NoteKind,
     Operator,
-    Phase,
     Slice,
 )
 from windtunnel.training.emulate.live import native_library
@@ -50,16 +43,13 @@ from windtunnel.training.emulate.twin.costs.profile import (
 )
 from windtunnel.training.emulate.twin.costs.roofline import GPU, host_copy_bytes
 from windtunnel.training.emulate.twin.costs.work import (
-    base_name,
-    counted_flops,
-    dtype_of,
-    executed_flops,
     kind_of,
 )
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
-from windtunnel.training.emulate.twin.job import parse_slow
+from windtunnel.training.emulate.twin.job import Slow, parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import MemoryProfile, emulate_memory
+from windtunnel.training.emulate.utilisation import StepWork, measure
 
 if TYPE_CHECKING:
     from windtunnel.trust.gpu.schemes import ProtectionScheme
@@ -141,7 +131,6 @@ def simulate(
     progress("replay", 0.0)
     costs = costs_of(classes, cluster, profile, alternatives, scheme)
     timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
-    work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
     notes += [used_by(alternative, timing, cluster) for alternative in alternatives]
     if returns := max(memory_profile.returns for memory_profile in memory):
@@ -150,7 +139,8 @@ def simulate(
         notes.append(Note(UNHEEDED))
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
-        timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
+        timing=timing, first_iteration_s=first_iteration(classes, cluster, costs, slow), memory=memory,
+        work=measure(classes, options.tokens),
         wall_time_s=time.monotonic() - began, capture_time_s=captured,
         notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])), alternatives=alternatives,
         scheme=scheme,
@@ -328,190 +318,12 @@ def device_memory(
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
 
 
-def first_iteration(classes: Classes, cluster: Cluster, costs: WorldCosts) -> float:
+def first_iteration(
+    classes: Classes, cluster: Cluster, costs: WorldCosts, slow: Sequence[Slow] = ()
+) -> float:
     """Seconds of everything up to the end of the first step, set-up on the device included, replayed as the
-    steady step is. Reading data, compilation, and the set-up of communicators are not in it."""
+    steady step is, without jitter. Reading data, compilation, and the set-up of communicators are not in
+    it."""
     early = [replace(cls, slice=cls.slice.only(0)) for cls in classes.classes]
     world = stitch(replace(classes, classes=early))
-    return replay_world(world, cluster, costs).iteration_time_s
-
-
-REPLICATING = ("tp",)
-"""Mesh dimensions whose ranks all look the same tokens up."""
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """Of one step of the whole world. ``model`` leaves recomputation out, ``hardware`` has it; both are FLOP
-    by dtype and count as ``torch.utils.flop_counter`` does, causal attention in full. ``model_run`` and
-    ``hardware_run``: the same without the masked half, which kernels leave out. ``dtype``: that most FLOPs
-    are done in."""
-
-    tokens: int | None
-    model: dict[str, float]
-    hardware: dict[str, float]
-    model_run: dict[str, float]
-    hardware_run: dict[str, float]
-    dtype: str
-
-    @property
-    def model_flops(self) -> float:
-        return sum(self.model.values())
-
-    @property
-    def hardware_flops(self) -> float:
-        return sum(self.hardware.values())
-
-
-def measure(classes: Classes, tokens: int | None = None) -> StepWork:
-    """The work of a steady step of all ranks, of the mean one where several make a period.
-
-    Tokens are the entries looked up in the embedding table that is asked most; None where a job has none,
-    unless ``tokens`` gives the number of a step of the whole job.
-    """
-    flops: list[dict[str, float]] = [defaultdict(float) for _ in range(4)]
-    lookups = 0.0
-    for cls in classes.classes:
-        count = len(cls.members)
-        rows, phases = _operators(cls.slice)
-        table = cls.slice.operators
-        all_calls = np.bincount(rows, minlength=len(table))
-        once = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(table))
-        for row in np.flatnonzero(all_calls):
-            counted, run = counted_flops(table[row]), executed_flops(table[row])
-            if counted:
-                dtype = dtype_of(table[row])
-                each = (counted * once[row], counted * all_calls[row], run * once[row], run * all_calls[row])
-                for total, share in zip(flops, each, strict=True):
-                    total[dtype] += count * float(share)
-        lookups += count * _lookups(cls.slice, rows, phases) / _copies(cls.slice)
-    by_unit: dict[str, float] = defaultdict(float)  # both formats of float8 are done by the same units
-    for name, done in flops[1].items():
-        by_unit[UNITS.get(name, (name,))[0]] += done
-    steps = classes.classes[0].slice.period
-    dtype = max(by_unit, key=lambda name: by_unit[name]) if by_unit else "float32"
-    model, hardware, model_run, hardware_run = (
-        {name: done / steps for name, done in total.items()} for total in flops
-    )
-    return StepWork(
-        (round(lookups / steps) or None) if tokens is None else tokens,
-        model,
-        hardware,
-        model_run,
-        hardware_run,
-        dtype,
-    )
-
-
-@dataclass(frozen=True)
-class Utilisation:
-    """Model and hardware FLOPs utilisation of a step, and what has to be said of them."""
-
-    mfu: float
-    hfu: float
-    notes: tuple[Note, ...] = ()
-
-
-def utilisation(
-    work: StepWork, seconds: float, world_size: int, device: Device, *, measured: bool = False
-) -> Utilisation:
-    """The seconds that the devices would need at peak, over those that they take.
-
-    As PaLM defines it (arXiv:2204.02311, appendix B), with each dtype's FLOPs at that dtype's own peak, so
-    that a job of bf16 and fp8 reaches 1 exactly when every product runs at the peak of its units: FLOP_d /
-    peak_d, summed over dtypes d, over time.
-
-    Causal attention counts in full, as in published figures, although kernels leave its masked half out;
-    where that would give more than 1, which happens to attention alone on long sequences, the half counts.
-    Where also that exceeds 1, a profile (``measured``) contradicts the device's peaks, which is told, or the
-    cost model has an operator faster than its units.
-
-    Raises:
-        UserError: a dtype has no peak.
-        RuntimeError: an operator was modelled faster than the device's peak.
-    """
-    notes: list[Note] = []
-    for dtype in work.hardware:
-        units = device.units(dtype)
-        if DTYPE_BYTES.get(units) != DTYPE_BYTES.get(dtype):
-            text = f"{device.name} has no units for {dtype}: its products are costed at the rate of {units}"
-            notes.append(Note(text, NoteKind.APPROXIMATION))
-
-    def share(flops: dict[str, float]) -> float:
-        ideal = sum(amount / device.peak(dtype) for dtype, amount in flops.items())
-        return ideal / (seconds * world_size) if seconds > 0 else 0.0
-
-    mfu, hfu = share(work.model), share(work.hardware)
-    if hfu > 1.0:
-        mfu, hfu = share(work.model_run), share(work.hardware_run)
-        if hfu <= 1.0:
-            text = "MFU and HFU count causal attention without its masked half: in full it is more than 1"
-            notes.append(Note(text, NoteKind.APPROXIMATION))
-    if hfu > 1.0 + 1e-9:
-        if not measured:
-            raise RuntimeError(
-                f"a mistake of windtunnel's: its model of {device.name} runs operators at {hfu:.0%} of peak"
-            )
-        text = (
-            f"the profile has operators at {hfu:.0%} of the peak that {device.name} is said to have"
-            f" (peak_flops.{device.units(work.dtype)}): MFU and HFU are at most 1"
-        )
-        notes.append(Note(text))
-    return Utilisation(min(mfu, 1.0), min(hfu, 1.0), tuple(notes))
-
-
-def _operators(slice_: Slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    events = slice_.events[slice(*slice_.steady)]
-    ops = events[events["kind"] == EventKind.OP]
-    return ops["ref"].astype(np.int64), ops["phase"].astype(np.int64)
-
-
-def _lookups(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
-    """Entries of sequences looked up, in the table that is asked most.
-
-    Where a table is trained its gradient counts, not the look-up: a teacher with a table like it asks, too.
-    Indices without a sequence dimension (bags) are no tokens.
-    """
-    count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
-    trained: dict[object, float] = defaultdict(float)
-    lookups: dict[object, float] = defaultdict(float)
-    for row in np.flatnonzero(count):
-        op = slice_.operators[row]
-        if not _looks_up(op):
-            continue
-        tensors, entries = op.tensors(), float(count[row]) * op.tensors()[1].numel
-        # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
-        if base_name(op.name) == "embedding_dense_backward":
-            trained[op.inputs[2]] += entries
-        else:
-            lookups[tensors[0].shape] += entries
-    return max((trained or lookups).values(), default=0.0)
-
-
-def _copies(slice_: Slice) -> int:
-    """How many ranks look the same tokens up: those of groups that are called so, and of groups without a
-    name that add up activations in forward, as tensor parallelism does and data parallelism never. A mesh
-    that is made of another one's dimensions has groups of its own for the same ranks."""
-    tokens = max((op.tensors()[1].numel for op in slice_.operators if _looks_up(op)), default=0)
-    events = slice_.events[slice(*slice_.steady)]
-    called = events[(events["kind"] == EventKind.COLLECTIVE) & (events["phase"] == Phase.FORWARD)]["ref"]
-    calls = [slice_.collectives[row] for row in np.unique(called)]
-    adding = {
-        call.group
-        for call in calls
-        if call.kind in ("all_reduce", "reduce_scatter") and call.in_bytes >= tokens  # a byte for each
-    }
-    distinct = {
-        group.ranks
-        for row, group in enumerate(slice_.groups)
-        if group.label in REPLICATING or (row in adding and not group.label)
-    }
-    return int(np.prod([len(ranks) for ranks in distinct] or [1]))
-
-
-def _looks_up(op: Operator) -> bool:
-    """Whether an operator looks sequences up in a table, or is the gradient of that."""
-    if base_name(op.name) not in ("embedding", "embedding_dense_backward"):
-        return False
-    tensors = op.tensors()
-    return len(tensors) >= 2 and len(tensors[1].shape) >= 2
+    return replay_world(world, cluster, costs, slow=slow).iteration_time_s

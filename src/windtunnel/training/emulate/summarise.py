@@ -15,7 +15,7 @@ import numpy as np
 
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
-from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy, utilisation
+from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy
 from windtunnel.training.emulate.exports import joules
 from windtunnel.training.emulate.graph import EventKind, Group, NoteKind, Slice, sentences
 from windtunnel.training.emulate.summary import (
@@ -34,6 +34,7 @@ from windtunnel.training.emulate.summary import (
 from windtunnel.training.emulate.twin.costs.collectives import call_cost, full_bytes
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
+from windtunnel.training.emulate.utilisation import HARDWARE, MODEL, utilisation
 
 MORE = 4
 """Calls that are named of a kind of step."""
@@ -76,7 +77,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         steps_captured=len(result.classes.classes[0].slice.steps), iteration_time_s=seconds,
         first_iteration_time_s=result.first_iteration_s, tokens_per_iteration=work.tokens,
         tokens_per_second_per_device=work.tokens / seconds / world if work.tokens and seconds > 0 else None,
-        model_flops_per_iteration=work.model_flops, hardware_flops_per_iteration=work.hardware_flops,
+        model_flops_per_iteration=work.total(MODEL), hardware_flops_per_iteration=work.total(HARDWARE),
         flops_dtype=work.dtype, mfu=used.mfu, hfu=used.hfu,
         cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
         critical_path=_split(timing.critical_path),

@@ -1,6 +1,7 @@
 """Ranks that look the same tokens up, and ranks that do not: ``python tokens.py KIND``.
 
-Pairs of ranks hold halves of a vocabulary, in groups without a name (``group``) or in a ``mesh``; or all
+Pairs of ranks hold halves of a vocabulary, in groups without a name (``group``), in a ``mesh``, or in one of
+the names that ``lightning`` gives; or all
 ranks are replicas (``data``) of a model that is ``taught``, whose table is ``frozen``, or that has ``none``.
 """
 
@@ -48,8 +49,9 @@ class Model(nn.Module):
 
 
 def pair(kind):
-    if kind == "mesh":
-        return init_device_mesh("cuda", (WORLD // 2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
+    names = {"mesh": ("dp", "tp"), "lightning": ("data_parallel", "tensor_parallel")}.get(kind)
+    if names:
+        return init_device_mesh("cuda", (WORLD // 2, 2), mesh_dim_names=names).get_group(names[1])
     groups = [dist.new_group([first, first + 1]) for first in range(0, WORLD, 2)]
     return groups[RANK // 2] if kind == "group" else None
 
