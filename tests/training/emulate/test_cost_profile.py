@@ -21,7 +21,9 @@ from windtunnel.training.emulate.twin.costs.profile import (
     save_profile,
     signature,
 )
-from windtunnel.training.emulate.twin.costs.roofline import parameter_rows
+from windtunnel.training.emulate.twin.costs.roofline import GPU as PARAMETERS
+from windtunnel.training.emulate.twin.costs.roofline import parameter_rows, roofline_seconds
+from windtunnel.training.emulate.twin.costs.work import kind_of
 
 GPU = load_cluster("h100-sxm:1x1").host.device
 CPU = load_cluster("cpu:1x1").host.device
@@ -36,13 +38,13 @@ def mm(m, n, k):
 
 
 def roofline(op):
-    return cost_of(op, GPU, alone=True).seconds
+    return roofline_seconds(op, kind_of(op), GPU)
 
 
 def test_a_measured_operator_costs_what_was_measured():
     profile = DeviceProfile("h100-sxm", [(mm(64, 64, 64), 1.25e-3)])
-    cost = cost_of(mm(64, 64, 64), GPU, profile, alone=True)
-    assert (cost.seconds, cost.source) == (1.25e-3, "measured")
+    cost = cost_of(mm(64, 64, 64), GPU, profile)
+    assert (cost.seconds, cost.source) == (pytest.approx(1.25e-3 / PARAMETERS.in_job_matmul), "measured")
     assert cost.flops == 2 * 64**3
     # A learning rate or the device does not make it another operator; a stride does.
     same = Operator("aten.mm.default", (t(64, 64, device="cpu"), t(64, 64)), (t(64, 64),))
@@ -63,9 +65,8 @@ def test_measuring_again_replaces():
 def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower):
     points = [mm(a, b, c) for a in (16, 512, 8192) for b in (16, 8192) for c in (16, 8192)]
     profile = DeviceProfile("h100-sxm", [(op, slower * roofline(op)) for op in points])
-    assert cost_of(mm(m, n, k), GPU, profile, alone=True).seconds == pytest.approx(
-        slower * roofline(mm(m, n, k))
-    )
+    op = mm(m, n, k)
+    assert cost_of(op, GPU, profile).seconds == pytest.approx(slower * cost_of(op, GPU).seconds)
 
 
 def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():

@@ -203,21 +203,16 @@ def decode(name: str, inputs: list[Any], outputs: list[str]) -> Operator:
 def signature(op: Operator) -> str:
     """A key: equal for calls that cost the same. Floats (learning rates, epsilons) and devices do not
     count."""
-    return op.name + json.dumps([_blur(arg) for arg in op.inputs], separators=(",", ":"))
+    return op.name + json.dumps([_encode(arg, blurred=True) for arg in op.inputs], separators=(",", ":"))
 
 
-def _blur(arg: Any) -> Any:
+def _encode(arg: Any, *, blurred: bool = False) -> Any:
     if isinstance(arg, TensorMeta):
-        return tensor_text(arg).partition("@")[0]
+        text = tensor_text(arg)
+        return {"t": text.partition("@")[0] if blurred else text}
     if isinstance(arg, (tuple, list)):
-        return [_blur(item) for item in arg]
-    return "float" if isinstance(arg, float) else arg
-
-
-def _encode(arg: Any) -> Any:
-    if isinstance(arg, TensorMeta):
-        return {"t": tensor_text(arg)}
-    return [_encode(item) for item in arg] if isinstance(arg, (tuple, list)) else arg
+        return [_encode(item, blurred=blurred) for item in arg]
+    return "float" if blurred and isinstance(arg, float) else arg
 
 
 def _decode(arg: Any) -> Any:
@@ -244,18 +239,18 @@ class OpCost:
 
 def cost_of(
     op: Operator, device: Device, profile: DeviceProfile | None = None, *,
-    pcie: float = GPU.pcie_bandwidth, alone: bool = False,
+    pcie: float = GPU.pcie_bandwidth,
 ) -> OpCost:  # fmt: skip
     """The cost of ``op`` on ``device``, which is joined to its host at ``pcie`` bytes/s.
 
     An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline;
-    views are free. All three tell the time of the operator by itself (``alone``); on a GPU it is stretched to
-    what it takes inside a training job.
+    views are free. All three tell the time of the operator by itself; on a GPU it is stretched to what it
+    takes inside a training job.
     """
     kind = kind_of(op)
     share = GPU.in_job_matmul if kind in ("matmul", "conv") else GPU.in_job
     source = "modelled" if profile is not None and profile.joules else "measured"
-    slowdown = 1.0 / share if device.kind == "gpu" and source == "measured" and not alone else 1.0
+    slowdown = 1.0 / share if device.kind == "gpu" and source == "measured" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:

@@ -323,18 +323,8 @@ def _memory_efficiency(op: Operator, kind: Kind) -> float:
         return GPU.memory_norm_backward
     if base == "embedding_dense_backward":
         return GPU.memory_embedding_backward
-    return {
-        "elementwise": GPU.memory_elementwise,
-        "compiled": GPU.memory_elementwise,
-        "norm": GPU.memory_norm,
-        "softmax": GPU.memory_softmax,
-        "reduction": GPU.memory_reduction,
-        "embedding": GPU.memory_embedding,
-        "optimizer": GPU.memory_optimizer,
-        "matmul": GPU.memory_matmul,
-        "attention": GPU.memory_matmul,
-        "conv": GPU.memory_matmul,
-    }.get(kind, GPU.memory_other)
+    like = {"compiled": "elementwise", "attention": "matmul", "conv": "matmul"}.get(kind, kind)
+    return float(getattr(GPU, f"memory_{like}"))
 
 
 def host_copy_bytes(op: Operator) -> int | None:
