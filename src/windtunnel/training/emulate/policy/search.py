@@ -20,6 +20,7 @@ Ranks with equal digests become one class. A witness that no single axis explain
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise, product
 from math import prod
 
@@ -37,18 +38,12 @@ def decide(observation: Observation) -> Decision:
     return search(observation) if observation.ranks == "auto" else chosen(observation)
 
 
-def chosen(observation: Observation) -> Decision:
-    """Exactly the ranks that the user named; rank 0 stands for all where none is named."""
-    named = observation.ranks
-    ranks = [0] if named == "auto" else parse_ranks(named, observation.world_size)
-    missing = tuple(rank for rank in ranks if rank not in observation.captured)
+def chosen(observation: Observation, ranks: str = "") -> Decision:
+    """Exactly the ``ranks``, or those that the user named; rank 0 stands for all where none is named."""
+    named = ranks or observation.ranks
+    listed = [0] if named == "auto" else parse_ranks(named, observation.world_size)
+    missing = tuple(rank for rank in listed if rank not in observation.captured)
     return Capture(missing, "named by the user") if missing else CheckedCells(None)
-
-
-def every_rank(observation: Observation) -> Decision:
-    """All ranks of the world."""
-    missing = tuple(rank for rank in range(observation.world_size) if rank not in observation.captured)
-    return Capture(missing, "every rank") if missing else CheckedCells(None)
 
 
 def search(observation: Observation) -> Decision:
@@ -138,7 +133,7 @@ def search(observation: Observation) -> Decision:
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
     "auto": search,
-    "all": every_rank,
+    "all": partial(chosen, ranks="all"),
     "chosen": chosen,
 }
 

@@ -24,6 +24,7 @@ from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.policy.groups import (
     COLLECTIVE,
     RECV,
+    SEND,
     Channel,
     ClassCalls,
     Deadlock,
@@ -122,61 +123,10 @@ def _collectives(classes: Classes, calls: list[ClassCalls], channel: Channel) ->
     numbers = _numbers([call.agreed(channel) for call in calls], {})
     sequences = numbers[classes.rank_class][family.members]
     bad = np.flatnonzero((sequences != sequences[:, :1]).any(axis=1))
-    return _mismatch(classes, calls, channel, family, family.members[bad[0]], len(bad)) if len(bad) else None
-
-
-def _mismatch(
-    classes: Classes, calls: list[ClassCalls], channel: Channel, family: Family, members: NDArray[np.int32],
-    groups: int,
-) -> _Break:  # fmt: skip
-    sequences = {rank: calls[classes.rank_class[rank]].agreed(channel) for rank in members.tolist()}
-    lengths = [len(sequence) for sequence in sequences.values()]
-    # The first call on which not all agree; None stands for a rank that makes no more calls.
-    number, votes = next(
-        (k, votes)
-        for k in range(max(lengths))
-        if len(votes := Counter(s[k] if k < len(s) else None for s in sequences.values())) > 1
-    )
-    usual = votes.most_common(1)[0][0]
-    agreed = {rank: s[number] if number < len(s) else None for rank, s in sequences.items()}
-    odd = next(value for value in agreed.values() if value != usual)
-    sides = [[rank for rank, value in agreed.items() if value == side] for side in (odd, usual)]
-    if odd is None:
-        sides.reverse()
-    (waiting, others) = sides
-    first, first_event = _call_of(classes, calls, channel, waiting[0], number)
-    where = f"group {family.name!r} of {family.size} ranks, call {number + 1}"
-    verb = "waits" if len(waiting) == 1 else "wait"
-    words = f"{ranks_words(waiting)} {verb} in {first} ({where}){first_event[1]}, but {ranks_words(others)} "
-    if agreed[others[0]] is None:
-        site = _last_site(classes, calls, channel, others[0])
-        words += f"never {'joins' if len(others) == 1 else 'join'} it: no call follows number {number}{site}"
-    else:
-        second, second_event = _call_of(classes, calls, channel, others[0], number)
-        words += f"called {second}{second_event[1]}"
-    if groups > 1:
-        words += f"; {groups - 1} more groups of this kind likewise"
-    return _Break(first_event[0], words)
-
-
-def _call_of(
-    classes: Classes, calls: list[ClassCalls], channel: Channel, rank: int, number: int
-) -> tuple[str, tuple[int, str]]:
-    call = calls[classes.rank_class[rank]]
-    position = int(call.channels[channel][number])
-    event = int(call.event[position])
-    row, family = call.collective(position), classes.families.families[channel[0]]
-    words = call_words(row)
-    if channel[1] == COLLECTIVE and row.peer >= 0:
-        root = family.members[family.group_of[rank], family.index_of[row.peer]]
-        words += f" with root {root}"
-    return words, (event, at(call.slice, event))
-
-
-def _last_site(classes: Classes, calls: list[ClassCalls], channel: Channel, rank: int) -> str:
-    call = calls[classes.rank_class[rank]]
-    positions = call.channels.get(channel)
-    return at(call.slice, int(call.event[positions[-1]])) if positions is not None else ""
+    if not len(bad):
+        return None
+    more = f"; {len(bad) - 1} more groups of this kind likewise" if len(bad) > 1 else ""
+    return _parting(classes, calls, dict.fromkeys(family.members[bad[0]].tolist(), channel), more)
 
 
 def _messages(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _Break | None:
@@ -191,21 +141,58 @@ def _messages(classes: Classes, calls: list[ClassCalls], channel: Channel) -> _B
     if not len(bad):
         return None
     sender, receiver = int(family.members.ravel()[bad[0]]), int(receivers.ravel()[bad[0]])
-    out = calls[classes.rank_class[sender]].agreed(channel)
-    in_ = calls[classes.rank_class[receiver]].agreed(back)
-    k = next((i for i, (a, b) in enumerate(zip(out, in_, strict=False)) if a != b), min(len(out), len(in_)))
-    where = f"(group {family.name!r}, message {k + 1})"
-    if k < len(out):
-        words, (event, site) = _call_of(classes, calls, channel, sender, k)
-        text = f"rank {sender} waits in {words} to rank {receiver} {where}{site}, but rank {receiver} "
-        if k < len(in_):
-            words, (_, site) = _call_of(classes, calls, back, receiver, k)
-            text += f"called {words}{site}"
-        else:
-            text += "never receives it"
-        return _Break(event, text)
-    words, (event, site) = _call_of(classes, calls, back, receiver, k)
-    text = (
-        f"rank {receiver} waits in {words} from rank {sender} {where}{site}, but rank {sender} never sends it"
+    return _parting(classes, calls, {receiver: back, sender: channel})
+
+
+NEVER = {SEND: "never receives it", RECV: "never sends it"}
+"""What the other side does not do, of a message that waits."""
+
+
+def _parting(classes: Classes, calls: list[ClassCalls], sides: dict[int, Channel], more: str = "") -> _Break:
+    """The first call on which not all of the ranks in ``sides`` agree, each in its channel."""
+    sequences = {rank: calls[classes.rank_class[rank]].agreed(channel) for rank, channel in sides.items()}
+    # None stands for a rank that makes no more calls.
+    number, votes = next(
+        (k, votes)
+        for k in range(max(map(len, sequences.values())))
+        if len(votes := Counter(s[k] if k < len(s) else None for s in sequences.values())) > 1
     )
-    return _Break(event, text)
+    usual = votes.most_common(1)[0][0]
+    agreed = {rank: s[number] if number < len(s) else None for rank, s in sequences.items()}
+    odd = next(value for value in agreed.values() if value != usual)
+    waiting, others = ([rank for rank, value in agreed.items() if value == side] for side in (odd, usual))
+    if odd is None:
+        waiting, others = others, waiting
+    channel, other = sides[waiting[0]], sides[others[0]]
+    family, message = classes.families.families[channel[0]], channel[1] != COLLECTIVE
+    event, words, site = _call_of(classes, calls, channel, waiting[0], number)
+    where = f"{family.name!r}, message" if message else f"{family.name!r} of {family.size} ranks, call"
+    words = (
+        f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {words}"
+        f" (group {where} {number + 1}){site}, but {ranks_words(others)} "
+    )
+    if agreed[others[0]] is not None:
+        _, called, site = _call_of(classes, calls, other, others[0], number)
+        words += f"called {called}{site}"
+    elif message:
+        words += NEVER[channel[1]]
+    else:
+        site = _call_of(classes, calls, other, others[0], number - 1)[2] if number else ""
+        joins = "joins" if len(others) == 1 else "join"
+        words += f"never {joins} it: no call follows number {number}{site}"
+    return _Break(event, words + more)
+
+
+def _call_of(
+    classes: Classes, calls: list[ClassCalls], channel: Channel, rank: int, number: int
+) -> tuple[int, str, str]:
+    """Of a rank's call with that number in its channel: the event, what it is, and where it was called."""
+    call = calls[classes.rank_class[rank]]
+    position = int(call.channels[channel][number])
+    event, row = int(call.event[position]), call.collective(position)
+    family, words = classes.families.families[channel[0]], call_words(row)
+    if channel[1] != COLLECTIVE:
+        words += f" {'to' if channel[1] == SEND else 'from'} rank {family.peer(rank, channel[2])}"
+    elif row.peer >= 0:
+        words += f" with root {family.members[family.group_of[rank], family.index_of[row.peer]]}"
+    return event, words, at(call.slice, event)
