@@ -30,7 +30,7 @@ from windtunnel.engines.replay.skeleton import skeleton
 from windtunnel.report.chakra import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, COMP, GraphNodes
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.graph import EventKind
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, Channel
+from windtunnel.training.emulate.policy.groups import Channel
 from windtunnel.training.emulate.twin.costs import work
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes
 from windtunnel.training.emulate.twin.costs.profile import VERSION, cost_of, encode, signature
@@ -112,32 +112,29 @@ def _call(
 ) -> tuple[tuple[str, int, str, str], Meeting]:
     """Kind, bytes, dtype and backend of a join, and its groups. ``meetings``: those of joins before it, by
     channel and colours."""
-    _, call, channel, family = job.call(*job.join_call[join].tolist())
     ptr, owners, nodes = job.members
     members = slice(ptr[join], ptr[join + 1])
     colours = tuple(sorted(set(owners[members].tolist())))
-    message = channel[1] != COLLECTIVE
-    if message:  # both ends of a message are of the sender's channel, and of its colour
-        for colour, node in zip(owners[members].tolist(), nodes[members].tolist(), strict=True):
-            end = job.call_at(job.class_of(colour), node)
-            if end.row.kind == "send":
-                channel, family, colours = end.channel, end.family, (colour,)
-    if (channel, colours) not in meetings:
-        if message:
-            senders = np.flatnonzero(job.colour == colours[0]).tolist()
-            peers = tuple((rank, family.peer(rank, channel[2])) for rank in senders)
+    call = job.call(*job.join_call[join].tolist())
+    if call.is_message:  # both ends of a message are of the sender's channel, and of its colour
+        ends = zip(owners[members].tolist(), nodes[members].tolist(), strict=True)
+        calls = ((colour, job.call_at(job.class_of(colour), node)) for colour, node in ends)
+        sender, call = next(end for end in calls if end[1].row.kind == "send")
+        colours = (sender,)
+    if (call.channel, colours) not in meetings:
+        family = call.family
+        if call.is_message:
+            peers = tuple(map(call.ranks, np.flatnonzero(job.colour == colours[0]).tolist()))
         else:
-            rows = [
-                tuple(sorted(set(row_colours))) == colours
-                for row_colours in job.colour[family.members].tolist()
-            ]
+            of_groups = job.colour[family.members].tolist()
+            rows = [tuple(sorted(set(of_group))) == colours for of_group in of_groups]
             # the root is at the same place in all groups
-            root = int(family.index_of[call.peer]) if call.peer >= 0 else 0
+            root = int(family.index_of[call.row.peer]) if call.row.peer >= 0 else 0
             peers = tuple(map(tuple, np.roll(family.members[rows], -root, axis=1).tolist()))
-        meetings[channel, colours] = peers
-    size = full_bytes(call, 2 if message else family.size)
-    kind = "send" if message else call.kind
-    return (kind, size, call.dtype, call.backend), meetings[channel, colours]
+        meetings[call.channel, colours] = peers
+    size = full_bytes(call.row, 2 if call.is_message else call.family.size)
+    kind = "send" if call.is_message else call.row.kind
+    return (kind, size, call.row.dtype, call.row.backend), meetings[call.channel, colours]
 
 
 def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:
@@ -223,15 +220,8 @@ def _durations(result: EmulationResult, row: int) -> NDArray[np.float64]:
 def _dependencies(result: EmulationResult, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What every node waits for within one step, as (pointer, node ids): its queue, and events."""
     step = result.timing.job.programs[row]
-    program, nodes = step.program, step.nodes
-    before = step.before_on_queue[:nodes]
-    pointer = np.zeros(nodes + 1, np.int64)
-    flat: list[int] = []
-    ptr, deps = program.dep_ptr, program.dep
-    for node in range(nodes):
-        waits = {int(d) for d in deps[ptr[node] : ptr[node + 1]]}
-        if before[node] >= 0:
-            waits.add(int(before[node]))
-        flat.extend(sorted(waits))
-        pointer[node + 1] = len(flat)
-    return pointer, np.array(flat, np.int64)
+    ptr, waits = step.program.dep_ptr, step.program.dep.tolist()
+    before = [[node] if node >= 0 else [] for node in step.before_on_queue[: step.nodes].tolist()]
+    rows = [sorted({*waits[ptr[node] : ptr[node + 1]], *own}) for node, own in enumerate(before)]
+    pointer = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return pointer, np.array([node for row in rows for node in row], np.int64)

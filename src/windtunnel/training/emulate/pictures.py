@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base import atomic
 from windtunnel.cluster.draw import picture
-from windtunnel.report.chakra import (
-    write_graph,
-)
+from windtunnel.report.chakra import write_graph
 from windtunnel.report.html import write_report
 from windtunnel.report.timeline import (
     COLLECTIVE,
@@ -32,7 +30,7 @@ from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind, 
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, moved_bytes
 from windtunnel.training.emulate.twin.emulate import Timing
-from windtunnel.training.emulate.twin.program import HOST, HOST_COMM_STREAM, StepProgram
+from windtunnel.training.emulate.twin.program import HOST, HOST_COMM_STREAM
 
 Floats = NDArray[np.float64]
 KINDS = ["compute", "communication", "idle", "host"]
@@ -50,12 +48,9 @@ def timeline(timing: Timing, ranks: Sequence[int]) -> Timeline:
     about: dict[tuple[int, ...], int] = {}
     described: list[About] = []
     tracks: list[Track] = []
-    for rank in ranks:
-        colour = int(timing.job.colour[rank])
-        program = timing.job.programs[timing.job.class_of(colour)]
-        issued = _issued(timing, colour)
-        for queue in range(len(program.streams)):
-            track = _track(timing, rank, colour, queue, names, about, described, issued)
+    for one in (_ReplayedRank(timing, rank) for rank in ranks):
+        for queue in range(len(one.program.streams)):
+            track = _track(one, queue, names, about, described)
             if len(track.start):
                 tracks.append(track)
     begin, end = timing.window
@@ -63,126 +58,119 @@ def timeline(timing: Timing, ranks: Sequence[int]) -> Timeline:
     return Timeline(tracks, list(names), KINDS, described, step=(number, end - begin))
 
 
-def _issued(timing: Timing, colour: int) -> NDArray[np.float64]:
-    """From when to when the host issued each node, [2, nodes]: after what it did since it last waited."""
-    program = timing.job.programs[timing.job.class_of(colour)]
-    issue = program.program.issue * timing.job.replay.issue_scale[colour]
-    done, before = np.cumsum(issue), program.host_before
-    stop = timing.result.of(colour)[1]
-    end = done + np.where(before >= 0, stop[before] - done[before], 0.0)
-    return np.stack([end - issue, end])
+class _ReplayedRank:
+    """What a rank's nodes are, and when they began and ended. ``issued``: from when to when the host issued
+    each node, [2, nodes]: after what it did since it last waited."""
+
+    def __init__(self, timing: Timing, rank: int) -> None:
+        job, result = timing.job, timing.result
+        colour = int(job.colour[rank])
+        self.timing, self.rank, self.row = timing, rank, job.class_of(colour)
+        self.program = job.programs[self.row]
+        self.start, self.stop = result.of(colour)
+        self.ready = result.ready[result.rank_ptr[colour] : result.rank_ptr[colour + 1]]
+        issue = self.program.program.issue * job.replay.issue_scale[colour]
+        done, before = np.cumsum(issue), self.program.host_before
+        end = done + np.where(before >= 0, self.stop[before] - done[before], 0.0)
+        self.issued = np.stack([end - issue, end])
+
+    def events(self, nodes: NDArray[np.int64]) -> np.ndarray[Any, np.dtype[Any]]:
+        """What the nodes are in the slice."""
+        return self.program.slice.events[self.program.event[nodes % self.program.nodes]]
+
+    def name(self, node: int, event: Any) -> str:
+        if self.program.is_join[node]:
+            call = self.timing.job.call_at(self.row, node)
+            return f"{call.row.kind} {call.family.name}"
+        if event["kind"] == EventKind.OP:
+            return self.program.slice.operators[int(event["ref"])].name
+        return "wait for the device"
+
+    def queue_name(self, queue: int) -> str:
+        stream = self.program.streams[queue]
+        if stream in (HOST, 0):
+            return "host" if stream == HOST else "compute"
+        of_queue = self.program.program.queue == queue
+        calls = np.flatnonzero(of_queue & self.program.is_join)
+        if not len(calls):
+            return f"stream {stream}"
+        first = self.name(int(calls[0]), None)
+        if stream < COMM_STREAM:
+            return first
+        kind, _, label = first.partition(" ")
+        way = f" {kind}" if kind in ("send", "recv") else ""
+        return f"{'gloo' if stream >= HOST_COMM_STREAM else 'nccl'} {label}{way}"
+
+    def about(self, node: int, event: Any) -> About:
+        """What PyTorch's profiler would say of a node."""
+        slice_ = self.program.slice
+        args: dict[str, Any] = {
+            "module": slice_.scopes[event["scope"]], "step": len(slice_.steps),
+            "phase": Phase(event["phase"]).name.lower(),
+        }  # fmt: skip
+        if event["kind"] == EventKind.SYNC:
+            return About("cudaStreamSynchronize", "cuda_runtime", {"operator": "wait for the device", **args})
+        if event["kind"] == EventKind.COLLECTIVE:
+            call = self.timing.job.call_at(self.row, node)
+            words = "SendRecv" if call.is_message else call.row.kind.title().replace("_", "")
+            nccl = {
+                "Collective name": call.row.kind, "Process Group Description": call.family.name,
+                "dtype": call.row.dtype, "Group size": call.family.size,
+                "In bytes": call.row.in_bytes, "Out bytes": call.row.out_bytes,
+            }  # fmt: skip
+            return About(f"{COLLECTIVE}{words}", "kernel", {**nccl, **args}, f"c10d::{call.row.kind}")
+        op = slice_.operators[int(event["ref"])]
+        ends = [tensor.device for tensor in (*op.tensors(), *op.outputs)]
+        args = {
+            "operator": op.name, "Input Dims": [tensor.shape for tensor in op.tensors()],
+            "Input type": [tensor.dtype for tensor in op.tensors()], "bytes": moved_bytes(op),
+            "FLOP": counted_flops(op), **args,
+        }  # fmt: skip
+        name = op.name.rpartition(".")[0].replace(".", "::")
+        between = len(set(ends)) > 1
+        if between or base_name(op.name) == "_local_scalar_dense":
+            way = "HtoD" if between and ends[0] == "cuda" else "DtoH"  # copy_: where to, and from where
+            return About(f"Memcpy {way}", "gpu_memcpy", args, name)
+        return About(name, "kernel", args, name)
 
 
 def _track(
-    timing: Timing, rank: int, colour: int, queue: int, names: dict[str, int],
-    about: dict[tuple[int, ...], int], described: list[About], issued: NDArray[np.float64],
+    one: _ReplayedRank, queue: int, names: dict[str, int], about: dict[tuple[int, ...], int],
+    described: list[About],
 ) -> Track:  # fmt: skip
-    job, result = timing.job, timing.result
-    program = job.programs[job.class_of(colour)]
-    begin, end = timing.window
-    start, stop = result.of(colour)
-    ready = result.ready[result.rank_ptr[colour] : result.rank_ptr[colour + 1]]
-    inside = (program.program.queue == queue) & (stop > begin) & (ready < end)
-    nodes = np.flatnonzero(inside)
-    texts = [_name(timing, colour, node) for node in nodes.tolist()]
+    program = one.program
+    begin, end = one.timing.window
+    nodes = np.flatnonzero((program.program.queue == queue) & (one.stop > begin) & (one.ready < end))
+    events = one.events(nodes)
+    texts = [one.name(node, event) for node, event in zip(nodes.tolist(), events, strict=True)]
     joins = program.is_join[nodes]
     kind = np.where(joins, _COMMUNICATION, np.where(program.computes[nodes], _COMPUTE, _HOST))
-    starts, stops = start[nodes], stop[nodes]
-    name = np.array([names.setdefault(text, len(names)) for text in texts], np.int32)
+    starts, stops, ready = one.start[nodes], one.stop[nodes], one.ready[nodes]
     places = []
-    for node, event in zip(
-        nodes.tolist(), program.slice.events[program.event[nodes % program.nodes]], strict=True
-    ):
-        key = (job.class_of(colour), *(int(event[column]) for column in ("kind", "ref", "scope", "phase")))
+    for node, event in zip(nodes.tolist(), events, strict=True):
+        key = (one.row, *(int(event[column]) for column in ("kind", "ref", "scope", "phase")))
         if key not in about:
             about[key] = len(described)
-            described.append(_about(timing, colour, node))
+            described.append(one.about(node, event))
         places.append(about[key])
 
-    waits = joins & (ready[nodes] < starts)
-    waiting = [f"wait for {text}" for text, wait in zip(texts, waits.tolist(), strict=True) if wait]
-    wait_name = np.array([names.setdefault(text, len(names)) for text in waiting], np.int32)
-    all_starts = np.concatenate([starts, ready[nodes][waits]])
+    waits = joins & (ready < starts)
+    texts += [f"wait for {text}" for text, wait in zip(texts, waits.tolist(), strict=True) if wait]
+    name = np.array([names.setdefault(text, len(names)) for text in texts], np.int32)
+    waiting = len(texts) - len(nodes)
+    all_starts = np.concatenate([starts, ready[waits]])
     order = np.argsort(all_starts, kind="stable")
-    host = np.concatenate([issued[:, nodes] - begin, np.full((2, len(waiting)), -1.0)], axis=1)
+    host = np.concatenate([one.issued[:, nodes] - begin, np.full((2, waiting), -1.0)], axis=1)
     return Track(
-        rank=rank,
-        queue=_queue_name(program, queue, timing, colour),
+        rank=one.rank,
+        queue=one.queue_name(queue),
         start=np.maximum(all_starts, begin)[order] - begin,
         end=np.minimum(np.concatenate([stops, starts[waits]]), end)[order] - begin,
-        name=np.concatenate([name, wait_name])[order],
-        kind=np.concatenate([kind, np.full(len(waiting), _IDLE)])[order].astype(np.int32),
-        about=np.concatenate([places, np.full(len(waiting), -1)])[order].astype(np.int32),
+        name=name[order],
+        kind=np.concatenate([kind, np.full(waiting, _IDLE)])[order].astype(np.int32),
+        about=np.concatenate([places, np.full(waiting, -1)])[order].astype(np.int32),
         issued=host[:, order],
     )
-
-
-def _about(timing: Timing, colour: int, node: int) -> About:
-    """What PyTorch's profiler would say of a node."""
-    row = timing.job.class_of(colour)
-    program = timing.job.programs[row]
-    slice_ = program.slice
-    event = slice_.events[program.event[node % program.nodes]]
-    args: dict[str, Any] = {
-        "module": slice_.scopes[event["scope"]], "step": len(slice_.steps),
-        "phase": Phase(event["phase"]).name.lower(),
-    }  # fmt: skip
-    if event["kind"] == EventKind.SYNC:
-        return About("cudaStreamSynchronize", "cuda_runtime", {"operator": "wait for the device", **args})
-    if event["kind"] == EventKind.COLLECTIVE:
-        _, collective, _, family = timing.job.call_at(row, node)
-        words = (
-            "SendRecv"
-            if collective.kind in ("send", "recv")
-            else "".join(map(str.title, collective.kind.split("_")))
-        )
-        nccl = {
-            "Collective name": collective.kind, "Process Group Description": family.name,
-            "dtype": collective.dtype, "Group size": family.size,
-            "In bytes": collective.in_bytes, "Out bytes": collective.out_bytes,
-        }  # fmt: skip
-        return About(f"{COLLECTIVE}{words}", "kernel", {**nccl, **args}, f"c10d::{collective.kind}")
-    op = slice_.operators[int(event["ref"])]
-    ends = [tensor.device for tensor in (*op.tensors(), *op.outputs)]
-    args = {
-        "operator": op.name, "Input Dims": [tensor.shape for tensor in op.tensors()],
-        "Input type": [tensor.dtype for tensor in op.tensors()], "bytes": moved_bytes(op),
-        "FLOP": counted_flops(op), **args,
-    }  # fmt: skip
-    name = op.name.rpartition(".")[0].replace(".", "::")
-    if len(set(ends)) > 1 or base_name(op.name) == "_local_scalar_dense":
-        way = (
-            "HtoD" if ends[0] == "cuda" and len(set(ends)) > 1 else "DtoH"
-        )  # copy_: where to, and from where
-        return About(f"Memcpy {way}", "gpu_memcpy", args, name)
-    return About(name, "kernel", args, name)
-
-
-def _name(timing: Timing, colour: int, node: int) -> str:
-    row = timing.job.class_of(colour)
-    program = timing.job.programs[row]
-    if program.is_join[node]:
-        call = timing.job.call_at(row, node)
-        return f"{call.row.kind} {call.family.name}"
-    event = program.slice.events[program.event[node % program.nodes]]
-    if event["kind"] == EventKind.OP:
-        return program.slice.operators[int(event["ref"])].name
-    return "wait for the device"
-
-
-def _queue_name(program: StepProgram, queue: int, timing: Timing, colour: int) -> str:
-    stream = program.streams[queue]
-    if stream == HOST:
-        return "host"
-    if stream == 0:
-        return "compute"
-    if stream < COMM_STREAM:
-        calls = np.flatnonzero((program.program.queue == queue) & program.is_join)
-        return _name(timing, colour, int(calls[0])) if len(calls) else f"stream {stream}"
-    first = int(np.flatnonzero(program.program.queue == queue)[0])
-    kind, _, label = _name(timing, colour, first).partition(" ")
-    way = f" {kind}" if kind in ("send", "recv") else ""
-    return f"{'gloo' if stream >= HOST_COMM_STREAM else 'nccl'} {label}{way}"
 
 
 MOST_CURVES = 12
@@ -251,13 +239,12 @@ def memory_curves(result: EmulationResult) -> list[MemoryTimeline]:
 def _memory(result: EmulationResult, rank: int) -> tuple[Floats, Floats, Floats]:
     """When the memory of a rank changes, which is when its host is there, and to what."""
     row = int(result.classes.rank_class[rank])
-    curve, timing = result.memory[row].curve, result.timing
-    colour = int(timing.job.colour[rank])
-    program = timing.job.programs[timing.job.class_of(colour)]
+    curve, one = result.memory[row].curve, _ReplayedRank(result.timing, rank)
+    program = one.program
     first, end = program.slice.steady
     inside = np.flatnonzero((curve.event >= first) & (curve.event < end))
     changed = inside[np.diff(curve.allocated[inside], prepend=-1) != 0]
-    at = _issued(timing, colour)[1, -program.nodes :] - timing.window[0]
+    at = one.issued[1, -program.nodes :] - result.timing.window[0]
     time = (
         np.interp(curve.event[changed], program.event, np.maximum.accumulate(at)) if len(at) else np.zeros(0)
     )

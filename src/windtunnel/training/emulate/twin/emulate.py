@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import ReplayResult, Stalled, replay
 from windtunnel.training.emulate.graph import EventKind, Note, Slice
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, Deadlock, at, call_words, ranks_words
+from windtunnel.training.emulate.policy.groups import Deadlock, at, call_words, ranks_words
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.findings import CollectiveUse, RankWait, collective_table, largest_waits
 from windtunnel.training.emulate.twin.job import CollectiveSeconds, Slow, WorldJob, build, slowness
 from windtunnel.training.emulate.twin.program import StepProgram, step_program
-from windtunnel.training.emulate.twin.walk import StepSplit, Walker, compute_spans, intervals
+from windtunnel.training.emulate.twin.walk import StepSplit, compute_spans, intervals, split_step
 
 Floats = NDArray[np.float64]
 
@@ -120,14 +120,13 @@ def replay_world(
 
     ends = step_ends(job, result)
     begin, end = float(ends[:, -2].max()), float(ends[:, -1].max())
-    walker = Walker(job, result)
     colours = range(job.replay.ranks)
     busy = np.array([_covered(*compute_spans(job, result, c, *ends[c, -2:].tolist())) for c in colours])
     last = np.flatnonzero(ends[:, -1] >= end * (1 - 1e-12))
     critical = int(last[np.argmax(busy[last])])
     steps = world.classes.classes[0].slice.period
     iteration = (end - begin) / steps
-    split = walker.split(critical, begin, end).over(steps)
+    split = split_step(job, result, critical, begin, end).over(steps)
     return Timing(
         iteration_time_s=iteration, step_s=_step_seconds(job, result, begin),
         rank_iteration_s=(ends[:, -1] - ends[:, -2])[job.colour] / steps,
@@ -249,14 +248,15 @@ def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     colour = int(stalled.rank[k])
     row = job.class_of(colour)
     calls = job.world.calls[row]
-    call, collective, (_, direction, distance), family = job.call_at(row, int(stalled.node[k]))
+    call = job.call_at(row, int(stalled.node[k]))
     rank = int(job.leader[colour])
     alike = int((job.colour == colour).sum()) - 1
-    words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(collective)}"
-    if direction != COLLECTIVE:
-        words += f" {'to' if collective.kind == 'send' else 'from'} rank {family.peer(rank, distance)}"
-    order = int(calls.order[call]) + 1
+    words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(call.row)}"
+    if call.is_message:
+        sender, receiver = call.ranks(rank)
+        words += f" to rank {receiver}" if rank == sender else f" from rank {sender}"
+    order = int(calls.order[call.number]) + 1
     return (
-        f"{words} (group {family.name!r} of {family.size} ranks, call {order} of the step)"
-        f"{at(calls.slice, int(calls.event[call]))}"
+        f"{words} (group {call.family.name!r} of {call.family.size} ranks, call {order} of the step)"
+        f"{at(calls.slice, int(calls.event[call.number]))}"
     )

@@ -15,7 +15,6 @@ import numpy as np
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import ReplayResult
 from windtunnel.training.emulate.graph import Collective, Phase
-from windtunnel.training.emulate.policy.groups import COLLECTIVE
 from windtunnel.training.emulate.twin.job import WorldJob
 from windtunnel.training.emulate.twin.walk import StepSplit
 
@@ -77,13 +76,9 @@ def _key(job: WorldJob, row: int, call: int) -> tuple[object, ...]:
 
 
 def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: float) -> CollectiveUse:
-    _, collective, (_, direction, distance), family = job.call(job.class_of(c), call)
-    rank = int(job.leader[c])
-    ranks = tuple(family.group(rank).tolist())
-    if direction != COLLECTIVE:
-        peer = family.peer(rank, distance)
-        ranks = (rank, peer) if collective.kind == "send" else (peer, rank)
-    return CollectiveUse(collective, family.name, family.size, ranks, count, each, exposed)
+    one_call = job.call(job.class_of(c), call)
+    ranks, family = one_call.ranks(int(job.leader[c])), one_call.family
+    return CollectiveUse(one_call.row, family.name, family.size, ranks, count, each, exposed)
 
 
 # A wait of less than this share of the iteration is not worth a line.
@@ -159,10 +154,11 @@ def _imbalance(job: WorldJob, cluster: Cluster, split: StepSplit) -> tuple[str, 
 
 def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tuple[str, str]:
     program = job.programs[row]
-    _, collective, _, family = job.call_at(row, node)
+    call = job.call_at(row, node)
+    collective, family = call.row, call.family
     phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
-    members = family.group(int(job.world.classes.classes[row].members[0]))
-    crosses = cluster.placement(tuple(members.tolist())).hosts > 1
+    ranks = call.ranks(int(job.world.classes.classes[row].members[0]))
+    crosses = cluster.placement(ranks).hosts > 1
     during = "" if phase == "other" else f" in {phase}"
     what = f"exposed {collective.kind} over {family.name} ({family.size} ranks){during}"
     return what, _remedy(collective.kind, family.label, phase, crosses)

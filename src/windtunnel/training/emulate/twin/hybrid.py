@@ -23,7 +23,7 @@ import numpy as np
 
 from windtunnel.engines.replay import ReplayJob
 from windtunnel.engines.replay.skeleton import Mark, skeleton
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, at, call_words
+from windtunnel.training.emulate.policy.groups import at, call_words
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.job import WorldJob
 
@@ -73,11 +73,11 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
     first = int(job.replay.rank_join_ptr[colour]) + last * count
     hybrid_calls, words = [], []
     for position in range(count):
-        _, call, channel, family = job.call(row, position)
-        peer = family.peer(rank, channel[2]) if channel[1] != COLLECTIVE else -1
-        ranks = tuple(family.group(rank).tolist())
-        hybrid_calls.append(HybridCall(call.kind, ranks, max(call.in_bytes, call.out_bytes), peer))
-        words.append(call_words(call) + at(calls.slice, int(calls.event[position])))
+        call = job.call(row, position)
+        peer = call.family.peer(rank, call.channel[2]) if call.is_message else -1
+        ranks, nbytes = tuple(call.family.group(rank).tolist()), max(call.row.in_bytes, call.row.out_bytes)
+        hybrid_calls.append(HybridCall(call.row.kind, ranks, nbytes, peer))
+        words.append(call_words(call.row) + at(calls.slice, int(calls.event[position])))
     nodes = slice(last * program.nodes, None)
     issue, duration = program.program.issue[nodes], program.program.duration[nodes]
     queue = program.program.queue[nodes]

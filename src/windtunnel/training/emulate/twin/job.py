@@ -28,7 +28,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, GroupPlacement
 from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Channel, ClassCalls, Family
+from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, SEND, Channel, Family
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.program import StepProgram
 
@@ -57,6 +57,17 @@ class JobCall(NamedTuple):
     row: Collective
     channel: Channel
     family: Family
+
+    @property
+    def is_message(self) -> bool:
+        return self.channel[1] != COLLECTIVE
+
+    def ranks(self, rank: int) -> tuple[int, ...]:
+        """Who meets in the call of ``rank``: its group, in order; of a message its sender and receiver."""
+        if not self.is_message:
+            return tuple(self.family.group(rank).tolist())
+        peer = self.family.peer(rank, self.channel[2])
+        return (rank, peer) if self.channel[1] == SEND else (peer, rank)
 
 
 @dataclass(frozen=True)
@@ -126,9 +137,7 @@ def build(
         alone[list(apart)] = np.arange(1, len(apart) + 1)
         colours = _colours(world, [*keys, alone], shared, sends)
     _, leader, colours = np.unique(colours, return_index=True, return_inverse=True)
-    joins = _Joins(world, colours, leader, crossings, collective_seconds, programs[0].copies)
-    for c in range(len(leader)):
-        joins.add(c)
+    joins = _joins(world, colours, leader, crossings, collective_seconds, programs[0].copies)
     return WorldJob(
         world=world,
         replay=ReplayJob(
@@ -219,74 +228,60 @@ def _colours(
     return colour(first.astype(np.int64), ptr, np.stack(slots, axis=1).ravel()).astype(np.int64)
 
 
-class _Joins:
-    """Numbers the joins: the same channel in groups where the same colours meet is one row of joins."""
+class _Joins(NamedTuple):
+    """Of each simulated rank its joins; of all joins, in parts: members, seconds, and one of their calls."""
 
-    def __init__(
-        self, world: StitchedWorld, colours: Longs, leader: Longs, crossings: dict[Channel, Crossing],
-        collective_seconds: CollectiveSeconds, copies: int,
-    ) -> None:  # fmt: skip
-        self.world, self.colours, self.leader = world, colours, leader
-        self.crossings, self.collective_seconds, self.copies = crossings, collective_seconds, copies
-        self.of_rank: list[Longs] = []
-        self.size: list[NDArray[np.int32]] = []
-        self.duration: list[Floats] = []
-        self.call: list[Longs] = []
-        self.place: dict[tuple[Channel, tuple[int, ...]], tuple[int, int]] = {}
-        self.count = 0
-        self.seconds: dict[tuple[int, int, Channel, int], float] = {}
+    of_rank: list[Longs]
+    size: list[NDArray[np.int32]]
+    duration: list[Floats]
+    call: list[Longs]
 
-    def add(self, c: int) -> None:
-        rank = int(self.leader[c])
-        row = int(self.world.classes.rank_class[rank])
-        calls = self.world.calls[row]
-        joins = np.empty((self.copies, len(calls.event)), np.int64)
-        for channel, positions in calls.channels.items():
-            families = self.world.classes.families
-            send = families.sent(channel) if channel[1] != COLLECTIVE else channel
-            meeting, other, size = self._meeting(rank, channel)
-            duration = self._durations(row, calls, positions, send, other)
-            key = (send, meeting)
-            if key not in self.place:
-                self.place[key] = (self.count, len(self.size))
-                self.count += self.copies * len(positions)
-                self.size.append(np.full(self.copies * len(positions), size, np.int32))
-                self.duration.append(np.tile(duration, self.copies))
-                named = np.stack([np.full(len(positions), row), positions], axis=1)
-                self.call.append(np.tile(named, (self.copies, 1)))
-            else:
-                # Members of an uneven collective may see other sizes; it lasts as long as its longest.
-                durations = self.duration[self.place[key][1]]
-                np.maximum(durations, np.tile(duration, self.copies), out=durations)
-            joins[:, positions] = self.place[key][0] + np.arange(joins.shape[0] * len(positions)).reshape(
-                self.copies, -1
-            )
-        self.of_rank.append(joins.ravel())
 
-    def _meeting(self, rank: int, channel: Channel) -> tuple[tuple[int, ...], int, int]:
-        """Whom the rank meets: (colours, the rank whose crossing counts, simulated members of the join)."""
-        _, direction, distance = channel
-        family = self.world.family(channel)
-        if direction == COLLECTIVE:
-            colours = tuple(np.unique(self.colours[family.group(rank)]).tolist())
-            return colours, rank, len(colours)
-        sender = family.peer(rank, distance) if direction == RECV else rank
-        return (int(self.colours[sender]),), sender, 2
+def _joins(
+    world: StitchedWorld, colours: Longs, leader: Longs, crossings: dict[Channel, Crossing],
+    collective_seconds: CollectiveSeconds, copies: int,
+) -> _Joins:  # fmt: skip
+    """Number the joins: the same channel in groups where the same colours meet is one row of joins."""
+    joins, count = _Joins([], [], [], []), 0
+    places: dict[tuple[Channel, tuple[int, ...]], tuple[int, int]] = {}
+    known: dict[tuple[int, int, Channel, int], float] = {}
 
-    def _durations(
-        self, row: int, calls: ClassCalls, positions: Longs, channel: Channel, rank: int
-    ) -> Floats:
-        crossing = self.crossings[channel]
+    def seconds(row: int, number: int, channel: Channel, rank: int) -> float:
+        crossing = crossings[channel]
         key = int(crossing.key[rank])
-        durations = np.empty(len(positions))
-        for i, position in enumerate(positions.tolist()):
-            number = int(calls.row[position])
-            name = (row, number, channel, key)
-            if name not in self.seconds:
-                seconds = self.collective_seconds(calls.slice.collectives[number], crossing.sample[key])
-                self.seconds[name] = seconds * crossing.factor[key]
-            durations[i] = self.seconds[name]
-        return durations
+        if (row, number, channel, key) not in known:
+            one = collective_seconds(world.calls[row].slice.collectives[number], crossing.sample[key])
+            known[row, number, channel, key] = one * crossing.factor[key]
+        return known[row, number, channel, key]
+
+    for rank in leader.tolist():
+        row = int(world.classes.rank_class[rank])
+        calls = world.calls[row]
+        of_rank = np.empty((copies, len(calls.event)), np.int64)
+        for channel, positions in calls.channels.items():
+            family, sent, end = world.family(channel), channel, rank
+            if channel[1] == COLLECTIVE:
+                meeting = tuple(np.unique(colours[family.group(rank)]).tolist())
+            else:  # both ends of a message are of the sender's channel, and of its colour
+                sent = world.classes.families.sent(channel)
+                end = family.peer(rank, channel[2]) if channel[1] == RECV else rank
+                meeting = (int(colours[end]),)
+            lasting = [seconds(row, number, sent, end) for number in calls.row[positions].tolist()]
+            duration = np.tile(np.array(lasting, np.float64), copies)
+            if (sent, meeting) not in places:
+                places[sent, meeting] = (count, len(joins.size))
+                count += len(duration)
+                members = len(meeting) if channel[1] == COLLECTIVE else 2
+                joins.size.append(np.full(len(duration), members, np.int32))
+                joins.duration.append(duration)
+                named = np.stack([np.full(len(positions), row), positions], axis=1)
+                joins.call.append(np.tile(named, (copies, 1)))
+            first, part = places[sent, meeting]
+            # Members of an uneven collective may see other sizes; it lasts as long as its longest.
+            np.maximum(joins.duration[part], duration, out=joins.duration[part])
+            of_rank[:, positions] = (first + np.arange(len(duration))).reshape(copies, -1)
+        joins.of_rank.append(of_rank.ravel())
+    return joins
 
 
 _FORM = re.compile(r"(host|rank|link|nic)=(?:host)?(\d+):([0-9.eE+-]+)")

@@ -86,96 +86,89 @@ def compute_spans(
     return intervals(starts[stops > starts], stops[stops > starts])
 
 
-class Walker:
-    """Walks back through the times of a replay."""
+def split_step(job: WorldJob, result: ReplayResult, colour: int, begin: float, end: float) -> StepSplit:
+    """The split of [begin, end] of one simulated rank. The kinds add up to ``end - begin``."""
+    split = StepSplit(int(job.leader[colour]))
+    starts, stops = compute_spans(job, result, colour, begin, end)
+    split.add("compute", -1, -1, float((stops - starts).sum()))
+    walk = _Walk(job, result, split, colour)
+    starts, stops = walk.transfers_in_place(starts, stops, begin, end)
 
-    def __init__(self, job: WorldJob, result: ReplayResult) -> None:
-        self.job, self.result = job, result
-        self.ready = result.ready
-
-    def split(self, colour: int, begin: float, end: float) -> StepSplit:
-        """The split of [begin, end] of one simulated rank. The kinds add up to ``end - begin``."""
-        split = StepSplit(int(self.job.leader[colour]))
-        starts, stops = compute_spans(self.job, self.result, colour, begin, end)
-        split.add("compute", -1, -1, float((stops - starts).sum()))
-        starts, stops = self._transfers_in_place(split, colour, starts, stops, begin, end)
-
-        program = self.job.programs[self.job.class_of(colour)]
-        start, stop = self.result.of(colour)
-        issue = program.program.issue * self.job.replay.issue_scale[colour]
-        nodes = np.flatnonzero(program.computes | program.in_place)
-        begins = np.where((program.program.queue == 0) & program.computes, start + issue, start)[nodes]
-        order = np.argsort(begins, kind="stable")
-        nodes, begins = nodes[order], begins[order]
-        gap_starts = np.concatenate([[begin], stops])
-        gap_ends = np.concatenate([starts, [end]])
-        for low, high in zip(gap_starts.tolist(), gap_ends.tolist(), strict=True):
-            if high <= low:
-                continue
-            at = int(np.searchsorted(begins, high))
-            if high < end and at < len(nodes) and begins[at] == high:
-                self._walk(split, colour, int(nodes[at]), high, low)
-                continue
-            done = np.flatnonzero(stop <= high)
-            last = int(done[np.argmax(stop[done])]) if len(done) else -1
-            until = max(float(stop[last]), low) if last >= 0 else low
-            split.add("idle", -1, -1, high - until)
-            if until > low:
-                self._walk(split, colour, last, until, low, ended=True)
-        return split
-
-    def _transfers_in_place(
-        self, split: StepSplit, colour: int, starts: Floats, stops: Floats, begin: float, end: float
-    ) -> tuple[Floats, Floats]:
-        """Count the transfers on the compute streams themselves where nothing computes; join their spans."""
-        row = self.job.class_of(colour)
-        program = self.job.programs[row]
-        start, stop = self.result.of(colour)
-        nodes = np.flatnonzero(program.in_place & (stop > begin) & (start < end) & (stop > start))
-        nodes = nodes[np.argsort(start[nodes], kind="stable")]
-        walk = _Walk(self, split, colour, begin, end)
-        reach = begin
-        for node in nodes.tolist():
-            low, high = max(float(start[node]), reach), min(float(stop[node]), end)
-            first, last = np.searchsorted(stops, low, "right"), np.searchsorted(starts, high, "left")
-            inside = np.minimum(stops[first:last], high) - np.maximum(starts[first:last], low)
-            split.add(walk.transfer_kind(node), row, node % program.nodes, high - low - float(inside.sum()))
-            reach = max(reach, high)
-        low_ends, high_ends = np.maximum(start[nodes], begin), np.minimum(stop[nodes], end)
-        return intervals(np.concatenate([starts, low_ends]), np.concatenate([stops, high_ends]))
-
-    def _walk(
-        self, split: StepSplit, colour: int, node: int, at: float, low: float, *, ended: bool = False
-    ) -> None:
-        """Explain [low, at]: ``node`` begins its operator at ``at``, or (``ended``) ends there."""
-        walk = _Walk(self, split, colour, low, at)
-        if ended:
-            node = walk.through(node)
-        elif walk.program.is_join[node]:
-            node = walk.meet(node)
-        elif walk.program.program.queue[node] == 0:
-            # A host node's operator comes after its own issue.
-            walk.spend("launch", node, walk.at - walk.issue(node))
-        while node >= 0 and walk.at > low:
-            node = walk.back(node)
-        split.add("idle", -1, -1, walk.at - low)
+    program = walk.program
+    start, stop = result.of(colour)
+    issue = program.program.issue * job.replay.issue_scale[colour]
+    nodes = np.flatnonzero(program.computes | program.in_place)
+    begins = np.where((program.program.queue == 0) & program.computes, start + issue, start)[nodes]
+    order = np.argsort(begins, kind="stable")
+    nodes, begins = nodes[order], begins[order]
+    gap_starts = np.concatenate([[begin], stops])
+    gap_ends = np.concatenate([starts, [end]])
+    for low, high in zip(gap_starts.tolist(), gap_ends.tolist(), strict=True):
+        if high <= low:
+            continue
+        at = int(np.searchsorted(begins, high))
+        walk = _Walk(job, result, split, colour, low, high)
+        if high < end and at < len(nodes) and begins[at] == high:
+            walk.explain(int(nodes[at]))
+            continue
+        done = np.flatnonzero(stop <= high)
+        last = int(done[np.argmax(stop[done])]) if len(done) else -1
+        walk.at = max(float(stop[last]), low) if last >= 0 else low
+        split.add("idle", -1, -1, high - walk.at)
+        if walk.at > low:
+            walk.explain(last, ended=True)
+    return split
 
 
 class _Walk:
-    """One walk: where it is (colour, instant) and how time is named from here on."""
+    """One walk through [low, at]: where it is (colour, instant) and how time is named from here on."""
 
-    def __init__(self, walker: Walker, split: StepSplit, colour: int, low: float, at: float) -> None:
-        self.walker, self.split, self.low, self.at = walker, split, low, at
+    def __init__(
+        self, job: WorldJob, result: ReplayResult, split: StepSplit, colour: int,
+        low: float = 0.0, at: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.job, self.result, self.split, self.low, self.at = job, result, split, low, at
         self.abroad = False
         self._move(colour)
 
     def _move(self, colour: int) -> None:
         self.colour = colour
-        self.row = self.walker.job.class_of(colour)
-        self.program: StepProgram = self.walker.job.programs[self.row]
-        self.base = int(self.walker.result.rank_ptr[colour])
+        self.row = self.job.class_of(colour)
+        self.program: StepProgram = self.job.programs[self.row]
+        self.base = int(self.result.rank_ptr[colour])
 
-    def spend(self, kind: str, node: int, begin: float) -> None:
+    def transfers_in_place(
+        self, starts: Floats, stops: Floats, begin: float, end: float
+    ) -> tuple[Floats, Floats]:
+        """Count the transfers on the compute streams themselves where nothing computes; join their spans."""
+        start, stop = self.result.of(self.colour)
+        nodes = np.flatnonzero(self.program.in_place & (stop > begin) & (start < end) & (stop > start))
+        nodes = nodes[np.argsort(start[nodes], kind="stable")]
+        reach = begin
+        for node in nodes.tolist():
+            low, high = max(float(start[node]), reach), min(float(stop[node]), end)
+            first, last = np.searchsorted(stops, low, "right"), np.searchsorted(starts, high, "left")
+            inside = np.minimum(stops[first:last], high) - np.maximum(starts[first:last], low)
+            seconds = high - low - float(inside.sum())
+            self.split.add(self._transfer_kind(node), self.row, node % self.program.nodes, seconds)
+            reach = max(reach, high)
+        low_ends, high_ends = np.maximum(start[nodes], begin), np.minimum(stop[nodes], end)
+        return intervals(np.concatenate([starts, low_ends]), np.concatenate([stops, high_ends]))
+
+    def explain(self, node: int, *, ended: bool = False) -> None:
+        """Explain the time down to ``low``: ``node`` begins its operator here, or (``ended``) ends here."""
+        if ended:
+            node = self._through(node)
+        elif self.program.is_join[node]:
+            node = self._meet(node)
+        elif self.program.program.queue[node] == 0:
+            # A host node's operator comes after its own issue.
+            self._spend("launch", node, self.at - self._issue(node))
+        while node >= 0 and self.at > self.low:
+            node = self._back(node)
+        self.split.add("idle", -1, -1, self.at - self.low)
+
+    def _spend(self, kind: str, node: int, begin: float) -> None:
         """The time from ``begin`` to here was of ``kind``; go there."""
         begin = max(begin, self.low)
         if begin < self.at:
@@ -184,68 +177,57 @@ class _Walk:
                 self.split.late[self.colour] += self.at - begin
             self.at = begin
 
-    def back(self, node: int) -> int:
+    def _back(self, node: int) -> int:
         """``node`` could begin at this instant; go back through what it waited for. Returns the node before
         which the walk then stands, or -1."""
-        end, code = self.walker.result.end, self.program.program
+        end, code = self.result.end, self.program.program
         before = int(self.program.before_on_queue[node])
         dependencies = code.dep[code.dep_ptr[node] : code.dep_ptr[node + 1]].tolist()
         if code.queue[node] != 0 and before >= 0:
             dependencies.insert(0, before)
         for source in dependencies:
             if end[self.base + source] == self.at:
-                return self.through(source)
+                return self._through(source)
         host = int(self.program.host_before[node])
-        self.spend("launch", node, float(end[self.base + host]) if host >= 0 else 0.0)
-        return self.through(host) if host >= 0 else -1
+        self._spend("launch", node, float(end[self.base + host]) if host >= 0 else 0.0)
+        return self._through(host) if host >= 0 else -1
 
-    def through(self, node: int) -> int:
+    def _through(self, node: int) -> int:
         """Go back from the end of ``node`` to its readiness, to another rank if that one's was later."""
-        result, code = self.walker.result, self.program.program
-        start = float(result.start[self.base + node])
-        if code.join[node] < 0:
-            if code.queue[node] == 0:
-                self.spend(self._run_kind(node), node, start + self.issue(node))
-                self.spend("launch", node, start)
-            else:
-                self.spend(self._run_kind(node), node, start)
-            return node
-        self.spend(self.transfer_kind(node), node, start)
-        return self.meet(node)
-
-    def meet(self, node: int) -> int:
-        """From the start of a join go to its member that came last."""
-        if self.at > self.low and self.walker.ready[self.base + node] < self.at:
-            return self._late(node)
+        code, start = self.program.program, float(self.result.start[self.base + node])
+        if code.join[node] >= 0:
+            self._spend(self._transfer_kind(node), node, start)
+            return self._meet(node)
+        kind = ("imbalance" if self.abroad else "compute") if self.program.computes[node] else "launch"
+        on_host = code.queue[node] == 0
+        self._spend(kind, node, start + self._issue(node) if on_host else start)
+        if on_host:
+            self._spend("launch", node, start)
         return node
 
-    def issue(self, node: int) -> float:
+    def _issue(self, node: int) -> float:
         """What issuing ``node`` cost the host of this rank."""
-        return float(self.program.program.issue[node] * self.walker.job.replay.issue_scale[self.colour])
+        return float(self.program.program.issue[node] * self.job.replay.issue_scale[self.colour])
 
-    def _run_kind(self, node: int) -> str:
-        if not self.program.computes[node]:
-            return "launch"
-        return "imbalance" if self.abroad else "compute"
+    def _transfer_kind(self, node: int) -> str:
+        return f"communication:{self.job.call_at(self.row, node).family.name}"
 
-    def transfer_kind(self, node: int) -> str:
-        return f"communication:{self.walker.job.call_at(self.row, node).family.name}"
-
-    def _late(self, node: int) -> int:
-        """Move to the member of the join that came last. A pipeline's bubble is not looked into."""
-        job = self.walker.job
-        ranks = job.replay
+    def _meet(self, node: int) -> int:
+        """From the start of a join go to its member that came last, where that is another one. A pipeline's
+        bubble is not looked into."""
+        if self.at <= self.low or self.result.ready[self.base + node] >= self.at:
+            return node
+        ranks = self.job.replay
         join = int(ranks.rank_join[ranks.rank_join_ptr[self.colour] + self.program.program.join[node]])
-        ptr, colours, nodes = job.members
-        members = range(int(ptr[join]), int(ptr[join + 1]))
+        ptr, colours, nodes = self.job.members
         late = next(
             member
-            for member in members
-            if self.walker.ready[self.walker.result.rank_ptr[colours[member]] + nodes[member]] == self.at
+            for member in range(int(ptr[join]), int(ptr[join + 1]))
+            if self.result.ready[self.result.rank_ptr[colours[member]] + nodes[member]] == self.at
         )
         other = int(colours[late])
-        if job.pipelined and job.class_of(other) != self.row:
-            self.spend("pipeline_bubble", node, self.low)
+        if self.job.pipelined and self.job.class_of(other) != self.row:
+            self._spend("pipeline_bubble", node, self.low)
             return node
         self.abroad = self.abroad or other != self.colour
         self._move(other)
