@@ -31,6 +31,7 @@ INVOLVED = (
     "table = {}\ntable['bad'] = 7\nif get_rank() == table['bad']: pass",
     "sick = []\nsick.append(7)\nif get_rank() in sick: pass",
     "sick = set()\ndef fill():\n    sick.add(7)\nif get_rank() in sick: pass",
+    "sick = [7]\nsick.clear()\nif get_rank() in sick: pass",
     "mine = []\nmine.append(get_rank())\nif mine[0] == 7: pass",
     # what parameters get that take any
     "def f(*args):\n    if args[0] == 7: pass\nf(get_rank())",

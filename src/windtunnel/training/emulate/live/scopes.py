@@ -151,7 +151,8 @@ class ProgramNames:
                 bindings = self.attributes.setdefault(f".{name}", [])
             case _:
                 return
-        bindings += [NameValue(value, scope, -1) for value in values or [ast.Constant(None)]]
+        nothing = ast.copy_location(ast.Constant(None), into)
+        bindings += [NameValue(value, scope, -1) for value in values or [nothing]]
 
     def _bind(self, call: ast.Call, scope: Scope) -> None:
         name = called(call)
