@@ -44,6 +44,8 @@ for step in range(10):
     (folder / "step-100.pt").unlink()
     os.rename(folder / "latest.pt", folder / "previous.pt")
     shutil.rmtree(folder / "old", ignore_errors=True)
+    (folder / "old" / "weights.distcp").unlink()
+    (folder / "old").rmdir()
     # What is no checkpoint, and what this run has written itself.
     (folder / "log.txt").unlink()
     torch.save({"step": 3}, folder / "small.pt")

@@ -138,18 +138,21 @@ def say(program: str, folder: Path, rank: int, cluster: str = "h100-sxm:2x2") ->
 
 def test_all_launchers_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "9")  # of the shell that the emulation is started from
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "login7")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1")
     said = say("import os\nsaid = dict(os.environ)", tmp_path, 3)
     for names, number in (
         ("RANK SLURM_PROCID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK", 3),
         ("LOCAL_RANK SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK GROUP_RANK SLURM_NODEID", 1),
-        ("WORLD_SIZE SLURM_NTASKS OMPI_COMM_WORLD_SIZE PMI_SIZE", 4),
+        ("WORLD_SIZE SLURM_NTASKS SLURM_STEP_NUM_TASKS OMPI_COMM_WORLD_SIZE PMI_SIZE", 4),
         (
             "LOCAL_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE SLURM_NNODES SLURM_JOB_NUM_NODES",
             2,
         ),
     ):
         assert {said[name] for name in names.split()} == {str(number)}
-    assert (said["SLURM_JOB_NODELIST"], said["SLURMD_NODENAME"]) == ("host[0-1]", "host1")
+    assert {said[f"SLURM_{of}NODELIST"] for of in ("", "JOB_", "STEP_")} == {"host[0-1]"}
+    assert (said["SLURMD_NODENAME"], said["SLURM_TASKS_PER_NODE"]) == ("host1", "2(x2)")
 
 
 HOSTS = """
@@ -169,7 +172,8 @@ SMI = """
 import subprocess
 said = []
 for words in ("-L", "--query-gpu=index,name,memory.total,power.draw --format=csv,noheader",
-              "--query-gpu=memory.total,count --format=csv,nounits --id=1", "", "-q"):
+              "--query-gpu=memory.total,count --format=csv,nounits --id=1", "", "-q",
+              "--query-gpu=name --id=2"):
     done = subprocess.run(f"nvidia-smi {words}", shell=True, capture_output=True, text=True)
     said.append([done.returncode, *(done.stdout + done.stderr).splitlines()])
 """
@@ -178,10 +182,11 @@ for words in ("-L", "--query-gpu=index,name,memory.total,power.draw --format=csv
 def test_nvidia_smi_knows_the_emulated_devices(tmp_path: Path) -> None:
     device = load_cluster("h100-sxm:2x2").host.device
     name, memory = device.torch_name, int(device.memory_bytes) >> 20
-    listed, asked, one, plain, more = say(SMI, tmp_path, 3)
+    listed, asked, one, plain, more, beyond = say(SMI, tmp_path, 3)
     assert listed == [0, f"GPU 0: {name}", f"GPU 1: {name}"]
     assert asked == [0, *(f"{index}, {name}, {memory} MiB, [N/A]" for index in (0, 1))]
     assert one == [0, "memory.total [MiB], count", f"{memory}, 2"]
+    assert beyond == [6, "No devices were found"]
     assert plain == [0, *(f"GPU {index}: {name} ({memory} MiB)" for index in (0, 1))]
     assert (
         more[0] == 1 and more[1].startswith("windtunnel: nvidia-smi -q cannot be emulated") and len(more) == 2

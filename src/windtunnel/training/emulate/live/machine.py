@@ -39,14 +39,15 @@ LOCAL = (
 )  # fmt: skip
 HOST = ("GROUP_RANK", "SLURM_NODEID")
 WORLD = (
-    "WORLD_SIZE", "ROLE_WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
+    "WORLD_SIZE", "ROLE_WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
 )  # fmt: skip
 EACH = (
     "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )  # fmt: skip
-HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
+NODELISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST")
 LOOPBACK = "127.0.0.1"
 
 
@@ -58,10 +59,12 @@ def launch(rank: int, world_size: int, per_host: int) -> None:
         (EACH, min(per_host, world_size)), (HOSTS, hosts),
     )  # fmt: skip
     os.environ.update({name: str(number) for names, number in variables for name in names})
+    several = hosts > 1
+    os.environ.update(dict.fromkeys(NODELISTS, f"host[0-{hosts - 1}]" if several else "host0"))
     os.environ.update(
         MASTER_ADDR=LOOPBACK, MASTER_PORT="29500", TORCHELASTIC_RUN_ID="windtunnel",
         TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0", SLURM_JOB_ID="1",
-        SLURMD_NODENAME=f"host{host}", SLURM_JOB_NODELIST=f"host[0-{hosts - 1}]" if hosts > 1 else "host0",
+        SLURMD_NODENAME=f"host{host}", SLURM_TASKS_PER_NODE=f"{per_host}" + f"(x{hosts})" * several,
     )  # fmt: skip
     _call_host(f"host{host}", hosts)
 

@@ -18,12 +18,15 @@ def main(name: str, memory: str, count: str, *words: str) -> int:
     ):
         fields = [field.strip() for field in options["query-gpu"].split(",")]
         form = options.get("format", "").split(",")
-        shown = [int(number) for number in options.get("id", "").split(",") if number.isdigit()] or devices
+        shown = options["id"].split(",") if "id" in options else [*map(str, devices)]
+        if not set(shown) <= {*map(str, devices)}:
+            print("No devices were found")
+            return 6
         mib = "" if "nounits" in form else " MiB"
         if "noheader" not in form:
             print(", ".join(f"{field} [MiB]" if field.startswith("memory.") else field for field in fields))
         for index in shown:
-            values = {"index": str(index), "count": count, "memory.total": memory + mib}
+            values = {"index": index, "count": count, "memory.total": memory + mib}
             values |= dict.fromkeys(("name", "gpu_name"), name)
             print(", ".join(values.get(field, "[N/A]") for field in fields))
         return 0

@@ -179,7 +179,7 @@ class Rotation:
         """Replace the functions that remove and rename. Call once."""
 
         @replaces(shutil, "rmtree")
-        @replaces(os, "remove", "unlink")
+        @replaces(os, "remove", "unlink", "rmdir")
         def remove(original: Any, path: Any, *args: Any, **options: Any) -> None:
             if options.get("dir_fd") is not None or not self._answered(path):
                 original(path, *args, **options)
