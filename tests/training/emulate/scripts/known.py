@@ -45,6 +45,14 @@ def case_sizes_that_depend_on_what_is_chosen():
     assert x[chosen[:, 0] == 2].shape == (TOKENS // (EXPERTS // TOP_K), 16)
 
 
+def case_what_is_not_known_is_finite():
+    layer = torch.nn.Linear(4, 4).cuda()
+    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    assert torch.isfinite(norm) and layer.weight.grad.isfinite().all()
+    assert torch.isfinite(torch.tensor([1.0, float("inf")]).cuda()).tolist() == [True, False]
+
+
 def case_what_came_from_the_host_is_true():
     ids = torch.tensor([[5, 0, 7, 7, 0], [1, 2, 0, 3, 3]]).cuda()
     assert (ids != 0).sum().item() == 7

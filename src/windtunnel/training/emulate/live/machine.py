@@ -195,7 +195,7 @@ class RankReads:
                 frame: FrameType | None = sys._getframe().f_back
                 while frame is not None and frame.f_code.co_filename.endswith(THROUGH):
                     frame = frame.f_back
-                self._write(frame, int(answer) if answer.isdigit() else None)
+                self._write(frame, int(answer) if answer.isdecimal() else None)
             return answer
 
         return read

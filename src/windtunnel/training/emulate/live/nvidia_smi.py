@@ -25,8 +25,8 @@ def main(name: str, memory: str, count: str, *words: str) -> int:
         mib = "" if "nounits" in form else " MiB"
         if "noheader" not in form:
             print(", ".join(f"{field} [MiB]" if field.startswith("memory.") else field for field in fields))
-        for index in shown:
-            values = {"index": index, "count": count, "memory.total": memory + mib}
+        for device in shown:
+            values = {"index": device, "count": count, "memory.total": memory + mib}
             values |= dict.fromkeys(("name", "gpu_name"), name)
             print(", ".join(values.get(field, "[N/A]") for field in fields))
         return 0

@@ -143,6 +143,7 @@ class RankRun:
         substitutes.install_compiler(observer)
         if on_gpu:
             substitutes.install_shapes(observer.note)
+            substitutes.install_finite(observer)
             names.install(observer.note)
             saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), self.began)
             kernels.install_operators(observer)

@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from collections import deque
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from torch.nn.modules._functions import SyncBatchNorm
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.names import refuse
+from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.patches import replaces
 
@@ -126,6 +129,27 @@ def _keep_all_ranks() -> None:
 _keep: list[Any] = []  # a library's kernels go with it
 
 
+def install_finite(observer: Observer) -> None:
+    """What is not known is taken to be finite, as by the scaler of mixed precision: else a script that guards
+    its steps by that would take none. Call once."""
+
+    def is_finite(original: Any, tensor: torch.Tensor) -> Any:
+        result = original(tensor)
+        local = getattr(result, "_local_tensor", result)
+        if local.is_cuda:
+            with unrecorded(observer.native), torch.no_grad():
+                if not (local | ~local).all().item():  # what is not known is neither
+                    local.fill_(True)
+                    observer.note(FINITE, NoteKind.APPROXIMATION)
+        return result
+
+    for holder in (torch, torch.Tensor):
+        replaces(holder, "isfinite")(is_finite)
+
+
+FINITE = "values that are not there are taken to be finite"
+
+
 REMEMBERED = 4096
 """Calls of compiled regions whose backward pass may still come; the oldest are forgotten."""
 
@@ -182,13 +206,23 @@ def install_compiler(observer: Observer) -> None:
         if model is None:
             return lambda program: compile(_, program, **options)
         if isinstance(model, torch.nn.Module):
-            model.forward = mark(model.forward)
+            model.compile(**options)
             return model
-        return mark(model)
+        return mark(model) if compiles(**options) else model
 
     @replaces(torch.nn.Module, "compile")
-    def compile_module(_: Any, self: torch.nn.Module, *args: Any, **options: Any) -> None:
-        self.forward = mark(self.forward)  # type: ignore[method-assign]
+    def compile_module(_: Any, self: Any, *args: Any, **options: Any) -> None:
+        if not compiles(**options):
+            return
+        own = getattr(self.forward, "__self__", None) is self
+        # as a method, which a copy of the module has of itself
+        self.forward = MethodType(mark(self.forward.__func__), self) if own else mark(self.forward)
+
+
+def compiles(disable: bool = False, backend: Any = "inductor", **options: Any) -> bool:
+    """Whether kernels come of it, by the options of ``torch.compile`` and its variables."""
+    switched_off = any(os.environ.get(f"{name}_DISABLE") == "1" for name in ("TORCH_COMPILE", "TORCHDYNAMO"))
+    return not (disable or backend == "eager" or switched_off)
 
 
 def install_shortcuts() -> None:
