@@ -32,9 +32,9 @@ from windtunnel.linux import processes
 from windtunnel.linux.hosts import own_address
 from windtunnel.store import eventlog
 from windtunnel.training import hosts
-from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.supervisor import Lead, Supervisor
+from windtunnel.training.elastic.policy.evidence import in_short
 from windtunnel.training.elastic.policy.state import Outcome, past
 from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.site import Site, statuses

@@ -22,7 +22,7 @@ from windtunnel.store import eventlog
 from windtunnel.store.objects import open_files
 from windtunnel.training import hosts
 from windtunnel.training.elastic import report
-from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.policy.evidence import in_short
 from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.launch import Launched, Preempted, resume
 

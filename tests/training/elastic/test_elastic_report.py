@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from windtunnel.training.elastic import report
+from windtunnel.training.elastic.events import unsound
+from windtunnel.training.elastic.live.job import Job
 
 
 def decided(generation: int, t: float, hosts: tuple[int, ...]) -> dict[str, Any]:
@@ -71,6 +75,25 @@ def test_a_traceback_becomes_its_last_line() -> None:
     assert line is not None
     assert line.endswith("lost rank 3: ended with status 1: ValueError: boom")
     assert report.failed_rank([lost, EVENTS[6]]) is lost
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("note", {"message": "hello"}, "text is None, str is needed"),
+        ("restored", {"rank": 0, "step": -1, "tier": "mine"}, "step is -1, a count is needed"),
+        ("finished", {"status": 0}, "it is written by the supervisor alone"),
+        ("mine", {"note": 1}, ""),
+        ("note", {"text": " \n"}, ""),
+    ],
+)
+def test_what_a_program_says_breaks_no_report(kind: str, fields: dict[str, Any], said: str) -> None:
+    assert unsound(kind, fields) == said
+    job = Job(0, 1, 0, timeout=1.0, process_state={})
+    with pytest.raises(TypeError, match=said) if said else nullcontext():
+        job.event(kind, **fields)
+    if not said:
+        report.Narrator().line(event(kind, 1.0, 1, **fields))
 
 
 def test_the_table_and_the_sums() -> None:

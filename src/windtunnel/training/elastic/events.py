@@ -17,16 +17,32 @@ Phases are of one clock only as far as the hosts' clocks agree. GEMINI's wasted 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
 from typing import Any
 
+from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED
+
 Event = dict[str, Any]
-_SOURCE = re.compile(r"\[/\S+\.(?:cc|cpp|hpp|h):\d+\] ?")
 PHASES = ("detect", "decide", "regroup", "load", "first_step")
+OF_SUPERVISOR = frozenset(
+    {"started", "host.joined", "lost", "ordered", "decided", "finished", "agreed", "suspected", "done"}
+    | {"committed"}
+)
+"""Events that nobody else may write: a later supervisor believes them."""
+_FIELDS: dict[str, dict[str, type]] = {
+    "grouped": {"rank": int},
+    "step": {"step": int},
+    WANTED: {"step": int},
+    FAILED: {"step": int, "error": str},
+    "restored": {"rank": int, "step": int, "tier": str},
+    "injected": {"fault": str},
+    "guarantee": {"doubts": list, "any_world": bool},
+    "note": {"text": str},
+}
+"""Fields without which an event of that kind says nothing; whole numbers are counts."""
 LONGEST = 2.0
 """Times the median: what a step takes longer is time in which nothing was trained."""
 
@@ -99,6 +115,18 @@ class Goodput:
     redone: float
     waiting: float
     fraction: float
+
+
+def unsound(kind: str, fields: Event) -> str:
+    """Why a program's event of that kind would be misread, in words; "" where it is sound. Kinds that only
+    the program knows always are."""
+    if kind in OF_SUPERVISOR:
+        return "it is written by the supervisor alone"
+    for name, accepted in _FIELDS.get(kind, {}).items():
+        value = fields.get(name)
+        if type(value) is not accepted or (isinstance(value, int) and value < 0):
+            return f"{name} is {value!r}, {'a count' if accepted is int else accepted.__name__} is needed"
+    return ""
 
 
 def recoveries(events: Iterable[Event]) -> list[Recovery]:
@@ -226,20 +254,6 @@ def _recovery(
         tiers={event["rank"]: event["tier"] for event in restored},
         complete=step is not None,
     )
-
-
-def in_short(text: str) -> str:
-    """A failure in one line: what ended, and the last line of its traceback. Names of C++ files are left
-    out."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    head = lines[0]
-    for mark in ("Traceback (most recent call last)", 'File "'):
-        head = head.partition(mark)[0] if len(lines) > 1 else head
-    parts = [head.strip().rstrip(":"), lines[-1]] if len(lines) > 1 else [head]
-    short = _SOURCE.sub("", ": ".join(filter(None, parts)))
-    return short.partition(". This is typically caused by")[0]
 
 
 def _fits(injected: Event, lost: Sequence[Event]) -> bool:

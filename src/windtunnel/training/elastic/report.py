@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.training.elastic.events import PHASES, Event, Recovery, goodput, in_short, recoveries
+from windtunnel.training.elastic.events import PHASES, Event, Recovery, goodput, recoveries
 from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED
+from windtunnel.training.elastic.policy.evidence import in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,9 +55,9 @@ class Narrator:
             self._doubts.update(new)
             return f"after a failure the results may differ in bits: {'; '.join(new)}" if new else None
         if kind == "note":
-            return f"note: {event['text'].strip().splitlines()[-1]}"
+            return f"note: {_last_line(event['text'])}"
         if kind == FAILED:
-            return f"step {event['step']} is not in storage: {event['error'].strip().splitlines()[-1]}"
+            return f"step {event['step']} is not in storage: {_last_line(event['error'])}"
         if kind == "finished":
             return f"finished: {in_short(event['reason'])}" if event["status"] == 0 else None
         return None
@@ -96,6 +97,10 @@ class Narrator:
         step = self._resumed
         parts = [f"{_ranks(ranks)} from {tier}" for tier, ranks in sorted(tiers.items())]
         return f" (restored step {step}: {'; '.join(parts)})"
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2].strip()
 
 
 def _lost(event: Event) -> str:

@@ -121,7 +121,7 @@ def commits(job: Job) -> Any:
     before = job.decided("commit/7")
     if job.generation == 1:
         values = job.agree("commit/7", job.rank)
-        job.event("committed", values=list(values), before=before)
+        job.event("durable", values=list(values), before=before)
         job.agree("never")
     return before
 

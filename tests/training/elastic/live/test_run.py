@@ -188,7 +188,7 @@ def test_values_that_are_none_of_json(stage: Stage) -> None:
 def test_durable_keys_outlive_their_generation(stage: Stage) -> None:
     agent = stage.start(run_bodies.commits, 2)
     agent.decides = lambda key: key != "never"
-    assert agent.wait_for("event", kind="committed", count=2)[0]["before"] is None
+    assert agent.wait_for("event", kind="durable", count=2)[0]["before"] is None
     agent.form(stage.membership(2, 2))
     assert agent.wait_for("done", count=2)[0]["result"] == {"0": 0, "1": 1}
 

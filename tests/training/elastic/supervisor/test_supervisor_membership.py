@@ -364,10 +364,12 @@ def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
         agents[1].say("done", generation=1, rank=1, result=0)
         agents[0].event("decided", membership={})  # our own words
         agents[0].event("grouped", generation=2, rank=1)
+        agents[0].event("note", message="a program's own")
         agents[0].post("x", 0, 0)
         agents[1].post("x", 1, 0)
         until(lambda: agents[1].of("decided", key="x"), "the agreement")
         assert len(run.events("lost")) == 1 and len(run.events("decided")) == 2
+        assert not run.events("note")
         assert not run.events("done") and snapshot(run.supervisor)["generation"] == 2
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.linux.faults import InjectedError, InjectionCounts, inject
+from windtunnel.training.elastic.events import unsound
 from windtunnel.training.elastic.faults import LAUNCHER, POINTS, PROCESS, Fault, matches, parse
 from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.model import Membership
@@ -237,10 +238,12 @@ class Job:
         """A line in the run's events (dropped where there is no supervisor).
 
         Raises:
-            TypeError: a field is not a value of JSON.
+            TypeError: a field is not a value of JSON, or not what an event of that kind has (`events`).
         """
+        fields = {"rank": self.rank, **_plain(f"a field of the event {kind!r}", fields)}
+        if why := unsound(kind, fields):
+            raise TypeError(f"the event {kind!r}: {why}")
         if self._link is not None:
-            fields = {"rank": self.rank, **_plain(f"a field of the event {kind!r}", fields)}
             self._link.event(kind, self.generation, **fields)
 
 

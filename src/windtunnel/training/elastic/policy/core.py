@@ -15,9 +15,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.model import Membership
-from windtunnel.training.elastic.policy.evidence import Round
+from windtunnel.training.elastic.policy.evidence import Round, in_short
 from windtunnel.training.elastic.policy.rules import (
     Blame,
     Change,

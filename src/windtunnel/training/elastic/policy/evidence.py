@@ -39,6 +39,7 @@ _OF_PEERS = (
     "connectfullmesh",
     "connect",
 )
+_SOURCE = re.compile(r"\[/\S+\.(?:cc|cpp|hpp|h):\d+\] ?")
 _STORES = ("DistNetworkError", "DistStoreError")
 
 
@@ -55,6 +56,20 @@ def cause_in(lines: Sequence[str], status: int | None) -> str:
             whole = lines[begins[-1] : index + 1]
             return "\n".join(whole) if _EXCEPTION.fullmatch(lines[index]) else ""
     return ""
+
+
+def in_short(text: str) -> str:
+    """A failure in one line: what ended, and the last line of its traceback. Names of C++ files are left
+    out."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    head = lines[0]
+    for mark in ("Traceback (most recent call last)", 'File "'):
+        head = head.partition(mark)[0] if len(lines) > 1 else head
+    parts = [head.strip().rstrip(":"), lines[-1]] if len(lines) > 1 else [head]
+    short = _SOURCE.sub("", ": ".join(filter(None, parts)))
+    return short.partition(". This is typically caused by")[0]
 
 
 def blames_peers(error: str) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from windtunnel.training.elastic.policy.checkpoints import FAILED, RECORD, STORING, WANTED
+from windtunnel.training.elastic.events import unsound
+from windtunnel.training.elastic.policy.checkpoints import RECORD, STORING
 from windtunnel.training.elastic.policy.core import Core, Message
 from windtunnel.training.elastic.policy.state import DURABLE, LiveHost
 
@@ -19,15 +20,6 @@ SIGNALS = {
 }  # fmt: skip
 LARGEST_DURABLE = 64 << 10
 """Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
-OURS = frozenset(
-    {"started", "host.joined", "lost", "ordered", "decided", "finished", "agreed", "suspected", "done"}
-    | {"committed"}
-)
-"""Events that nobody else may write: a later supervisor believes them."""
-
-
-_NEEDED = {"grouped": "rank", "step": "step", WANTED: "step", FAILED: "step"}
-"""The field without which an event of that kind says nothing."""
 
 
 def hello(core: Core, link: int, message: Message, now: float) -> None:
@@ -171,8 +163,8 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
     fields = {key: value for key, value in message.items() if key not in ("op", "epoch")}
     kind, t = str(fields.pop("kind")), fields.pop("t", None)
     generation = fields.pop("generation", core.generation)
-    sound = _is_count(generation) and (t is None or isinstance(t, int | float)) and "self" not in fields
-    if not sound or (kind in _NEEDED and not _is_count(fields.get(_NEEDED[kind]))):
+    stamped = type(generation) is int and generation >= 0 and (t is None or isinstance(t, int | float))
+    if not stamped or "self" in fields or unsound(kind, fields):
         return
     if kind == "grouped":
         if not _mine(core, host, {**message, "generation": generation}):
@@ -180,8 +172,6 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
         core.cooperative = True
     elif kind == "persisted":
         _persisted(core, host, fields)
-        return
-    elif kind in OURS:
         return
     elif kind == "step" and generation == core.generation:
         core.stepped(int(fields["step"]))
@@ -261,10 +251,6 @@ def _mine(core: Core, host: LiveHost, message: Message) -> bool:
 
 def _decided(generation: int, key: str, values: dict[int, Any]) -> Message:
     return {"op": "decided", "generation": generation, "key": key, "values": values}
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _signal(number: int) -> str:

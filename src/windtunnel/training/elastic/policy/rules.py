@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from windtunnel.training.elastic.events import in_short
-from windtunnel.training.elastic.policy.evidence import blames_peers, to_fence
+from windtunnel.training.elastic.policy.evidence import blames_peers, in_short, to_fence
 
 MOST_IN_VAIN = 3
 """Generations in succession, without a step between them, that are formed because of suspicion alone, or that
