@@ -200,6 +200,8 @@ class Foreign:
         (torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "x: a quantised tensor"),
         (lambda: 1, "state x: a function cannot be saved"),
         (Foreign(), r"state x: a .*Foreign is not accepted"),
+        ({1: torch.ones(1), "1": torch.zeros(1)}, "state x/1: two tensors have this name"),
+        ({"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}}, "state x/a/b: two tensors have this name"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_by_name(folder: Path, value: Any, words: str) -> None:

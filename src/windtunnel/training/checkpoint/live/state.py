@@ -41,9 +41,13 @@ def walk(state: State, rng: bool = True) -> tuple[list[tuple[str, torch.Tensor]]
     """
     tensors: list[tuple[str, torch.Tensor]] = []
     others: dict[str, Any] = {}
+    names: set[str] = set()
 
     def visit_tensor(name: str, tensor: torch.Tensor) -> None:
         _accept(name, tensor)
+        if name in names:
+            raise UserError(f"state {name}: two tensors have this name (keys such as 1 and '1', or 'a/b')")
+        names.add(name)
         tensors.append((name, tensor))
 
     owners = _owners(state)
