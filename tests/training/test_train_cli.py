@@ -41,6 +41,7 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--rate", "fast", "--network", "netns"], "--rate fast: accepted is a rate such as"),
         (["--rate", "1Gbit"], "give --network netns"),
         (["--domains", "a,b,c", "--hosts", "2"], "3 domains for 2 hosts"),
+        (["--domains", ",".join(["rack"] * 60), "--hosts", "2"], "60 domains for 2 hosts"),
         (["--inject", "kill:host=7,step=1"], "host=7"),
         (["--hosts", "3", "--inject", "kill:host=3,step=1"], "host=3, but places are 0 to 2"),
         (["--inject", "bang"], "unknown action"),

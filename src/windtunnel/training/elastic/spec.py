@@ -4,6 +4,7 @@ The command line is made from the fields that are options (`windtunnel.base.opti
 agents and trainers are configured by the same object; what only some of them need is made from it here.
 """
 
+import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -341,8 +342,9 @@ class JobSpec:
 
 def read_domains(text: str) -> tuple[str, ...]:
     """The failure domain of each host: "a,a,b,b", or a file with one in each line."""
-    path = Path(text)
-    parts = path.read_text().split() if text and path.is_file() else text.split(",")
+    parts = text.split(",")
+    with contextlib.suppress(OSError):  # no file, or no name that one could have
+        parts = Path(text).read_text().split()
     return tuple(part.strip() for part in parts if part.strip())
 
 
