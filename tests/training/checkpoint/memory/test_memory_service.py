@@ -13,6 +13,7 @@ from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
 from windtunnel.training.checkpoint.live.memory.messages import Pace, Reservation
+from windtunnel.training.checkpoint.live.memory.state import Ledger
 from windtunnel.training.checkpoint.live.slot import CopyError
 
 N = 10_000
@@ -42,6 +43,16 @@ def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..
     assert c.decided == [f"checkpoint/{step}/1.0" for step in range(5)]
     assert {tuple(value) for value in c.posts["checkpoint/4/1.0"].values()} == {("course",)}
     assert c.ranks[1].layout(DIGEST) == LAYOUT
+
+
+def test_what_is_posted_takes_no_memory_any_more() -> None:
+    ledger = Ledger()
+    for step in range(1000):
+        ledger.saved(0, step, "rank0", [1], 3)
+        assert ledger.done(0, step, ["rank0"]) is None
+        ledger.arrived(0, step, "rank0", 1)
+        assert [ledger.done(0, step, ["rank0"]) for _ in range(2)] == [3, None]
+    assert ledger == Ledger()
 
 
 def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster]) -> None:

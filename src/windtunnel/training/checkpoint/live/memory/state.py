@@ -35,7 +35,6 @@ class Ledger:
     """``steps[rank][step][shard]``: where its copies are still to go."""
 
     _steps: dict[tuple[int, int], dict[str, _Shard]] = field(default_factory=dict)
-    _posted: set[tuple[int, int]] = field(default_factory=set)
 
     def saved(self, rank: int, step: int, shard: str, holders: Iterable[int], course: int) -> None:
         """This host has ``shard``, of the generation ``course``; the hosts ``holders`` are to get it."""
@@ -54,11 +53,9 @@ class Ledger:
         """The generation that the copies of the rank's ``shards`` carry, the first time that all of them are
         where they are to be; else None."""
         entries = self._steps.get((rank, step), {})
-        if (rank, step) in self._posted or not set(shards) <= entries.keys():
+        if not set(shards) <= entries.keys() or any(entries[shard].lacks for shard in shards):
             return None
-        if any(entries[shard].lacks for shard in shards):
-            return None
-        self._posted.add((rank, step))
+        del self._steps[rank, step]
         return max(entry.course for entry in entries.values())
 
 
