@@ -224,6 +224,20 @@ def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) ->
     assert sorted(ck._slot_steps) == [1, 4]
 
 
+def test_steps_that_do_not_grow_are_refused(folder: Path) -> None:
+    """A loop that counts each epoch from 0: of its steps some ranks' copies would be of the epoch before."""
+    ck = PeerCheckpointer(FakeJob(Cluster(folder, world=1), 0))
+    with pytest.raises(UserError, match="step -1 is the first; numbers that grow from 0"):
+        ck.step(-1, program())
+    for step in (np.int64(0), 1):
+        ck.step(step, program())
+    for step in (0, 1):
+        with pytest.raises(UserError, match=f"step {step} after step 1; numbers that grow from 0"):
+            ck.step(step, program())
+    assert ck.restore(program()) == 2
+    ck.step(2, program())
+
+
 def test_what_was_due_to_storage_and_is_not_saved_is_told(folder: Path) -> None:
     cluster = Cluster(folder, world=1, replicate=False)
     ck = PeerCheckpointer(FakeJob(cluster, 0), patience=0.2, persist="memory://due", persist_every=2)
@@ -294,8 +308,8 @@ def test_a_loader_is_in_the_state_or_its_absence_is_told(folder: Path) -> None:
         state = program()
         loader = (StatefulDataLoader if inside else DataLoader)(samples, shuffle=True)
         ck = PeerCheckpointer(FakeJob(cluster, 0))
-        ck.restore(state | {"loader": loader} if inside else state)
-        for step, _ in enumerate(loader):
+        first = ck.restore(state | {"loader": loader} if inside else state)
+        for step, _ in enumerate(loader, first):
             train(state)
             ck.step(step, state | {"loader": loader} if inside else state)
             ck.flush()

@@ -22,10 +22,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import index
 from typing import Any
 
 import torch
 
+from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import (
@@ -77,6 +79,7 @@ class PeerCheckpointer:
         self._shared: frozenset[str] | None = None
         self._slot_steps: list[int] = []
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self._newest = -1  # that was saved or restored
         self._begun = False
         self._ended = False
         self._base = -1  # what all went back to, where copies of it are still to be made
@@ -104,7 +107,7 @@ class PeerCheckpointer:
             MembershipChanged: the membership changed meanwhile.
         """
         objects.require_stateful(state)
-        self._restores += 1
+        self._restores, self._newest = self._restores + 1, -1
         if self._access is None and not self.settings.persist:
             return 0
         with self._current():
@@ -117,7 +120,7 @@ class PeerCheckpointer:
                 rng=self.settings.rng,
                 restart=self.settings.on_no_checkpoint == "restart",
             )
-            step = -1 if restored is None else restored.step
+            step = self._newest = -1 if restored is None else restored.step
             self._begin(step)
             if restored is not None and self._access is not None:
                 if restored.store and self.settings.persist:
@@ -135,12 +138,19 @@ class PeerCheckpointer:
 
     def step(self, step: int, state: State) -> None:
         """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory.
+        Numbers grow from call to call, through all epochs: copies of another state would pass for one of two
+        steps of one number.
 
         Raises:
-            UserError: the state cannot be saved, or the memory for it is not there.
+            UserError: the state cannot be saved, the memory for it is not there, or the number does not grow.
             MembershipChanged: the membership changed.
         """
         objects.require_stateful(state)
+        step = index(step)
+        if step <= self._newest:
+            after = f"after step {self._newest}" if self._newest >= 0 else "is the first"
+            raise UserError(f"PeerCheckpointer: step {step} {after}; numbers that grow from 0 are accepted")
+        self._newest = step
         with self._current():
             self._step(step, state)
 

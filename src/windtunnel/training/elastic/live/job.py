@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -211,9 +212,8 @@ class Job:
         Raises:
             MembershipChanged: a newer generation is known.
         """
-        if self._link is not None and self.rank == 0:
-            fields = {**_plain("a field of the step", fields), "step": step, "rank": 0}
-            self._link.event("step", self.generation, **fields)
+        if self.rank == 0:
+            self.event("step", **{**fields, "step": index(step)})
         self.at("step", step)
         self.check()
 
@@ -234,7 +234,7 @@ class Job:
             reported.extend(["", *new])
             self.event("guarantee", doubts=new, any_world=any_world)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, /, **fields: Any) -> None:
         """A line in the run's events (dropped where there is no supervisor).
 
         Raises:
