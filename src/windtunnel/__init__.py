@@ -3,7 +3,7 @@
     import windtunnel as wt
 
     run = wt.emulate("train.py", "--size", "8b", cluster="h100-sxm:16x8")
-    print(run.iteration_time, run.peak_reserved, run.critical_path)
+    print(run.summary.iteration_time_s, run.summary.peak_reserved_bytes, run.summary.critical_path)
 
 What is named here is loaded when it is first used: importing windtunnel costs nothing.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ import numpy as np
 
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
+from windtunnel.linux.snapshot import read_status
 from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy
 from windtunnel.training.emulate.exports import joules
 from windtunnel.training.emulate.graph import EventKind, Group, NoteKind, Slice, sentences
@@ -42,6 +44,8 @@ HELD = 12
 """Module paths that are named of what is held at a time."""
 OPERATORS = 60
 """Operators that are told, those that take longest."""
+KINDS = ("compute", "pipeline_bubble", "imbalance", "launch", "idle")
+"""Of time on the critical path, which are told where they took none, too."""
 EMULATED = (
     "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
     "critical_path", "ranks", "collectives", "joules_per_iteration",
@@ -80,7 +84,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         model_flops_per_iteration=work.total(MODEL), hardware_flops_per_iteration=work.total(HARDWARE),
         flops_dtype=work.dtype, mfu=used.mfu, hfu=used.hfu,
         cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
-        critical_path=_split(timing.critical_path),
+        critical_path=dict.fromkeys(KINDS, 0.0) | timing.critical_path,
         waits=tuple(timing.waits),
         ranks=tuple(_rank_class(result, row) for row in range(len(result.classes.classes))),
         collectives=tuple(_collective(result, use) for use in timing.collectives),
@@ -168,27 +172,14 @@ def peak_rss_bytes() -> int:
 
     Its own is not `getrusage`'s, which begins with the peak of whatever process started it.
     """
-    status = Path("/proc/self/status").read_text()
-    own = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return 1024 * (int(own.split()[1]) + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    own = int(read_status(os.getpid())["VmHWM"].split()[0])
+    return 1024 * (own + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def _price(result: EmulationResult) -> float | None:
     hourly = result.cluster.price_per_device_hour
     return (
         None if hourly is None else hourly * result.cluster.world_size * result.timing.iteration_time_s / 3600
-    )
-
-
-def _split(parts: dict[str, float]) -> dict[str, float]:
-    """Every kind that there always is, then exposed communication by group kind; in seconds."""
-    always = {
-        kind: parts.get(kind, 0.0) for kind in ("compute", "pipeline_bubble", "imbalance", "launch", "idle")
-    }
-    return (
-        {"compute": always.pop("compute")}
-        | {k: v for k, v in parts.items() if k.startswith("communication:")}
-        | always
     )
 
 

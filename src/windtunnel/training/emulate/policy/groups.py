@@ -274,14 +274,13 @@ class CallRow:
 class ClassCalls:
     """All calls of a class, in issue order.
 
-    ``event[n]``: position in the slice's events. ``row[n]``: row of its collective table.
-    ``order[n]``: number of the call in its channel. ``rows``: what each row of the table means.
+    ``event[n]``: position in the slice's events. ``row[n]``: row of its collective table. ``rows``: what each
+    row of the table means.
     """
 
     slice: Slice
     event: NDArray[np.int64]
     row: NDArray[np.int32]
-    order: NDArray[np.int64]
     rows: list[CallRow]
 
     @cached_property
@@ -305,18 +304,10 @@ class ClassCalls:
 
 def read_calls(slice_: Slice, families: Families, steady: bool) -> ClassCalls:
     """The calls of a slice; with ``steady`` only those of its steady step, numbered from its start."""
-    rows = call_rows(slice_, families)
     begin, end = slice_.steady if steady else (0, len(slice_.events))
-    events = slice_.events[begin:end]
-    event = np.flatnonzero(events["kind"] == EventKind.COLLECTIVE) + begin
+    event = np.flatnonzero(slice_.events["kind"][begin:end] == EventKind.COLLECTIVE) + begin
     row = slice_.events["ref"][event].astype(np.int32)
-    order = np.zeros(len(row), np.int64)
-    counts: dict[Channel, int] = {}
-    for position, number in enumerate(row.tolist()):
-        channel = rows[number].channel
-        order[position] = counts.get(channel, 0)
-        counts[channel] = counts.get(channel, 0) + 1
-    return ClassCalls(slice_, event, row, order, rows)
+    return ClassCalls(slice_, event, row, call_rows(slice_, families))
 
 
 def call_rows(slice_: Slice, families: Families) -> list[CallRow]:

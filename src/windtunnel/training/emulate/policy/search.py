@@ -43,7 +43,8 @@ def chosen(observation: Observation, ranks: str = "") -> Decision:
     named = ranks or observation.ranks
     listed = [0] if named == "auto" else parse_ranks(named, observation.world_size)
     missing = tuple(rank for rank in listed if rank not in observation.captured)
-    return Capture(missing, "named by the user") if missing else CheckedCells(None)
+    why = "every rank" if named == "all" else "named by the user"
+    return Capture(missing, why) if missing else CheckedCells(None)
 
 
 def search(observation: Observation) -> Decision:

@@ -255,7 +255,7 @@ def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     if call.is_message:
         sender, receiver = call.ranks(rank)
         words += f" to rank {receiver}" if rank == sender else f" from rank {sender}"
-    order = int(calls.order[call.number]) + 1
+    order = 1 + calls.channels[call.channel].tolist().index(call.number)
     return (
         f"{words} (group {call.family.name!r} of {call.family.size} ranks, call {order} of the step)"
         f"{at(calls.slice, int(calls.event[call.number]))}"
