@@ -88,28 +88,28 @@ class Classes:
 
 @dataclass
 class RankEvidence:
-    """What has been run so far: a digest for each captured rank, one slice for each distinct digest, and the
-    outlines (as digests) of these and of the ranks that were only checked."""
+    """What has been run so far: for each captured rank the number of what it did, a slice and an outline for
+    each such number, and the outlines of the ranks that were only checked. What is done and outlines are
+    numbered by their digests."""
 
     world_size: int
-    digest_of: dict[int, str] = field(default_factory=dict)
-    slice_of: dict[str, Slice] = field(default_factory=dict)
-    outlines: dict[str, int] = field(default_factory=dict)
+    captured: dict[int, int] = field(default_factory=dict)
+    slices: list[Slice] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     checked: dict[int, int] = field(default_factory=dict)
     families: Families = field(init=False)
-    _groups: list[tuple[int, ...]] = field(init=False, repr=False)
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _outlines: dict[str, int] = field(default_factory=dict)
 
     def add(self, slice_: Slice) -> None:
         """Take in one slice. Raises `Deadlock` when it made other process groups than the first one."""
-        if not self.slice_of:
+        if not self.slices:
             self.families = find_families(slice_.world_groups, self.world_size)
-            self._groups = [group.ranks for group in slice_.world_groups]
         outline = self._outline(slice_)
         name = f"{digest(slice_, self.families)} {outline}"
-        self.digest_of[slice_.rank] = name
-        if name not in self.slice_of:
-            self.slice_of[name] = slice_
+        number = self.captured[slice_.rank] = self._numbers.setdefault(name, len(self.slices))
+        if number == len(self.slices):
+            self.slices.append(slice_)
             self.calls.append(outline)
 
     def check(self, rank: int, slice_: Slice | None) -> None:
@@ -117,30 +117,24 @@ class RankEvidence:
         self.checked[rank] = REFUSED if slice_ is None else self._outline(slice_)
 
     def _outline(self, slice_: Slice) -> int:
-        if [group.ranks for group in slice_.world_groups] != self._groups:
+        first = self.slices[0] if self.slices else slice_
+        if [group.ranks for group in slice_.world_groups] != [group.ranks for group in first.world_groups]:
             raise Deadlock(
-                f"ranks {self.first.rank} and {slice_.rank} made different process groups: every rank must"
+                f"ranks {first.rank} and {slice_.rank} made different process groups: every rank must"
                 " call new_group (init_device_mesh) for all groups, in the same order"
             )
-        return self.outlines.setdefault(digest(slice_.outline(), self.families), len(self.outlines))
-
-    @property
-    def first(self) -> Slice:
-        return next(iter(self.slice_of.values()))
+        return self._outlines.setdefault(digest(slice_.outline(), self.families), len(self._outlines))
 
     @cached_property
     def _of_the_first(self) -> tuple[tuple[FamilyShape, ...], tuple[int, ...]]:
-        return family_shapes(self.first, self.families), message_peers(self.first)
+        return family_shapes(self.slices[0], self.families), message_peers(self.slices[0])
 
     def observe(self, ranks: str, limit: int, checks: int = 0) -> Observation:
         """What the policy is told."""
-        if not self.slice_of:
-            return Observation(self.world_size, ranks, limit, checks=checks)
-        number = {name: row for row, name in enumerate(self.slice_of)}
-        families, peers = self._of_the_first
+        families, peers = self._of_the_first if self.slices else ((), ())
         return Observation(
-            self.world_size, ranks, limit, {rank: number[name] for rank, name in self.digest_of.items()},
-            families, peers, checks=checks, calls=tuple(self.calls), checked=dict(self.checked),
+            self.world_size, ranks, limit, dict(self.captured), families, peers, checks=checks,
+            calls=tuple(self.calls), checked=dict(self.checked),
         )  # fmt: skip
 
     @cached_property
@@ -192,47 +186,31 @@ def _take(evidence: RankEvidence, capture: Slices, ranks: list[int]) -> None:
 
 def _classes(evidence: RankEvidence, cells: CheckedCells) -> Classes:
     """Classes in which every rank has the graph of the captured rank that stands for it."""
-    captured = np.array(sorted(evidence.digest_of), np.int64)
     stand_in, assumed = stand_ins(evidence.observe("", 0), cells)
-    doubts = [_doubt(evidence, assumed)] if len(assumed) else []
-    checked = tuple(
-        sorted(
-            r for r, number in evidence.checked.items() if number != REFUSED and r not in evidence.digest_of
-        )
-    )
-
-    names = list(evidence.slice_of)
-    row_of_digest = {name: row for row, name in enumerate(names)}
-    row_of_rank = np.zeros(evidence.world_size, np.int32)
-    row_of_rank[captured] = [row_of_digest[evidence.digest_of[rank]] for rank in captured.tolist()]
-    rank_class = row_of_rank[stand_in]
+    number_of = np.zeros(evidence.world_size, np.int32)
+    number_of[list(evidence.captured)] = list(evidence.captured.values())
     # Classes in the order of their first members reads best: pp=0, pp=1, …
-    present, first = np.unique(rank_class, return_index=True)
+    present, first = np.unique(number_of[stand_in], return_index=True)
     order = present[np.argsort(first)]
-    renumbered = np.empty(len(names), np.int32)
-    renumbered[order] = np.arange(len(order))
-    rank_class = renumbered[rank_class]
+    row_of = np.zeros(len(evidence.slices), np.int32)
+    row_of[order] = np.arange(len(order))
+    rank_class = row_of[number_of[stand_in]]
 
     classes: list[RankClass] = []
     name_counts: Counter[str] = Counter()
-    for row, old in enumerate(order.tolist()):
-        slice_ = evidence.slice_of[names[old]]
-        members = np.flatnonzero(rank_class == row)
+    for row, number in enumerate(order.tolist()):
+        slice_, members = evidence.slices[number], np.flatnonzero(rank_class == row)
         name = _name(evidence.axes, members)
         name_counts[name] += 1
         name = f"{name} ({name_counts[name]})" if name_counts[name] > 1 else name
-        mine = tuple(int(rank) for rank in captured if rank_class[rank] == row)
+        mine = tuple(rank for rank in sorted(evidence.captured) if rank_class[rank] == row)
         classes.append(RankClass(name, slice_, members, mine, _note(evidence, slice_, members, rank_class)))
     notes = [Note(cls.note) for cls in classes if cls.note]
+    notes += [_doubt(evidence, assumed)] if len(assumed) else []
+    ran = (rank for rank, outline in sorted(evidence.checked.items()) if outline != REFUSED)
+    checked = tuple(rank for rank in ran if rank not in evidence.captured)
     return Classes(
-        evidence.world_size,
-        classes,
-        evidence.families,
-        evidence.axes,
-        rank_class,
-        assumed,
-        notes + doubts,
-        checked,
+        evidence.world_size, classes, evidence.families, evidence.axes, rank_class, assumed, notes, checked
     )
 
 
@@ -260,9 +238,9 @@ def _note(evidence: RankEvidence, slice_: Slice, members: Longs, rank_class: NDA
     axes = evidence.axes
     point = axes.point(slice_.rank)
     origin = axes.rank(tuple(i if axis.positional else 0 for axis, i in zip(axes.axes, point, strict=True)))
-    if origin not in evidence.digest_of or rank_class[origin] == rank_class[slice_.rank]:
+    if origin not in evidence.captured or rank_class[origin] == rank_class[slice_.rank]:
         return ""
-    base = evidence.slice_of[evidence.digest_of[origin]]
+    base = evidence.slices[evidence.captured[origin]]
     verb = "differs" if len(members) == 1 else "differ"
     why = difference(base, slice_, evidence.families)
     return f"{ranks_words(members)} {verb} from rank {origin}: {why}" if why else ""
