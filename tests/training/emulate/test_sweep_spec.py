@@ -178,7 +178,7 @@ def test_conditions_mean_what_they_mean_in_python() -> None:
     "text",
     [
         "__import__('os')", "tp.__class__ == 1", "tp ** 9 > 1", "1 << tp > 1", "lambda: 1", "tp >",
-        "(tp := 1) > 0",
+        "(tp := 1) > 0", "tp = pp > 2", "tp += pp > 2", "tp == 2; pp == 3",
         "", "(" * 600, "ac > 1", "tp * pp", "tp / 0 > 1", "tp in 5", "'x' * 999999 * 999999 == ac",
     ],
 )  # fmt: skip
