@@ -181,10 +181,10 @@ class PeerCheckpointer:
         self._prepare(state, tensors, others, packed)
         self._calls += 1
         self.job.guarantee(self._doubts(state))
-        if not self._ready(step):
+        slot = self._slot(step)
+        if slot is None:
             return
         assert self._plan is not None
-        slot = self._tell_slot(step)
         self.job.at("before_local_write", step)
         self._slot_steps[slot] = EMPTY
         self._access.begin(self._plan, slot, step)
@@ -289,32 +289,41 @@ class PeerCheckpointer:
         more = [] if self.settings.rng else ["rng=False: no generator is saved"]
         return [*objects.loader_doubts(state), *sorted(self._outside), *more]
 
-    def _ready(self, step: int) -> bool:
-        """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""
-        chosen = self.settings
-        free = self._may(step)
-        end = time.monotonic() + chosen.patience
-        while not free and time.monotonic() < end:
-            self.job.check()
-            assert self._access is not None
-            self._access.require_there()
-            if not self._access.memory.wait_committed(self.committed() + 1, _SLICE):
-                time.sleep(_PAUSE)  # it says no at once when the generation is over
-            free = self._may(step)
-        if not free:
-            free = self._give_up(step)
-        if not free:
-            self._skipped(step)
-        return free
+    def _slot(self, step: int) -> int | None:
+        """The slot that ``step`` goes to, once it may be overwritten; None where that takes too long, and the
+        step is not saved. One rank says what was decided for all in the run's events."""
+        wanted, slot = self._slot_decision(step)
+        end = time.monotonic() + self.settings.patience
+        while not slot.free and time.monotonic() < end:
+            self._wait(self.committed() + 1)
+            wanted, slot = self._slot_decision(step)
+        if not slot.free:
+            self._give_up(step)
+            wanted, slot = self._slot_decision(step)
+        if self.job.rank == 0:
+            self.job.event("decision", **eventlog.decided("training.checkpoint", "newest", wanted, slot))
+        if slot.free:
+            return slot.index
+        text = f"step {step} was not saved: step {self.committed()} is the newest committed one"
+        self.job.event("note", text=text)
+        if step == self._due:
+            self.job.event(FAILED, step=step, error="it was not saved in memory")
+        return None
 
-    def _give_up(self, step: int) -> bool:
+    def _slot_decision(self, step: int) -> tuple[SlotWanted, Slot]:
+        wanted = SlotWanted(step, tuple(self._slot_steps), self.committed(), self._base)
+        slot = decide(wanted)
+        assert isinstance(slot, Slot)
+        return wanted, slot
+
+    def _give_up(self, step: int) -> None:
         """Steps that some rank did not save can never be committed: agree on them and free their slots."""
         # A base that gets no copies holds all up; everybody has it at home, which must do.
         mine = [slot_step for slot_step in self._slot_steps if slot_step != EMPTY and slot_step >= self._base]
         try:
             answers = self.job.agree(f"stuck/{self._serial}.{step}", mine, min(self.settings.patience, 10.0))
         except TimeoutError:
-            return False  # the others could save this step; the next time all are stuck together
+            return  # the others could save this step; the next time all are stuck together
         everywhere = set.intersection(*(set(steps) for steps in answers.values()))
         if self.committed() < self._base:
             self.job.event("note", text=f"step {self._base}, which all went back to, lacks copies")
@@ -323,30 +332,6 @@ class PeerCheckpointer:
             slot_step if slot_step in everywhere or slot_step <= self.committed() else EMPTY
             for slot_step in self._slot_steps
         ]
-        return self._may(step)
-
-    def _slot_decision(self, step: int) -> tuple[SlotWanted, Slot]:
-        observation = SlotWanted(step, tuple(self._slot_steps), self.committed(), self._base)
-        slot = decide(observation)
-        assert isinstance(slot, Slot)
-        return observation, slot
-
-    def _may(self, step: int) -> bool:
-        return self._slot_decision(step)[1].free
-
-    def _tell_slot(self, step: int) -> int:
-        """The slot that ``step`` goes to; one rank says so for all in the run's events."""
-        observation, slot = self._slot_decision(step)
-        if self.job.rank == 0:
-            self.job.event("decision", **eventlog.decided("training.checkpoint", "newest", observation, slot))
-        return slot.index
-
-    def _skipped(self, step: int) -> None:
-        self._tell_slot(step)
-        newest = self.committed()
-        self.job.event("note", text=f"step {step} was not saved: step {newest} is the newest committed one")
-        if step == self._due:
-            self.job.event(FAILED, step=step, error="it was not saved in memory")
 
     def _put_objects(self, packed: bytes, slot: int) -> None:
         assert self._access is not None and self._plan is not None
@@ -419,16 +404,22 @@ class PeerCheckpointer:
         if pending is not None:
             pending.result(self.settings.patience)
 
-    def _wait_committed(self, step: int) -> bool:
+    def _wait(self, step: int) -> bool:
+        """A moment for the commit of ``step`` or of a later one; whether it is there."""
         assert self._access is not None
+        self.job.check()
+        self._access.require_there()
+        if self._access.memory.wait_committed(step, _SLICE):
+            return True
+        time.sleep(_PAUSE)  # it says no at once when the generation is over
+        return False
+
+    def _wait_committed(self, step: int) -> bool:
         end = time.monotonic() + self.settings.patience
         while time.monotonic() < end:
-            self.job.check()
-            self._access.require_there()
-            if self._access.memory.wait_committed(step, _SLICE):
+            if self._wait(step):
                 self.job.at("after_replicated", step)
                 return True
-            time.sleep(_PAUSE)
         self.job.event("note", text=f"step {step} is not committed after {self.settings.patience:g} s")
         return False
 

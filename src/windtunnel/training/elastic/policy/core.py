@@ -191,7 +191,7 @@ class Core(LoggedState):
             self.finish(1, f"{decision.reason} ({words})", now)
             return
         for rank, error in suspects:
-            self._record_lost("worker", self.place(rank), rank, "suspect", False, error)
+            self._rank_lost(rank, "suspect", error)
         self.force(f"suspicion ({words})", now)
 
     def look(self, now: float) -> None:
@@ -391,7 +391,8 @@ class Core(LoggedState):
         id, place = host.member.id, self.place_of(host)
         if host.link is not None:
             self.end(host.link, 1, f"host {id} is given up: {how}")
-        self._record_lost("host", place, None, evidence, False, error, id)
+        about = {"host": id, "place": place, "rank": None}
+        self.record("lost", what="host", **about, evidence=evidence, own=False, error=error)
         if place is not None:
             self._hit = True
             self._causes.append(f"host {id} (place {place}) is lost, {how}")
@@ -405,7 +406,7 @@ class Core(LoggedState):
         host.workers.pop(rank, None)
         self._hit |= not own
         self._own |= own
-        self._record_lost("worker", self.place(rank), rank, evidence, own, error)
+        self._rank_lost(rank, evidence, error, own)
         self._causes.append(f"rank {rank} is lost, {in_short(error) or evidence}")
         self.change(now)
 
@@ -553,18 +554,8 @@ class Core(LoggedState):
         self.effects.record(kind, generation, t, **fields)
         self.apply({"kind": kind, "generation": generation, **fields})
 
-    def _record_lost(
-        self,
-        what: str,
-        place: int | None,
-        rank: int | None,
-        evidence: str,
-        own: bool,
-        error: str,
-        host: int | None = None,
-    ) -> None:
-        if host is None and place is not None and self.membership is not None:
-            host = self.membership.hosts[place].id
-        self.record(
-            "lost", what=what, host=host, place=place, rank=rank, evidence=evidence, own=own, error=error
-        )
+    def _rank_lost(self, rank: int, evidence: str, error: str, own: bool = False) -> None:
+        assert self.membership is not None
+        place = self.place(rank)
+        about = {"host": self.membership.hosts[place].id, "place": place, "rank": rank}
+        self.record("lost", what="worker", **about, evidence=evidence, own=own, error=error)

@@ -217,14 +217,7 @@ class Owner:
             membership = state.membership
             assert membership is not None
             target = next(member for member in membership.hosts if member.id == host)
-            self._senders[host] = Sender(
-                target,
-                self._pacer,
-                state.keys,
-                state.limits,
-                lambda: (state.committed, state.base),
-                state.folder.layout,
-            )
+            self._senders[host] = Sender(target, self._pacer, state)
         self._senders[host].add(delivery)
 
     def _delivered(self, ledger: Ledger, delivery: Delivery, host: int, verdict: str) -> None:

@@ -27,15 +27,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.base import handshake, wire
-from windtunnel.base.keys import Keys
 from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import messages
 from windtunnel.training.checkpoint.live.memory.messages import Pace
+from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.slot import SlotFile
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy import Allowance, Sending, decide
 from windtunnel.training.checkpoint.policy.pacing import ENDLESS, SMALLEST
-from windtunnel.training.checkpoint.settings import MemoryLimits
 from windtunnel.training.elastic.model import MemberHost
 
 TOLD = 32
@@ -161,21 +160,11 @@ class Delivery:
 
 
 class Sender:
-    """All that goes to one host, in order. ``known()``: the newest committed step and the one that all went
-    back to last, as this host knows them; ``layout(digest)``: the blob."""
+    """All that goes from this host, with its ``state``, to one other, in order."""
 
-    def __init__(
-        self,
-        host: MemberHost,
-        pacer: Pacer,
-        keys: Keys,
-        limits: MemoryLimits,
-        committed_and_base: Callable[[], tuple[int, int]],
-        layout: Callable[[str], bytes | None],
-    ) -> None:
+    def __init__(self, host: MemberHost, pacer: Pacer, state: State) -> None:
         self.host = host
-        self._pacer, self._keys, self._limits = pacer, keys, limits
-        self._committed_and_base, self._layout = committed_and_base, layout
+        self._pacer, self._state, self._limits = pacer, state, state.limits
         self._queue: deque[Delivery] = deque()
         self._changed = threading.Condition()
         self._now: Delivery | None = None
@@ -253,7 +242,7 @@ class Sender:
         answer = self._ask(sock, delivery)
         if answer.get("answer") == "layout":
             digest = delivery.shard.layout
-            blob = self._layout(digest)
+            blob = self._state.folder.layout(digest)
             if blob is None:
                 return f"its layout {digest} is not here"
             answer = self._ask(sock, delivery, blob)
@@ -278,12 +267,11 @@ class Sender:
         return str(answer["answer"])
 
     def _ask(self, sock: socket.socket, delivery: Delivery, layout: bytes | None = None) -> dict[str, Any]:
-        committed, base = self._committed_and_base()
         message = {
             "op": "put",
             "generation": delivery.generation,
-            "committed": committed,
-            "base": base,
+            "committed": self._state.committed,
+            "base": self._state.base,
             "keeps": delivery.keeps(),
             "capacity": delivery.slot.capacity,
             "shard": to_plain(delivery.shard),
@@ -311,7 +299,9 @@ class Sender:
     def _connection(self) -> socket.socket:
         if self._sock is None:
             address = self.host.memory
-            sock = handshake.connect(address, self._limits.connect, self._keys, messages.service(address))
+            sock = handshake.connect(
+                address, self._limits.connect, self._state.keys, messages.service(address)
+            )
             # Longer than the other side waits before it answers.
             sock.settimeout(self._limits.silence + self._limits.slot + self._limits.membership)
             if self._pacer.pace.mode == "idle":
