@@ -2,7 +2,7 @@
 needs a device that is there, as two tables.
 
 A name is *real* where it is in neither table (PyTorch's own Python, which works on the functions that
-`surface` and `install_answers` supply, and says what holds on the emulated cluster), *stood in for* (it
+`surface` supplies, and says what holds on the emulated cluster), *stood in for* (it
 answers what no absent device can know, and the report has a sentence), or *refused* where the script calls
 it, in a sentence that names the call and the way out. A refusal is a `NotImplementedError` that begins with
 ``windtunnel:``; the worker puts the script's line before it. Classes stay classes, for annotations,
@@ -12,34 +12,30 @@ it, in a sentence that names the call and the way out. A refusal is a `NotImplem
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
-import itertools
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 import torch.cuda.memory
 import torch.cuda.tunable
 from torch.distributed.fsdp import CPUOffload
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.failure import SIGN
-from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.patches import replaces
 
-_NOBODY = "no device is there to ask: 0 stands for it"
+NOBODY = "no device is there to ask: 0 stands for it"
 _HISTORY = "it is empty here; the report shows what lies in memory, and when"
 STOOD_IN = {
     "torch.cuda.Event.elapsed_time": "no time is known while a job is captured: 1 ms stands for each",
-    "torch.cuda.utilization": _NOBODY,
-    "torch.cuda.temperature": _NOBODY,
-    "torch.cuda.power_draw": _NOBODY,
-    "torch.cuda.clock_rate": _NOBODY,
-    "torch.cuda.memory_usage": _NOBODY,
+    "torch.cuda.utilization": NOBODY,
+    "torch.cuda.temperature": NOBODY,
+    "torch.cuda.power_draw": NOBODY,
+    "torch.cuda.clock_rate": NOBODY,
+    "torch.cuda.memory_usage": NOBODY,
     "torch.cuda.list_gpu_processes": "no process but this one is told",
     "torch.cuda.memory_snapshot": _HISTORY,
     "torch.cuda.memory._snapshot": _HISTORY,
@@ -137,10 +133,16 @@ def refuse(call: str, why: str) -> Callable[..., NoReturn]:
 
 def find(name: str) -> tuple[Any, str] | None:
     """The module or class that holds a name, and the name in it; None where this PyTorch has none."""
+    holder = _holder(name)
+    last = name.rpartition(".")[2]
+    return (holder, last) if hasattr(holder, last) else None
+
+
+def _holder(name: str) -> Any:
+    """What holds a name, or would; None where this PyTorch has not that either."""
     holder: Any = torch
     done = "torch"
-    *parts, last = name.split(".")[1:]
-    for part in parts:
+    for part in name.split(".")[1:-1]:
         done += f".{part}"
         if not hasattr(holder, part):
             try:
@@ -148,32 +150,29 @@ def find(name: str) -> tuple[Any, str] | None:
             except ImportError:
                 return None
         holder = getattr(holder, part)
-    return (holder, last) if hasattr(holder, last) else None
+    return holder
+
+
+def put(name: str, value: Any) -> None:
+    """Let a name mean this, wherever PyTorch has what it means."""
+    holder, last = _holder(name), name.rpartition(".")[2]
+    before = getattr(holder, last, value)
+    module = holder.__name__ if isinstance(holder, ModuleType) else ""
+    also = [importlib.import_module(other) for other, same in SAME.items() if same == module]
+    for place in (holder, *(place for place in also if getattr(place, last, None) is before)):
+        setattr(place, last, value)
 
 
 def install(note: Callable[[str, NoteKind], None]) -> None:
     """Refuse, and tell of what is stood in for. ``note`` takes a sentence for the report. Call once, when all
     else is in place and before the script runs."""
     for name, why in REFUSED.items():
-        _change(name, functools.partial(_refused, name, why))
+        if (target := find(name)) is not None:
+            put(name, _refused(name, why, getattr(*target)))
     _refuse_offload()
     for name, sentence in STOOD_IN.items():
-        _change(name, functools.partial(_reporting, f"{name}: {sentence}", note))
-
-
-def _change(name: str, change: Callable[[Any], Any]) -> None:
-    """Put ``change`` of what a name means in its place, wherever PyTorch has it."""
-    target = find(name)
-    if target is None:
-        return
-    holder, last = target
-    before = getattr(holder, last)
-    after = change(before)
-    module = holder.__name__ if isinstance(holder, ModuleType) else ""
-    also = [importlib.import_module(other) for other, same in SAME.items() if same == module]
-    places = [holder, *(place for place in also if getattr(place, last, None) is before)]
-    for place in places:
-        setattr(place, last, after)
+        if (target := find(name)) is not None:
+            put(name, _reporting(f"{name}: {sentence}", note, getattr(*target)))
 
 
 def _refuse_offload() -> None:
@@ -205,67 +204,3 @@ def _reporting(sentence: str, note: Callable[[str, NoteKind], None], before: Any
         return reported_init
     before.__init__ = reported_init  # type: ignore[misc]
     return before
-
-
-RANGES = (
-    "rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd",
-)  # fmt: skip
-"""What NVTX's module has."""
-
-
-def install_answers(native: ctypes.CDLL) -> None:
-    """Supply what lesser functions of ``torch.cuda`` answer on the cluster: of the runtime, NVTX, what only a
-    driver knows, attention's checks. Call once, after `surface.install`."""
-    _supply_attention(native)
-    cuda: Any = torch.cuda
-    cuda._cudart = _runtime(native)
-    cuda.nvtx._nvtx = SimpleNamespace(**dict.fromkeys(RANGES, lambda *args: 0))  # nobody sees them
-    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
-        setattr(cuda, name, lambda device=None: 0)
-    cuda.device_memory_used = lambda device=None: native.wt_allocated(0)
-    for module in (cuda, cuda.memory):
-        module.list_gpu_processes = lambda device=None: (
-            f"GPU:{cuda._utils._get_device_index(device, optional=True)}\nno processes are running"
-        )
-    numbers = itertools.count(1)
-    cuda.graphs._graph_pool_handle = lambda: (0, next(numbers))
-    cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
-    cache: Any = torch.backends.cuda.cuFFTPlanCache
-    cache.size, cache.max_size, cache.clear = 0, 4096, lambda self: None
-
-
-def _runtime(native: ctypes.CDLL) -> Any:
-    """Stands for the CUDA runtime's module: what profilers and pinned memory ask of it succeeds."""
-
-    class CudaStatus(int):  # ``cudaError``
-        success = 0
-
-    names = (
-        "cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate",
-        "cudaStreamDestroy",
-    )  # fmt: skip
-    return SimpleNamespace(
-        cudaError=CudaStatus,
-        cudaGetErrorString=lambda code: f"error {int(code)}",
-        cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
-        **{name: (lambda *args: 0) for name in names},
-    )
-
-
-def _supply_attention(native: ctypes.CDLL) -> None:
-    """Whether a kernel could be used is asked of what chooses the kernels (`device.cpp`)."""
-
-    def usable(backend: SDPBackend) -> Callable[..., bool]:
-        def can_use(params: Any, debug: bool = False) -> bool:
-            with unrecorded(native), sdpa_kernel(backend):
-                chosen = torch._fused_sdp_choice(
-                    params.query, params.key, params.value, params.attn_mask, params.dropout,
-                    params.is_causal, enable_gqa=params.enable_gqa,
-                )  # fmt: skip
-            return bool(chosen == backend.value)
-
-        return can_use
-
-    below: Any = torch._C
-    below._can_use_flash_attention = usable(SDPBackend.FLASH_ATTENTION)
-    below._can_use_mem_efficient_attention = usable(SDPBackend.EFFICIENT_ATTENTION)

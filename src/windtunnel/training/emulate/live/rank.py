@@ -120,7 +120,6 @@ class RankRun:
         if on_gpu:
             collector.settle_backwards(native)
             surface.install(native, device, count)
-            names.install_answers(native)
             values.install_untouched(native)
             machine.install(device, count, files.directory / f"programs-{rank}")
             native.wt_device(count, device.capability[0] * 10 + device.capability[1], rank % count)

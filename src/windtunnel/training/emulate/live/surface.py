@@ -13,13 +13,18 @@ tensors that the host put there.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windtunnel.cluster.model import Device
+from windtunnel.training.emulate.graph import EventKind
+from windtunnel.training.emulate.live import names
+from windtunnel.training.emulate.live.native_library import unrecorded
 from windtunnel.training.emulate.live.patches import replaces
 
 
@@ -69,21 +74,15 @@ there only so that what stands above them can be refused (`names`)."""
 def install(native: ctypes.CDLL, device: Device, count: int) -> None:
     """Give torch CUDA devices, so many. Call once in a process, after torch is imported, before the script
     runs."""
-    _supply_functions(native, device, count)
-    install_streams(native)
+    for name, answer in {**_functions(native, device, count), **_lesser(native), **_streams(native)}.items():
+        names.put(name, answer)
+    # the functions that it works on are there now
+    generators = tuple(_default_generator(native, index) for index in range(count))
+    names.put("torch.cuda.default_generators", generators)
     _resize(native)
     _create()
     _print_from_host()
     _supply_tensor_types()
-    cuda: Any = torch.cuda
-    cuda._initialized = True
-    cuda.is_bf16_supported = lambda including_emulation=True: (
-        device.capability >= (8, 0) or including_emulation
-    )
-    cuda.default_generators = tuple(_default_generator(native, index) for index in range(count))
-    torch._utils._get_available_device_type = lambda: "cuda"  # type: ignore[assignment]
-    torch.backends.cuda.is_built = lambda: True
-    torch.version.cuda = "13.0"
 
 
 def _default_generator(native: ctypes.CDLL, index: int) -> torch.Generator:
@@ -92,16 +91,14 @@ def _default_generator(native: ctypes.CDLL, index: int) -> torch.Generator:
     return torch.Generator(device=f"cuda:{index}")
 
 
-def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
+def _functions(native: ctypes.CDLL, device: Device, count: int) -> dict[str, Any]:
+    """What is asked of the library underneath, and of a device's limits."""
     memory = int(device.memory_bytes)
     properties = DeviceProperties(device)
 
     def exchange(index: int) -> int:
         _check(index)
         return int(native.wt_exchange_device(index))
-
-    def current() -> int:
-        return int(native.wt_exchange_device(-1))
 
     def set_device(index: int) -> None:
         _check(index)
@@ -130,23 +127,21 @@ def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
         }  # fmt: skip
 
     def stream_triple(index: int) -> tuple[int, int, int]:
-        return native.wt_stream(), current() if index is None or index < 0 else index, 1
+        return native.wt_stream(), exchange(-1) if index is None or index < 0 else index, 1
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         torch._C._accelerator_setStream(  # the guard writes it down, for C++ and Python alike
             torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
         )
 
-    def synchronize() -> None:
-        native.wt_event(7, native.wt_stream(), -1, 0)
-
-    def reset_peak(index: int) -> None:
-        native.wt_reset_peak()
-
     mode, fraction = [0], [1.0]
-    functions: dict[str, Callable[..., Any]] = {
+    modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+    dtypes: Any = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    below = {
+        **dict.fromkeys(DO_NOTHING, lambda *args, **kwargs: None),
+        **{name: (lambda *args, value=value: value) for name, value in ANSWERS.items()},
         "_cuda_getDeviceCount": lambda: count,
-        "_cuda_getDevice": current,
+        "_cuda_getDevice": lambda: exchange(-1),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
@@ -154,9 +149,9 @@ def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
         "_cuda_getDefaultStream": lambda index: (0, index, 1),
         "_cuda_getCurrentRawStream": lambda index: native.wt_stream(),
         "_cuda_setStream": set_stream,
-        "_cuda_synchronize": synchronize,
+        "_cuda_synchronize": lambda: native.wt_event(int(EventKind.SYNC), native.wt_stream(), -1, 0),
         "_cuda_memoryStats": stats,
-        "_cuda_resetPeakMemoryStats": reset_peak,
+        "_cuda_resetPeakMemoryStats": lambda index: native.wt_reset_peak(),
         "_cuda_get_sync_debug_mode": lambda: mode[0],
         "_cuda_set_sync_debug_mode": lambda value: mode.__setitem__(0, value),
         "_cuda_memorySnapshot": lambda *args, **kwargs: {"segments": [], "device_traces": []},
@@ -165,32 +160,94 @@ def _supply_functions(native: ctypes.CDLL, device: Device, count: int) -> None:
         "_accelerator_hooks_set_current_device": set_device,
         "_accelerator_getDeviceStats": stats,
         "_accelerator_getMemoryInfo": lambda index: torch.cuda.mem_get_info(index),
-        "_accelerator_resetPeakStats": reset_peak,
+        "_accelerator_resetPeakStats": lambda index: native.wt_reset_peak(),
+        "_can_use_flash_attention": _usable(native, SDPBackend.FLASH_ATTENTION),
+        "_can_use_mem_efficient_attention": _usable(native, SDPBackend.EFFICIENT_ATTENTION),
     }
-    functions |= {name: (lambda *args, **kwargs: None) for name in DO_NOTHING}
-    functions |= {name: (lambda *args, value=value: value) for name, value in ANSWERS.items()}
-    for name, function in functions.items():
-        setattr(torch._C, name, function)
-    cuda: Any = torch.cuda
-    cuda._exchange_device = cuda._maybe_exchange_device = exchange
-    cudnn: Any = torch.backends.cudnn
-    cudnn.is_available = lambda: True
-    cudnn.version = lambda: 91002
-    modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
-    cudnn.rnn.get_cudnn_mode = modes.__getitem__
-    cudnn.is_acceptable = lambda tensor: tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
-    cuda._get_device_properties = lambda index: properties
-    cuda._CudaDeviceProperties = DeviceProperties
-    cuda.device_count = lambda: count
-    cuda.is_available = lambda: True
-    cuda.memory.mem_get_info = cuda.mem_get_info = lambda device=None: (
-        max(0, memory - native.wt_allocated(0)),
-        memory,
+    return {
+        **{f"torch._C.{name}": function for name, function in below.items()},
+        "torch._utils._get_available_device_type": lambda: "cuda",
+        "torch.backends.cuda.is_built": lambda: True,
+        "torch.backends.cudnn.is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype in dtypes,
+        "torch.backends.cudnn.is_available": lambda: True,
+        "torch.backends.cudnn.rnn.get_cudnn_mode": modes.__getitem__,
+        "torch.backends.cudnn.version": lambda: 91002,
+        "torch.cuda._CudaDeviceProperties": DeviceProperties,
+        "torch.cuda._exchange_device": exchange,
+        "torch.cuda._get_device_properties": lambda index: properties,
+        "torch.cuda._initialized": True,
+        "torch.cuda._maybe_exchange_device": exchange,
+        "torch.cuda.device_count": lambda: count,
+        "torch.cuda.is_available": lambda: True,
+        "torch.cuda.is_bf16_supported": lambda including_emulation=True: (
+            device.capability >= (8, 0) or including_emulation
+        ),
+        "torch.cuda.mem_get_info": lambda device=None: (max(0, memory - native.wt_allocated(0)), memory),
+        "torch.version.cuda": "13.0",
+    }
+
+
+RANGES = (
+    "rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd",
+)  # fmt: skip
+"""What NVTX's module has; nobody sees them."""
+
+
+def _lesser(native: ctypes.CDLL) -> dict[str, Any]:
+    """What is seldom asked: of the runtime, NVTX, what only a driver knows."""
+    numbers = itertools.count(1)
+    index: Any = torch.cuda._utils._get_device_index  # type: ignore[attr-defined]
+    unknown = [name for name, why in names.STOOD_IN.items() if why == names.NOBODY]
+    return {
+        **dict.fromkeys(unknown, lambda device=None: 0),
+        "torch.backends.cuda.cuFFTPlanCache.clear": lambda self: None,
+        "torch.backends.cuda.cuFFTPlanCache.max_size": 4096,
+        "torch.backends.cuda.cuFFTPlanCache.size": 0,
+        "torch.cuda._cudart": _runtime(native),
+        "torch.cuda.device_memory_used": lambda device=None: native.wt_allocated(0),
+        "torch.cuda.graphs._cuda_isCurrentStreamCapturing": lambda: False,
+        "torch.cuda.graphs._graph_pool_handle": lambda: (0, next(numbers)),
+        "torch.cuda.list_gpu_processes": lambda device=None: (
+            f"GPU:{index(device, optional=True)}\nno processes are running"
+        ),
+        "torch.cuda.nvtx._nvtx": SimpleNamespace(**dict.fromkeys(RANGES, lambda *args: 0)),
+    }
+
+
+def _runtime(native: ctypes.CDLL) -> Any:
+    """Stands for the CUDA runtime's module: what profilers and pinned memory ask of it succeeds."""
+
+    class CudaStatus(int):  # ``cudaError``
+        success = 0
+
+    names = (
+        "cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate",
+        "cudaStreamDestroy",
+    )  # fmt: skip
+    return SimpleNamespace(
+        cudaError=CudaStatus,
+        cudaGetErrorString=lambda code: f"error {int(code)}",
+        cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
+        **{name: (lambda *args: 0) for name in names},
     )
 
 
-def install_streams(native: ctypes.CDLL) -> None:
-    """Replace ``torch.cuda``'s streams and events. Call once."""
+def _usable(native: ctypes.CDLL, backend: SDPBackend) -> Callable[..., bool]:
+    """Whether a kernel of attention could be used is asked of what chooses the kernels (`device.cpp`)."""
+
+    def can_use(params: Any, debug: bool = False) -> bool:
+        with unrecorded(native), sdpa_kernel(backend):
+            chosen = torch._fused_sdp_choice(
+                params.query, params.key, params.value, params.attn_mask, params.dropout, params.is_causal,
+                enable_gqa=params.enable_gqa,
+            )  # fmt: skip
+        return bool(chosen == backend.value)
+
+    return can_use
+
+
+def _streams(native: ctypes.CDLL) -> dict[str, Any]:
+    """The streams and events of ``torch.cuda``."""
 
     class DeviceStream(torch.Stream):
         """``torch.cuda.Stream`` on the absent device."""
@@ -262,18 +319,21 @@ def install_streams(native: ctypes.CDLL) -> None:
             return 1.0
 
     DeviceStream.__name__, DeviceEvent.__name__ = "Stream", "Event"  # as a script may print them
-    cuda: Any = torch.cuda
-    for module in (cuda, cuda.streams):
-        module.Stream, module.Event, module.ExternalStream = DeviceStream, DeviceEvent, ExternalStream
+    index: Any = torch.cuda._utils._get_device_index  # type: ignore[attr-defined]
 
-    cuda.set_stream = lambda stream: None if stream is None else torch.accelerator.set_stream(stream)
-    index = cuda._utils._get_device_index
-    cuda.current_stream = lambda device=None: DeviceStream(
-        stream_id=native.wt_stream(), device_index=index(device, optional=True), device_type=1
-    )
-    cuda.default_stream = lambda device=None: DeviceStream(
-        stream_id=0, device_index=index(device, optional=True), device_type=1
-    )
+    def stream(number: int, device: Any) -> DeviceStream:
+        return DeviceStream(stream_id=number, device_index=index(device, optional=True), device_type=1)
+
+    return {
+        "torch.cuda.Event": DeviceEvent,
+        "torch.cuda.ExternalStream": ExternalStream,
+        "torch.cuda.Stream": DeviceStream,
+        "torch.cuda.current_stream": lambda device=None: stream(native.wt_stream(), device),
+        "torch.cuda.default_stream": lambda device=None: stream(0, device),
+        "torch.cuda.set_stream": lambda stream: (
+            None if stream is None else torch.accelerator.set_stream(stream)
+        ),
+    }
 
 
 def _resize(native: ctypes.CDLL) -> None:
