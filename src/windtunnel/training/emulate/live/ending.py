@@ -17,7 +17,7 @@ import ast
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -34,6 +34,7 @@ from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.patches import replaces
 from windtunnel.training.emulate.live.progress import source_nodes
+from windtunnel.training.emulate.live.session import CaptureRequest
 from windtunnel.training.emulate.program import find_period
 
 FURTHER = 2
@@ -49,17 +50,12 @@ UNEVEN = (
 
 @dataclass
 class Ending:
-    """``steps``: that are looked at at most. ``least``: that are run as they are, and a period more, before
-    it counts. ``further``: the script is run on from its period. ``to_end``: another rank came to its end, so
-    what this one calls counts wherever it is left. ``write`` keeps a slice, ``leave`` ends the process."""
+    """``write`` keeps a slice, ``leave`` ends the process."""
 
-    steps: int
-    least: int
-    further: bool
-    to_end: bool
+    request: CaptureRequest
+    observer: Observer
     write: Callable[[Slice], None]
     leave: Callable[[], None]
-    observer: Observer = field(init=False)
     _slice: Slice | None = None
     _events: int = 0
     _ahead: Ahead | None = None
@@ -80,25 +76,26 @@ class Ending:
         if self._slice is not None:
             self._follow(self._slice)
             return
-        kinds, settled = self.observer.kinds, self.observer.settled
-        if self.least and len(kinds) == 2:
-            self._limit(self.steps * self.observer.steps[-1][1])
+        kinds, request = self.observer.kinds, self.request
+        least, steps, settled = request.least, request.steps, request.settled
+        if least and len(kinds) == 2:
+            self._limit(steps * self.observer.steps[-1][1])
         period = find_period(kinds)
-        repeated = period.repeats and len(kinds) >= self.least + period.length
-        if not (len(kinds) == settled[0] if settled else repeated or len(kinds) >= self.steps):
+        repeated = period.repeats and len(kinds) >= least + period.length
+        if not (len(kinds) == settled[0] if settled else repeated or len(kinds) >= steps):
             return
-        if self.least or (self.further and not self.to_end):
-            for place, every in seldom(sys._getframe(), self.steps):
+        if least or (request.further and not request.to_end):
+            for place, every in seldom(sys._getframe(), steps):
                 self.observer.note(SELDOM, of=f"{place}, once in {every}")
         slice_ = self.observer.slice()
-        ends = bool(self.least) or not self.further
-        if ends or not self.to_end:  # else it is written when the script has ended, with what follows
+        ends = bool(least) or not request.further
+        if ends or not request.to_end:  # else it is written when the script has ended, with what follows
             self.write(slice_)
         if ends:
             self.leave()
         self._slice, self.observer.only_kinds = slice_, True
         self._limit(LENGTH * len(slice_.events))
-        if not self.to_end:
+        if not request.to_end:
             self._ahead = Ahead(self.observer)
 
     def _follow(self, slice_: Slice) -> None:
@@ -107,9 +104,9 @@ class Ending:
             # The first of its kind may have set-up of its own, which without the work does not show.
             again = self._varies and kinds[ahead.begin :].count(kinds[-1]) > 2
             self._varies = self._varies if again else len(kinds)
-        if ahead and self._until(slice_) <= len(kinds) < self.steps:
+        if ahead and self._until(slice_) <= len(kinds) < self.request.steps:
             if not self.skipping:
-                self._limit(self.steps * len(slice_.events))
+                self._limit(self.request.steps * len(slice_.events))
                 ahead.skip()
         elif len(kinds) >= self._until(slice_):
             self._left()
@@ -128,7 +125,7 @@ class Ending:
             return
         if self._slice is None:
             self.observer.note(f"step {len(self.observer.steps) + 1} is left out: it is longer than"
-                               f" {self.steps} others")  # fmt: skip
+                               f" {self.request.steps} others")  # fmt: skip
             self.write(self.observer.slice())
         elif self.skipping:
             self.failed("they are too long")
@@ -145,7 +142,7 @@ class Ending:
         """The script cannot be run on."""
         assert self._slice is not None
         if self._varies:
-            self.write(replace(self._slice, varies=self.steps))
+            self.write(replace(self._slice, varies=self.request.steps))
             return
         note = Note(
             f"what the script does after {len(self.observer.steps)} steps is not in the report: {why}"
@@ -154,7 +151,9 @@ class Ending:
         self.write(replace(self._slice, notes=[*self._slice.notes, note]))
 
     def install(self) -> None:
-        """Leave where a rank comes to the end of a ``Join``. Call once, before the script runs."""
+        """Hear of steps, and leave where a rank comes to the end of a ``Join``. Call once, before the script
+        runs."""
+        self.observer.on_step, self.observer.on_mark = self.step, self.marked
 
         @replaces(Join, "__enter__")
         def enter(_: Any, context: Any) -> None:
@@ -182,8 +181,8 @@ class Ending:
             self.write(replace(self._slice, varies=self._varies))
 
     def _left(self) -> None:
-        if self._slice is not None and (self.to_end or self._varies):
-            slice_ = self._followed(self._slice) if self.to_end else self._slice
+        if self._slice is not None and (self.request.to_end or self._varies):
+            slice_ = self._followed(self._slice) if self.request.to_end else self._slice
             self.write(replace(slice_, varies=self._varies))
         self.leave()
 

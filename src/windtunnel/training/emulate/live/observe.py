@@ -63,17 +63,17 @@ class After:
 @dataclass
 class Observer:
     """Follows one rank's run. ``on_step`` is called at the end of each step, ``on_mark`` where the program
-    says for the first time that one ends there, after others had ended. ``marked``: only it says so.
-    ``settled``: up to which step the first rank was captured, and with which period."""
+    says for the first time that one ends there, after others had ended. ``settled``, ``marked``: see
+    `session.CaptureRequest`."""
 
     native: ctypes.CDLL
     world: WorldView
     device: str
-    on_step: Callable[[], None]
-    on_mark: Callable[[], None]
     loops: WaitingLoops
-    settled: tuple[int, int] | None = None
-    marked: bool = False
+    settled: tuple[int, int] | None
+    marked: bool
+    on_step: Callable[[], None] = field(init=False)
+    on_mark: Callable[[], None] = field(init=False)
     scopes: list[str] = field(default_factory=lambda: [""])
     call_sites: list[str] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)

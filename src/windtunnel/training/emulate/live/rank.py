@@ -79,7 +79,7 @@ class RankRun:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         code = 70
         try:
-            code = self._run(*self._prepare())
+            code = self._run(self._prepare())
         except BaseException as error:
             failure.show(error)
         finally:
@@ -87,7 +87,7 @@ class RankRun:
             sys.stderr.flush()
             os._exit(code)
 
-    def _prepare(self) -> tuple[Observer, Ending]:
+    def _prepare(self) -> Ending:
         """Pretend the world for this rank."""
         # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is
         # safe only while there is one thread: else those of autograd race, and one finds no pool and aborts.
@@ -116,7 +116,6 @@ class RankRun:
             sys.stdout.flush()
             os._exit(0)
 
-        ending = Ending(request.steps, request.least, request.further, request.to_end, write, leave)
         if on_gpu:
             collector.settle_backwards(native)
             surface.install(native, device, count)
@@ -127,10 +126,8 @@ class RankRun:
             host.install(native)
         world.install(view, native, "cuda" if on_gpu else "cpu")
         loops = WaitingLoops(files.loop, lambda: native.wt_row_count(0) + native.wt_row_count(1))
-        observer = Observer(
-            native, view, device.name, ending.step, ending.marked, loops, request.settled, request.marked
-        )
-        ending.observer = observer
+        observer = Observer(native, view, device.name, loops, request.settled, request.marked)
+        ending = Ending(request, observer, write, leave)
         ending.install()
         view.note = observer.note
         observer.install()
@@ -152,9 +149,9 @@ class RankRun:
             install_flex(observer)
         reads.install()
         native.wt_record_on(1)
-        return observer, ending
+        return ending
 
-    def _run(self, observer: Observer, ending: Ending) -> int:
+    def _run(self, ending: Ending) -> int:
         """Run the program to its steady step (which ends the process) or to its end. Returns an exit
         status."""
 
@@ -167,6 +164,7 @@ class RankRun:
         status = failure.status_of(self.program.run, self.files, overlooks)
         if status != 0:
             return status or 0
+        observer = ending.observer
         if len(observer.events()) == 0:
             self.files.reason.write_text("the script ended without any work on a device")
             return 3

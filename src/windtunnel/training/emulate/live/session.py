@@ -39,9 +39,12 @@ TEMPLATES = True
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """Which ranks to run: sent to the worker by `Session`. ``steps``, ``least``, ``further`` and
-    ``to_end``: see `ending.Ending`; ``marked`` and ``settled``: `observe.Observer`. ``outline``: only the
-    ranks' outlines are wanted. ``templates``: not all micro-batches are run, see `chunks`."""
+    """Which ranks to run: sent to the worker by `Session`. ``steps``: that are looked at at most. ``least``:
+    that are run as they are, and a period more, before it counts. ``marked``: only the program says where
+    steps end. ``settled``: up to which step the first rank was captured, and with which period. ``further``:
+    the script is run on from its period. ``to_end``: another rank came to its end, so what this one calls
+    counts wherever it is left. ``outline``: only the ranks' outlines are wanted. ``templates``: not all
+    micro-batches are run, see `chunks`."""
 
     number: int
     ranks: list[int]
