@@ -210,6 +210,18 @@ def test_what_cannot_be_saved_is_refused_by_name(folder: Path, value: Any, words
         ck.step(0, {"x": value})
 
 
+def test_what_comes_into_a_state_later_is_refused_when_it_is_saved(folder: Path) -> None:
+    """Else a failure would be the first to say so, and nothing could be gone on from."""
+    cluster = Cluster(folder, 1)
+    ck = PeerCheckpointer(FakeJob(cluster, 0))
+    ck.step(0, {"x": 1})
+    ck.flush()
+    ck.step(1, {"x": Path("best.pt")})
+    with pytest.raises(UserError, match=r"state x: a pathlib\.\w+ is not accepted"):
+        ck.flush()
+    assert cluster.committed == 0
+
+
 @pytest.mark.parametrize(
     ("fresh", "words"),
     [

@@ -190,7 +190,7 @@ class PeerCheckpointer:
         self._access.begin(self._plan, slot, step)
         self._put_objects(packed, slot)
         checksums = self._copy(tensors, slot, step)
-        self._pending = self._pool.submit(self._finish, slot, step, checksums)
+        self._pending = self._pool.submit(self._finish, slot, step, checksums, others, packed)
         learning = self._idle is not None and self._idle.learning
         if chosen.mode == "blocking" or learning:
             self._settle()
@@ -354,10 +354,13 @@ class PeerCheckpointer:
             checksums[shard] = snapshot.copy_hashed(tensors, layout, moves, self._views[shard, slot], data)
         return checksums
 
-    def _finish(self, slot: int, step: int, checksums: dict[str, str]) -> None:
+    def _finish(
+        self, slot: int, step: int, checksums: dict[str, str], others: dict[str, Any], packed: bytes
+    ) -> None:
         """Headers, and word to the agent; what all ranks hold alike first, so that a rank's word for its own
         shard vouches for it, too."""
         assert self._access is not None
+        objects.check(others, packed)  # a later state may have what none before had
         written = sorted(checksums, key=lambda name: name != SHARED)
         for shard in written:
             self._access.complete(shard, slot, checksums[shard])
@@ -388,8 +391,7 @@ class PeerCheckpointer:
         if (step + 1) % chosen.persist_every:
             return
         tensors, others = walk(program, chosen.rng)
-        if not self._calls:
-            objects.check(others)
+        objects.check(others)
         self._calls += 1
         self.job.guarantee(self._doubts(program))
         self.job.at("before_persist", step)

@@ -3,7 +3,7 @@ of it, as bytes, and back without running anything that the bytes name.
 
 A nested value is saved as its skeleton: the same dictionaries and lists, with a `Ref` where a tensor was.
 Skeletons are pickled; the unpickler knows plain containers, numbers, NumPy arrays and torch's plain types,
-and refuses every other class by name, when a state is saved for the first time and again at each load.
+and refuses every other class by name, when a state is saved and again at each load.
 
 *Data loaders* are torchdata's `StatefulDataLoader`, which says itself where it is in its epoch. Two things
 are added. A loader that nobody has iterated yet is not asked for its state: it would begin an epoch for that,
@@ -16,6 +16,7 @@ sampler that draws it from a global generator and has no state.
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import io
 import pickle
@@ -120,12 +121,15 @@ def unpack(data: bytes | memoryview) -> dict[str, Any]:
     return content
 
 
-def check(objects: dict[str, Any]) -> None:
-    """Whether what is saved could be loaded again.
+def check(objects: dict[str, Any], packed: bytes = b"") -> None:
+    """Whether what is saved could be loaded again. ``packed``: all of it, where that is at hand.
 
     Raises:
         UserError: not so; the object is named.
     """
+    with contextlib.suppress(UserError):
+        unpack(packed)
+        return
     for name, value in objects.items():
         try:
             unpack(pack({name: value}))
