@@ -82,8 +82,11 @@ def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Sync
             groups[-1] = GradientGroup((*groups[-1].tensors, name), option)
         else:
             groups.append(GradientGroup((name,), option))
-    calls = 2 if option.scheme == "alltoall" else 1
-    order = [(place, step) for place in range(len(groups)) for step in range(calls)]
+    order = [
+        (place, step)
+        for place, group in enumerate(groups)
+        for step in range(2 if group.option.scheme == "alltoall" else 1)
+    ]
     return SyncPlan(
         tuple(groups), tuple(order), (IterationForecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1
     )

@@ -271,7 +271,8 @@ class SyncPlan:
     """What every rank of ``world`` on ``hosts`` does. ``groups``: in the order of backward, every gradient in
     exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
     the group's).
-    ``forecasts``: of the plan first, then of what it was compared with. ``bound``: seconds where encoding
+    ``forecasts``: of the plan first, then of what it was compared with, of which plain gradients in DDP's
+    buckets are the first. ``bound``: seconds where encoding
     and decoding took none. ``seed``: of all codecs' random numbers."""
 
     groups: tuple[GradientGroup, ...]

@@ -16,7 +16,7 @@ from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.gradsync.files import PLAN, PROFILE, read, write
 from windtunnel.training.gradsync.formats import steps
-from windtunnel.training.gradsync.model import NONE, PLAIN, SyncPlan, SyncProfile
+from windtunnel.training.gradsync.model import NONE, SyncPlan, SyncProfile
 from windtunnel.training.gradsync.policy import PlanRequest, decide, steps_with, usable
 
 if TYPE_CHECKING:
@@ -155,13 +155,7 @@ def stored(name: str) -> Planned:
 
 def buckets(plan: SyncPlan) -> float:
     """Predicted seconds of an iteration as DDP has it: plain gradients in its buckets."""
-    choice = f"{PLAIN.words()} in DDP's buckets"
-    for forecast in plan.forecasts:
-        if forecast.choice == choice:
-            return forecast.seconds
-    raise UserError(
-        f"the plan has no forecast of {choice!r}; one made by windtunnel gradsync plan is accepted"
-    )
+    return plan.forecasts[1].seconds
 
 
 def gain(plan: SyncPlan) -> float:

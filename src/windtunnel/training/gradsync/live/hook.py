@@ -78,17 +78,13 @@ class Handle:
         self._group_of = {name: place for place, group in enumerate(plan.groups) for name in group.tensors}
         ddp._comm_hooks.clear()
         _lay_out(ddp, [sum(self._parameters[name].nbytes for name in group.tensors) for group in plan.groups])
-        if any(group.option != PLAIN for group in plan.groups):
-            sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-            self._feedback = Feedback(
-                [{name: sizes[name] for name in group.tensors} for group in plan.groups]
-            )
+        coded = any(group.option != PLAIN for group in plan.groups)
+        # without an executor what waits is added parameter by parameter
+        rows = [group.tensors for group in plan.groups] if coded else [(name,) for name in self._parameters]
+        self._feedback = Feedback([{name: self._parameters[name].numel() for name in row} for row in rows])
+        if coded:
             self._executor = PlanExecutor(plan, self._device, self._feedback, ddp.process_group, deadline)
             ddp.register_comm_hook(self, _hook)
-        else:
-            self._feedback = Feedback(
-                [{name: parameter.numel()} for name, parameter in self._parameters.items()]
-            )
         if event is not None and dist.get_rank(ddp.process_group) == 0:
             runs = self._executor.options if self._executor is not None else [PLAIN] * len(plan.groups)
             event("plan", digest=plan.digest(), runs=[option.words() for option in runs])
