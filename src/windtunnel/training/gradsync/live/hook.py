@@ -58,7 +58,8 @@ FIELDS = {"world", "rank", "steps", "residuals"}
 class Handle:
     """A plan that runs. Part of a checkpoint by `state_dict`, one for each rank; `close` ends it.
 
-    ``closed``: DDP goes its own way again.
+    ``saved``: somebody asked for the state, and what waits is not lost with this process (jobs that say what
+    they lose read it: `elastic.live.exactness`). ``closed``: DDP goes its own way again.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Handle:
         event: Callable[..., object] | None = None,
     ) -> None:  # fmt: skip
         self.ddp, self.plan = ddp, plan
-        self.closed = False
+        self.saved = self.closed = False
         self._parameters = named(ddp)
         self._device = next(iter(self._parameters.values())).device
         self._name_of = {parameter: name for name, parameter in self._parameters.items()}
@@ -92,6 +93,7 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """What waits to be sent on this rank, and how far random numbers are used up."""
+        self.saved = True
         return {
             "world": self.plan.world, "rank": dist.get_rank(self.ddp.process_group),
             "steps": self._executor.steps if self._executor is not None else 0,
