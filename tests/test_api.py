@@ -88,12 +88,12 @@ def test_runs_are_compared(run: wt.Run, kept: wt.Run) -> None:
     assert ratios["peak_allocated_bytes"] == pytest.approx(
         other.summary.ranks[0].peak_allocated_bytes / run.summary.ranks[0].peak_allocated_bytes
     )
-    assert "<iframe" not in other._repr_html_()
+    assert other._repr_html_() is None  # a notebook shows the line that it is in text
 
 
-def test_a_notebook_shows_figures_and_the_report(run: wt.Run) -> None:
+def test_a_notebook_shows_the_report(run: wt.Run) -> None:
     page = run._repr_html_()
-    assert "h100-sxm:2x2" in page
+    assert page and "h100-sxm:2x2" in page and units.seconds(run.summary.iteration_time_s) in page
     assert "srcdoc=" in page
     assert "<script" not in page  # all of the report is in the frame
 

@@ -86,30 +86,15 @@ class Run:
         store = Store.open()
         return compare([store.get(run.id) for run in (self, *others)])
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the figures as a table, and the report with its pictures, if it was written."""
-        summary = self.summary
-        rows = {
-            "iteration": units.seconds(summary.iteration_time_s),
-            "tokens/s per device": units.count(summary.tokens_per_second_per_device),
-            "MFU": units.share(summary.mfu),
-            "reserved memory": f"{units.size(summary.peak_reserved_bytes)}, "
-            + ("fits" if summary.fits else "does not fit"),
-            "run": self.id,
-        }
-        cells = "".join(
-            f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items()
-        )
-        title = " ".join([summary.command.script, *summary.command.args])
-        head = f"<b>{escape(title)}</b> on {escape(summary.cluster.name)}, emulated"
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the report, if it was written."""
         path = self.directory / "report.html"
-        page = ""
-        if path.exists():
-            page = (
-                '<iframe sandbox="allow-scripts" style="width:100%;height:640px;border:1px solid #ccc" '
-                f'srcdoc="{escape(path.read_text(encoding="utf-8"))}"></iframe>'
-            )
-        return f"<div>{head}<table>{cells}</table>{page}</div>"
+        if not path.exists():
+            return None
+        return (
+            '<iframe sandbox="allow-scripts" style="width:100%;height:640px;border:1px solid #ccc" '
+            f'srcdoc="{escape(path.read_text(encoding="utf-8"))}"></iframe>'
+        )
 
 
 def emulate(

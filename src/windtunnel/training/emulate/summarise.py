@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
@@ -223,19 +224,16 @@ def operator_table(result: EmulationResult) -> list[OperatorFacts]:
     row = int(result.classes.rank_class[result.timing.critical_rank])
     slice_ = result.classes.classes[row].slice
     device = result.cluster.host.device
-    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
+    totals: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
     for op, times in slice_.calls():
         cost = cost_of(op, device, result.profile)
-        if cost.source == "free":
-            continue
-        key = op.name, str(cost.kind)
-        each = (cost.flops / slice_.period, cost.bytes / slice_.period, cost.seconds / slice_.period)
-        for place, value in enumerate((1, *each)):
-            totals[key][place] += times * value
-        sources[key].add(cost.source)
+        if cost.source != "free":
+            each = np.array([cost.flops, cost.bytes, cost.seconds]) / slice_.period
+            totals[op.name, cost.kind] += times * np.array([1.0, *each])
+            sources[op.name, cost.kind].add(cost.source)
     rows = [
         OperatorFacts(*key, int(times), flops, nbytes, seconds, "+".join(sorted(sources[key])))
-        for key, (times, flops, nbytes, seconds) in totals.items()
+        for key, (times, flops, nbytes, seconds) in ((key, row.tolist()) for key, row in totals.items())
     ]
     return sorted(rows, key=lambda row: -row.seconds)[:OPERATORS]
