@@ -1,5 +1,7 @@
 """Calibration of the machine that the tests run on: what is measured exists and is found again."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import typer
@@ -8,6 +10,7 @@ from typer.testing import CliRunner
 from windtunnel.base.errors import UserError
 from windtunnel.cli import calibrate as verb
 from windtunnel.training.emulate import calibrate as live
+from windtunnel.training.emulate.calibrate import gloo
 from windtunnel.training.emulate.calibrate.operators import (
     OperatorRecorder,
     find_operator,
@@ -95,6 +98,12 @@ def test_gloo_is_measured_between_real_processes():
         "barrier",
     }
     assert all(world == 2 and seconds > 0 for _, world, _, seconds in rows)
+
+
+def test_a_process_of_gloo_does_not_wait_for_one_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(gloo, "PATIENCE", timedelta(milliseconds=10))
+    with pytest.raises(RuntimeError):  # the other one never comes
+        gloo._work(str(tmp_path / "store"), 2, 1, 0, [])
 
 
 def fake_parts(monkeypatch):

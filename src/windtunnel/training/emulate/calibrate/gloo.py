@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch.distributed as dist
 
 from windtunnel.base.errors import ScriptError
 
+PATIENCE = timedelta(seconds=120)
+"""With the others, of which one may have failed."""
 SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 Row = tuple[str, int, int, float]
 
@@ -49,7 +52,9 @@ def measure_gloo(world: int = 2, threads: int = 1, *, quick: bool = False) -> li
 def _work(store: str, world: int, threads: int, rank: int, sizes: list[int]) -> list[Row]:
     """What each process does; all of them return the same kinds and sizes, each with its own times."""
     torch.set_num_threads(threads)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=PATIENCE
+    )
     rows: list[Row] = []
     for nbytes in sizes:
         for kind, call in calls_of(nbytes, world, rank).items():
