@@ -89,10 +89,14 @@ def test_libraries_are_no_files_of_the_user(home: str) -> None:
     assert is_own(f"{home.replace('lib', 'work')}/train.py")
 
 
-def test_the_script_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
-    for path, said in ((tmp_path / "none.py", "does not exist"), (tmp_path, "is not a file")):
+def test_the_script_is_looked_at_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.py").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may read what nobody else may
+    for name, said in (("none.py", "does not exist"), ("", "is not a file"), ("secret.py", "cannot be read")):
         with pytest.raises(UserError, match=said):
-            Session(Script(path, ()), load_cluster("h100-sxm:1x8"))
+            Session(Script(tmp_path / name, ()), load_cluster("h100-sxm:1x8"))
 
 
 @pytest.mark.slow

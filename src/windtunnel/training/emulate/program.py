@@ -54,12 +54,14 @@ class Script:
 
     def check(self) -> None:
         """Raises:
-        UserError: the file does not exist or is no file.
+        UserError: the file does not exist, is no file, or cannot be read.
         """
         if not self.path.exists():
             raise UserError(f"script {str(self.path)!r} does not exist")
         if not self.path.is_file():
             raise UserError(f"script {str(self.path)!r} is not a file")
+        if not os.access(self.path, os.R_OK):
+            raise UserError(f"script {str(self.path)!r} cannot be read")
 
 
 @dataclass(frozen=True)
