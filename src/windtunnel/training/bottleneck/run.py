@@ -26,7 +26,7 @@ from windtunnel.training.emulate.emulation import (
     simulate,
 )
 from windtunnel.training.emulate.gradients import backward_of
-from windtunnel.training.emulate.graph import DTYPE_BYTES, Group
+from windtunnel.training.emulate.graph import DTYPE_BYTES
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.run import program_of
 
@@ -239,9 +239,9 @@ def _point(
     # on a link that is slow enough all else that a collective takes is nothing: so its bytes are found
     slow = recosted(result, replace(changes, cluster=_with(changes.cluster, bandwidth=CRAWL)))
     sent = sum(
-        use.count * slow.collective(use.call, Group("", use.ranks, use.label)) * CRAWL * nic.efficiency
+        use.count * slow.collective(use.call, use.group) * CRAWL * nic.efficiency
         for use in timing.collectives
-        if len({changes.cluster.host_of(rank) for rank in use.ranks}) > 1
+        if len({changes.cluster.host_of(rank) for rank in use.group.ranks}) > 1
     )
     seconds = timing.iteration_time_s
     return WhatIfPoint(

@@ -162,12 +162,11 @@ def used_by(alternative: Alternative, timing: Timing, cluster: Cluster) -> Note:
     alone."""
     eligible, carried, count = [], 0, 0
     for use in timing.collectives:
-        group = Group("", use.ranks, use.label)
-        if use.call.backend == "nccl" and alternative.seconds(use.call, group) is not None:
-            eligible.append(f"{use.call.kind} over {use.label}")
+        if use.call.backend == "nccl" and alternative.seconds(use.call, use.group) is not None:
+            eligible.append(f"{use.call.kind} over {use.group.label}")
             count += use.count
-            without = call_cost(use.call, group, cluster)
-            if call_cost(use.call, group, cluster, alternatives=[alternative]).seconds < without.seconds:
+            without = call_cost(use.call, use.group, cluster)
+            if call_cost(use.call, use.group, cluster, alternatives=[alternative]).seconds < without.seconds:
                 carried += use.count
     text = "of no use"
     if eligible:

@@ -20,7 +20,7 @@ from windtunnel.cluster.draw import topology_text
 from windtunnel.linux.snapshot import read_status
 from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy
 from windtunnel.training.emulate.exports import joules
-from windtunnel.training.emulate.graph import EventKind, Group, NoteKind, Slice, sentences
+from windtunnel.training.emulate.graph import EventKind, NoteKind, Slice, sentences
 from windtunnel.training.emulate.summary import (
     SCHEMA,
     ClusterFacts,
@@ -204,12 +204,11 @@ def _rank_class(result: EmulationResult, row: int) -> RankFacts:
 
 def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
     call, nbytes = use.call, full_bytes(use.call, use.group_size)
-    group = Group("", use.ranks, use.label)
-    cost = call_cost(call, group, result.cluster, result.profile, result.alternatives)
+    cost = call_cost(call, use.group, result.cluster, result.profile, result.alternatives)
     added = result.scheme.collective(call.kind, nbytes, use.group_size) if result.scheme else 0.0
     return CollectiveFacts(
-        kind=call.kind, group=use.label, group_size=use.group_size,
-        hosts=result.cluster.placement(use.ranks).hosts,
+        kind=call.kind, group=use.group.label, group_size=use.group_size,
+        hosts=result.cluster.placement(use.group.ranks).hosts,
         backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,
         count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
         seconds_total=use.seconds_each * use.count / len(result.timing.step_s),

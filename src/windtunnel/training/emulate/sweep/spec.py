@@ -117,10 +117,8 @@ def holds(condition: str, values: Mapping[str, Value]) -> bool:
     evaluator = simpleeval.EvalWithCompoundTypes(operators=operators, names=dict(values))
     evaluator.functions = {}
     try:
-        tree = ast.parse(
-            condition.strip(), mode="eval"
-        )  # an assignment is none, which simpleeval passes over
-        result = evaluator.eval(condition, tree.body)
+        # simpleeval alone would take an assignment for its right side
+        result = evaluator.eval(condition, ast.parse(condition.strip(), mode="eval").body)
     except simpleeval.NameNotDefined as error:
         raise ValueError(f"{error.name!r} is unknown, accepted are {', '.join(sorted(values))}") from None
     except (SyntaxError, RecursionError, MemoryError):

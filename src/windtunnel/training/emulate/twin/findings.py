@@ -14,7 +14,7 @@ import numpy as np
 
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import ReplayResult
-from windtunnel.training.emulate.graph import Collective, Phase
+from windtunnel.training.emulate.graph import Collective, Group, Phase
 from windtunnel.training.emulate.twin.job import WorldJob
 from windtunnel.training.emulate.twin.walk import StepSplit
 
@@ -23,16 +23,15 @@ from windtunnel.training.emulate.twin.walk import StepSplit
 class CollectiveUse:
     """One kind of call.
 
-    ``call``: a row of a slice's table. ``label``: of its family. ``ranks``: of one of the groups (of a
-    message its sender and receiver). ``count``: in a step of a rank that makes it (the most of any
-    class). ``seconds_each``: mean time from the last member's readiness to the end. ``exposed_seconds``:
-    what of it the critical path holds.
+    ``call``: a row of a slice's table. ``group``: one of those that make it, labelled as its family; of a
+    message its sender and receiver. ``group_size``: of the family. ``count``: in a step of a rank that makes
+    it (the most of any class). ``seconds_each``: mean time from the last member's readiness to the end.
+    ``exposed_seconds``: what of it the critical path holds.
     """
 
     call: Collective
-    label: str
+    group: Group
     group_size: int
-    ranks: tuple[int, ...]
     count: int
     seconds_each: float
     exposed_seconds: float
@@ -77,8 +76,9 @@ def _key(job: WorldJob, row: int, call: int) -> tuple[object, ...]:
 
 def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: float) -> CollectiveUse:
     one_call = job.call(job.class_of(c), call)
-    ranks, family = one_call.ranks(int(job.leader[c])), one_call.family
-    return CollectiveUse(one_call.row, family.name, family.size, ranks, count, each, exposed)
+    family = one_call.family
+    group = Group("", one_call.ranks(int(job.leader[c])), family.name)
+    return CollectiveUse(one_call.row, group, family.size, count, each, exposed)
 
 
 # A wait of less than this share of the iteration is not worth a line.
