@@ -176,7 +176,9 @@ def damaged() -> None:
     ddp = made()
     handle = apply(ddp, plan_of(ddp, Option("int8", "allgather")), deadline=20.0)
     gradients(ddp, 0)
+    assert not handle.saved  # which jobs look for by its name
     state = handle.state_dict()
+    assert handle.saved
     before = str(state)
     for wrong in (
         [], [state], [state] * WORLD, {**state, "world": WORLD + 1},

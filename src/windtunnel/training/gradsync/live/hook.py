@@ -58,8 +58,8 @@ FIELDS = {"world", "rank", "steps", "residuals"}
 class Handle:
     """A plan that runs. Part of a checkpoint by `state_dict`, one for each rank; `close` ends it.
 
-    ``saved``: somebody asked for the state, and what waits is not lost with this process (jobs that say what
-    they lose read it: `elastic.live.exactness`). ``closed``: DDP goes its own way again.
+    ``saved``: somebody asked for the state, and what waits is not lost with this process; a job that says
+    what a loss of it costs reads it. ``closed``: DDP goes its own way again.
     """
 
     def __init__(
