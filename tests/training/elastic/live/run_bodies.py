@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.training.elastic import Job, run
+from windtunnel.training.elastic.live.job import LARGEST
 
 LIMIT = 50.0
 
@@ -105,7 +106,12 @@ def own_mistake(job: Job) -> Any:
 
 
 def odd_values(job: Job) -> Any:
-    for give in (lambda: job.agree("k", torch.ones(1)), lambda: job.event("k", x=object())):
+    large = "x" * LARGEST
+    for give in (
+        lambda: job.agree("k", torch.ones(1)),
+        lambda: job.event("k", x=object()),
+        lambda: job.event("k", x=large),
+    ):
         try:
             give()
         except TypeError as error:

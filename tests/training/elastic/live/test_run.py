@@ -179,9 +179,10 @@ def test_exception_of_the_program(stage: Stage) -> None:
 
 def test_values_that_are_none_of_json(stage: Stage) -> None:
     agent = stage.start(run_bodies.odd_values, 1)
-    texts = [message["text"] for message in agent.wait_for("event", kind="refused", count=3)]
+    texts = [message["text"] for message in agent.wait_for("event", kind="refused", count=4)]
     assert "Tensor" in texts[0] and "accepted: None, bool" in texts[0]
-    assert "'nowhere'" in texts[2]
+    assert "bytes of JSON; accepted: 16,777,216" in texts[2]
+    assert "'nowhere'" in texts[3]
     assert "object" in agent.wait_for("done")[0]["result"]  # in words
 
 

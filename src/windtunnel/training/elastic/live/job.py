@@ -21,6 +21,8 @@ from windtunnel.training.elastic.policy.checkpoints import PENDING, RECORD, STOR
 T = TypeVar("T")
 _UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
 
+LARGEST = 16 << 20
+"""Bytes of JSON that a value may have. It goes through the supervisor, as do all signs of life."""
 DURABLE = "commit/"  # keys that begin so outlive their generation
 
 
@@ -120,9 +122,9 @@ class Job:
         Raises:
             MembershipChanged: a newer generation came.
             TimeoutError: not all ranks came within ``timeout`` (s; the timeout of `run` by default).
-            TypeError: ``value`` is not one of JSON.
+            TypeError: ``value`` is not one of JSON, or larger than `LARGEST`.
         """
-        value = _plain(f"the value for {key!r}", value)
+        value = plain(f"the value for {key!r}", value)
         if self._link is None:
             values = _gathered(value, self.world)
             if key.startswith(DURABLE):
@@ -238,22 +240,25 @@ class Job:
         """A line in the run's events (dropped where there is no supervisor).
 
         Raises:
-            TypeError: a field is not a value of JSON, or not what an event of that kind has (`events`).
+            TypeError: a field is not a value of JSON, or too large, or not what that kind has (`events`).
         """
-        fields = {"rank": self.rank, **_plain(f"a field of the event {kind!r}", fields)}
+        fields = {"rank": self.rank, **plain(f"a field of the event {kind!r}", fields)}
         if why := unsound(kind, fields):
             raise TypeError(f"the event {kind!r}: {why}")
         if self._link is not None:
             self._link.event(kind, self.generation, **fields)
 
 
-def _plain(what: str, value: Any) -> Any:
+def plain(what: str, value: Any) -> Any:
     """``value`` as its reader will see it: lists for tuples, texts for the keys of objects."""
+    accepted = "None, bool, int, float, str, and lists and dicts of them"
     try:
-        return json.loads(json.dumps(value))
+        text = json.dumps(value)
     except (TypeError, ValueError) as error:
-        accepted = "None, bool, int, float, str, and lists and dicts of them"
         raise TypeError(f"{what}: {error}; accepted: {accepted}") from None
+    if len(text) > LARGEST:
+        raise TypeError(f"{what}: {len(text):,} bytes of JSON; accepted: {LARGEST:,}, files for more")
+    return json.loads(text)
 
 
 def _gathered(value: Any, world: int) -> dict[int, Any]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import os
 import signal
 import sys
@@ -40,7 +39,7 @@ from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.remote import RemoteLink
 from windtunnel.training.elastic.live import exactness
 from windtunnel.training.elastic.live.group import CuttableGroup
-from windtunnel.training.elastic.live.job import Injector, Job, MembershipChanged
+from windtunnel.training.elastic.live.job import Injector, Job, MembershipChanged, plain
 from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.live.store import MeetingStore
 from windtunnel.training.elastic.policy.evidence import blames_peers
@@ -49,6 +48,7 @@ from windtunnel.training.elastic.spec import NAMES
 T = TypeVar("T")
 OPERATION = NAMES["operation"].default
 
+LONGEST = 2000  # characters of a result that is told in words
 END = "commit/end"  # the key on which all ranks agree that training is over
 
 # Where a ConnectionError or TimeoutError comes from that is about a peer: a program has its own, too.
@@ -209,10 +209,9 @@ def _traceback_of(error: BaseException) -> str:
 
 def _reported(result: Any) -> Any:
     try:
-        json.dumps(result)
-    except (TypeError, ValueError):
-        return repr(result)
-    return result
+        return plain("the result", result)
+    except TypeError:
+        return repr(result)[:LONGEST]
 
 
 def _failed(link: AgentLink, text: str, status: int = 1) -> NoReturn:
