@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.harness.measure import scratch, side_by_side
-from benchmarks.harness.rows import Row, figure
+from benchmarks.harness.rows import Row, figure, need
 from benchmarks.training.emulate.jobs import BenchJob, example, real_peak
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
@@ -113,8 +113,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
 
 def scale_rows(quick: bool) -> Iterator[Row]:
     """One live rank beside 8,191 virtual ones."""
-    if quick:
-        return
+    need("8,192 ranks are not in a quick run" * quick)
     words = "--size debug --parallel ddp --seq 128 --batch 4 --steps 10"
     began = time.monotonic(), time.process_time()
     result = simulate(Script(example(), tuple(words.split())), load_cluster("cpu:1024x8"), Options(live="17"))

@@ -147,6 +147,7 @@ def test_what_ranks_would_all_say_is_said_before_any_begins(tmp_path: Path) -> N
     for arguments, words in (
         (["profile", "none.py"], "script 'none.py' does not exist"),
         (["profile", "--codec", "zip", str(script)], "codec 'zip' is unknown"),
+        (["profile", "--codec", "dragonn:0.2", str(script)], "--codec dragonn:0.2: how many steps training"),
         (["profile", "--out", f"{tmp_path}/none/x", str(script)], folder),
         (["plan", "--out", f"{tmp_path}/none/x", "--profile", str(plain)], folder),
         (["apply", str(made), str(script)], f"it is for {found.world} ranks; --ranks {found.world} is"),

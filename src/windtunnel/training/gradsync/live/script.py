@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import HostError, ScriptError, UserError, WindtunnelError
 from windtunnel.training.gradsync.files import check_place, read, write
+from windtunnel.training.gradsync.formats import steps
 from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.exchange import DEADLINE
 from windtunnel.training.gradsync.live.hook import apply
@@ -51,15 +52,15 @@ def profiled(
     """Time the steps of the script's model, then measure all else, into ``profiles`` and by rank 0 into
     ``file``, and end the script."""
     times = BackwardTimes(ddp)
-    begun, steps = ddp._pre_forward, 0
+    begun, forwards = ddp._pre_forward, 0
 
     def forward(*arguments: Any, **named: Any) -> Any:
-        nonlocal steps
+        nonlocal forwards
         ddp.require_backward_grad_sync = False
         if torch.is_grad_enabled():
             times.begin()
-            steps += 1
-        if steps == STEPS + 3 and not profiles:
+            forwards += 1
+        if forwards == STEPS + 3 and not profiles:
             profile = measured(ddp, times, codecs, 1, DEADLINE)
             if dist.get_rank() == 0:
                 write(file, profile)  # before there is one: what a script ends with is an error until then
@@ -125,6 +126,11 @@ def profile_script(
     """
     for name in codecs:
         find(name)
+        if name not in steps():
+            raise UserError(
+                f"`codecs` {name}: how many steps training needs with it is not measured, no plan uses it; "
+                f"accepted are {', '.join(sorted(steps()))}"
+            )
     check_place(out)
     _launch(ranks, script, "profile", str(out), ",".join(codecs), script, *arguments)
 
