@@ -59,14 +59,14 @@ def serve(config: AgentConfig) -> int:
         Path(config.memory_root).mkdir(parents=True, exist_ok=True)
         path = Path(config.memory_root) / f"forkserver-{os.getpid()}.sock"
         keeper = ForkServerKeeper(path, (MODULE, *config.job.preload), dict(os.environ))
-    agent = Agent(config, keeper.path if keeper else Path(config.forkserver or ""), keeper)
-    limits = MemoryLimits(**config.job.waits("memory"))
-    agent.service = MemoryService(
-        agent.memory / "shards", config.address, keys=agent.keys, context=agent, limits=limits
-    )
-    signal.signal(signal.SIGTERM, lambda *_: agent.stop(1))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's
     try:
+        agent = Agent(config, keeper.path if keeper else Path(config.forkserver or ""), keeper)
+        limits = MemoryLimits(**config.job.waits("memory"))
+        agent.service = MemoryService(
+            agent.memory / "shards", config.address, keys=agent.keys, context=agent, limits=limits
+        )
+        signal.signal(signal.SIGTERM, lambda *_: agent.stop(1))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's
         return agent.run()
     finally:
         if keeper is not None:

@@ -184,6 +184,12 @@ def test_it_says_who_it_is_and_beats(play: Any) -> None:
     played.hear("beat")
 
 
+def test_a_host_may_have_a_long_name(play: Any) -> None:
+    """As it comes with a cloud; a path of a socket is short."""
+    played = play(name="host-ip-10-0-112-134.us-west-2.compute.internal-4194303")
+    assert played.accept().pid == played.process.pid
+
+
 def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
     text = SPEAKER + (
         "print(json.dumps([link.place, link.host, link.faults]), flush=True)\n"

@@ -21,6 +21,7 @@ import os
 import queue
 import shutil
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -76,8 +77,9 @@ class Agent:
         self.place: int | None = None
         self.mine: list[int] = []
         self.service: HostService | None = None
-        self.memory = Path(config.memory_root) / f"{config.name}-{os.getpid()}"
-        self.memory.mkdir(parents=True, exist_ok=True)
+        Path(config.memory_root).mkdir(parents=True, exist_ok=True)
+        # not by the host's name: a path of a socket has 107 bytes at most
+        self.memory = Path(tempfile.mkdtemp(prefix="host-", dir=config.memory_root))
         self.status: int | None = None
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._posts: dict[tuple[int, str, int], Any] = {}
