@@ -13,7 +13,10 @@ import torch
 
 layer = torch.nn.Linear(8, 8).cuda()
 COMPILE
+plain = getattr(layer, "_orig_mod", layer)
+assert not hasattr(plain, "_orig_mod") and plain.weight is layer.weight
 other = copy.deepcopy(layer)
+assert getattr(other, "_orig_mod", other).weight is other.weight is not layer.weight
 assert other.forward.__self__ is other, "a copy runs by itself"
 optimizer = torch.optim.SGD(layer.parameters(), 0.1)
 for _ in range(3):
@@ -25,7 +28,7 @@ for _ in range(3):
 @pytest.mark.parametrize(
     ("compiled", "regions"),
     [
-        ("layer = torch.compile(layer, fullgraph=True)", {0, 1}),
+        ("layer = torch.compile(layer, fullgraph=True); assert layer._orig_mod is not layer", {0, 1}),
         ("layer.compile()", {0, 1}),
         ("layer = torch.compile(disable=True)(layer)", {0}),
         ("layer.compile(backend='eager')", {0}),

@@ -13,6 +13,7 @@ they run: in a traced graph the wait stands right behind the collective, and Ind
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import os
@@ -205,10 +206,14 @@ def install_compiler(observer: Observer) -> None:
     def compile(_: Any, model: Any = None, **options: Any) -> Any:
         if model is None:
             return lambda program: compile(_, program, **options)
-        if isinstance(model, torch.nn.Module):
-            model.compile(**options)
+        if not compiles(**options):
             return model
-        return mark(model) if compiles(**options) else model
+        if isinstance(model, torch.nn.Module):
+            with contextlib.suppress(Exception):  # the module as it was, of the same parameters and parts
+                object.__setattr__(model, "_orig_mod", copy.copy(model))
+            model.compile()
+            return model
+        return mark(model)
 
     @replaces(torch.nn.Module, "compile")
     def compile_module(_: Any, self: Any, *args: Any, **options: Any) -> None:
