@@ -240,6 +240,30 @@ def test_virtual_ranks_hold_data_by_the_rule(tmp_path: Path, rule: str, wanted: 
     assert [line for line in lines if line.split()[0] in {one.split()[0] for one in wanted}] == wanted
 
 
+COALESCED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.0)
+for _ in range(5):
+    parameter.sum().backward()
+    with dist._coalescing_manager():
+        x, y = torch.ones(3), torch.ones(4)
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    optimizer.step()
+print("sums", *x.tolist(), *y.tolist())
+"""
+
+
+@pytest.mark.parametrize("live", ["1", "0,1"])
+def test_calls_in_one_go_are_summed_whoever_is_live(tmp_path: Path, live: str) -> None:
+    (tmp_path / "coalesced.py").write_text(COALESCED)
+    result = simulate(Script(tmp_path / "coalesced.py"), load_cluster("cpu:2x1"), Options(live=live))
+    facts = run_live(result, [int(rank) for rank in live.split(",")], tmp_path / "live")
+    assert "sums" + 7 * " 2.0" in Path(facts.ranks[0].log).read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -112,12 +112,15 @@ class HybridGroup(Base):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         pass
 
-    def allreduce(self, tensors: Any, opts: Any) -> GroupWork:
+    def allreduce(self, tensors: Any, opts: Any, name: str = "allreduce") -> GroupWork:
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         return self._call(
-            "all_reduce", "allreduce", (tensors, opts), tensors, tensors,
+            "all_reduce", name, (tensors, opts), tensors, tensors,
             lambda: self._reduce(tensors, opts.reduceOp),
         )  # fmt: skip
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> GroupWork:
+        return self.allreduce(tensors, opts, "allreduce_coalesced")
 
     def reduce(self, tensors: Any, opts: Any) -> GroupWork:
         root = int(opts.rootRank)
@@ -244,7 +247,6 @@ class HybridGroup(Base):  # type: ignore[misc]
     def recv(self, tensors: Any, src: int, tag: int = 0) -> GroupWork:
         return self._message("recv", tensors, src, tag)
 
-    allreduce_coalesced = allreduce
     # as PyTorch 2.11 and 2.12 call them
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
