@@ -57,13 +57,36 @@ for step in range(10):
     shutil.rmtree(folder / "new")
     assert not (folder / "new").exists()
     (folder / "log.txt").write_text("for the next rank")
+    # A copy of the best one, by path and into a folder; the newest by a link. Real ones stay as they are.
+    torch.save({"weight": weight}, folder / "last.pth.tar")
+    for best in (folder / "best.pth.tar", folder / "old"):
+        shutil.copy2(folder / "last.pth.tar", best)
+    shutil.copyfile(folder / "best.pth.tar", folder / "better.pth.tar")
+    assert not (folder / "old" / "last.pth.tar").exists() and not (folder / "better.pth.tar").exists()
+    os.symlink("last.pth.tar", folder / "newest.pt")
+    shutil.copy(folder / "log.txt", folder / "copied.txt")
+    (folder / "copied.txt").unlink()
+    # What has values does not take the place of a real one either, however it is written.
+    with open(folder / "step-100.pt", "wb") as file:
+        torch.save({"weight": weight}, file)
+    torch.save({"step": 3}, folder / "step-100.pt")
+    with open(folder / "first.tmp", "wb") as file:
+        torch.save({"weight": weight}, file)
+    os.replace(folder / "first.tmp", folder / "step-100.pt")
+    (folder / "first.tmp").unlink()
+    # A script that goes on from the newest folder that it finds.
+    if step == 0:
+        assert not (folder / "runs").exists(), "a folder of the rank before"
+    os.makedirs(folder / "runs" / str(step))
+    torch.save({"weight": weight}, folder / "runs" / str(step) / "weights.pt")
 """
 
 
 def test_real_checkpoints_stay_and_rotation_comes_through(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     (folder / "old").mkdir(parents=True)
-    real = {name: f"weights in {name}" for name in ("step-100.pt", "latest.pt", "old/weights.distcp")}
+    names = ("step-100.pt", "latest.pt", "old/weights.distcp", "best.pth.tar")
+    real = {name: f"weights in {name}" for name in names}
     for name, content in (real | {"log.txt": "of the run before"}).items():
         (folder / name).write_text(content)
     script = tmp_path / "script.py"
@@ -72,5 +95,6 @@ def test_real_checkpoints_stay_and_rotation_comes_through(tmp_path: Path) -> Non
         slices = one.capture([0, 1])  # the second finds what the first found
     left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert left == real | {"log.txt": "for the next rank"}
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["old"]
     for slice_ in slices:
         assert sum("was there before the emulation" in note.text for note in slice_.notes) == 1

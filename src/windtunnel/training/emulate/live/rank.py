@@ -12,7 +12,8 @@ import os
 import pickle
 import signal
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ from windtunnel.training.emulate.program import Script
 @dataclass(frozen=True)
 class RankRun:
     """One run of a rank. ``earlier``: ranks that are captured before it. ``pipe``: to the worker, for what it
-    waits for. ``began``: when the emulation did, in seconds since the epoch."""
+    waits for. ``began``: when the emulation did, in seconds since the epoch. ``at_end``: what is done when
+    the rank is over."""
 
     request: CaptureRequest
     program: Any
@@ -61,6 +63,7 @@ class RankRun:
     device: Device
     native: Any
     began: float
+    at_end: list[Callable[[], None]] = field(default_factory=list)
 
     @functools.cached_property
     def files(self) -> RankFiles:
@@ -83,9 +86,14 @@ class RankRun:
         except BaseException as error:
             failure.show(error)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            self._end(code)
+
+    def _end(self, code: int) -> None:
+        for call in self.at_end:
+            call()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def _prepare(self) -> Ending:
         """Pretend the world for this rank."""
@@ -95,6 +103,7 @@ class RankRun:
         request, rank, native, device = self.request, self.rank, self.native, self.device
         count, on_gpu, files = request.devices_per_host, device.kind == "gpu", self.files
         machine.launch(rank, request.world_size, count)
+        machine.play_part(rank, request.world_size, count)
 
         def tell(want: MailboxWait | None) -> None:
             line = json.dumps((rank, None if want is None else asdict(want)))
@@ -113,8 +122,7 @@ class RankRun:
 
         def leave() -> None:
             files.done.touch()  # whoever waits for what this rank says goes on
-            sys.stdout.flush()
-            os._exit(0)
+            self._end(0)
 
         if on_gpu:
             collector.settle_backwards(native)
@@ -141,7 +149,8 @@ class RankRun:
             substitutes.install_shapes(observer.note)
             substitutes.install_finite(observer)
             names.install(observer.note)
-            saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), self.began)
+            note = functools.partial(observer.note, kind=NoteKind.APPROXIMATION)
+            self.at_end.append(saving.install(native, note, self.began).leave)
             kernels.install_operators(observer)
             kernels.install_triton(observer)
             kernels.install_deepspeed(observer)

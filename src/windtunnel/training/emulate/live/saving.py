@@ -9,7 +9,9 @@ is read back (``torch.load``, ``torch.distributed.checkpoint.load``) is read for
 
 from __future__ import annotations
 
+import builtins
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import io
@@ -32,9 +34,9 @@ Note = Callable[[str], None]
 LIGHTNING = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io")
 
 
-def install(native: ctypes.CDLL, note: Note, began: float) -> None:
+def install(native: ctypes.CDLL, note: Note, began: float) -> Rotation:
     """Replace the functions that write checkpoints. ``note`` takes one sentence for the report; ``began``:
-    when the emulation did, in seconds since the epoch. Call once."""
+    when the emulation did, in seconds since the epoch. Call once, and `Rotation.leave` at the rank's end."""
     rotation = Rotation(note, began)
     rotation.install()
 
@@ -46,12 +48,10 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
     @replaces(torch)
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         tensors = unknown(native, obj)
-        if not tensors:
+        if not tensors and not rotation.keeps(f):
             original(obj, f, *args, **kwargs)
             return
-        remark = (
-            "" if isinstance(f, str | os.PathLike) else "; a file that the script opened for them is empty"
-        )
+        remark = "" if _is_path(f) else "; a file that the script opened for them is empty"
         instead("torch.save", tensors, f, remark)
 
     @replaces(checkpoint.state_dict_saver, "save", "save_state_dict", everywhere=True)
@@ -67,13 +67,14 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
         done.set_result(None)
         return done
 
-    _replace_safetensors(native, instead)
+    _replace_safetensors(native, rotation, instead)
     for name in LIGHTNING:
         after_import(name, functools.partial(_let_lightning_save, native))
+    return rotation
 
 
 def _replace_safetensors(
-    native: ctypes.CDLL, instead: Callable[[str, list[torch.Tensor], Any], None]
+    native: ctypes.CDLL, rotation: Rotation, instead: Callable[[str, list[torch.Tensor], Any], None]
 ) -> None:
     try:
         import safetensors.torch as library
@@ -86,7 +87,7 @@ def _replace_safetensors(
         write: Any, tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any
     ) -> None:
         missing = unknown(native, tensors)
-        if not missing:
+        if not missing and not rotation.keeps(filename):
             write(tensors, filename, *args, **kwargs)
             return
         instead("safetensors.torch.save_file", missing, filename)
@@ -151,17 +152,20 @@ def copy_to_host(tensors: list[torch.Tensor]) -> None:
             tensor.detach().cpu()
 
 
-SUFFIXES = (".bin", ".ckpt", ".distcp", ".pt", ".pth", ".safetensors")
+SUFFIXES = (".bin", ".ckpt", ".distcp", ".pt", ".pth", ".safetensors", ".tar")
 """What the names of files of weights end with."""
 
 
 class Rotation:
-    """What a script moves and removes of checkpoints: none that was there before, none that was not written.
+    """What a script does with checkpoints beside saving them: it changes none that was there before, and is
+    not stopped by one that was not written.
 
-    A script's rotation must not remove the real ones, which nothing takes the place of, and later ranks must
-    find what earlier ones found. What was saved and not written is no file: removing or renaming it is
-    answered, so that rotation and saving by way of a temporary name come through. Python's own functions are
-    answered, not other programs that a script starts.
+    A script's rotation must not remove the real ones, nor may what is not real take their place, and later
+    ranks must find what earlier ones found. What was saved and not written is no file: removing, renaming or
+    copying it is answered, so that rotation, a copy of the best, and saving by way of a temporary name come
+    through. Folders that were made for such files alone are removed with the rank: a folder for each
+    checkpoint says to a later rank, and to the script when it is run for real, that there is one. Python's
+    own functions are answered, not other programs that a script starts.
 
     ``began``: seconds since the epoch at which the emulation began, before any rank. ``note`` takes a
     sentence for the report."""
@@ -169,46 +173,95 @@ class Rotation:
     def __init__(self, note: Callable[[str], None], began: float) -> None:
         self.note, self.began = note, began
         self._unwritten: set[str] = set()
+        self._places: set[str] = set()  # where anything was saved and not written
+        self._folders: list[str] = []  # that the script made
 
     def saved(self, path: Any) -> None:
         """Note that a script has saved there, and nothing was written. What is no path is left out."""
-        if isinstance(path, str | os.PathLike):
+        if _is_path(path):
             self._unwritten.add(_name(path))
+            self._places.add(_name(path))
+
+    def keeps(self, path: Any) -> bool:
+        """Whether a checkpoint is there, in a file or folder, that was there before the emulation."""
+        if not _is_path(path) or not os.path.lexists(path):
+            return False
+        inside = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+        files = [entry for entry in [os.fspath(path), *inside] if str(entry).endswith(SUFFIXES)]
+        real = any(os.path.isfile(file) and os.stat(file).st_ctime < self.began for file in files)
+        if real:
+            self.note(
+                "a checkpoint was there before the emulation: the script neither removes, renames nor"
+                " overwrites it"
+            )
+        return real
+
+    def leave(self) -> None:
+        """The rank is over: remove the folders that were made for what was not written."""
+        for folder in reversed(self._folders):
+            if any(place.startswith(folder + os.sep) for place in self._places):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
     def install(self) -> None:
-        """Replace the functions that remove and rename. Call once."""
+        """Replace the functions that remove, rename, copy and overwrite. Call once."""
 
         @replaces(shutil, "rmtree")
         @replaces(os, "remove", "unlink", "rmdir")
         def remove(original: Any, path: Any, *args: Any, **options: Any) -> None:
-            if options.get("dir_fd") is not None or not self._answered(path):
+            named = _is_path(path) and options.get("dir_fd") is None
+            if not named or not (self.keeps(path) or self._missing(path)):
                 original(path, *args, **options)
-            elif not os.path.lexists(path):
+            if named:
                 self._unwritten.discard(_name(path))
 
         @replaces(os, "rename", "replace")
         def rename(original: Any, src: Any, dst: Any, **options: Any) -> None:
-            if any(place is not None for place in options.values()) or not self._answered(src):
+            if any(place is not None for place in options.values()):
                 original(src, dst, **options)
-            elif not os.path.lexists(src):
+            elif self._missing(src) or self.keeps(src):
                 self._unwritten.discard(_name(src))
                 self.saved(dst)
+            elif not self.keeps(dst):
+                original(src, dst, **options)
 
-    def _answered(self, path: Any) -> bool:
-        """Whether a file or folder is left as it is."""
-        if not isinstance(path, str | os.PathLike):
-            return False
-        if not os.path.lexists(path):
-            return _name(path) in self._unwritten
-        if not self._was_there(path):
-            return False
-        self.note("a checkpoint was there before the emulation: the script neither removes nor renames it")
-        return True
+        @replaces(shutil, "copy", "copy2", "copyfile")
+        @replaces(os, "link", "symlink")
+        def copy(original: Any, src: Any, dst: Any, *args: Any, **options: Any) -> Any:
+            if not _is_path(src) or not _is_path(dst):
+                return original(src, dst, *args, **options)
+            target, source = dst, src
+            if original.__module__ == "shutil" and os.path.isdir(dst):
+                target = os.path.join(dst, os.path.basename(src))
+            elif original.__name__ == "symlink":
+                source = os.path.join(os.path.dirname(dst), src)
+            if _name(source) in self._unwritten:
+                self.saved(target)
+            elif not self.keeps(target):
+                return original(src, dst, *args, **options)
+            return target
 
-    def _was_there(self, path: str | os.PathLike[str]) -> bool:
-        inside = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        files = [entry for entry in [os.fspath(path), *inside] if str(entry).endswith(SUFFIXES)]
-        return any(os.path.isfile(file) and os.stat(file).st_ctime < self.began for file in files)
+        @replaces(builtins, "open")
+        @replaces(io, "open")
+        def open_file(original: Any, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+            overwrites = isinstance(mode, str) and not {"w", "+", "a"}.isdisjoint(mode)
+            if overwrites and _is_path(file) and str(file).endswith(SUFFIXES):
+                file = os.devnull if self.keeps(file) else file
+            return original(file, mode, *args, **options)
+
+        @replaces(os)
+        def mkdir(original: Any, path: Any, *args: Any, **options: Any) -> None:
+            original(path, *args, **options)
+            if options.get("dir_fd") is None:
+                self._folders.append(_name(path))
+
+    def _missing(self, path: Any) -> bool:
+        """Whether it was saved, and not written."""
+        return _is_path(path) and not os.path.lexists(path) and _name(path) in self._unwritten
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
 
 
 def _name(path: str | os.PathLike[str]) -> str:
