@@ -163,6 +163,70 @@ said.append(socket.getaddrinfo("host0", 80, type=socket.SOCK_STREAM)[0][4][0])
 """
 
 
+SPAWNING = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def work(device, host, size):
+    rank = host * torch.cuda.device_count() + device
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29501", rank=rank, world_size=size)
+    torch.cuda.set_device(device)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8, device="cuda"), device_ids=[device])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    count = torch.cuda.device_count() + int(sys.argv[1])
+    if sys.argv[2] == "join":
+        mp.spawn(work, args=(0, count), nprocs=count)
+    else:
+        started = mp.start_processes(work, args=(0, count), nprocs=count, join=False)
+        while not started.join():
+            pass
+"""
+"""A program that starts its ranks itself, as PyTorch's examples for one host do."""
+
+
+@pytest.mark.parametrize("how", ("join", "later"))
+def test_a_program_that_starts_its_ranks_itself_is_each_of_them(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SPAWNING)
+    with Session(Script(script, ("0", how)), load_cluster("h100-sxm:1x2")) as running:
+        slices = running.capture([0, 1])
+    assert [slice_.rank for slice_ in slices] == [0, 1]
+    assert all(slice_.collectives and len(slice_.steps) >= 2 for slice_ in slices)
+
+
+def test_more_processes_than_a_host_has_devices_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SPAWNING)
+    with (
+        Session(Script(script, ("1", "join")), load_cluster("h100-sxm:1x2")) as running,
+        pytest.raises(ScriptError, match=r"spawn of 3 processes .* a host of this cluster has 2 devices"),
+    ):
+        running.capture([0])
+
+
+def test_data_parallel_on_the_one_device_of_a_rank(tmp_path: Path) -> None:
+    program = """
+import torch
+model = torch.nn.DataParallel(torch.nn.Linear(8, 8)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+    (slice_,) = run(program, tmp_path, [0], "h100-sxm:1x1")
+    assert len(slice_.steps) >= 2
+    with pytest.raises(ScriptError, match="a rank drives one device"):
+        run(program, tmp_path, [0], "h100-sxm:1x2")
+
+
 def test_ranks_are_on_hosts_of_their_own_name(tmp_path: Path) -> None:
     assert say(HOSTS, tmp_path, 3) == ["host1"] * 4 + ["127.0.0.1"] * 2
     assert say(HOSTS, tmp_path, 1, "cpu:2x1")[:4] == ["host1"] * 4

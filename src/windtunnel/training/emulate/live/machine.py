@@ -1,10 +1,10 @@
 """The machine that a rank finds: what its launcher says, the name of its host, and what the driver says.
 
-Every launcher says in its own variables which rank a process is; here they all say the same. A host of the
-cluster is called ``host3``, and such a name leads to this machine. ``nvidia-smi`` comes first in the ``PATH``
-(`nvidia_smi`), and NVML's Python module is answered where it is installed: both know the name, the memory and
-the number of the devices, and no more. `RankReads` writes down where the
-user's program asks for its rank.
+Every launcher says in its own variables which rank a process is; here they all say the same. A program that
+starts its ranks itself is one of them (`play_part`). A host of the cluster is called ``host3``, and such a
+name leads to this machine. ``nvidia-smi`` comes first in the ``PATH`` (`nvidia_smi`), and NVML's Python
+module is answered where it is installed: both know the name, the memory and the number of the devices, and no
+more. `RankReads` writes down where the user's program asks for its rank.
 """
 
 from __future__ import annotations
@@ -67,6 +67,26 @@ def launch(rank: int, world_size: int, per_host: int) -> None:
         SLURMD_NODENAME=f"host{host}", SLURM_TASKS_PER_NODE=f"{per_host}" + f"(x{hosts})" * several,
     )  # fmt: skip
     _call_host(f"host{host}", hosts)
+
+
+def play_part(rank: int, world_size: int, per_host: int) -> None:
+    """Let a program that starts a process for each device of its host by ``torch.multiprocessing`` go on as
+    this rank's: the function that the processes would run is called for it alone. Call once."""
+    import torch.multiprocessing as processes
+
+    count = min(per_host, world_size)
+
+    @replaces(sys.modules["torch.multiprocessing.spawn"], "spawn", "start_processes")
+    @replaces(processes, "spawn", "start_processes")
+    def play(
+        original: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True,
+        *more: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        if nprocs != count:
+            why = f"a host of this cluster has {count} devices, with a process for each; start as many"
+            refuse(f"torch.multiprocessing.{original.__name__} of {nprocs} processes", why)()
+        fn(rank % per_host, *args)
+        return None if join else SimpleNamespace(join=lambda *limits: True, processes=[], pids=list)
 
 
 def _call_host(name: str, hosts: int) -> None:

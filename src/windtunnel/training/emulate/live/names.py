@@ -170,6 +170,7 @@ def install(note: Callable[[str, NoteKind], None]) -> None:
         if (target := find(name)) is not None:
             put(name, _refused(name, why, getattr(*target)))
     _refuse_offload()
+    _scatter_to_one()
     for name, sentence in STOOD_IN.items():
         if (target := find(name)) is not None:
             put(name, _reporting(f"{name}: {sentence}", note, getattr(*target)))
@@ -183,6 +184,18 @@ def _refuse_offload() -> None:
         if value:
             refuse("torch.distributed.fsdp.CPUOffload(offload_params=True)", _OFFLOADED)()
         original(self, name, value)
+
+
+def _scatter_to_one() -> None:
+    """``DataParallel`` on the one device of a rank puts there what it is given, and calls its module."""
+    several = refuse("torch.cuda.comm.scatter", _SEVERAL)
+
+    def scatter(tensor: Any, devices: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if devices is None or len(devices) != 1:
+            several()
+        return (tensor.to(torch.device("cuda", devices[0]), non_blocking=True),)
+
+    put("torch.cuda.comm.scatter", scatter)
 
 
 def _refused(name: str, why: str, before: Any) -> Any:
