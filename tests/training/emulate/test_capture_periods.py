@@ -61,6 +61,13 @@ def test_a_checkpoint_now_and_then_is_part_of_the_period() -> None:
     assert any("checkpoint.save" in note for note in told(slice_))
 
 
+def test_a_script_that_ends_with_its_second_period_is_cut_alike_for_all_ranks() -> None:
+    first, other = capture(PERIODS, "case_epochs", "20", ranks=(0, 1), cluster="h100-sxm:1x2")
+    assert first.settled and first.ended and len(first.steps) == len(other.steps)
+    assert len(first.events) == len(other.events) == first.steps[-1][1]
+    assert len(first.after) == len(other.after) > 0, "what the steps behind it call"
+
+
 def test_a_graph_after_the_warm_up_is_told_and_its_warm_up_is_not_taken_for_the_job() -> None:
     (slice_,) = capture(PERIODS, "case_graph", "4", cluster=ONE)
     (note,) = told(slice_)

@@ -81,6 +81,19 @@ def case_grpo(updates):
             update()
 
 
+def case_epochs(steps):
+    """The last batch of nine is smaller, and the second such epoch ends the script."""
+    dist.init_process_group()
+    model = layer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(int(steps)):
+        optimizer.zero_grad()
+        model(torch.ones(3 if step % 9 == 8 else 8, 64, device="cuda")).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
 def case_saves(every):
     model, update = plain()
     for step in range(1, STEPS + 1):

@@ -174,7 +174,10 @@ class Ending:
         if self._slice is None:
             period = find_period(self.observer.kinds)
             near = len(self.observer.kinds) < period.end + period.length + FURTHER
-            self.write(replace(self.observer.slice(whole=near), ended=near))
+            # The other ranks stop at the end of a period that repeats: so does this one.
+            slice_ = self.observer.slice(whole=near and not period.repeats)
+            slice_ = self._followed(slice_) if near and period.repeats else slice_
+            self.write(replace(slice_, ended=near))
         elif not self.skipping:
             self.write(replace(self._followed(self._slice), ended=True))
         elif self._varies:
