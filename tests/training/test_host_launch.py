@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from windtunnel.linux.hosts import own_address
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.spec import WAITS
+from windtunnel.training.hosts import lend
 from windtunnel.training.launch import launch
 
 
@@ -205,6 +206,16 @@ def test_hosts_that_are_not_ours_join(go: Any, tmp_path: Path) -> None:
     finish(launched, tmp_path)
     assert [process.wait(30) for process in lent] == [0, 0]
     assert not list(cleanup.MEMORY.glob(f"{launched.token}-host*"))
+
+
+def test_what_a_host_cannot_do_is_said_in_a_sentence(go: Any, tmp_path: Path) -> None:
+    launched = go(hosts=1, listen="127.0.0.1:0")
+    config = launched._agent_config(0)
+    with pytest.raises(UserError, match="the job's launcher is of another version"):
+        AgentConfig.of({**config.plain(), "more": 1})
+    launched._offer._config = lambda: replace(config, run="/proc/none/run")
+    with pytest.raises(UserError, match="/proc/none/run: the run's folder cannot be made here"):
+        lend(launched._offer.address, launched.keys)
 
 
 def test_hosts_are_given_an_address_of_a_launcher_that_listens_at_all_of_its_own(go: Any) -> None:

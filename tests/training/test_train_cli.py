@@ -54,6 +54,8 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--timeout", "0"], "--timeout 0"),
         (["--preload", "torch,nothing.at.all"], "preload nothing.at.all: there is no such module"),
         (["--lease", "0"], "--lease 0: it must be more than 0"),
+        (["--timeout", "inf"], "--timeout inf: it must be more than 0 seconds, at most 1e+07"),
+        (["--lease", "nan"], "--lease nan: it must be more than 0 seconds, at most 1e+07"),
         (["--hosts", "3", "--placement", "group"], "2 does not divide 3"),
         (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
         (["--persist", "nothing://x"], "Protocol not known"),

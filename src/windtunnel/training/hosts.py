@@ -88,7 +88,10 @@ def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> in
     config = ask_job(launcher, secret, address, domain)
     if not Path(config.job.script).is_file():
         raise UserError(f"{config.job.script}: no such file on this host; the job at {launcher} needs it")
-    Path(config.run).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(config.run).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{config.run}: the run's folder cannot be made here ({error.strerror})") from error
     cleanup.sweep()
     memory = cleanup.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
     name = f"host-{os.uname().nodename}-{os.getpid()}"

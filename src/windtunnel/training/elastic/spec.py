@@ -312,10 +312,9 @@ class JobSpec:
             raise UserError(f"{self.script}{line}: no Python that can be run ({reason})") from error
 
     def _check_times(self) -> None:
-        if self.timeout <= 0:
-            raise UserError(f"`timeout` {self.timeout:g}: it must be more than 0 seconds")
-        if not 0 < 2 * self.beat <= self.lease:
-            raise UserError(f"`lease` {self.lease:g}: it must be more than 0 seconds")
+        for name, seconds in (("timeout", self.timeout), ("lease", self.lease)):
+            if not 0 < seconds <= LONGEST:
+                raise UserError(f"`{name}` {seconds:g}: it must be more than 0 seconds, at most {LONGEST:g}")
 
     def _check_checkpoints(self) -> None:
         if self.copies is not None and self.copies > self.hosts:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.settings import VARIABLE
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.spec import JobSpec
@@ -62,8 +63,15 @@ class AgentConfig:
 
     @staticmethod
     def of(plain: dict[str, Any]) -> AgentConfig:
-        """The inverse of `plain`."""
-        return AgentConfig(**{**plain, "tls": tuple(plain["tls"]), "job": JobSpec.of(plain["job"])})
+        """The inverse of `plain`.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            return AgentConfig(**{**plain, "tls": tuple(plain["tls"]), "job": JobSpec.of(plain["job"])})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the job's launcher is of another version ({error})") from error
 
 
 def environment(
