@@ -212,7 +212,7 @@ def test_what_a_host_cannot_do_is_said_in_a_sentence(go: Any, tmp_path: Path) ->
     launched = go(hosts=1, listen="127.0.0.1:0")
     config = launched._agent_config(0)
     with pytest.raises(UserError, match="the job's launcher is of another version"):
-        AgentConfig.of({**config.plain(), "more": 1})
+        AgentConfig.of({**json.loads(json.dumps(config.plain())), "more": 1})
     launched._offer._config = lambda: replace(config, run="/proc/none/run")
     with pytest.raises(UserError, match="/proc/none/run: the run's folder cannot be made here"):
         lend(launched._offer.address, launched.keys)
