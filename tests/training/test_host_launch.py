@@ -216,6 +216,9 @@ def test_what_a_host_cannot_do_is_said_in_a_sentence(go: Any, tmp_path: Path) ->
     launched._offer._config = lambda: replace(config, run="/proc/none/run")
     with pytest.raises(UserError, match="/proc/none/run: the run's folder cannot be made here"):
         lend(launched._offer.address, launched.keys)
+    launched._offer._config = lambda: replace(config, run=str(tmp_path))
+    with pytest.raises(UserError, match=r"address '192\.0\.2\.1': peers cannot reach this host there"):
+        lend(launched._offer.address, launched.keys, "192.0.2.1")
 
 
 def test_hosts_are_given_an_address_of_a_launcher_that_listens_at_all_of_its_own(go: Any) -> None:

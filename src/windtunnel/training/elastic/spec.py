@@ -198,7 +198,7 @@ class JobSpec:
         if isinstance(self.rate, str):
             fields["rate"] = parse_rate(self.rate) if self.rate else None
         if not isinstance(self.deadlines, dict):
-            fields["deadlines"] = read(self.deadlines) if self.deadlines else {}
+            fields["deadlines"] = read(Path(self.deadlines)) if self.deadlines else {}
         if isinstance(self.preload, str):
             fields["preload"] = (*PRELOAD, *filter(None, self.preload.split(",")))
         for name, value in fields.items():

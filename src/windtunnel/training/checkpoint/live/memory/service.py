@@ -233,6 +233,9 @@ class MemoryService:
     there alone. ``keys``: of the job; whoever does not know them learns nothing here and leaves nothing.
 
     ``address``: "host:port" for peers. ``path``: "unix:/..." for local ranks.
+
+    Raises:
+        UserError: ``host`` is no address of this one.
     """
 
     def __init__(
@@ -250,7 +253,12 @@ class MemoryService:
         self._holder = Holder(self._state)
         self._persister = Persister(self._state)
         self._owner = Owner(self._state, self._persister)
-        outer = socket.create_server((host, 0), family=_family(host), backlog=256)
+        try:
+            outer = socket.create_server((host, 0), family=_family(host), backlog=256)
+        except OSError as error:
+            raise UserError(
+                f"address {host!r}: peers cannot reach this host there ({error.strerror})"
+            ) from error
         self.address = f"{host}:{outer.getsockname()[1]}"
         self._peers = Listener(
             outer, self._holder.serve, keys=keys, services=self._services, name="memory-listener"
