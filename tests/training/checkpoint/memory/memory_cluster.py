@@ -168,7 +168,7 @@ class Cluster:
         self.reserve(nbytes, list(chosen))
         for rank in chosen:
             shard, slots = f"rank{rank}", self.slots[rank, f"rank{rank}"]
-            held = [h.shard.step if (h := slot.header) is not None and h.complete else -1 for slot in slots]
+            held = [-1 if slot.whole is None else slot.whole.step for slot in slots]
             index = slot_for(step, held)
             if held[index] != step:
                 fill(slots[index], shard, step, nbytes, self.world, self.generation - 1)

@@ -15,7 +15,7 @@ from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.memory.messages import Pace, Reservation
 from windtunnel.training.checkpoint.live.restore import LoadedShard
-from windtunnel.training.checkpoint.live.slot import CopyError, Header
+from windtunnel.training.checkpoint.live.slot import CopyError, SlotFile
 from windtunnel.training.checkpoint.live.snapshot import SnapshotPlan
 from windtunnel.training.checkpoint.model import SHARED, Copy, StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY, SLOTS, slot_for
@@ -79,7 +79,7 @@ class Access(Stored):
         super().__init__(settings.persist)
         self.memory = memory
         self._job, self._settings = job, settings
-        self._slots: dict[str, list[Any]] = {}
+        self._slots: dict[str, list[SlotFile]] = {}
 
     def writes(self, shard: str) -> bool:
         """Whether this rank writes ``shard``: its own, and for its host what all hold alike."""
@@ -95,9 +95,7 @@ class Access(Stored):
         for shard, layout in plan.layouts.items():
             if self.writes(shard):
                 self._reserve(shard, plan.digests[shard], plan.blobs[shard], layout.nbytes)
-        return [
-            min(_step_of(slots[number].header) for slots in self._slots.values()) for number in range(SLOTS)
-        ]
+        return [min(_step_in(slots[number]) for slots in self._slots.values()) for number in range(SLOTS)]
 
     def _reserve(self, shard: str, digest: str, layout: bytes, nbytes: int) -> None:
         chosen = self._settings
@@ -134,19 +132,14 @@ class Access(Stored):
             self._reserve(loaded.name, loaded.shard.layout, loaded.layout, len(loaded.data))
         for loaded in mine:
             slots, shard = self._slots[loaded.name], loaded.shard
-            index = slot_for(step, [_step_of(slot.header) for slot in slots])
-            there = slots[index].header
-            shard_there = there.shard if there is not None else None
-            if (
-                not loaded.at_home
-                or shard_there is None
-                or (shard_there.step, shard_there.checksum) != (step, shard.checksum)
-            ):
+            index = slot_for(step, [_step_in(slot) for slot in slots])
+            there = slots[index].whole
+            if loaded.at_home and there is not None and there.content == shard.content and there.step == step:
+                slots[index].relabel(shard.generation)
+            else:
                 slots[index].begin(shard)
                 slots[index].data[:] = loaded.data
                 slots[index].complete(shard.checksum)
-            elif shard_there.generation != shard.generation:
-                slots[index].relabel(shard.generation)
             self.saved(loaded.name, index, step)
 
     def saved(self, shard: str, slot: int, step: int) -> None:
@@ -204,5 +197,6 @@ def _had(what: str) -> Iterator[None]:
         raise CopyError(f"{what}: {error}") from error
 
 
-def _step_of(header: Header | None) -> int:
-    return header.shard.step if header is not None and header.complete else EMPTY
+def _step_in(slot: SlotFile) -> int:
+    shard = slot.whole
+    return EMPTY if shard is None else shard.step

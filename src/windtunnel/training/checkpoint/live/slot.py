@@ -152,6 +152,12 @@ class SlotFile:
         return Header.unpacked(self._map[:SIZE])
 
     @property
+    def whole(self) -> Shard | None:
+        """The shard that is complete here."""
+        header = self.header
+        return header.shard if header is not None and header.complete else None
+
+    @property
     def capacity(self) -> int:
         return len(self._map) - HEADER
 

@@ -55,12 +55,8 @@ class Shelf:
     def slot_steps(self) -> list[int]:
         """The step in each slot, `EMPTY` where none is complete; one that the service writes counts as
         there."""
-        steps = []
-        for index in range(len(self.slots)):
-            header = self.slots[index].header
-            complete = header.shard.step if header is not None and header.complete else EMPTY
-            steps.append(self.writing.get(index, complete))
-        return steps
+        there = [self.slots[index].whole for index in range(len(self.slots))]
+        return [self.writing.get(i, EMPTY if it is None else it.step) for i, it in enumerate(there)]
 
     def target(self, step: int, committed: int, base: int, keeps: Collection[int]) -> int | None:
         """The slot that a peer's copy of ``step`` may be written to now, None where it must wait.
@@ -87,9 +83,9 @@ class Shelf:
     def find(self, step: int) -> tuple[SlotFile, Shard] | None:
         """The complete copy of ``step``."""
         for slot in self.slots.values():
-            header = slot.header
-            if header is not None and header.complete and header.shard.step == step:
-                return slot, header.shard
+            it = slot.whole
+            if it is not None and it.step == step:
+                return slot, it
         return None
 
 
@@ -134,10 +130,9 @@ class Folder:
         shards: dict[tuple[str, int, int], Shard] = {}
         for shelf in self.shelves:
             for slot in shelf.slots.values():
-                header = slot.header
-                if header is None or not header.complete:
+                it = slot.whole
+                if it is None:
                     continue
-                it = header.shard
                 key = (it.name, it.step, it.world)
                 if key not in shards or shards[key].generation < it.generation:
                     shards[key] = it

@@ -254,8 +254,7 @@ class Sender:
         answer, following = wire.receive(sock)
         wire.skip(sock, following)
         verdict = self._verdict(answer)
-        now = delivery.slot.header
-        if verdict == "torn" and (now is None or now.shard != delivery.shard):
+        if verdict == "torn" and delivery.slot.whole != delivery.shard:
             return "it was overwritten meanwhile"
         return verdict
 

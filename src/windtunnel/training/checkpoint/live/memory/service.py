@@ -213,7 +213,7 @@ class Holder:
             if slots.checksum_of(data) != there.checksum:
                 return False
         with state.changed:
-            unchanged = slot.header is not None and slot.header.complete and slot.header.shard == there
+            unchanged = slot.whole == there
             if there == shard or not unchanged:
                 return unchanged
             if shelf.writing or state.saves(shelf.shard):
