@@ -196,24 +196,21 @@ def allocate(
 
 
 @compiled
-def release(
-    heap: Heap, waiting: PendingUses, block: int, event: int, uses: Int64, link: Int64, head: int
-) -> None:
-    """The host frees a USED block. ``head`` starts the chain (through ``link``) of its other streams."""
+def release(heap: Heap, waiting: PendingUses, block: int, event: int, streams: Int64) -> None:
+    """The host frees a USED block, which other ``streams`` use."""
     heap.totals[ALLOCATED] -= heap.blocks[block].size
-    if head == NONE:
+    if streams.size == 0:
         settle(heap, block, FREE)
         return
     heap.blocks[block].state = PENDING
-    while head != NONE:
+    heap.blocks[block].waits = streams.size
+    for stream in streams:
         last = heap.totals[LAST]
         waiting.block[last] = block
-        waiting.stream[last] = uses[head]
+        waiting.stream[last] = stream
         waiting.launch[last] = heap.totals[LAUNCHES]
         waiting.event[last] = event
         heap.totals[LAST] += 1
-        heap.blocks[block].waits += 1
-        head = link[head]
 
 
 @compiled
@@ -256,14 +253,13 @@ class Trajectory:
 @jit
 def _run(
     heap: Heap, rules: AllocatorRules, waiting: PendingUses, kind: np.ndarray[Any, np.dtype[np.uint8]],
-    stream: Int64, ref: Int64, value: Int64, records: tuple[Int64, Int64], uses: tuple[Int64, Int64], heads:
-    Int64, place: Int64, life: tuple[Int64, Int64, Int64], curve: tuple[Int64, Int64],
+    stream: Int64, ref: Int64, value: Int64, records: tuple[Int64, Int64], first_use: Int64,
+    use_stream: Int64, place: Int64, life: tuple[Int64, Int64, Int64], curve: tuple[Int64, Int64],
 ) -> tuple[int, int, int]:  # fmt: skip
     """Status, the event at which it stopped, and the first event that was out of memory."""
     record_stream, record_event = records
-    use_stream, use_link = uses
     size, born, died = life
-    out_of_memory, used = -1, 0
+    out_of_memory = -1
     for event in range(kind.size):
         what, block = kind[event], ref[event]
         if what == ALLOC:
@@ -283,19 +279,8 @@ def _run(
                 return BROKEN, event, out_of_memory
             died[block] = event
             if place[block] != NONE:
-                release(heap, waiting, place[block], event, use_stream, use_link, heads[block])
-        elif what == STREAM_USE:
-            if born[block] != NONE and place[block] != NONE and died[block] == kind.size:
-                fresh = stream[event] != heap.blocks[place[block]].row >> 1
-                use = heads[block]
-                while use != NONE:
-                    fresh = fresh and use_stream[use] != stream[event]
-                    use = use_link[use]
-                if fresh:
-                    use_stream[used] = stream[event]
-                    use_link[used] = heads[block]
-                    heads[block] = used
-                    used += 1
+                streams = use_stream[first_use[block] : first_use[block + 1]]
+                release(heap, waiting, place[block], event, streams)
         elif what in (RECORD, COLLECTIVE):
             record_stream[block] = stream[event]
             record_event[block] = event
@@ -342,20 +327,24 @@ def simulate(
         config.large_segment_size, int(config.collects * config.garbage_collection_threshold * limit), lag,
         np.array(config.roundup_power2_divisions, np.int64),
     )  # fmt: skip
-    use_count = int((kind == STREAM_USE).sum())
+    # Of each block the other streams that use it.
+    home = np.full(len(ids), NONE, np.int64)
+    home[ref[kind == ALLOC]] = stream[kind == ALLOC]
+    uses = np.unique(np.stack([ref, stream], axis=1)[kind == STREAM_USE], axis=0)
+    uses = uses[home[uses[:, 0]] != uses[:, 1]]
+    first_use, use_stream = np.searchsorted(uses[:, 0], np.arange(len(ids) + 1)), uses[:, 1].copy()
     nodes = 4096
     while True:
         heap = new_heap(len(streams), nodes, limit)
-        waiting = PendingUses(*(np.empty(use_count, np.int64) for _ in range(4)))
-        heads, place, born = (np.full(len(ids), NONE, np.int64) for _ in range(3))
+        waiting = PendingUses(*(np.empty(len(uses), np.int64) for _ in range(4)))
+        place, born = (np.full(len(ids), NONE, np.int64) for _ in range(2))
         size, died = np.zeros(len(ids), np.int64), np.full(len(ids), len(events), np.int64)
         records = (np.zeros(len(record_ids), np.int64), np.full(len(record_ids), NONE, np.int64))
-        uses = (np.empty(use_count, np.int64), np.empty(use_count, np.int64))
         curve = (np.zeros(len(events), np.int64), np.zeros(len(events), np.int64))
         value = events["value"].astype(np.int64)
         status, event, out_of_memory = _run(
-            heap, rules, waiting, kind, stream, ref, value, records, uses, heads, place, (size, born, died),
-            curve,
+            heap, rules, waiting, kind, stream, ref, value, records, first_use, use_stream, place,
+            (size, born, died), curve,
         )  # fmt: skip
         if status != NO_ROOM:
             break
