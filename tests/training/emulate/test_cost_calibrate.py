@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from windtunnel.base.errors import UserError
 from windtunnel.cli import calibrate as verb
 from windtunnel.training.emulate import calibrate as live
-from windtunnel.training.emulate.calibrate import gloo
+from windtunnel.training.emulate.calibrate import gloo, measure
 from windtunnel.training.emulate.calibrate.operators import (
     OperatorRecorder,
     find_operator,
@@ -98,6 +98,26 @@ def test_gloo_is_measured_between_real_processes():
         "barrier",
     }
     assert all(world == 2 and seconds > 0 for _, world, _, seconds in rows)
+
+
+def test_each_operator_of_a_gpu_has_cold_arguments_of_its_own(monkeypatch):
+    """Four tensors are taken in turn, however much the operators before it had."""
+    one = TensorMeta((), "float32")
+    ops = [
+        Operator("aten.sum.default", (TensorMeta((64, size), "float32", (size, 1)),), (one,))
+        for size in range(60, 64)
+    ]
+    monkeypatch.setattr(measure, "MAX_STOCK_BYTES", 5 * 64 * 64 * 4)
+    runner, sets = measure._Runner(ops, "cpu"), []
+
+    def seconds(plan):
+        arguments = [runner._arguments(plan)[0][0] for _ in range(measure.COPIES)]
+        sets.append(len({tensor.data_ptr() for tensor in arguments}))
+        return 1e-6
+
+    monkeypatch.setattr(runner, "_gpu_seconds", seconds)
+    runner.on_gpu(None)
+    assert set(sets) == {measure.COPIES}
 
 
 def test_a_process_of_gloo_does_not_wait_for_one_that_failed(tmp_path, monkeypatch):

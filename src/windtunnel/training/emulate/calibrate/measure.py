@@ -119,6 +119,7 @@ class _Runner:
                 self.samples[row] = [self._gpu_seconds(plan) for _ in range(5)]
             self.recent.clear()
             self.stock.clear()
+            self.stock_bytes = 0
             if progress:
                 progress((row + 1) / len(self.ops))
         return self.samples
