@@ -27,7 +27,7 @@ class OptionSpec:
     """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``:
     what is accepted. ``flags``: as the command line has it, where not by its name. ``unit``: so many of
     what the field holds are one of what is written. ``environment``: the variables of which the first
-    that is set is read where it is not given. ``words``: what a file accepts, said in its errors.
+    that is set is read where it is not given. ``words``: what is accepted, where the limits do not say it.
     ``read``: makes the field's value of what is written; its ValueError says what is accepted."""
 
     name: str
@@ -43,6 +43,15 @@ class OptionSpec:
     flags: tuple[str, ...] = ()
     words: str = ""
     read: Callable[[Any], Any] | None = None
+
+    @property
+    def accepted(self) -> str:
+        """What is accepted, for errors."""
+        if self.words or self.least is None:
+            *others, last = self.among or (self.words,)
+            return f"{', '.join(others)} or {last}" if others else last
+        number = "a whole number" if self.kind in (int, int | None) else "a number"
+        return f"{number} from {self.least:g} " + ("up" if self.most is None else f"to {self.most:g}")
 
     def value(self, written: Any) -> Any:
         """What the field holds, of what was written. Raises UserError where that is not accepted."""

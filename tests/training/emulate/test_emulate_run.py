@@ -88,7 +88,8 @@ def test_a_function_that_fails_names_its_line(tmp_path: Path, monkeypatch: pytes
         ({"jobs": None}, "a whole number from 1 up"),
         ({"aggregation": "espa"}, "none, switchml, atp or esa"),
         ({"data": "noise"}, "uniform or zeros"),
-        ({"attach": 2}, "a step, 3 or more"),
+        ({"attach": 2}, "a whole number from 3 up"),
+        ({"neighbours": 16}, "a whole number from 0 to 15"),
     ],
 )
 def test_options_are_what_they_may_be_in_python_too(given: dict[str, Any], accepted: str) -> None:

@@ -37,31 +37,20 @@ class Options:
         (), "A straggler: host=3:1.3, rank=17:1.5, nic=3:2.", kind=list[str],
         words="a list such as [host=3:1.3]",
     )  # fmt: skip
-    jitter: float = option(
-        0.0, "Sigma of random operator times.", least=0.0, most=1.0, words="a number from 0 to 1"
-    )
-    seed: int = option(0, "Seed of the jitter.", least=0, words="a whole number from 0 up")
+    jitter: float = option(0.0, "Sigma of random operator times.", least=0.0, most=1.0)
+    seed: int = option(0, "Seed of the jitter.", least=0)
     alloc_conf: str = option(
         "", "Allocator settings, as PYTORCH_CUDA_ALLOC_CONF has them.",
         environment=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
         words="text as in PYTORCH_CUDA_ALLOC_CONF",
     )  # fmt: skip
-    tokens: int | None = option(
-        None, "Tokens or samples of the whole job in a step.", least=0, words="a whole number from 0 up"
-    )
-    jobs: int = option(2, "Ranks captured at once.", least=1, words="a whole number from 1 up")
+    tokens: int | None = option(None, "Tokens or samples of the whole job in a step.", least=0)
+    jobs: int = option(2, "Ranks captured at once.", least=1)
     timeout: float = option(
-        900.0,
-        "Seconds without progress that count as a hang.",
-        least=1.0,
+        900.0, "Seconds without progress that count as a hang.", least=1.0,
         words="seconds, a number from 1 up",
-    )
-    steps: int | None = option(
-        None,
-        "Most steps to run in search of a repeating sequence.",
-        least=1,
-        words="a whole number from 1 up",
-    )
+    )  # fmt: skip
+    steps: int | None = option(None, "Most steps to run in search of a repeating sequence.", least=1)
     reserve: float = option(
         500.0, "Device memory reserved outside of tensors, in MiB.", least=0.0, unit=MIB,
         words="MiB, a number from 0 up",
@@ -71,12 +60,9 @@ class Options:
     )
     aggregation: str = option(
         "none", "Switches that add all_reduces: none, switchml, atp or esa.",
-        among=("none", "switchml", "atp", "esa"), words="none, switchml, atp or esa",
+        among=("none", "switchml", "atp", "esa"),
     )  # fmt: skip
-    neighbours: int = option(
-        0, "Further jobs that share the switches' slots.", least=0, most=15,
-        words="a whole number from 0 to 15",
-    )  # fmt: skip
+    neighbours: int = option(0, "Further jobs that share the switches' slots.", least=0, most=15)
     confidential: str = option(
         "none", "Protection of data that leaves a GPU: none, hix, graviton or h100-cc.",
         words="none, hix, graviton or h100-cc",
@@ -84,11 +70,9 @@ class Options:
     live: str | int | Sequence[int] = option("", "Ranks that run for real, in the form of --ranks.", kind=str)
     data: str = option(
         "uniform", "Data from virtual ranks for live ones: uniform (the same data), or zeros.",
-        among=("uniform", "zeros"), words="uniform or zeros",
+        among=("uniform", "zeros"),
     )  # fmt: skip
-    attach: int | None = option(
-        None, "Stop the first live rank in pdb before this step.", least=3, words="a step, 3 or more"
-    )
+    attach: int | None = option(None, "Stop the first live rank in pdb before this step.", least=3)
 
     def __post_init__(self) -> None:
         for name in ("ranks", "live"):
@@ -105,7 +89,7 @@ class Options:
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 fits = number and known.least <= value <= (known.most or math.inf)
             if not fits:
-                raise UserError(f"`{known.name}`: {value!r} is not accepted; accepted is {known.words}")
+                raise UserError(f"`{known.name}`: {value!r} is not accepted; accepted is {known.accepted}")
 
     def deciding(self) -> dict[str, Any]:
         """Those on which the figures depend, as values of JSON: always the usual ones, others where they are

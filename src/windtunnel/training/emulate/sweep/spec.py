@@ -210,7 +210,7 @@ ACCEPTED = {
     "where": 'a list of conditions, such as ["tp * pp <= 64"]',
     "options": "a mapping of fields",
     "price_per_device_hour": "a number from 0 up",
-} | {option.name: option.words for option in SWEPT}
+} | {option.name: option.accepted for option in SWEPT}
 
 MOST_POINTS = 10_000
 
