@@ -89,6 +89,19 @@ def test_flops_are_those_of_pytorchs_counter(name):
     assert sum(counted_flops(op) for op in recorder.operators) == counter.get_total_flops()
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "flops"),
+    [
+        ((15, 7), (3, 7, 11), 2 * 15 * 7 * 11),  # rows are dealt out to three matrices
+        ((3, 5, 7), (7, 33), 2 * 5 * 7 * 33),  # columns are
+        ((5, 21), (21, 11), 2 * 5 * 21 * 11),  # what is summed up is
+        ((3, 5, 7), (3, 7, 11), 3 * 2 * 5 * 7 * 11),
+    ],
+)
+def test_grouped_products_compute_each_group_once(left, right, flops):
+    assert counted_flops(Operator("aten._grouped_mm.default", (t(*left), t(*right)), (t(1),))) == flops
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (1, 7), (64, 64), (9, 5)])
 def test_causal_work_is_the_cells_that_are_seen(rows, columns):
     q, k = t(1, 2, rows, 16), t(1, 2, columns, 16)

@@ -205,6 +205,8 @@ def matmul_shape(op: Operator) -> tuple[int, int, int, int]:
         return left[0], left[1], right[2], left[2]
     if len(left) == 2 and len(right) == 3:  # grouped: rows of the left are dealt out to the right's matrices
         return 1, left[0], right[2], left[1]
+    if len(left) == 3 and len(right) == 2:  # likewise: columns of the right to the left's
+        return 1, left[1], right[1], left[2]
     if len(left) == 2 and len(right) == 2:
         return 1, left[0], right[1], left[1]
     return prod(left[:-2]) or 1, left[-2] if len(left) > 1 else 1, right[-1], left[-1]
