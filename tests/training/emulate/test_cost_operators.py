@@ -1,6 +1,7 @@
 """Operators: kinds, FLOPs against PyTorch's own counter, bytes by hand, rates against published ones."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.calibrate.operators import OperatorRecorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.live import native_library as native
 from windtunnel.training.emulate.twin.costs.profile import contiguous, cost_of
 from windtunnel.training.emulate.twin.costs.roofline import GPU, roofline_seconds
-from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
+from windtunnel.training.emulate.twin.costs.work import (
+    CAUSAL,
+    counted_flops,
+    executed_flops,
+    kind_of,
+    moved_bytes,
+)
 
 aten = torch.ops.aten
 
@@ -87,6 +95,19 @@ def test_flops_are_those_of_pytorchs_counter(name):
     with OperatorRecorder() as recorder:
         CALLS[name]()
     assert sum(counted_flops(op) for op in recorder.operators) == counter.get_total_flops()
+
+
+def test_every_attention_says_at_its_place_whether_it_is_causal():
+    """By PyTorch's schemas; those of Triton are operators of the programs."""
+    listed = (Path(native.__file__).parent / "native" / "operators-2.13.0.txt").read_text().split()
+    places = {}
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name.removeprefix("aten::")
+        for place, argument in enumerate(schema.arguments if not schema.overload_name else ()):
+            says = argument.name in ("is_causal", "custom_mask_type")
+            if says and "attention" in name and (name in listed or name in CAUSAL):
+                places[name] = place
+    assert {name: place for name, place in CAUSAL.items() if "triton" not in name} == places
 
 
 @pytest.mark.parametrize(

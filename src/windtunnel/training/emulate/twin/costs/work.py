@@ -167,21 +167,20 @@ def _with_share(base: str) -> bool:
     return base.removesuffix("_backward") in WITH_SHARE
 
 
-# Positions of (query, key, value) and of is_causal in the arguments of each attention operator.
-_FORWARD_CAUSAL = {
-    "_scaled_dot_product_flash_attention": 4, "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_cudnn_attention": 6, "_scaled_dot_product_flash_attention_for_cpu": 4,
-    "_scaled_dot_product_fused_attention_overrideable": 5, "scaled_dot_product_attention": 5,
-    "_flash_attention_forward": 8, "_triton_attention_forward": 3,
-}  # fmt: skip
-_BACKWARD_CAUSAL = {
-    "_scaled_dot_product_flash_attention_backward": 11,
-    "_scaled_dot_product_efficient_attention_backward": 10,
-    "_scaled_dot_product_cudnn_attention_backward": 14,
+# Where an operator's arguments say whether it is causal (of `_efficient_attention`: the kind of mask, not 0).
+CAUSAL = {
+    "_scaled_dot_product_flash_attention": 4, "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention": 6, "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention": 6, "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
-    "_flash_attention_backward": 11,
-    "_triton_attention_backward": 6,
-}
+    "_scaled_dot_product_fused_attention_overrideable": 5,
+    "_scaled_dot_product_fused_attention_overrideable_backward": 13, "scaled_dot_product_attention": 5,
+    "_flash_attention_forward": 8, "_flash_attention_forward_no_dropout_inplace": 9,
+    "_flash_attention_backward": 11, "_cudnn_attention_forward": 10, "_cudnn_attention_backward": 14,
+    "_efficient_attention_forward": 9, "_efficient_attention_backward": 14,
+    "_triton_attention_forward": 3, "_triton_attention_backward": 6,
+}  # fmt: skip
 
 
 def matmul_shape(op: Operator) -> tuple[int, int, int, int]:
@@ -224,9 +223,9 @@ def attention_shapes(op: Operator) -> tuple[Shape, Shape, Shape, bool, bool]:
     if len(tensors) < skip + 3:
         return (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), False, backward
     query, key, value = (_four(shape) for shape in tensors[skip : skip + 3])
-    if base.startswith(("_flash_attention", "_efficient_attention", "_triton_attention")):
+    if base.startswith(("_flash_attention", "_efficient_attention", "_cudnn_attention", "_triton_attention")):
         query, key, value = ((s[0], s[2], s[1], s[3]) for s in (query, key, value))
-    at = (_BACKWARD_CAUSAL if backward else _FORWARD_CAUSAL).get(base, -1)
+    at = CAUSAL.get(base, -1)
     if _with_share(base):
         at = len(op.inputs) - 2
     causal = bool(op.inputs[at]) if 0 <= at < len(op.inputs) else False
