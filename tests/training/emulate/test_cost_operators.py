@@ -110,6 +110,17 @@ def test_every_attention_says_at_its_place_whether_it_is_causal():
     assert {name: place for name, place in CAUSAL.items() if "triton" not in name} == places
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_each_gradient_of_a_grouped_convolution_is_as_much_work_as_it_is_itself(transposed):
+    x, weight = e(2, 8, 9, 9), e(8, 1, 3, 3)
+    rest = [1, 1], [0, 0], [1, 1], transposed, [0, 0], 8
+    with OperatorRecorder() as recorder:
+        y = aten.convolution(x, weight, None, *rest)
+        aten.convolution_backward(y, x, weight, None, *rest, [True, True, False])
+    forward, backward = recorder.operators
+    assert executed_flops(backward) == 2 * executed_flops(forward) == 2 * counted_flops(forward)
+
+
 @pytest.mark.parametrize(
     ("left", "right", "flops"),
     [

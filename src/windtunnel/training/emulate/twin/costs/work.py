@@ -250,9 +250,12 @@ def counted_flops(op: Operator) -> float:
 
 
 def executed_flops(op: Operator) -> float:
-    """FLOPs that the kernel computes: the counted ones, without the masked half of causal attention."""
-    total = counted_flops(op)
-    if total and kind_of(op) == "attention":
+    """FLOPs that the kernel computes: the counted ones, without the masked half of causal attention, and with
+    the gradient of a weight once for each of its groups, which PyTorch counts as that of a whole one."""
+    kind, total = kind_of(op), counted_flops(op)
+    if kind == "conv":
+        return _convolution_flops(op, by_group=True)
+    if total and kind == "attention":
         query, key, _, causal, _ = attention_shapes(op)
         if causal and key[2]:
             # Row i sees the keys up to i: of a square half of the scores and half a diagonal.
@@ -283,7 +286,7 @@ def _convolution(x: Shape, weight: Shape, out: Shape, transposed: bool) -> float
     return 2.0 * x[0] * positions * prod(weight)
 
 
-def _convolution_flops(op: Operator) -> float:
+def _convolution_flops(op: Operator, *, by_group: bool = False) -> float:
     base = base_name(op.name)
     shapes = [arg.shape for arg in op.inputs if isinstance(arg, TensorMeta)]
     if "backward" not in base:
@@ -296,7 +299,8 @@ def _convolution_flops(op: Operator) -> float:
     if mask[0]:  # the gradient of the input is the other convolution of the output's gradient
         flops += _convolution(grad, weight, x, not transposed)
     if mask[1]:  # the gradient of the weight: batch and channels trade places
-        flops += _weight_gradient(x, grad, weight, transposed)
+        groups = op.inputs[9] if by_group and base == "convolution_backward" else 1
+        flops += _weight_gradient(x, grad, weight, transposed) / groups
     return flops
 
 
