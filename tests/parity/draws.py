@@ -65,6 +65,9 @@ def _elastic_drawn() -> Iterator[rules.Observation]:
     waits: dict[str, Sequence[float]] = {"waited": [0.1, 5.0, 9.0], "allowed": [5.0]}
     counts: dict[str, Sequence[int]] = {"times": [1, 3, 4]}
     yield from any_of(rules.Doubt, 2, 60, ranks=[(1,), (0, 2)], probed=yes, **waits, **counts)
+    yield from any_of(
+        rules.Doubt, 6, 20, ranks=[(1,)], probed=yes, unstarted=[(0,)], lived=[9.0, 130.0], **waits, **counts
+    )
     pairs = [(), ((0, 2),), ((0, 2), (1, 2)), ((2, 0), (2, 1)), ((0, 2), (2, 0)), ((0, 1), (1, 2), (2, 0))]
     yield from any_of(
         rules.Reached, 3, 40, places=[(0, 1, 2), (2, 1, 0), (0, None, 2), (0, 1, 2, 3, 4)],

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
@@ -82,6 +83,9 @@ def test_the_decisions() -> None:
     assert decide(Doubt(ranks=(1,), waited=0.4, allowed=0.5, times=1, probed=False)) == Keep()
     assert decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1)) == Regroup()
     assert isinstance(decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=4)), Fail)
+    late = Doubt(ranks=(1,), waited=30.0, allowed=0.5, times=4, unstarted=(0,), lived=40.0, start=60.0)
+    assert decide(late) == Keep()
+    assert isinstance(decide(replace(late, lived=60.0)), Fail)
     assert decide(Reached((0, 1, 2), (0, 1, 2), both(((0, 1),)))) == Fence(hosts=(1,))
     assert decide(Reached((0, 1, 2), (0, 1, 2), ())) == Keep()  # the program hangs by itself
     assert decide(Reached((0, 1, 2), (0, 1, 2), both(((0, 1), (0, 2), (1, 2))))) == Keep()

@@ -177,6 +177,9 @@ class Core(LoggedState):
                 allowed=self.settings.deadlines.suspect,
                 times=self.suspicions + 1,
                 probed=self._reach_checked,
+                unstarted=self._unstarted(),
+                lived=now - self._formed,
+                start=self.settings.deadlines.process,
             )
         )
         if isinstance(decision, Keep):
@@ -231,6 +234,8 @@ class Core(LoggedState):
         membership, deadline = self.membership, self.settings.deadlines.form
         if membership is None or self._changed is not None or self.waiting_since is not None:
             return
+        if self.suspected is not None:  # who left the group that did not form will not come to it
+            return
         late = self._unmet()
         if not late:
             return
@@ -241,7 +246,7 @@ class Core(LoggedState):
                 waited=now - max(self._formed, self._started),
                 allowed=deadline,
                 times=self.formings + 1,
-                unstarted=tuple(sorted(rank for rank in late if not self._has_process(rank))),
+                unstarted=self._unstarted(),
                 lived=now - self._formed,
                 start=self.settings.deadlines.process,
             )
@@ -532,9 +537,14 @@ class Core(LoggedState):
     def ranks(self, place: int) -> range:
         return range(place * self.settings.per_host, (place + 1) * self.settings.per_host)
 
-    def _has_process(self, rank: int) -> bool:
-        host = self._host(rank)
-        return host is not None and host.workers.get(rank) is not None
+    def _unstarted(self) -> tuple[int, ...]:
+        """Those of them that have no process yet."""
+
+        def starts(rank: int) -> bool:
+            host = self._host(rank)
+            return host is None or host.workers.get(rank) is None
+
+        return tuple(rank for rank in sorted(self._unmet()) if starts(rank))
 
     def started(self, host: LiveHost, rank: int, pid: int | None, now: float) -> None:
         """A rank has a process in this generation."""

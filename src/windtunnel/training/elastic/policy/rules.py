@@ -106,13 +106,16 @@ class Change:
 class Doubt:
     """``ranks`` suspect their peers since ``waited`` seconds, of ``allowed`` for evidence, and nothing else
     changed. ``times``: how often in succession without a new step, this time included. ``probed``: the hosts
-    were asked whom they reach."""
+    were asked whom they reach. ``unstarted``, ``lived``, ``start``: as in `Late`."""
 
     ranks: tuple[int, ...]
     waited: float
     allowed: float
     times: int
     probed: bool = True
+    unstarted: tuple[int, ...] = ()
+    lived: float = 0.0
+    start: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,8 @@ def _shrink(now: Change) -> Form | Wait | Fail:
 def _doubt(now: Doubt) -> Keep | Look | Regroup | Fail:
     if now.waited < now.allowed:
         return Keep()
+    if now.unstarted and now.lived < now.start:
+        return Keep()  # they are who was waited for: those that wait come together with them
     if not now.probed:
         return Look()
     if now.times > MOST_IN_VAIN:
