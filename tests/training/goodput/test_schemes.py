@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +215,29 @@ def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.Mon
     assert program[:3] == ["--checkpoint", "checkpoints", "--checkpoint-every"] and int(program[3]) > 0
     shrinks = jobs["templates"].rules
     assert shrinks.shrinks and 1 < shrinks.minimum <= plain["job"]["stages"]
+
+
+def planned(*changed: str) -> dict[str, Any]:
+    asked = [*ASKED, *changed, "--json"]
+    plain: dict[str, Any] = json.loads(CliRunner().invoke(app, asked, catch_exceptions=False).output)
+    return plain
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_a_job_whose_hosts_hold_it_once_is_planned_for_all_the_same(hosts: int) -> None:
+    """Its only pipeline has the last copy of each layer."""
+    plain = planned("--cluster", f"h100-sxm:{hosts}x8", "--state-bytes", "1e12" if hosts > 1 else "1e11")
+    assert plain["job"]["stages"] > hosts // 2
+    assert {found["name"] for found in plain["schemes"]} == SCHEMES
+    if plain["scheme"] == TEMPLATES:
+        assert any("may take the last copy of a layer" in reason for reason in plain["reasons"])
+
+
+def test_a_program_without_templates_is_told_of_the_best_of_the_others() -> None:
+    """Where only processes end a spare is worth nothing."""
+    plain = planned("--software", "1", "--mtbf", "1h")
+    assert plain["scheme"] == TEMPLATES
+    assert any("Any other program uses peer memory (" in reason for reason in plain["reasons"])
 
 
 @pytest.mark.parametrize("spares", [0, 2])

@@ -301,9 +301,10 @@ def _ways(question: Question, results: Sequence[SimulationResult], best: Simulat
     if best.scheme == WITH_SPARE:
         sentences.append(f"The spare is one host more than the {question.job.hosts} that train.")
     if best.scheme == TEMPLATES:
-        other = WITH_SPARE if WITH_SPARE in by_name else MEMORY
+        rest = (result for result in results if result.scheme != TEMPLATES)
+        other = max(rest, key=lambda result: worth(result, question.job))
         sentences.append(
             "Templates need a program with a PipelineTrainer that takes --checkpoint and --checkpoint-every,"
-            f" as examples/train_pipeline.py. Any other program uses {other} ({by_name[other]:.1%})."
+            f" as examples/train_pipeline.py. Any other program uses {other.scheme} ({other.goodput:.1%})."
         )
     return sentences

@@ -49,7 +49,8 @@ class Templates:
         self.layer_bytes = tuple(layer.state_bytes for layer in profile)
         # a host holds what the smallest pipeline gives it, and no more
         memory = math.ceil(job.layers / job.stages) * self.layer_bytes[0] * 1.001
-        self.set: TemplateSet = template_set(profile, job.hosts, 1, memory, largest=2 * job.stages - 1)
+        failures = min(1, job.hosts // job.stages - 1)  # where hosts hold the model once, none
+        self.set: TemplateSet = template_set(profile, job.hosts, failures, memory, largest=2 * job.stages - 1)
         self.microbatches = job.microbatches
         self.layout: Layout = self._decided(None, (), range(job.hosts), self.microbatches).layout
         self._around: Neighbourhood | None = None

@@ -104,6 +104,11 @@ def guarantee(set: TemplateSet, hosts: int) -> tuple[str, ...]:
             f"{hosts} hosts run at most {copies} pipelines: {copies - 1} may be lost at once,"
             f" not the {f} wanted, which take {full} hosts."
         )
+    elif f == 0:
+        sentences.append(
+            f"From {n0} to {hosts} hosts the job runs; one host's loss may take the last copy of a layer:"
+            " then it needs a checkpoint."
+        )
     else:
         sentences.append(
             f"From {full} to {hosts} hosts, at least {f + 1} pipelines run:"
