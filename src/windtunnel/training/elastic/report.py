@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.base import ranges
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, goodput, recoveries
 from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED
 from windtunnel.training.elastic.policy.evidence import in_short
@@ -125,14 +126,7 @@ def _count(number: int, what: str) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     """0, 1, 2, 5 as "ranks 0-2,5"."""
-    parts: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    text = ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-    return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"
+    return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges.write(ranks)}"
 
 
 def failed_rank(events: list[Event]) -> Event | None:
