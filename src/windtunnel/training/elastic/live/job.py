@@ -17,13 +17,13 @@ from windtunnel.training.elastic.faults import LAUNCHER, POINTS, PROCESS, Fault,
 from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.checkpoints import PENDING, RECORD, STORING
+from windtunnel.training.elastic.policy.state import DURABLE
 
 T = TypeVar("T")
 _UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
 
 LARGEST = 16 << 20
 """Bytes of JSON that a value may have. It goes through the supervisor, as do all signs of life."""
-DURABLE = "commit/"  # keys that begin so outlive their generation
 
 
 class MembershipChanged(BaseException):
@@ -105,7 +105,7 @@ class Job:
         self.generation = membership.generation if membership else 1
         self.supervised = link is not None
         self.host = link.host if link else place
-        self.memory = _unix(link.memory) if link and link.memory else None
+        self.memory = link.memory if link else None
         self.folder = Path(os.environ.get("WINDTUNNEL_RUN", "."))
         self.timeout = timeout
         self._process_state = process_state
@@ -269,7 +269,3 @@ def _gathered(value: Any, world: int) -> dict[int, Any]:
     values: list[Any] = [None] * world
     dist.all_gather_object(values, value)
     return dict(enumerate(values))
-
-
-def _unix(path: str) -> str:
-    return path if ":" in path else f"unix:{path}"

@@ -43,13 +43,14 @@ from windtunnel.training.elastic.live.job import Injector, Job, MembershipChange
 from windtunnel.training.elastic.live.link import AgentLink
 from windtunnel.training.elastic.live.store import MeetingStore
 from windtunnel.training.elastic.policy.evidence import blames_peers
+from windtunnel.training.elastic.policy.state import DURABLE
 from windtunnel.training.elastic.spec import NAMES
 
 T = TypeVar("T")
 OPERATION = NAMES["operation"].default
 
 LONGEST = 2000  # characters of a result that is told in words
-END = "commit/end"  # the key on which all ranks agree that training is over
+END = f"{DURABLE}end"  # the key on which all ranks agree that training is over
 
 # Where a ConnectionError or TimeoutError comes from that is about a peer: a program has its own, too.
 _LIBRARIES = ("windtunnel.training.", "torch.distributed")

@@ -210,6 +210,7 @@ class Hosts:
 
 Values = dict[int, Any]
 DURABLE = "commit/"
+"""Keys that begin so outlive their generation."""
 KEPT_DECIDED = 4096
 """Decided keys of the present generation that are kept for those who post again after a broken connection."""
 KEPT_DURABLE = 65536
