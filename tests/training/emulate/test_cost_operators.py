@@ -220,6 +220,18 @@ def test_large_elementwise_reaches_the_measured_share_of_bandwidth():
     assert rate == pytest.approx(4.3e12, rel=0.03)  # device copy measured on an H200
 
 
+def test_convolutions_of_float32_take_tf32_where_the_device_has_it():
+    x, weight = t(64, 256, 56, 56, dtype="float32"), t(256, 256, 3, 3, dtype="float32")
+    rest = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    convolution = Operator("aten.convolution.default", (x, weight, *rest), (x,))
+    for name, fast in (("h100-sxm", True), ("a100-80", True), ("v100", False)):
+        part = device(name)
+        rates = [executed_flops(op) / cost_of(op, part).seconds
+                 for op in (convolution, mm(8192, 8192, 8192, "float32"))]  # fmt: skip
+        assert (rates[0] > part.peak("float32")) == fast and rates[0] < part.peak("tf32")
+        assert rates[1] < part.peak("float32")
+
+
 def test_a_power_limited_part_is_slower_in_products_and_not_in_launches():
     full, limited = device("h100-sxm"), device("h100-96")
     assert cost_of(mm(8192, 8192, 8192), limited).seconds > 1.1 * cost_of(mm(8192, 8192, 8192), full).seconds

@@ -51,6 +51,13 @@ def test_a_device_without_the_units_computes_in_the_next_wider_ones_and_says_so(
     ]
 
 
+def test_tf32_is_float32_where_there_is_none():
+    for name in ("h100-sxm", "v100"):
+        part = device(name)
+        used = utilisation(work({"tf32": part.peak("tf32")}), 2.0, 1, part)
+        assert used.mfu == pytest.approx(0.5) and not used.notes
+
+
 def test_each_dtype_counts_against_its_own_peak():
     part = device("h100-sxm")
     flops = {"bfloat16": part.peak("bfloat16"), "float8_e4m3fn": 3 * part.peak("float8_e4m3fn")}

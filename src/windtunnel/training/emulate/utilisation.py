@@ -24,7 +24,7 @@ from windtunnel.training.emulate.graph import (
     Slice,
 )
 from windtunnel.training.emulate.policy.classes import Classes
-from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, dtype_of, executed_flops
+from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, executed_flops, units_of
 
 MODEL, HARDWARE, MODEL_RUN, HARDWARE_RUN = range(4)
 """Places in the FLOPs of a dtype: without what is recomputed, and with it, as ``torch.utils.flop_counter``
@@ -69,7 +69,7 @@ def measure(classes: Classes, tokens: int | None = None) -> StepWork:
             counted = counted_flops(operators[row])
             if counted:
                 each = np.outer((counted, executed_flops(operators[row])), (once[row], every[row]))
-                flops[dtype_of(operators[row])] += len(cls.members) * each.ravel()
+                flops[units_of(operators[row])] += len(cls.members) * each.ravel()
         lookups += len(cls.members) * _lookups(operators, once) / _copies(slice_)
     steps = classes.classes[0].slice.period
     return StepWork(
@@ -104,7 +104,7 @@ def utilisation(
     notes: list[Note] = []
     for dtype in work.flops:
         units = device.units(dtype)
-        if DTYPE_BYTES.get(units) != DTYPE_BYTES.get(dtype):
+        if DTYPE_BYTES.get(units, 4) != DTYPE_BYTES.get(dtype, 4):  # tf32 is float32 in memory
             text = f"{device.name} has no units for {dtype}: its products are costed at the rate of {units}"
             notes.append(Note(text, NoteKind.APPROXIMATION))
 

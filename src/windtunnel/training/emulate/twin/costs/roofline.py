@@ -30,6 +30,7 @@ from windtunnel.training.emulate.twin.costs.work import (
     matmul_shape,
     moved_bytes,
     stored_bytes,
+    units_of,
 )
 
 FA2 = "FlashAttention-2, arXiv:2307.08691, figures 4 to 7"
@@ -222,7 +223,7 @@ def roofline_seconds(op: Operator, kind: Kind, device: Device, pcie: float = GPU
     elif kind == "attention":
         compute = _attention_seconds(op, device)
     elif kind == "conv":
-        compute = executed_flops(op) / (device.peak(dtype_of(op)) * GPU.conv_issue * device.sustained)
+        compute = executed_flops(op) / (device.peak(units_of(op)) * GPU.conv_issue * device.sustained)
     return max(compute, memory) + GPU.kernel_seconds + (kernels_of(op, kind) - 1) * GPU.kernel_gap
 
 

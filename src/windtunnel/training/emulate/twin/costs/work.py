@@ -156,6 +156,13 @@ def dtype_of(op: Operator) -> str:
     return tensor.dtype if tensor else "float32"
 
 
+def units_of(op: Operator) -> str:
+    """The dtype at whose peak ``op`` runs: of a convolution of float32 ``"tf32"``, which cuDNN takes unless
+    it is told otherwise (``torch.backends.cudnn.allow_tf32``), as cuBLAS does not."""
+    dtype = dtype_of(op)
+    return "tf32" if dtype == "float32" and kind_of(op) == "conv" else dtype
+
+
 Shape = tuple[int, ...]
 
 # What `live.fused` records, forward and backward: queries, keys and values (batch, heads,
