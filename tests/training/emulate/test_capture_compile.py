@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from capturing import session
+from capturing import capture
 
 SCRIPT = """
 import copy, os, sys
@@ -38,6 +38,5 @@ for _ in range(3):
 def test_a_region_is_what_inductor_compiles(tmp_path: Path, compiled: str, regions: set[int]) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("COMPILE", compiled))
-    with session(str(script)) as one:
-        (slice_,) = one.capture([0])
+    (slice_,) = capture(str(script))
     assert {operator.region for operator in slice_.operators} == regions

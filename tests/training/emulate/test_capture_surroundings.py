@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capturing import capture
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
-from windtunnel.training.emulate.program import Script
 
 MESH = """
 import os
@@ -49,8 +48,7 @@ if dist.is_initialized():
 def run(program: str, folder: Path, ranks: list[int], cluster: str = "h100-sxm:2x2") -> list[Slice]:
     script = folder / "job.py"
     script.write_text(program)
-    with Session(Script(script), load_cluster(cluster), timeout=60.0) as session:
-        return session.capture(ranks)
+    return capture(str(script), ranks=tuple(ranks), cluster=cluster, timeout=60.0)
 
 
 def test_a_mesh_without_a_default_group_meets_the_emulated_one(tmp_path: Path) -> None:

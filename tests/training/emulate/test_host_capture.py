@@ -5,13 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from capturing import capture
 
 from benchmarks.training.emulate.jobs import peak_bytes
 from support.ranks import run_ranks
-from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Slice
-from windtunnel.training.emulate.live.session import Session
-from windtunnel.training.emulate.program import Script
 
 SCRIPT = """
 import torch, torch.distributed as dist
@@ -42,8 +40,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slices(script: Path) -> list[Slice]:
-    with Session(Script(script, ()), load_cluster("cpu:1x2")) as session:
-        return session.capture([0, 1])
+    return capture(str(script), ranks=(0, 1), cluster="cpu:1x2")
 
 
 def steady(slice_: Slice) -> list[tuple[EventKind, int, int]]:
@@ -78,8 +75,7 @@ def test_ddp_reduces_every_gradient_and_waits_before_the_optimiser(slices: list[
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_memory_of_the_real_run_is_equal_to_the_byte(script: Path, tmp_path: Path, world: int) -> None:
-    with Session(Script(script, ()), load_cluster(f"cpu:1x{world}"), jobs=1) as session:
-        emulated = peak_bytes(session.capture([0])[0])
+    emulated = peak_bytes(capture(str(script), cluster=f"cpu:1x{world}", jobs=1)[0])
     tracked = ["-m", "benchmarks.training.emulate.tracked", "memory", tmp_path, script]
     done = run_ranks(tracked, world)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from support import preloaded
 from support.ranks import run_ranks
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.linux.processes import descendants
+from windtunnel.linux.processes import command_line, descendants
 from windtunnel.training.emulate import hybrid
 from windtunnel.training.emulate.emulation import EmulationResult, simulate
 from windtunnel.training.emulate.hybrid import RECORD, check_live, run_live
@@ -181,14 +181,7 @@ def test_a_live_rank_that_fails_ends_the_run_with_its_own_error(
         run_live(broken, [0, 3], tmp_path / "live")
     steps = json.loads((tmp_path / "live" / RECORD).read_text())
     assert max(map(len, steps.values())) >= 3, "what was recorded is kept"
-    assert not [pid for pid in descendants(os.getpid()) if command(pid).count("live.hybrid")]
-
-
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    assert not [pid for pid in descendants(os.getpid()) if "live.hybrid" in command_line(pid)]
 
 
 DATA = """
