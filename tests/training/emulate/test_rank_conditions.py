@@ -65,6 +65,11 @@ def test_where_more_enters_the_rank_is_involved(program: str, tmp_path: Path) ->
     assert found and all("v0" in text and involved for text, involved in found)
 
 
+def test_a_variable_of_the_environment_says_nothing_of_the_others(tmp_path: Path) -> None:
+    program = "os.environ['DEVICE'] = str(get_rank())\nif os.environ['DEBUG'] == '1': pass"
+    assert read(program, tmp_path) == []
+
+
 def test_a_rank_in_several_meshes_is_one_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("sick = all([mesh.get_local_rank() in (1, 2)])\nif sick: pass")

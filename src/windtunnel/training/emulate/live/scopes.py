@@ -67,8 +67,11 @@ class ProgramNames:
                         self._put(node.func.value, [*node.args, *(k.value for k in node.keywords)], scope)
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
-                        if isinstance(target, ast.Subscript):
-                            self._put(target.value, [target.slice, value], scope)
+                        match target:
+                            case ast.Subscript(value=ast.Attribute(), slice=ast.Constant(value=str())):
+                                pass  # one variable of the environment says nothing of the others
+                            case ast.Subscript(value=into, slice=key):
+                                self._put(into, [key, value], scope)
 
     def look_up(self, name: str, scope: Scope) -> list[NameValue]:
         """What the name gets, as seen from ``scope``; a name of another own module where it is from there."""
