@@ -25,8 +25,6 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard import _fsdp_param
-from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules._functions import SyncBatchNorm
@@ -234,30 +232,9 @@ def install_shortcuts() -> None:
     """What PyTorch works out for every parameter anew is worked out once for those that are alike: the same
     comes out, and a large job is emulated with many ranks. Call once. What another version of PyTorch does
     not have is left as it is."""
-    for function in (
-        _flags_once,
-        _strategies_once,
-        _shared_empty,
-        _sizes_once,
-        _meshes_once,
-        _meshes_compared,
-    ):
+    for function in (_strategies_once, _sizes_once, _meshes_compared):
         with contextlib.suppress(AttributeError):
             function()
-
-
-def _flags_once() -> None:
-    """Of an operator on lists, the whole list is walked for each tensor, to see whether one of them is
-    strided."""
-    last: list[Any] = [None, False]
-
-    @replaces(_sharding_prop)
-    def _propagate_use_strided_shard_flag(propagate: Any, op_strategy: Any, op_schema: Any) -> None:
-        if last[0] is not op_schema:
-            strided = (isinstance(p, _StridedShard) for spec in op_schema.args_spec for p in spec.placements)
-            last[:] = op_schema, any(strided)
-        if last[1]:
-            propagate(op_strategy, op_schema)
 
 
 def _strategies_once() -> None:
@@ -279,17 +256,6 @@ def _strategies_once() -> None:
             return expand(mesh, op_schema, single, **options)
 
 
-def _shared_empty() -> None:
-    """FSDP makes an empty tensor for each rank that has no part of a parameter."""
-
-    @replaces(_fsdp_param)
-    def _chunk_with_empty(chunk: Any, tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
-        if not tensor.is_meta:
-            return list(chunk(tensor, num_chunks, dim))  # there each is an operator
-        chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
-        return chunks + [chunks[0].new_empty(0)] * (num_chunks - len(chunks))
-
-
 def _sizes_once() -> None:
     """How much a rank has of a dimension that is sharded by strides is found by sharding a list of all its
     places, in as many parts as there are ranks."""
@@ -306,18 +272,6 @@ def _sizes_once() -> None:
         if key not in sizes:
             sizes[key] = size_of(*key)
         return sizes[key]
-
-
-def _meshes_once() -> None:
-    """FSDP puts the mesh of its shards and that of tensor parallelism together for each parameter."""
-    concatenated: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
-
-    @replaces(DeviceMesh)
-    def _concatenate(concatenate: Any, meshes: list[Any]) -> Any:
-        key = tuple(map(id, meshes))
-        if key not in concatenated:
-            concatenated[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
-        return concatenated[key][1]
 
 
 def _meshes_compared() -> None:
