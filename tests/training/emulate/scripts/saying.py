@@ -122,6 +122,10 @@ def case_gathered_of_earlier_ranks():
     said = [None] * WORLD
     dist.all_gather_object(said, RANK)
     assert said == heard
+    for to in (0, LAST):
+        said = [None] * WORLD if to == RANK else None
+        dist.gather_object((RANK, to), said, dst=to)
+        assert said is None or said == [(r, to) for r in heard]
     for device in DEVICES:
         mine = torch.tensor([RANK], device=device)
         into = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(WORLD)]

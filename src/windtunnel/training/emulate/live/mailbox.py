@@ -17,7 +17,7 @@ import hashlib
 import io
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,8 @@ class Mailbox:
     announced: int = 0  # tensors whose values were said
     requested: set[int] = field(default_factory=set)
 
-    def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:
-        """Say something under a topic.
+    def post(self, topic: str, content: Any, *, for_all: bool = False) -> int:
+        """Say something under a topic. Returns how often this rank said something under it before.
 
         ``for_all``: what this rank says, any rank that plays the same part would say too, so that it also
         answers who asks a rank that is not captured.
@@ -56,6 +56,7 @@ class Mailbox:
         number = self.number(f"post {topic}")
         for sender in (self.files.rank, ANYBODY) if for_all else (self.files.rank,):
             atomic.replace(self._path(sender, topic, number), data)
+        return number
 
     def read(self, sender: int, topic: str) -> tuple[bool, Any]:
         """The next thing that ``sender`` says under ``topic``, awaited: (True, content), or (False, None)
@@ -70,6 +71,18 @@ class Mailbox:
         if sender not in self.earlier and path.exists():
             return True, pickle.loads(path.read_bytes())
         return self.wait(sender, topic, number) if sender in self.earlier or last else (False, None)
+
+    def hear(self, senders: Sequence[int], topic: str, number: int, own: Any) -> tuple[list[Any], list[int]]:
+        """What each of them says in the call of that number, in which all say something (this rank its
+        ``own``); and those that are not captured before this one, who are taken to say the same as it."""
+        contents, silent = [], []
+        for sender in senders:
+            available, content = sender == self.files.rank, own
+            if sender in self.earlier and not available:
+                available, content = self.wait(sender, topic, number)
+            contents.append(content if available else own)
+            silent += [] if available else [sender]
+        return contents, silent
 
     def wait(self, sender: int, topic: str, number: int) -> tuple[bool, Any]:
         """Wait for the message of that number.

@@ -66,14 +66,8 @@ def install_objects(world: WorldView) -> None:
         return content if available else assumed(call, [sender], own)
 
     def everybody(call: str, group: Any, own: Any) -> list[Any]:
-        mailbox.post(topic(call, group), own)
-        contents, silent = [], []
-        for rank in members(group):
-            available, content = (
-                (True, own) if rank == world.rank else mailbox.read_earlier(rank, topic(call, group))
-            )
-            silent.extend([] if available else [rank])
-            contents.append(content if available else own)
+        number = mailbox.post(topic(call, group), own)
+        contents, silent = mailbox.hear(members(group), topic(call, group), number, own)
         return assumed(call, silent, contents) if silent else contents
 
     def assumed(call: str, ranks: list[int], value: Any) -> Any:
@@ -265,15 +259,7 @@ class Values:
         mine = ctypes.string_at(own, size) if own else None
 
         def find() -> bytes | None:
-            parts: list[bytes | None] = []
-            silent = []
-            for sender in senders:
-                available, part = (True, mine)
-                if sender != rank:
-                    earlier = sender in mailbox.earlier
-                    available, part = mailbox.wait(sender, topic, number) if earlier else (False, None)
-                parts.append(part if available else mine)
-                silent.extend([] if available else [sender])
+            parts, silent = mailbox.hear(senders, topic, number, mine)
             if silent and mine is not None:  # one sentence, whichever of them is asked for
                 self.world.note(
                     f"{KINDS[kind]}: ranks that have not run are taken to hold the values that the one that "
