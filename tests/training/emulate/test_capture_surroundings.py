@@ -194,8 +194,7 @@ if __name__ == "__main__":
 def test_a_program_that_starts_its_ranks_itself_is_each_of_them(tmp_path: Path, how: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(SPAWNING)
-    with Session(Script(script, ("0", how)), load_cluster("h100-sxm:1x2")) as running:
-        slices = running.capture([0, 1])
+    slices = capture(str(script), "0", how, ranks=(0, 1), cluster="h100-sxm:1x2")
     assert [slice_.rank for slice_ in slices] == [0, 1]
     assert all(slice_.collectives and len(slice_.steps) >= 2 for slice_ in slices)
 
@@ -203,11 +202,8 @@ def test_a_program_that_starts_its_ranks_itself_is_each_of_them(tmp_path: Path, 
 def test_more_processes_than_a_host_has_devices_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SPAWNING)
-    with (
-        Session(Script(script, ("1", "join")), load_cluster("h100-sxm:1x2")) as running,
-        pytest.raises(ScriptError, match=r"spawn of 3 processes .* a host of this cluster has 2 devices"),
-    ):
-        running.capture([0])
+    with pytest.raises(ScriptError, match=r"spawn of 3 processes .* a host of this cluster has 2 devices"):
+        capture(str(script), "1", "join", cluster="h100-sxm:1x2")
 
 
 def test_data_parallel_on_the_one_device_of_a_rank(tmp_path: Path) -> None:
