@@ -157,7 +157,8 @@ def _inventory(rng: random.Random) -> checkpoint.Inventory:
         BadCopy(place, shard, step)
         for place in (0, None) for shard in ("", "rank1") for step in (4, 5) if rng.random() < 0.1
     )  # fmt: skip
-    return checkpoint.Inventory(copies, stored, bad, rng.choice([None, log, log]), rng.random() < 0.5)
+    log_known, restart = rng.choice([None, log, log]), rng.random() < 0.5
+    return checkpoint.Inventory(copies, stored, bad, log_known, restart, unread=rng.random() < 0.2)
 
 
 def pipelines_drawn() -> Iterator[tuple[str, pipelines.Observation]]:

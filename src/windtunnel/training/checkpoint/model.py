@@ -119,7 +119,8 @@ class RestorePlan:
 
     ``step`` is None where nothing can be restored: the job begins at the beginning, or, where ``failed``
     says why, it ends. ``ignored``: whole steps that were passed over since no log knows of them. ``store``:
-    the step goes to storage, since the last one that was to be there is not, and comes no more.
+    the step goes to storage, since the last one that was to be there is not, and comes no more. ``unread``:
+    storage, which could not be read, may have a newer one.
     """
 
     step: int | None
@@ -129,3 +130,4 @@ class RestorePlan:
     ignored: tuple[str, ...] = ()
     failed: str = ""
     store: bool = False
+    unread: bool = False

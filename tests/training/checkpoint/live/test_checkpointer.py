@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from windtunnel.base.errors import UserError
+from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint import PeerCheckpointer
+from windtunnel.training.checkpoint.live import storage
 
 STEPS = 8
 
@@ -222,6 +224,28 @@ def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) ->
     ck.step(4, state)
     ck._settle()
     assert sorted(ck._slot_steps) == [1, 4]
+
+
+def test_storage_that_is_down_holds_up_no_job_that_memory_can_bring_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(url: str) -> list[Any]:
+        raise ObjectError("it is down")
+
+    def again() -> PeerCheckpointer:
+        cluster.regroup(1)
+        return PeerCheckpointer(FakeJob(cluster, 0), persist="memory://down")
+
+    cluster, state = Cluster(folder, 1), program()
+    ck = again()
+    ck.step(0, state)
+    ck.flush()
+    monkeypatch.setattr(storage, "steps", steps)
+    assert again().restore(state) == 1
+    assert "storage cannot be read: it is down; memory has what is needed" in cluster.notes()
+    cluster.wipe(0)
+    with pytest.raises(ObjectError, match="storage cannot be read: it is down"):
+        again().restore(state)
 
 
 def test_steps_that_do_not_grow_are_refused(folder: Path) -> None:

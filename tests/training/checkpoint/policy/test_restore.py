@@ -144,6 +144,14 @@ def test_what_goes_to_storage_in_place_of_a_write_that_ended() -> None:
     assert not plan_restore(whole(7), []).store
 
 
+def test_storage_that_cannot_be_read_is_needed_where_it_may_have_more() -> None:
+    log = Log(committed=(Commit(7, 1),), persisted=(Persisted(6, 1, "check"),), newest=7)
+    assert plan_restore(whole(7), [], log=log, unread=True) == plan_restore(whole(7), [], log=log)
+    assert plan_restore([], [], log=log, unread=True).unread and not plan_restore([], [], log=log).unread
+    newer = replace(log, persisted=(Persisted(8, 1, "check"),))
+    assert plan_restore(whole(7), [], log=newer, unread=True).unread
+
+
 def test_courses_are_not_mixed() -> None:
     """Step 9 was done twice: rank 0 has the old one, rank 1 the new one. They may differ."""
     copies = [

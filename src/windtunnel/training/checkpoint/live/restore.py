@@ -21,6 +21,7 @@ import torch
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
+from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint.live import snapshot, state
 from windtunnel.training.checkpoint.live.layout import (
     Move,
@@ -74,17 +75,22 @@ class _Missing(Exception):
     """No source of a shard gave it."""
 
 
-def _inventory(job: Any, reader: Stored, key: str, restart: bool) -> tuple[Inventory, int]:
-    """What there is to go on from, and the seed of the run as rank 0 has it: alike on all ranks."""
+def _inventory(job: Any, reader: Stored, key: str, restart: bool) -> tuple[Inventory, int, str]:
+    """What there is to go on from, the seed of the run as rank 0 has it, and why storage could not be read
+    ("": it was): alike on all ranks."""
     report: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
     if job.rank == 0:
-        stored, log = to_plain(reader.stored()), job.checkpoints()
-        report |= {"stored": stored, "log": log, "seed": torch.initial_seed()}
+        report |= {"stored": [], "log": job.checkpoints(), "seed": torch.initial_seed(), "unread": ""}
+        try:
+            report["stored"] = to_plain(reader.stored())
+        except ObjectError as error:
+            report["unread"] = f"storage cannot be read: {error}"
     reports = job.agree(f"inventory/{key}", report)
     first = reports[0]
     copies = [copy for rank in sorted(reports) for copy in reports[rank]["copies"]]
     there = {"copies": copies, "stored": first["stored"], "log": first["log"], "restart": restart}
-    return from_plain(Inventory, there), int(first["seed"])
+    there["unread"] = bool(first["unread"])
+    return from_plain(Inventory, there), int(first["seed"]), str(first["unread"])
 
 
 def restore(
@@ -103,11 +109,12 @@ def restore(
 
     Raises:
         LessError: it had one, nothing of it can be restored, and it may not; all ranks raise.
+        ObjectError: storage cannot be read, and memory has not what may be there; all ranks raise.
         UserError: what was saved does not fit ``program``; all ranks raise.
         MembershipChanged, TimeoutError: from the agreements.
     """
     begin = time.monotonic()
-    there, seed = _inventory(job, reader, key, restart)
+    there, seed, unread = _inventory(job, reader, key, restart)
     bad: frozenset[BadCopy] = frozenset()
     reason = ""
     for attempt in range(len(there.copies) + sum(len(step.shards) for step in there.stored) + 2):
@@ -119,6 +126,10 @@ def restore(
             job.event("decision", **eventlog.decided("training.checkpoint", "newest", inventory, plan))
             if plan.ignored and not attempt:
                 job.event("note", text=f"not restored: {'; '.join(plan.ignored)}")
+        if plan.unread:
+            raise ObjectError(unread)
+        if job.rank == 0 and unread and not attempt:
+            job.event("note", text=f"{unread}; memory has what is needed")
         if plan.failed:
             raise LessError(f"{plan.failed}; --on-no-checkpoint restart begins at step 0")
         if plan.step is None:

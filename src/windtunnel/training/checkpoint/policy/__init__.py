@@ -50,14 +50,15 @@ __all__ = [
 @dataclass(frozen=True)
 class Inventory:
     """What is there to go on from: ``copies`` in the memory of all reachable hosts, steps ``stored`` in
-    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``: as
-    in `plan_restore`."""
+    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``, ``unread``: as in
+    `plan_restore`."""
 
     copies: tuple[Copy, ...]
     stored: tuple[StoredStep, ...]
     bad: tuple[BadCopy, ...] = ()
     log: Log | None = None
     restart: bool = True
+    unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def decide(observation: Observation) -> Decision:
     """The newest step that every shard has a good copy of, the slot to write to, where copies lie, when they
     are sent, and how often then."""
     match observation:
-        case Inventory(copies, stored, bad, log, restart):
-            return plan_restore(copies, stored, frozenset(bad), log, restart)
+        case Inventory(copies, stored, bad, log, restart, unread):
+            return plan_restore(copies, stored, frozenset(bad), log, restart, unread)
         case SlotWanted(step, slot_steps, committed, base):
             free = committed >= base and may_overwrite(step, slot_steps, committed)
             return Slot(slot_for(step, slot_steps), free)

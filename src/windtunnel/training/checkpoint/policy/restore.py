@@ -58,13 +58,15 @@ def plan_restore(
     bad: frozenset[BadCopy] = frozenset(),
     log: Log | None = None,
     restart: bool = True,
+    unread: bool = False,
 ) -> RestorePlan:
     """The newest step that can be restored, and the sources of each of its shards.
 
     ``copies``: what all reachable hosts list. ``stored``: what storage lists; steps with ``bad`` are
     passed over. ``bad``: found out while restoring; plan again with what failed added. ``log``: what the
     supervisor's log knows; None where there is no supervisor, and all is believed. ``restart``: whether the
-    job may begin anew where it had a committed step that is lost; else the plan has ``failed``.
+    job may begin anew where it had a committed step that is lost; else the plan has ``failed``. ``unread``:
+    storage could not be read; that matters where no step is left, or the log knows of a newer one there.
 
     Copies in memory are ordered so that first choices are spread evenly over the holders; the reader puts its
     own place first with `local_first`. Storage comes last. The order of the arguments does not matter.
@@ -83,7 +85,9 @@ def plan_restore(
             if not missing:
                 reasons, ignored = _unknown_in_words(unknown, step)
                 reason = _reason(step, chosen, [*reasons, *passed], bad)
-                return RestorePlan(step, world, _sources(chosen), reason, ignored, store=_owed(log, step))
+                newer = log is not None and any(persisted.step > step for persisted in log.persisted)
+                sources, owed = _sources(chosen), _owed(log, step)
+                return RestorePlan(step, world, sources, reason, ignored, store=owed, unread=unread and newer)
             lacking = lacking or _lacking(step, len(shards), missing, family)
         passed.append(lacking)
     torn = [
@@ -99,7 +103,7 @@ def plan_restore(
         failed = f"step {log.newest} was committed, and no whole checkpoint is left" + (
             f" ({words})" if words else " (no host and no storage has a copy)"
         )
-    return RestorePlan(None, reason=reason, ignored=ignored, failed=failed)
+    return RestorePlan(None, reason=reason, ignored=ignored, failed=failed, unread=unread)
 
 
 def local_first(copies: Sequence[Copy], place: int) -> list[Copy]:
