@@ -66,8 +66,8 @@ def _output() -> Console:
     """Standard output: as wide as the terminal, and wide enough for tables in a file."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
+    console = Console(markup=False)  # what stands in brackets is said, not a style
+    return console if console.is_terminal else Console(width=WIDTH, markup=False)
 
 
 def _print(console: Console, name: str, rows: list[Row]) -> None:

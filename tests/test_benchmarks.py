@@ -306,6 +306,16 @@ def test_a_signal_unwinds_the_section_that_runs(number: signal.Signals) -> None:
     assert not Path(folder).exists() and not Path(f"/proc/{worker}").exists()
 
 
+def test_what_stands_in_brackets_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def job_rows(quick: bool) -> Iterator[Row]:
+        yield figure("in [edge]", "s", 1.0, note="see [data]")
+        raise UserError("pip install 'windtunnel[edge]'")
+
+    monkeypatch.setattr(run, "sections_of", lambda name: {"job": lambda: job_rows})
+    said = CliRunner().invoke(verb.app, ["agents.sandbox"]).output
+    assert "in [edge]" in said and "see [data]" in said and "pip install 'windtunnel[edge]'" in said
+
+
 def test_what_a_host_is() -> None:
     host = json.loads(json.dumps(measure.host_facts()))
     assert host["cpus"] >= 1 and host["memory_bytes"] > 2**20 and host["processor"]
