@@ -28,7 +28,8 @@ class CheckpointSettings:
     ``on_no_checkpoint``: what becomes of a job whose committed steps are all lost: "fail", or "restart" from
     the beginning. ``every``: steps between checkpoints. ``patience``: seconds that a save waits for the one
     before to be committed, before it is left out. ``stored``: seconds that the end of a job waits for what is
-    being written to storage. ``rng``: save and restore the global generators.
+    being written to storage, ``load``: that a restore waits for the ranks that load longest. ``rng``: save
+    and restore the global generators.
     For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s, measured where it is None),
     ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that
     is used.
@@ -45,6 +46,7 @@ class CheckpointSettings:
     every: int = 1
     patience: float = 60.0
     stored: float = 60.0
+    load: float = 1800.0
     rng: bool = True
     profile: int = 5
     bandwidth: float | None = None

@@ -77,6 +77,7 @@ WAITS = (
     WaitBound(
         "stored", "checkpoint", CheckpointSettings.stored, "what is being written to storage, at the end"
     ),
+    WaitBound("load", "checkpoint", CheckpointSettings.load, "ranks that load longer than others"),
 )
 NAMES = {wait.name: wait for wait in WAITS}
 
@@ -233,7 +234,7 @@ class JobSpec:
         settings = {name: getattr(self, name) for name in _OF_CHECKPOINTS}
         settings |= {"copies": self.copies or min(Checkpoints.copies, self.hosts), "domains": self.domains}
         settings |= {"placement": self.placement or ("domains" if self.domains else Checkpoints.placement)}
-        settings |= {"patience": waits["commit"], "stored": waits["stored"]}
+        settings |= {"patience": waits["commit"], "stored": waits["stored"], "load": waits["load"]}
         return {name: value for name, value in settings.items() if value not in (None, "", ())}
 
     # -- as a record --------------------------------------------------------------------------------------

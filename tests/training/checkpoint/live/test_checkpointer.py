@@ -226,6 +226,25 @@ def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) ->
     assert sorted(ck._slot_steps) == [1, 4]
 
 
+def test_who_loads_longer_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's shard may lie in storage alone, and the others have theirs at once."""
+    waits: dict[str, float | None] = {}
+    agree = FakeJob.agree
+
+    def timed(self: FakeJob, key: str, value: Any = None, timeout: float | None = None) -> Any:
+        waits[key.partition("/")[0]] = timeout
+        return agree(self, key, value, timeout)
+
+    cluster = Cluster(folder, 1)
+    ck = PeerCheckpointer(FakeJob(cluster, 0))
+    ck.step(0, program())
+    ck.flush()
+    cluster.regroup(1)
+    monkeypatch.setattr(FakeJob, "agree", timed)
+    assert PeerCheckpointer(FakeJob(cluster, 0), load=900.0).restore(program()) == 1
+    assert waits == {"inventory": None, "loaded": 900.0}
+
+
 def test_storage_that_is_down_holds_up_no_job_that_memory_can_bring_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ class PeerCheckpointer:
                 key=f"{self._serial}.{self._restores}",
                 rng=self.settings.rng,
                 restart=self.settings.on_no_checkpoint == "restart",
+                patience=self.settings.load,
             )
             step = self._newest = -1 if restored is None else restored.step
             self._begin(step)

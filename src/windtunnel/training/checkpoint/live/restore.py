@@ -101,11 +101,13 @@ def restore(
     key: str,
     rng: bool = True,
     restart: bool = False,
+    patience: float,
 ) -> Restored | None:
     """Put the newest restorable state into ``program``; None if there is none, and nothing was changed.
 
     All ranks call it. ``key`` makes its agreements distinct within a generation. ``restart``: whether the job
-    may begin anew though it had a committed step once.
+    may begin anew though it had a committed step once. ``patience``: seconds to wait for ranks that load
+    longer, from storage perhaps.
 
     Raises:
         LessError: it had one, nothing of it can be restored, and it may not; all ranks raise.
@@ -151,7 +153,7 @@ def restore(
             "loaded": loaded,
             "error": error,
         }
-        reports = job.agree(f"loaded/{key}.{attempt}", report)
+        reports = job.agree(f"loaded/{key}.{attempt}", report, patience)
         bad |= {BadCopy(*copy) for rank in reports for copy in reports[rank]["bad"]}
         refusals = [(rank, reports[rank]["error"]) for rank in sorted(reports) if reports[rank]["error"]]
         if refusals:
