@@ -196,6 +196,7 @@ def test_a_program_that_starts_its_ranks_itself_is_each_of_them(tmp_path: Path, 
     script.write_text(SPAWNING)
     slices = capture(str(script), "0", how, ranks=(0, 1), cluster="h100-sxm:1x2")
     assert [slice_.rank for slice_ in slices] == [0, 1]
+    assert [[*slice_.rank_answers.values()] for slice_ in slices] == [[[0]], [[1]]], "it is told its rank"
     assert all(slice_.collectives and len(slice_.steps) >= 2 for slice_ in slices)
 
 

@@ -10,7 +10,10 @@ import pytest
 from windtunnel.training.emulate.graph import Place
 from windtunnel.training.emulate.live.conditions import conditions
 
-ASKS = ("get_rank()", "mesh.get_local_rank()", "os.environ['RANK']", "os.environ.get('RANK', 0)")
+ASKS = (
+    "get_rank()", "mesh.get_local_rank()", "os.environ['RANK']", "os.environ.get('RANK', 0)",
+    "mp.spawn(work, args=(2, 8))",
+)  # fmt: skip
 KNOWN = {
     "rank = get_rank()\nif rank == 7: pass": "bool(v0 == 7)",
     "BAD = 3 + 4\nif int(os.environ['RANK']) % 8 == BAD: pass": "bool(int(str(v0)) % 8 == 3 + 4)",
@@ -19,6 +22,8 @@ KNOWN = {
     "ranks = [0, 1]\nif get_rank() in ranks: pass": "bool(v0 in [0, 1])",
     "r = mesh.get_local_rank()\nif (r + 1) * 2 == 4: pass": "bool((v0 + 1) * 2 == 4)",
     "rank = 0\nif ready: rank = get_rank()\nif rank == 1: pass": "bool(v0 == 1)",
+    "def work(device, host, count):\n    if host * count + device == 7: pass\nmp.spawn(work, args=(2, 8))":
+    "bool(2 * 8 + v0 == 7)",
     "def g(n): return n % 100\nif g(get_rank()) == 7: pass": "bool(v0 % 100 == 7)",
 }  # fmt: skip
 INVOLVED = (

@@ -69,9 +69,10 @@ def launch(rank: int, world_size: int, per_host: int) -> None:
     _call_host(f"host{host}", hosts)
 
 
-def play_part(rank: int, world_size: int, per_host: int) -> None:
+def play_part(rank: int, world_size: int, per_host: int, reads: RankReads) -> None:
     """Let a program that starts a process for each device of its host by ``torch.multiprocessing`` go on as
-    this rank's: the function that the processes would run is called for it alone. Call once."""
+    this rank's: the function that the processes would run is called for it alone, which tells it its rank
+    (``reads``). Call once."""
     import torch.multiprocessing as processes
 
     count = min(per_host, world_size)
@@ -85,6 +86,7 @@ def play_part(rank: int, world_size: int, per_host: int) -> None:
         if nprocs != count:
             why = f"a host of this cluster has {count} devices, with a process for each; start as many"
             refuse(f"torch.multiprocessing.{original.__name__} of {nprocs} processes", why)()
+        reads.write(failure.own_frame(sys._getframe()), rank % per_host)
         fn(rank % per_host, *args)
         return None if join else SimpleNamespace(join=lambda *limits: True, processes=[], pids=list)
 
@@ -203,7 +205,7 @@ class RankReads:
         @functools.wraps(ask)
         def read(*args: Any, **kwargs: Any) -> Any:
             answer = ask(*args, **kwargs)
-            self._write(sys._getframe().f_back, answer)
+            self.write(sys._getframe().f_back, answer)
             return answer
 
         return read
@@ -215,12 +217,13 @@ class RankReads:
                 frame: FrameType | None = sys._getframe().f_back
                 while frame is not None and frame.f_code.co_filename.endswith(THROUGH):
                     frame = frame.f_back
-                self._write(frame, int(answer) if answer.isdecimal() else None)
+                self.write(frame, int(answer) if answer.isdecimal() else None)
             return answer
 
         return read
 
-    def _write(self, frame: FrameType | None, answer: Any) -> None:
+    def write(self, frame: FrameType | None, answer: Any) -> None:
+        """The expression that ``frame`` evaluates is told ``answer``."""
         if frame is None or not failure.is_own(frame.f_code.co_filename):
             return
         code = frame.f_code

@@ -102,8 +102,9 @@ class RankRun:
         torch.set_num_threads(1)
         request, rank, native, device = self.request, self.rank, self.native, self.device
         count, on_gpu, files = request.devices_per_host, device.kind == "gpu", self.files
+        reads = machine.RankReads()
         machine.launch(rank, request.world_size, count)
-        machine.play_part(rank, request.world_size, count)
+        machine.play_part(rank, request.world_size, count, reads)
 
         def tell(want: MailboxWait | None) -> None:
             line = json.dumps((rank, None if want is None else asdict(want)))
@@ -111,7 +112,6 @@ class RankRun:
 
         mailbox = Mailbox(files, self.earlier, tell)
         view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
-        reads = machine.RankReads()
         script = self.program.path if isinstance(self.program, Script) else None
 
         def write(slice_: Slice) -> None:

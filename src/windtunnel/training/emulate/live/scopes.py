@@ -17,6 +17,8 @@ CHANGING = frozenset((
     "remove", "reverse", "setdefault", "sort", "update",
 ))  # fmt: skip
 """Functions of lists, sets and dictionaries after which they are no longer what was assigned."""
+STARTING = ("spawn", "start_processes")
+"""Functions of ``torch.multiprocessing`` that call another one with the number of a process."""
 
 
 @dataclass(eq=False)
@@ -163,6 +165,12 @@ class ProgramNames:
             self._bind_instance(self.classes[name], call, scope)
         for function, inner in self.functions.get(name, ()):
             self._bind_function(function, inner, call, scope)
+        if name in STARTING and call.args:
+            given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "args")]
+            values = [element for value in given for element in _elements(value)]
+            started = ast.Call(call.args[0], [call, *values], [])
+            for function, inner in self.functions.get(called(started), ()):
+                self._bind_function(function, inner, started, scope)
 
     def _bind_instance(self, class_def: ast.ClassDef, call: ast.Call, scope: Scope) -> None:
         own = [node for node in class_def.body if isinstance(node, Function) and node.name == "__init__"]
@@ -201,6 +209,11 @@ class ProgramNames:
                 inner.bindings[name].append(NameValue(keyword.value, scope, -1))
             if of.kwarg:
                 inner.bindings[of.kwarg.arg].append(NameValue(keyword.value, scope, -1))
+
+
+def _elements(value: ast.expr) -> list[ast.expr]:
+    """As arguments that a call takes one by one."""
+    return value.elts if isinstance(value, ast.Tuple | ast.List) else [ast.Starred(value)]
 
 
 def called(call: ast.Call) -> str:
