@@ -13,12 +13,17 @@ from capturing import SCRIPTS, session
 from rich.console import Console
 
 from windtunnel.cluster.catalogue import device, device_names
+from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import UNITS
 from windtunnel.report.terminal import print_summary
-from windtunnel.training.emulate.graph import DTYPE_BYTES
+from windtunnel.training.emulate.graph import DTYPE_BYTES, Operator, TensorMeta
+from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import emulate
+from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
+from windtunnel.training.emulate.twin.costs.work import counted_flops, kind_of, units_of
 from windtunnel.training.emulate.utilisation import StepWork, measure, utilisation
 
 
@@ -49,6 +54,27 @@ def test_a_device_without_the_units_computes_in_the_next_wider_ones_and_says_so(
     assert [note.text for note in used.notes] == [
         "a100-80 has no units for float8_e5m2: its products are costed at the rate of bfloat16"
     ]
+
+
+def products(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    model = torch.nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        model(torch.ones(64, 64, device="cuda")).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("precision", "units"), [("highest", "float32"), ("high", "tf32")])
+def test_products_take_tf32_where_the_script_allows_it(precision: str, units: str) -> None:
+    where = load_cluster("h100-sxm:1x1")
+    with Session(Function(products, (precision,)), where) as one:
+        operators = [op for op, _ in one.capture([0])[0].calls() if kind_of(op) == "matmul"]
+    assert len(operators) >= 2 and {units_of(op) for op in operators} == {units}
+    square = TensorMeta((8192, 8192), "float32")
+    op = Operator("aten.mm.default", (square, square), (square,), tf32=units == "tf32")
+    rate = counted_flops(op) / roofline_seconds(op, "matmul", where.host.device)
+    assert 0.5 * where.host.device.peak(units) < rate < where.host.device.peak(units)
 
 
 def test_tf32_is_float32_where_there_is_none():

@@ -54,13 +54,15 @@ class Operator:
 
     ``inputs`` are the arguments in schema order (keyword-only ones after the positional ones). ``outputs``
     are the tensors it returns; an in-place operator returns the tensors that it wrote. ``region`` is
-    a positive number for operators of one ``torch.compile`` region and 0 outside.
+    a positive number for operators of one ``torch.compile`` region and 0 outside. ``tf32``: the script lets
+    products of float32 take TF32.
     """
 
     name: str
     inputs: tuple[Arg, ...]
     outputs: tuple[TensorMeta, ...]
     region: int = 0
+    tf32: bool = False
 
     def tensors(self) -> list[TensorMeta]:
         """All input tensors, lists flattened."""

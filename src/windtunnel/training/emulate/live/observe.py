@@ -13,7 +13,7 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -407,7 +407,7 @@ class Observer:
         collectives, groups = self.calls()
         return Slice(
             rank=self.world.rank, world_size=self.world.size, device=self.device,
-            operators=[read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
+            operators=self._operators(),
             collectives=collectives,
             groups=groups, world_groups=list(self.world.groups), events=events,
             steps=ends or [(0, len(events))], period=max(1, len(kinds)), kinds=tuple(kinds) or (0,),
@@ -416,6 +416,12 @@ class Observer:
             block_name=self.names, settled=period.repeats, flow=self._flow(),
             communicated=np.unique(self.communicated()), notes=list(self.notes),
         )  # fmt: skip
+
+    def _operators(self) -> list[Operator]:
+        """The table of operators, by what the script has set at last of products."""
+        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+        rows = (read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0)))
+        return [replace(operator, tf32=tf32) for operator in rows]
 
     def _flow(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return _numbers_at(self.native.wt_flows(), int(self.native.wt_flow_count()))

@@ -23,7 +23,6 @@ from windtunnel.training.emulate.twin.costs.work import (
     Kind,
     attention_shapes,
     base_name,
-    dtype_of,
     executed_flops,
     first_tensor,
     is_contiguous,
@@ -242,10 +241,10 @@ def kernels_of(op: Operator, kind: Kind) -> int:
 
 def _rate(op: Operator, device: Device) -> float:
     """FLOP/s that a full wave of a matrix product sustains."""
-    peak = device.peak(dtype_of(op))
-    if dtype_of(op) == "float32":  # float32_matmul_precision 'highest', PyTorch's default
-        return peak * GPU.float32_issue
-    return peak * GPU.matmul_issue * device.sustained
+    dtype = units_of(op)
+    if dtype == "float32" or (dtype == "tf32" and device.units(dtype) == "float32"):
+        return device.peak(dtype) * GPU.float32_issue
+    return device.peak(dtype) * GPU.matmul_issue * device.sustained
 
 
 def _matmul_seconds(op: Operator, device: Device) -> float:

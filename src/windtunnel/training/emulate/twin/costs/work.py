@@ -157,10 +157,10 @@ def dtype_of(op: Operator) -> str:
 
 
 def units_of(op: Operator) -> str:
-    """The dtype at whose peak ``op`` runs: of a convolution of float32 ``"tf32"``, which cuDNN takes unless
-    it is told otherwise (``torch.backends.cudnn.allow_tf32``), as cuBLAS does not."""
-    dtype = dtype_of(op)
-    return "tf32" if dtype == "float32" and kind_of(op) == "conv" else dtype
+    """The dtype at whose peak ``op`` runs: ``"tf32"`` of a product of float32 where the script allows it, and
+    of a convolution, where cuDNN takes it unless it is told otherwise."""
+    dtype, kind = dtype_of(op), kind_of(op)
+    return "tf32" if dtype == "float32" and (kind == "conv" or (kind == "matmul" and op.tf32)) else dtype
 
 
 Shape = tuple[int, ...]
