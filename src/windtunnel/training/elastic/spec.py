@@ -67,6 +67,7 @@ WAITS = (
     WaitBound("operation", "trainer", 60.0, "an operation of the group, an agreement (else `--timeout`)"),
     WaitBound("generation", "trainer", 3600.0, "the generation after a loss"),
     WaitBound("cut", "trainer", 2.0, "a program to move after its group was cut"),
+    WaitBound("finish", "trainer", 86400.0, "ranks that are still at work, when one has finished"),
     WaitBound("connect", "memory", MemoryLimits.connect, "a peer's memory service to answer"),
     WaitBound("silence", "memory", MemoryLimits.silence, "a byte on a connection between memory services"),
     WaitBound("membership", "memory", MemoryLimits.membership, "word of the generation that a request is of"),

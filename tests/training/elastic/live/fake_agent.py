@@ -109,7 +109,8 @@ class FakeAgent:
             place = self._places.get(rank, rank)
             self._posts.setdefault((generation, key), {})[place or 0] = value
             self._waiting.setdefault((generation, key), []).append(mine)
-            self._keep(rank, {"op": "post", "generation": generation, "key": key, "value": value})
+            about = {"generation": generation, "key": key, "value": value, "within": within}
+            self._keep(rank, {"op": "post", **about})
             posts = self._posts[generation, key]
             if len(posts) == self.membership.world and self.decides(key):
                 if key.startswith("commit/"):

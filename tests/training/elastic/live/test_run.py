@@ -15,6 +15,7 @@ from worker_worlds import BOUND, World, membership_of, world
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic import Job, run
+from windtunnel.training.elastic.spec import NAMES
 
 
 class Stage:
@@ -77,6 +78,13 @@ def test_trains_and_reports(stage: Stage) -> None:
     assert agent.wait_for("event", kind="step")[0]["loss"] == 3.0
     assert not [rank for rank, message in agent.said if message.get("kind") == "step" and rank != 0]
     assert agent.wait_for("beat", rank=1)
+
+
+def test_who_finishes_last_is_waited_for_longer_than_an_operation(stage: Stage) -> None:
+    """It evaluates and saves, with all the others at their end."""
+    agent = stage.start(run_bodies.sums, 1)
+    (last,) = agent.wait_for("post", key="commit/end")
+    assert last["within"] == NAMES["finish"].default > 1000 * NAMES["operation"].default
 
 
 def test_newer_generation_while_blocked(stage: Stage) -> None:

@@ -137,7 +137,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             job.at("regrouped")
             result = train(job)
             job.ending()
-            _all_ended(job)
+            _all_ended(job, link.config["finish"])
         except BaseException as error:
             _after(error, link, group, membership.generation)
         else:
@@ -145,9 +145,10 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             _end(0)
 
 
-def _all_ended(job: Job) -> None:
+def _all_ended(job: Job, within: float) -> None:
+    """One rank may evaluate and save for long after the last step, and the others nothing."""
     try:
-        job.agree(END)
+        job.agree(END, timeout=within)
     except MembershipChanged:
         if job.decided(END) is None:  # else all ranks had ended before the failure
             raise
