@@ -113,7 +113,7 @@ def test_more_than_the_peak_is_never_printed():
 
 @pytest.mark.parametrize(
     ("kind", "replicas"),
-    [("group", 2), ("mesh", 2), ("lightning", 2), ("data", 4), ("frozen", 4), ("taught", 4)],
+    [("group", 2), ("mesh", 2), ("lightning", 2), ("data", 4), ("frozen", 4), ("taught", 4), ("several", 4)],
 )
 def test_tokens_are_counted_once_where_ranks_share_them(kind: str, replicas: int) -> None:
     with session("tokens.py", kind, cluster="h100-sxm:1x4") as one:

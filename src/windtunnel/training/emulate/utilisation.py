@@ -70,7 +70,7 @@ def measure(classes: Classes, tokens: int | None = None) -> StepWork:
             if counted:
                 each = np.outer((counted, executed_flops(operators[row])), (once[row], every[row]))
                 flops[units_of(operators[row])] += len(cls.members) * each.ravel()
-        lookups += len(cls.members) * _lookups(operators, once) / _copies(slice_)
+        lookups += len(cls.members) * _lookups(operators, events) / _copies(slice_)
     steps = classes.classes[0].slice.period
     return StepWork(
         (round(lookups / steps) or None) if tokens is None else tokens,
@@ -129,21 +129,28 @@ def utilisation(
     return Utilisation(min(mfu, 1.0), min(hfu, 1.0), tuple(notes))
 
 
-def _lookups(operators: list[Operator], count: NDArray[np.int64]) -> float:
-    """Entries of sequences looked up, in the table that is asked most.
+def _lookups(operators: list[Operator], events: NDArray[np.void]) -> float:
+    """Entries of sequences looked up by operators' ``events``, in the table that is asked most.
 
-    Where a table is trained its gradient counts, not the look-up: a teacher with a table like it asks, too.
-    Indices without a sequence dimension (bags) are no tokens.
+    A table is one by its number of rows and the module that asks: a model with several embeddings of its
+    tokens (one for the values of each layer, say) reads each token once in each. What is looked up beyond the
+    gradients of tables of that size is not trained: a teacher with a table like it asks, too, and so does who
+    generates. Indices without a sequence dimension (bags) are no tokens.
     """
+    rows = [row for row, op in enumerate(operators) if _looks_up(op)]
+    asked = events[np.isin(events["ref"], rows) & (events["phase"] != Phase.RECOMPUTE)]
     trained: dict[object, float] = defaultdict(float)
-    lookups: dict[object, float] = defaultdict(float)
-    for op, times in zip(operators, count.tolist(), strict=True):
-        if times and _looks_up(op):
-            # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
-            backward = base_name(op.name) == "embedding_dense_backward"
-            table = op.inputs[2] if backward else op.tensors()[0].shape
-            (trained if backward else lookups)[table] += float(times) * op.tensors()[1].numel
-    return max((trained or lookups).values(), default=0.0)
+    lookups: dict[tuple[object, int], float] = defaultdict(float)
+    pairs, counts = np.unique(np.stack([asked["ref"], asked["scope"]]), axis=1, return_counts=True)
+    for row, scope, times in zip(*pairs.tolist(), counts.tolist(), strict=True):
+        op = operators[row]
+        # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
+        if base_name(op.name) == "embedding_dense_backward":
+            trained[op.inputs[2]] += float(times) * op.tensors()[1].numel
+        else:
+            lookups[op.tensors()[0].shape[0], scope] += float(times) * op.tensors()[1].numel
+    both = [min(count, trained[size]) for (size, _), count in lookups.items() if size in trained]
+    return max(both or trained.values() or lookups.values(), default=0.0)
 
 
 def _copies(slice_: Slice) -> int:

@@ -1,8 +1,8 @@
 """Ranks that look the same tokens up, and ranks that do not: ``python tokens.py KIND``.
 
 Pairs of ranks hold halves of a vocabulary, in groups without a name (``group``), in a ``mesh``, or in one of
-the names that ``lightning`` gives; or all
-ranks are replicas (``data``) of a model that is ``taught``, whose table is ``frozen``, or that has ``none``.
+the names that ``lightning`` gives; or all ranks are replicas (``data``) of a model that is ``taught``, whose
+table is ``frozen``, that has ``several`` of one size, or that has ``none``.
 """
 
 import os
@@ -37,6 +37,7 @@ class Model(nn.Module):
         self.table = None if sys.argv[1] == "none" else nn.Embedding(64, 16)
         if sys.argv[1] == "frozen":
             self.table.requires_grad_(False)
+        self.values = nn.ModuleList(nn.Embedding(64, 16) for _ in range(3 * (sys.argv[1] == "several")))
         self.out = nn.Linear(16, 16)
 
     def forward(self, tokens):
@@ -45,6 +46,7 @@ class Model(nn.Module):
             if self.table is not None
             else tokens.float().mean(1, keepdim=True).expand(-1, 16)
         )
+        x = sum((values(tokens) for values in self.values), x)
         return self.out(x if self.group is None else Added.apply(x, self.group))
 
 
@@ -57,7 +59,7 @@ def pair(kind):
 
 
 model = Model(pair(sys.argv[1])).cuda()
-if sys.argv[1] in ("data", "frozen", "none", "taught"):
+if sys.argv[1] in ("data", "frozen", "none", "several", "taught"):
     model = nn.parallel.DistributedDataParallel(model)
 teacher = Model(None).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
