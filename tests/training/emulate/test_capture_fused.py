@@ -18,7 +18,7 @@ from windtunnel.training.emulate.live.failure import sentence
 from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
-ALL = ("flash", "float8", "core", "refused", "parallel", "apex")
+ALL = ("flash", "hopper", "hub", "float8", "core", "refused", "parallel", "apex")
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def kernels(slice_: Slice, package: str) -> list[tuple[Phase, str, Operator]]:
 
 def test_flash_attention_is_one_kernel_each_way_of_the_scores_that_its_mask_leaves(slice_: Slice) -> None:
     launches = kernels(slice_, "flash_attn")
-    assert [name for _, name, _ in launches] == 3 * ["flash_attention", "flash_attention_backward"] + 2 * [
+    assert [name for _, name, _ in launches] == 3 * ["flash_attention", "flash_attention_backward"] + 3 * [
         "flash_attention"
     ]
-    grouped, back, _, _, in_a_row, _, sliding, unknown = (op for _, _, op in launches)
+    grouped, back, _, _, in_a_row, _, sliding, unknown, _ = (op for _, _, op in launches)
     assert [t.shape for t in grouped.outputs] == [(2, 8, 256, 64), (2, 8, 256)]
     assert [t.shape for t in back.outputs] == [(2, 8, 256, 64), (2, 2, 256, 64), (2, 2, 256, 64)]
     products = 2 * 2 * 8 * 256 * 256 * 64
@@ -48,6 +48,19 @@ def test_flash_attention_is_one_kernel_each_way_of_the_scores_that_its_mask_leav
     left = sum(min(row + 1, 128) for row in range(512))
     assert executed_flops(sliding) == pytest.approx(4 * 4 * 64 * left)
     assert counted_flops(unknown) == pytest.approx(4 * 8 * 64 * 4 * 25 * 25), "equally long, which is said"
+
+
+def test_flash_attention_3_is_costed_as_cudnn_s_on_hopper_wherever_it_comes_from(slice_: Slice) -> None:
+    launches = kernels(slice_, "flash_attn_interface")
+    assert [name for _, name, _ in launches] == [
+        "cudnn_attention", "cudnn_attention_backward", *3 * ["cudnn_attention"]
+    ]  # fmt: skip
+    grouped, _, in_a_row, sliding, _ = (op for _, _, op in launches)
+    assert counted_flops(grouped) == 2 * 2 * 2 * 8 * 256 * 256 * 128
+    assert counted_flops(in_a_row) == pytest.approx(4 * 8 * 64 * sum(n * n for n in (10, 30, 60)))
+    assert executed_flops(sliding) == pytest.approx(4 * 4 * 64 * sum(min(row + 1, 32) for row in range(64)))
+    texts = [note.text for note in slice_.notes]
+    assert sum("kernels-community/activation cannot be loaded here" in text for text in texts) == 1
 
 
 def test_products_in_float8_run_at_its_peak_and_a_weight_is_cast_once_a_step(slice_: Slice) -> None:

@@ -1,6 +1,8 @@
 """Fused kernels of packages that are not installed, forward and backward, told apart by their sizes."""
 
+import pathlib
 import sys
+import tempfile
 
 import torch
 
@@ -30,6 +32,39 @@ def flash():
                     window_size=(127, 0))  # fmt: skip
     offsets = (torch.rand(5, device="cuda") * 100).int()
     flash_attn_varlen_func(q, q, q, offsets, offsets, 60, 60)
+
+
+def hopper():
+    from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+
+    q, kv = given(2, 256, 8, 128), given(2, 256, 2, 128)
+    flash_attn_func(q, kv, kv, causal=True).sum().backward()
+    q = given(100, 8, 64)
+    offsets = torch.tensor([0, 10, 40, 100], dtype=torch.int32).cuda()
+    out, lse = flash_attn_varlen_func(q, q, q, offsets, offsets, 60, 60, return_attn_probs=True)
+    assert out.shape == (100, 8, 64) and lse.shape == (8, 100)
+
+
+def hub():
+    """The package ``kernels``, on a machine that does not reach its Hub."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = "def {}(repo_id, **options):\n    raise OSError('no network')\n"
+        pathlib.Path(folder, "kernels.py").write_text(
+            answer.format("get_kernel") + answer.format("has_kernel")
+        )
+        sys.path.insert(0, folder)
+        import kernels
+    q = given(1, 64, 4, 64)
+    for name in ("varunneal/flash-attention-3", "kernels-community/flash-attn3"):
+        assert kernels.has_kernel(name)
+        kernels.get_kernel(name, version=1).flash_attn_interface.flash_attn_func(q, q, q, window_size=(31, 0))
+    plain = kernels.get_kernel("kernels-community/flash-attn2")
+    assert plain.flash_attn_func(q, q, q).shape == q.shape
+    try:
+        kernels.get_kernel("kernels-community/activation")
+    except OSError:
+        return
+    raise AssertionError("nobody knows what it computes")
 
 
 def apex():

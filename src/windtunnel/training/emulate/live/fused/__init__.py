@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from windtunnel.base.importing import after_import
 from windtunnel.training.emulate.live.fused import attention, kernel, layers
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.patches import replaces
 
 VERSIONS = {
     "flash_attn": "2.8.3", "transformer_engine": "2.6.0", "apex": "0.1", "amp_C": "0.1",
-    "fused_weight_gradient_mlp_cuda": "0.1",
+    "fused_weight_gradient_mlp_cuda": "0.1", attention.FLASH_3: "3.0.0",
 }  # fmt: skip
-"""What each stands in for; the last two are parts of Apex."""
+"""What each stands in for; ``amp_C`` and ``fused_weight_gradient_mlp_cuda`` are parts of Apex."""
 
 
 def _of(holder: Any, names: str) -> dict[str, Any]:
@@ -54,6 +57,7 @@ _ADAM = _of(kernel, "FusedAdam FusedSGD")
 MODULES: dict[str, dict[str, Any]] = {
     "flash_attn": attention.FLASH,
     "flash_attn.flash_attn_interface": attention.FLASH,
+    attention.FLASH_3: attention.HOPPER,
     "flash_attn.bert_padding": _of(attention, "unpad_input pad_input"),
     "flash_attn.layers": {},
     "flash_attn.layers.rotary": _of(attention, "apply_rotary_emb"),
@@ -94,6 +98,33 @@ def install(observer: Observer) -> None:
     kernel.install(observer)
     missing = [package for package in VERSIONS if importlib.util.find_spec(package) is None]
     sys.meta_path.append(_Finder(missing))  # type: ignore[arg-type]
+    after_import("kernels", _answer_hub)
+
+
+def _answer_hub(kernels: Any) -> None:
+    """Kernels that the package ``kernels`` loads from the Hub as they are compiled for the device:
+    FlashAttention's are those of its own packages. Of others that cannot be loaded the report has a
+    sentence, for scripts do without."""
+
+    def package_of(repo_id: Any) -> str:
+        match = re.search(r"flash-?att(?:n|ention)-?([23]?)$", str(repo_id))
+        return "" if match is None else attention.FLASH_3 if match[1] == "3" else "flash_attn"
+
+    @replaces(kernels)
+    def has_kernel(original: Any, repo_id: Any, *args: Any, **options: Any) -> bool:
+        return bool(package_of(repo_id)) or bool(original(repo_id, *args, **options))
+
+    @replaces(kernels)
+    def get_kernel(original: Any, repo_id: Any, *args: Any, **options: Any) -> Any:
+        if package := package_of(repo_id):
+            module = ModuleType(str(repo_id).rpartition("/")[2].replace("-", "_"))
+            vars(module).update(MODULES[package], flash_attn_interface=SimpleNamespace(**MODULES[package]))
+            return module
+        try:
+            return original(repo_id, *args, **options)
+        except Exception:
+            kernel.note(f"kernels.get_kernel: {repo_id} cannot be loaded here; the script did without it")
+            raise
 
 
 class _Finder:

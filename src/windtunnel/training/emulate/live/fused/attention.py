@@ -1,8 +1,9 @@
 """Attention of ``flash_attn`` and ``transformer_engine``: one kernel on the given layout.
 
-Signatures are those of flash-attn 2.8 (``flash_attn_interface.py``). With several sequences in a row
-(``cu_seqlens``) the kernel computes the scores within each: their offsets are read where the host knows them,
-else the sequences are taken to be equally long.
+Signatures are those of flash-attn 2.8 (``flash_attn_interface.py``) and of FlashAttention 3
+(``hopper/flash_attn_interface.py``), whose kernel is costed as cuDNN's, at which its paper finds it. With
+several sequences in a row (``cu_seqlens``) the kernel computes the scores within each: their offsets are read
+where the host knows them, else the sequences are taken to be equally long.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 OPTIONS = {
     "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": EVERYTHING, "softcap": 0.0,
     "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+HOPPER_OPTIONS = {
+    "softmax_scale": None, "causal": False, "qv": None, "q_descale": None, "k_descale": None,
+    "v_descale": None, "window_size": EVERYTHING, "attention_chunk": 0, "softcap": 0.0, "num_splits": 1,
+    "pack_gqa": None, "deterministic": False, "sm_margin": 0, "return_attn_probs": False,
 }  # fmt: skip
 OFFSETS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 
@@ -83,20 +89,26 @@ def _in_a_row(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [tensor.transpose(0, 1).unsqueeze(0) for tensor in _unpack(tensors)]
 
 
-def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
-    """The function ``name`` of flash-attn: its tensors and the ends of sequences in a row."""
+def _flash(name: str, tensors: str, offsets: str = "", hopper: bool = False) -> Callable[..., Any]:
+    """The function ``name`` of flash-attn, or of FlashAttention 3: its tensors and the ends of sequences in a
+    row."""
     words = [*tensors.split(), *offsets.split()]
+    options: dict[str, Any] = dict(HOPPER_OPTIONS if hopper else OPTIONS)
+    if hopper and offsets:
+        options = {"seqused_q": None, "seqused_k": None} | options
+    elif name == "flash_attn_varlen_func":
+        options["block_table"] = None
     parameters = [inspect.Parameter(word, PLAIN) for word in words]
-    parameters += [inspect.Parameter(word, PLAIN, default=value) for word, value in OPTIONS.items()]
-    if name == "flash_attn_varlen_func":
-        parameters.append(inspect.Parameter("block_table", PLAIN, default=None))
+    parameters += [inspect.Parameter(word, PLAIN, default=value) for word, value in options.items()]
     signature = inspect.Signature(parameters)
+    package = FLASH_3 if hopper else "flash_attn"
+    kernel = f"{package}.cudnn_attention" if hopper else "flash_attn.flash_attention"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         bound_arguments = bound.arguments
-        stands_in("flash_attn", name)
+        stands_in(package, name)
         operands = [bound_arguments[word] for word in tensors.split()]
         rows, columns = (t.shape[0 if offsets else 1] for t in (operands[0], operands[-1]))
         lengths = [(rows, columns)]
@@ -108,15 +120,18 @@ def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
             lengths, rows, columns, bound_arguments["causal"], bound_arguments["window_size"]
         )
         views = _in_a_row if offsets else batched
-        out, lse = Attention.apply("flash_attn.flash_attention", half, share, views, *operands)
+        out, lse = Attention.apply(kernel, half, share, views, *operands)
         out, lse = (out[0].transpose(0, 1), lse[0]) if offsets else (out.transpose(1, 2), lse)
-        return (out, lse, None) if bound_arguments["return_attn_probs"] else out
+        if not bound_arguments["return_attn_probs"]:
+            return out
+        return (out, lse) if hopper else (out, lse, None)
 
     call.__name__, call.__signature__ = name, signature  # type: ignore[attr-defined]
     return call
 
 
-FLASH = {
+FLASH_3 = "flash_attn_interface"
+FLASH: dict[str, Any] = {
     f"flash_attn_{name}func": _flash(f"flash_attn_{name}func", tensors, offsets)
     for name, tensors, offsets in (
         ("", "q k v", ""), ("kvpacked_", "q kv", ""), ("qkvpacked_", "qkv", ""),
@@ -124,9 +139,17 @@ FLASH = {
         ("varlen_qkvpacked_", "qkv", "cu_seqlens max_seqlen"),
     )
 }  # fmt: skip
-FLASH["flash_attn_with_kvcache"] = refuse(
-    "flash_attn.flash_attn_with_kvcache", "how much of its cache is filled is not known; use the others"
-)
+HOPPER: dict[str, Any] = {
+    name: _flash(name, tensors, offsets, hopper=True)
+    for name, tensors, offsets in (
+        ("flash_attn_func", "q k v", ""), ("flash_attn_varlen_func", "q k v", OFFSETS)
+    )
+}  # fmt: skip
+for _package, _functions in (("flash_attn", FLASH), (FLASH_3, HOPPER)):
+    _functions["flash_attn_with_kvcache"] = refuse(
+        f"{_package}.flash_attn_with_kvcache",
+        "how much of its cache is filled is not known; use the others",
+    )
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
