@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -99,6 +101,14 @@ def swallows(job: Job) -> Any:
             except Exception:
                 job.event("swallowed")
     return sums(job)
+
+
+def quits(job: Job) -> Any:
+    sys.exit(0)
+
+
+def refuses(job: Job) -> Any:
+    argparse.ArgumentParser("me").parse_args(["--bogus"])
 
 
 def own_mistake(job: Job) -> Any:

@@ -176,6 +176,19 @@ def test_regroup_is_not_swallowed(stage: Stage) -> None:
     assert not [message for _, message in agent.said if message.get("kind") == "swallowed"]
 
 
+def test_a_program_may_end_itself(stage: Stage) -> None:
+    """Well, as one that returns, or with the status by which argparse refuses its words."""
+    agent = stage.start(run_bodies.quits, 1)
+    assert agent.wait_for("done")[0]["result"] is None
+    assert stage.status(0) == 0
+
+
+def test_a_program_that_refuses_its_words_says_so_by_its_status(stage: Stage) -> None:
+    agent = stage.start(run_bodies.refuses, 1)
+    assert stage.status(0) == 2
+    assert not [said for _, said in agent.said if said["op"] in ("failed", "suspect", "done")]
+
+
 def test_exception_of_the_program(stage: Stage) -> None:
     agent = stage.start(run_bodies.own_mistake, 2)
     for rank in range(2):

@@ -9,7 +9,8 @@
    brings out the neighbours that wait for *this* rank; the supervisor is told (`suspect`); the newer
    generation is waited for.
 4. An exception of the program's own: the agent is told (`failed`), the process ends with status 1 (with 2
-   for a `UserError`, with 3 for a `LessError`: another try would end alike, and the job ends).
+   for a `UserError`, with 3 for a `LessError`: another try would end alike, and the job ends). `sys.exit`
+   with another status than 0 ends it with that one.
 5. A program that does not come out of a group that was cut is killed: another process takes its place.
 6. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
    step still brings everybody back): the result is reported and the process ends with status 0.
@@ -135,7 +136,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             group.form(membership, rank, MeetingStore(to_store, membership.generation, limit))
             job.event("grouped")
             job.at("regrouped")
-            result = train(job)
+            result = _returned(train, job)
             job.ending()
             _all_ended(job, link.config["finish"])
         except BaseException as error:
@@ -143,6 +144,15 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         else:
             link.call("done", _reported(result))
             _end(0)
+
+
+def _returned(train: Callable[[Job], T], job: Job) -> T | None:
+    try:
+        return train(job)
+    except SystemExit as end:
+        if end.code:
+            raise
+        return None  # a program that ends well has returned
 
 
 def _all_ended(job: Job, within: float) -> None:
@@ -159,6 +169,10 @@ def _after(error: BaseException, link: AgentLink, group: CuttableGroup, generati
     group.cut()
     text = _traceback_of(error)
     if not isinstance(error, MembershipChanged) and not link.newer(generation):
+        if isinstance(error, SystemExit):  # as the interpreter does; what argparse printed says why
+            if not isinstance(error.code, int):
+                sys.stderr.write(f"{error.code}\n")
+            _end(error.code & 0xFF if isinstance(error.code, int) else 1)
         if isinstance(error, UserError):
             _failed(link, f"{error}\n", status=2)
         if isinstance(error, LessError):
