@@ -29,6 +29,7 @@ from windtunnel.training.goodput.twin.simulate import (
     JobModel,
     PhaseCosts,
 )
+from windtunnel.training.pipelines.policy.planner import MICROBATCHES_A_STAGE
 
 MOST_FAILURES = 100_000
 LAYERS = 96
@@ -131,13 +132,7 @@ def _job(plan_request: ResilienceRequest, cluster: Cluster) -> JobModel:
             f"plan: {cluster.hosts} hosts of {plan_request.cluster} do not hold a state of {amount(state)}"
             f" twice in device memory, {stages} would; give more hosts or `stages`"
         )
-    replicas = cluster.hosts // stages
-    microbatches = plan_request.microbatches or 4 * stages * replicas
-    if microbatches < replicas:
-        raise UserError(
-            f"plan: `microbatches` {microbatches} is fewer than the {replicas} pipelines;"
-            f" at least {replicas} are needed"
-        )
+    microbatches = MICROBATCHES_A_STAGE * stages * (cluster.hosts // stages)
     layers = max(LAYERS, stages)
     return JobModel(cluster.hosts, plan_request.step_time, state, stages, microbatches, layers)
 

@@ -50,7 +50,6 @@ class ResilienceRequest:
     )
     host_memory: float = _bytes("1 TB", "Memory of each host for checkpoints.")
     stages: int = option(0, "Hosts of a pipeline; 0: the fewest that hold the state twice.", least=0)
-    microbatches: int = option(0, "Microbatches of a step; 0: four for each stage of each pipeline.", least=0)
     costs: Path | None = option(  # noqa: RUF009 - a field
         None, 'Measured costs: JSON such as {"detect": 0.03}, in seconds and bytes/s.', metavar="FILE"
     )
