@@ -93,9 +93,9 @@ def utilisation(
     """The seconds that the devices would need at peak, over those that they take.
 
     Causal attention counts in full, as in published figures, although kernels leave its masked half out;
-    where that would give more than 1, which happens to attention alone on long sequences, the half counts.
-    Where also that exceeds 1, a profile (``measured``) contradicts the device's peaks, which is told, or the
-    cost model has an operator faster than its units.
+    where that would give more than 1, which happens to attention alone on long sequences, what kernels
+    compute counts. Where also that exceeds 1, a profile (``measured``) contradicts the device's peaks, which
+    is told, or the cost model has an operator faster than its units.
 
     Raises:
         UserError: a dtype has no peak.
@@ -114,7 +114,10 @@ def utilisation(
     if hfu > 1.0:
         mfu, hfu = shares[MODEL_RUN], shares[HARDWARE_RUN]
         if hfu <= 1.0:
-            text = "MFU and HFU count causal attention without its masked half: in full it is more than 1"
+            text = (
+                "MFU and HFU count what kernels compute (causal attention without its masked half, gradients"
+                " of grouped convolutions by group): in full it is more than 1"
+            )
             notes.append(Note(text, NoteKind.APPROXIMATION))
     if hfu > 1.0 + 1e-9:
         if not measured:
