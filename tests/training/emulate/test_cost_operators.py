@@ -1,5 +1,6 @@
 """Operators: kinds, FLOPs against PyTorch's own counter, bytes by hand, rates against published ones."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,7 +132,22 @@ def test_each_gradient_of_a_grouped_convolution_is_as_much_work_as_it_is_itself(
     ],
 )
 def test_grouped_products_compute_each_group_once(left, right, flops):
-    assert counted_flops(Operator("aten._grouped_mm.default", (t(*left), t(*right)), (t(1),))) == flops
+    for name in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
+        assert counted_flops(Operator(f"aten.{name}.default", (t(*left), t(*right)), (t(1),))) == flops
+
+
+def test_every_product_that_reaches_the_device_is_one():
+    """Of dense matrices in training; others are of inference."""
+    listed = (Path(native.__file__).parent / "native" / "operators-2.13.0.txt").read_text().split()
+    names = {name.partition(".")[0] for name in listed}
+    products = {name for name in names if re.search(r"(^|_)(bad|add|bm)?(d?bmm|mm|mv)(_v2)?_?$", name)}
+    rare = {name for name in products if re.search("sparse|sspa|pack|smm", name)}
+    assert {
+        name
+        for name in products - rare
+        if kind_of(Operator(f"aten.{name}.default", (t(8, 8), t(8, 8)), (t(1),))) != "matmul"
+    } == set()
+    assert {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_scaled_mm_v2"} <= products
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (1, 7), (64, 64), (9, 5)])

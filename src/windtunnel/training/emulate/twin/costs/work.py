@@ -37,8 +37,8 @@ VIEWS = words(
 )
 MATMULS = words(
     """
-    mm addmm bmm baddbmm _scaled_mm _scaled_grouped_mm _grouped_mm _int_mm mv addmv dot vdot addbmm linear
-    _addmm_activation matmul addmm_ baddbmm_ mkldnn_linear
+    mm addmm bmm baddbmm _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2 _grouped_mm _int_mm
+    mv addmv addmv_ dot vdot addbmm addbmm_ linear _addmm_activation matmul addmm_ baddbmm_ mkldnn_linear
     """
 )
 CONVS = words(
