@@ -24,6 +24,9 @@ KNOWN = {
     "rank = 0\nif ready: rank = get_rank()\nif rank == 1: pass": "bool(v0 == 1)",
     "def work(device, host, count):\n    if host * count + device == 7: pass\nmp.spawn(work, args=(2, 8))":
     "bool(2 * 8 + v0 == 7)",
+    "def work(rank):\n    if rank == 7: pass\nThread(target=work, args=(get_rank(),)).start()":
+    "bool(v0 == 7)",
+    "def work(a, b):\n    if b == 7: pass\nrun(functools.partial(work, b=get_rank()))": "bool(v0 == 7)",
     "def g(n): return n % 100\nif g(get_rank()) == 7: pass": "bool(v0 % 100 == 7)",
 }  # fmt: skip
 INVOLVED = (

@@ -17,8 +17,6 @@ CHANGING = frozenset((
     "remove", "reverse", "setdefault", "sort", "update",
 ))  # fmt: skip
 """Functions of lists, sets and dictionaries after which they are no longer what was assigned."""
-STARTING = ("spawn", "start_processes")
-"""Functions of ``torch.multiprocessing`` that call another one with the number of a process."""
 
 
 @dataclass(eq=False)
@@ -165,12 +163,9 @@ class ProgramNames:
             self._bind_instance(self.classes[name], call, scope)
         for function, inner in self.functions.get(name, ()):
             self._bind_function(function, inner, call, scope)
-        if name in STARTING and call.args:
-            given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "args")]
-            values = [element for value in given for element in _elements(value)]
-            started = ast.Call(call.args[0], [call, *values], [])
-            for function, inner in self.functions.get(called(started), ()):
-                self._bind_function(function, inner, started, scope)
+        if (inner_call := _call_within(call)) is not None:
+            for function, inner in self.functions.get(called(inner_call), ()):
+                self._bind_function(function, inner, inner_call, scope)
 
     def _bind_instance(self, class_def: ast.ClassDef, call: ast.Call, scope: Scope) -> None:
         own = [node for node in class_def.body if isinstance(node, Function) and node.name == "__init__"]
@@ -211,8 +206,25 @@ class ProgramNames:
                 inner.bindings[of.kwarg.arg].append(NameValue(keyword.value, scope, -1))
 
 
-def _elements(value: ast.expr) -> list[ast.expr]:
+def _call_within(call: ast.Call) -> ast.Call | None:
+    """The call of a function that is handed to another one, which makes it: to ``partial``, a thread, a
+    process, or ``torch.multiprocessing``, which puts the number of the process first."""
+    options = {keyword.arg: keyword.value for keyword in call.keywords}
+    match called(call), call.args:
+        case "partial", [function, *values]:
+            return ast.Call(function, values, call.keywords)
+        case "Thread" | "Process", [] if "target" in options:
+            return ast.Call(options["target"], _elements(options.get("args")), [])
+        case "spawn" | "start_processes", [function, *values]:
+            given = values[0] if values else options.get("args")
+            return ast.Call(function, [call, *_elements(given)], [])
+    return None
+
+
+def _elements(value: ast.expr | None) -> list[ast.expr]:
     """As arguments that a call takes one by one."""
+    if value is None:
+        return []
     return value.elts if isinstance(value, ast.Tuple | ast.List) else [ast.Starred(value)]
 
 
