@@ -23,6 +23,22 @@ ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 for _ in range(9):
     ddp(torch.ones(1, 8)).sum().backward()
 """
+ODD = """
+import torch, torch.distributed as dist
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.table(x) if dist.get_rank() else torch.ones(1, 4)).sum()
+
+dist.init_process_group("gloo")
+ddp = torch.nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)
+for _ in range(9):
+    ddp(torch.ones(1, dtype=torch.int64)).backward()
+"""
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
 
@@ -106,6 +122,17 @@ def test_a_profile_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     done = run_ranks([*module, str(tmp_path / "none" / "profile.json"), "fp16", str(script)], 1)
     assert done.returncode != 0
     assert "profile.json cannot be written" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_table_that_one_rank_never_meets_is_refused_on_all(tmp_path: Path) -> None:
+    """In place of a wait for it."""
+    script = tmp_path / "train.py"
+    script.write_text(ODD)
+    module = ["-m", "windtunnel.training.gradsync.live.script", "profile"]
+    done = run_ranks([*module, str(tmp_path / "profile.json"), "fp16", str(script)], 2)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert "the sparse gradient 'table.weight' was made on some ranks only" in done.stderr
 
 
 def test_a_script_without_a_model_is_told(tmp_path: Path) -> None:

@@ -195,7 +195,14 @@ def measured(
     before, until = times.end()
     if not until:
         raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
-    parameters, ranks = named(ddp), Peers(group, deadline).gather((before, until))
+    parameters, ranks = named(ddp), Peers(group, deadline).gather((before, until, {*times.sparse}))
+    tables = [names for *_, names in ranks]
+    # a rank that has none of a table's rows would not measure them, and the others wait for it
+    if odd := sorted(set.union(*tables) - set.intersection(*tables)):
+        raise UserError(
+            f"gradsync profile: the sparse gradient {odd[0]!r} was made on some ranks only; steps that make "
+            "it on every rank are accepted"
+        )
 
     def row(name: str, seconds: float) -> Gradient:
         return Gradient(name, parameters[name].numel(), seconds)
@@ -203,7 +210,7 @@ def measured(
     links, sums = network(ddp, hosts, deadline), list[SumTime]()
     rows, latest = [], 0.0
     for name in sorted(ranks[0][1], key=lambda name: ranks[0][1][name]):
-        mean = sum(until.get(name, 0.0) for _, until in ranks) / world
+        mean = sum(until.get(name, 0.0) for _, until, _ in ranks) / world
         tensor = row(name, max(0.0, mean - latest))
         if name in times.sparse:
             of = sparse.measure(Peers(group, deadline), units_of(times.sparse[name]))
@@ -219,7 +226,7 @@ def measured(
     device = next(iter(parameters.values())).device
     job = SyncProfile(
         tuple(rows), codec_costs(codecs or [*steps()], numels, device), replace(links, sums=tuple(sums)),
-        sum(before for before, _ in ranks) / world,
+        sum(before for before, *_ in ranks) / world,
     )  # fmt: skip
     # codecs and the handing over take what they take on rank 0
     job = Peers(group, deadline).gather(job)[0]
