@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 import threading
@@ -104,6 +105,7 @@ def swallows(job: Job) -> Any:
 
 
 def quits(job: Job) -> Any:
+    atexit.register((job.folder / "left").touch)
     sys.exit(0)
 
 

@@ -177,10 +177,10 @@ def test_regroup_is_not_swallowed(stage: Stage) -> None:
 
 
 def test_a_program_may_end_itself(stage: Stage) -> None:
-    """Well, as one that returns, or with the status by which argparse refuses its words."""
+    """Well, as one that returns: what is to be done at its exit is done."""
     agent = stage.start(run_bodies.quits, 1)
     assert agent.wait_for("done")[0]["result"] is None
-    assert stage.status(0) == 0
+    assert stage.status(0) == 0 and (stage.folder / "left").exists()
 
 
 def test_a_program_that_refuses_its_words_says_so_by_its_status(stage: Stage) -> None:

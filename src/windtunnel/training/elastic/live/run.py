@@ -15,7 +15,8 @@
 6. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
    step still brings everybody back): the result is reported and the process ends with status 0.
 
-The process ends without running destructors: those of gloo hang or abort now and then.
+The process ends without running destructors: those of gloo hang or abort now and then. What the program has
+registered to be done at its exit is done where it ended well.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.remote import RemoteLink
+from windtunnel.linux.forkserver import finish
 from windtunnel.training.elastic.live import exactness
 from windtunnel.training.elastic.live.group import CuttableGroup
 from windtunnel.training.elastic.live.job import Injector, Job, MembershipChanged, plain
@@ -143,7 +145,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             _after(error, link, group, membership.generation)
         else:
             link.call("done", _reported(result))
-            _end(0)
+            finish(0)
 
 
 def _returned(train: Callable[[Job], T], job: Job) -> T | None:
