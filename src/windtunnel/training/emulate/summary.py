@@ -339,7 +339,8 @@ class Summary:
     hardware_flops_per_iteration: float
     """FLOP that the devices run, with what is recomputed"""
     flops_dtype: str
-    """the dtype of most matrix products (`float8_e4m3fn` for both formats of float8)"""
+    """the dtype of most matrix products (`float8_e4m3fn` for both formats of float8, `tf32` for float32 that
+    takes TF32)"""
     mfu: float
     """model FLOP utilisation, never above 1: FLOPs of each dtype over the devices' dense peak in that dtype,
     summed, over the time; so a job of bf16 and fp8 has 1 where every product runs at the peak of its own
