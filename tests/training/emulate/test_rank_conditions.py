@@ -46,6 +46,8 @@ INVOLVED = (
     "def f(a, b):\n    if b == 7: pass\nf(*(3, get_rank()))",
     "def f(**options):\n    if options['rank'] == 7: pass\nf(rank=get_rank())",
     "def f(rank):\n    if rank == 7: pass\nf(**dict(rank=get_rank()))",
+    "def f(a, b):\n    if b == 7: pass\nown = (1, get_rank())\nThread(target=f, args=own).start()",
+    "def f(device, rank):\n    if rank == 7: pass\nspawn(f, args=tuple([get_rank()]), nprocs=2)",
 )
 
 

@@ -190,7 +190,7 @@ def _scatter_to_one() -> None:
     """``DataParallel`` on the one device of a rank puts there what it is given, and calls its module."""
     several = refuse("torch.cuda.comm.scatter", _SEVERAL)
 
-    def scatter(tensor: Any, devices: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def scatter(tensor: Any = None, devices: Any = None, *args: Any, **kwargs: Any) -> Any:
         if devices is None or len(devices) != 1:
             several()
         return (tensor.to(torch.device("cuda", devices[0]), non_blocking=True),)

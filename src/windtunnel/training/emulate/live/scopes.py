@@ -225,7 +225,9 @@ def _elements(value: ast.expr | None) -> list[ast.expr]:
     """As arguments that a call takes one by one."""
     if value is None:
         return []
-    return value.elts if isinstance(value, ast.Tuple | ast.List) else [ast.Starred(value)]
+    if isinstance(value, ast.Tuple | ast.List):
+        return value.elts
+    return [ast.copy_location(ast.Starred(value), value)]
 
 
 def called(call: ast.Call) -> str:
