@@ -88,3 +88,14 @@ def test_a_rank_in_several_meshes_is_one_at_a_time(tmp_path: Path) -> None:
     assert [source.values for source in sources] == [{0: 0, 3: 0}, {0: 0, 3: 3}]
     tests = [(one.text, one.sources) for one in found if one.text.startswith("bool(all")]
     assert tests == [("bool(all([v0 in (1, 2)]))", (0,)), ("bool(all([v0 in (1, 2)]))", (1,))]
+
+
+def test_a_value_is_followed_through_many_names_and_a_program_of_more_is_not_understood(
+    tmp_path: Path,
+) -> None:
+    def last(length: int) -> tuple[str, bool]:
+        names = "\n".join(f"x{number + 1} = other(x{number})" for number in range(length))
+        return read(f"x0 = get_rank()\n{names}\nif x{length}: pass", tmp_path)[-1]
+
+    assert last(600) == ("v0", True)
+    assert last(9000) == ("", False), "a condition of the program that is not understood"

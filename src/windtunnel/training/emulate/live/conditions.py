@@ -18,6 +18,7 @@ import contextlib
 import functools
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ PLACING = ("device", "group", "process_group", "generator", "dtype")
 """Arguments of these that say where, not what."""
 BYTES = 4 << 20
 """Of source that is read; a program that is larger is taken not to be understood."""
+DEEP = 20_000
+"""Calls within each other that follow an expression through a program; a few are made for each name."""
 
 Atom = tuple[str, tuple[int, ...]]
 """An expression of ``s0``, ``s1``… and the sources that these are."""
@@ -100,8 +103,15 @@ def conditions(
     files = tuple(dict.fromkeys((*files, *sorted(place.file for place in answers))))
     names, read = _names(tuple(_texts(files)))
     reader = _AnswerReader(answers, world_size, devices_per_host, names)
-    result = reader.read()
-    unread = sorted({place.file for place in answers} - read)
+    result, unread = [], sorted({place.file for place in answers} - read)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, DEEP))
+    try:
+        result = reader.read()
+    except RecursionError:
+        unread = unread or sorted({place.file for place in answers})
+    finally:
+        sys.setrecursionlimit(limit)
     if unread or (answers and len(read) < len(files)):
         result.append(Condition(f"source of {os.path.basename(unread[0] if unread else files[0])} not read"))
     return tuple(result), tuple(reader.sources)
