@@ -6,7 +6,6 @@ generation, and is about a rank of that host; whatever else still runs somewhere
 
 from __future__ import annotations
 
-from signal import Signals
 from typing import Any
 
 from windtunnel.training.elastic.events import unsound
@@ -14,6 +13,11 @@ from windtunnel.training.elastic.policy.checkpoints import RECORD, STORING
 from windtunnel.training.elastic.policy.core import Core, Message
 from windtunnel.training.elastic.policy.state import DURABLE, LiveHost
 
+# Those by which a process usually ends, with their numbers on Linux: a policy imports nothing of processes.
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+    11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 31: "SIGSYS",
+}  # fmt: skip
 LARGEST_DURABLE = 64 << 10
 """Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
 
@@ -137,7 +141,7 @@ def _worker(core: Core, host: LiveHost, message: Message, now: float) -> None:
         core.is_done(rank, core.done.get(rank), now)
         return
     if killed:
-        words = f"killed by {Signals(killed).name if killed in set(Signals) else f'signal {killed}'}"
+        words = f"killed by {SIGNALS.get(killed, f'signal {killed}')}"
     else:  # without a status: the fork server, which could have told, is gone as well
         words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
