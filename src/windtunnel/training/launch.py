@@ -16,6 +16,7 @@ for the next one (`resume`), whose supervisor goes on from the log.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -40,6 +41,8 @@ from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.site import Site, statuses
 
 TICK = 0.02
+LOOK = 0.5
+"""Seconds after which who waits looks for signals: one that came just before does not wake him."""
 PATIENCE = 10.0
 ANYWHERE = "0.0.0.0"
 Event = dict[str, Any]
@@ -164,8 +167,10 @@ class Launched:
         Raises:
             HostError: it could not be kept going.
         """
-        if not self._over.wait(timeout):
-            return None
+        last = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._over.wait(max(0.0, min(LOOK, last - time.monotonic()))):
+            if time.monotonic() >= last:
+                return None
         self.close()
         if self._failure is not None:
             raise self._failure
