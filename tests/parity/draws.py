@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from windtunnel.training.checkpoint import policy as checkpoint
@@ -99,7 +99,8 @@ def checkpoint_drawn() -> Iterator[tuple[str, checkpoint.Observation]]:
 
 def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
     held, ends = [(-1, -1), (3, -1), (3, 4), (5, 4), (4, 6), (5, 5)], [-1, 3, 4]
-    yield from any_of(checkpoint.SlotWanted, 1, 60, step=[4, 5], slot_steps=held, committed=ends, base=ends)
+    for step, slot_steps, committed, base in product([4, 5], held, ends, ends):
+        yield checkpoint.SlotWanted(step, slot_steps, committed, base)
     rooms = [0.0, 0.004, 0.05, 5.0, 900.0, None]
     yield from any_of(
         checkpoint.Sending, 3, 60, mode=["idle", "idle", "concurrent"], left=[900, 1 << 26], chunk=[1 << 20],
