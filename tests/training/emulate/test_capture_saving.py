@@ -10,6 +10,7 @@ SCRIPT = """
 import os, shutil, sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -74,6 +75,8 @@ for step in range(10):
         torch.save({"weight": weight}, file)
     os.replace(folder / "first.tmp", folder / "step-100.pt")
     (folder / "first.tmp").unlink()
+    # Data that is mapped as NumPy does where nothing is said, to read and to write.
+    assert bytes(np.memmap(folder / "tokens.bin", np.uint8)[:7]) == b"weights"
     # A script that goes on from the newest folder that it finds.
     if step == 0:
         assert not (folder / "runs").exists(), "a folder of the rank before"
@@ -85,7 +88,7 @@ for step in range(10):
 def test_real_checkpoints_stay_and_rotation_comes_through(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     (folder / "old").mkdir(parents=True)
-    names = ("step-100.pt", "latest.pt", "old/weights.distcp", "best.pth.tar")
+    names = ("step-100.pt", "latest.pt", "old/weights.distcp", "best.pth.tar", "tokens.bin")
     real = {name: f"weights in {name}" for name in names}
     for name, content in (real | {"log.txt": "of the run before"}).items():
         (folder / name).write_text(content)

@@ -244,7 +244,7 @@ class Rotation:
         @replaces(builtins, "open")
         @replaces(io, "open")
         def open_file(original: Any, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-            overwrites = isinstance(mode, str) and not {"w", "+", "a"}.isdisjoint(mode)
+            overwrites = isinstance(mode, str) and "w" in mode and "+" not in mode  # which maps a file
             if overwrites and _is_path(file) and str(file).endswith(SUFFIXES):
                 file = os.devnull if self.keeps(file) else file
             return original(file, mode, *args, **options)
