@@ -48,9 +48,9 @@ def timeline(timing: Timing, ranks: Sequence[int]) -> Timeline:
     about: dict[tuple[int, ...], int] = {}
     described: list[About] = []
     tracks: list[Track] = []
-    for one in (_ReplayedRank(timing, rank) for rank in ranks):
-        for queue in range(len(one.program.streams)):
-            track = _track(one, queue, names, about, described)
+    for replayed in (_ReplayedRank(timing, rank) for rank in ranks):
+        for queue in range(len(replayed.program.streams)):
+            track = _track(replayed, queue, names, about, described)
             if len(track.start):
                 tracks.append(track)
     begin, end = timing.window
@@ -135,23 +135,25 @@ class _ReplayedRank:
 
 
 def _track(
-    one: _ReplayedRank, queue: int, names: dict[str, int], about: dict[tuple[int, ...], int],
+    replayed: _ReplayedRank, queue: int, names: dict[str, int], about: dict[tuple[int, ...], int],
     described: list[About],
 ) -> Track:  # fmt: skip
-    program = one.program
-    begin, end = one.timing.window
-    nodes = np.flatnonzero((program.program.queue == queue) & (one.stop > begin) & (one.ready < end))
-    events = one.events(nodes)
-    texts = [one.name(node, event) for node, event in zip(nodes.tolist(), events, strict=True)]
+    program = replayed.program
+    begin, end = replayed.timing.window
+    nodes = np.flatnonzero(
+        (program.program.queue == queue) & (replayed.stop > begin) & (replayed.ready < end)
+    )
+    events = replayed.events(nodes)
+    texts = [replayed.name(node, event) for node, event in zip(nodes.tolist(), events, strict=True)]
     joins = program.is_join[nodes]
     kind = np.where(joins, _COMMUNICATION, np.where(program.computes[nodes], _COMPUTE, _HOST))
-    starts, stops, ready = one.start[nodes], one.stop[nodes], one.ready[nodes]
+    starts, stops, ready = replayed.start[nodes], replayed.stop[nodes], replayed.ready[nodes]
     places = []
     for node, event in zip(nodes.tolist(), events, strict=True):
-        key = (one.row, *(int(event[column]) for column in ("kind", "ref", "scope", "phase")))
+        key = (replayed.row, *(int(event[column]) for column in ("kind", "ref", "scope", "phase")))
         if key not in about:
             about[key] = len(described)
-            described.append(one.about(node, event))
+            described.append(replayed.about(node, event))
         places.append(about[key])
 
     waits = joins & (ready < starts)
@@ -160,10 +162,10 @@ def _track(
     waiting = len(texts) - len(nodes)
     all_starts = np.concatenate([starts, ready[waits]])
     order = np.argsort(all_starts, kind="stable")
-    host = np.concatenate([one.issued[:, nodes] - begin, np.full((2, waiting), -1.0)], axis=1)
+    host = np.concatenate([replayed.issued[:, nodes] - begin, np.full((2, waiting), -1.0)], axis=1)
     return Track(
-        rank=one.rank,
-        queue=one.queue_name(queue),
+        rank=replayed.rank,
+        queue=replayed.queue_name(queue),
         start=np.maximum(all_starts, begin)[order] - begin,
         end=np.minimum(np.concatenate([stops, starts[waits]]), end)[order] - begin,
         name=name[order],
@@ -239,12 +241,12 @@ def memory_curves(result: EmulationResult) -> list[MemoryTimeline]:
 def _memory(result: EmulationResult, rank: int) -> tuple[Floats, Floats, Floats]:
     """When the memory of a rank changes, which is when its host is there, and to what."""
     row = int(result.classes.rank_class[rank])
-    curve, one = result.memory[row].curve, _ReplayedRank(result.timing, rank)
-    program = one.program
+    curve, replayed = result.memory[row].curve, _ReplayedRank(result.timing, rank)
+    program = replayed.program
     first, end = program.slice.steady
     inside = np.flatnonzero((curve.event >= first) & (curve.event < end))
     changed = inside[np.diff(curve.allocated[inside], prepend=-1) != 0]
-    at = one.issued[1, -program.nodes :] - result.timing.window[0]
+    at = replayed.issued[1, -program.nodes :] - result.timing.window[0]
     time = (
         np.interp(curve.event[changed], program.event, np.maximum.accumulate(at)) if len(at) else np.zeros(0)
     )
