@@ -298,11 +298,11 @@ class _AnswerReader:
     def _written(self, node: ast.expr, parts: list[ast.expr], scope: Scope, is_known: bool) -> Found:
         """The expression with its parts written out, once for each turn where one of them has several.
         ``is_known``: it is a matter of its parts and nothing else."""
-        found = [self.follow(part, scope) for part in parts]
-        known = [what for what in found if isinstance(what, Known)]
+        followed = [self.follow(part, scope) for part in parts]
+        known = [what for what in followed if isinstance(what, Known)]
         several = {len(what.turns) for what in known} - {1}
-        if not is_known or len(known) < len(found) or len(several) > 1:
-            return _mixed(found)  # of several, which of one goes with which of the other is not known
+        if not is_known or len(known) < len(followed) or len(several) > 1:
+            return _mixed(followed)  # of several, which of one goes with which of the other is not known
         turns = []
         for turn in range(max(several, default=1)):
             chosen = [what.turns[turn % len(what.turns)] for what in known]
