@@ -63,11 +63,11 @@ class Target:
         return network.Network(self.job.token, None, address, names)
 
     def place(self) -> dict[str, Any]:
-        """What stands at the place of `rank`; a host that is being replaced is waited for."""
+        """What stands at the place of `rank`; a host or a worker that is being replaced is waited for."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.job.outcome is None:
             status = self.places().get(self.rank)
-            if status is not None and status["workers"]:
+            if status is not None and status["workers"] and all(status["workers"].values()):
                 return status
             time.sleep(0.02)
         raise Impossible(f"nobody came to place {self.rank}")
@@ -188,8 +188,9 @@ def forkserver_killed(target: Target) -> Undo:
 
 def forkserver_stopped(target: Target) -> Undo:
     """And something is to be started by it."""
+    trainer = target.trainer()  # while it is being started itself, it would wait for what is stopped
     go_on = _signal(target.forkserver(), signal.SIGSTOP)
-    trainer_killed(target)
+    _signal(trainer, signal.SIGKILL)
     return go_on
 
 
