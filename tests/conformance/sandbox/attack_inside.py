@@ -36,7 +36,10 @@ def number_of(x86: int, arm: int) -> int:
 
 
 def _passed(arguments: tuple[Any, ...]) -> list[Any]:
-    return [ctypes.c_char_p(one) if isinstance(one, bytes) else ctypes.c_long(one or 0) for one in arguments]
+    return [
+        ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_long(argument or 0)
+        for argument in arguments
+    ]
 
 
 def _done(result: int) -> int:
@@ -55,7 +58,9 @@ def libcall(name: str, *arguments: Any) -> int:
 
 
 def mount(source: Any, target: Any, kind: Any, flags: int = 0, data: str = "") -> None:
-    given = [one.encode() if isinstance(one, str) else one for one in (source, target, kind)]
+    given = [
+        argument.encode() if isinstance(argument, str) else argument for argument in (source, target, kind)
+    ]
     libcall("mount", *given, flags, data.encode() if data else 0)
 
 
@@ -221,15 +226,15 @@ def alone(attack: dict[str, Any], user: int) -> dict[str, str]:
         os.write(writer, json.dumps(tried(attack)).encode())
         os._exit(0)
     os.close(writer)
-    told = b""
+    reply = b""
     while select.select([reader], [], [], LONGEST)[0]:
         piece = os.read(reader, 65536)
-        told += piece
-        if told or not piece:
+        reply += piece
+        if reply or not piece:
             break
     else:
         # what may be killed may also stand still where it is: it reached nothing
-        told = json.dumps(
+        reply = json.dumps(
             {"refused" if attack["killed"] else "broken": "it did not come to its end"}
         ).encode()
     os.close(reader)
@@ -237,8 +242,8 @@ def alone(attack: dict[str, Any], user: int) -> dict[str, str]:
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
-    if told:
-        return dict(json.loads(told))
+    if reply:
+        return dict(json.loads(reply))
     ended = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended without a word"
     return {"refused" if attack["killed"] and os.WIFSIGNALED(status) else "broken": ended}
 

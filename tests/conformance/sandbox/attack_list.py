@@ -233,7 +233,7 @@ RIGHTS = (
     Attack(
         "a program that sets its user",
         "program = copied('/usr/bin/cat', 0o4755)\n"
-        "told = run_as(1000, program); uid = told.split('Uid:')[1].split()[1]\n"
+        "status = run_as(1000, program); uid = status.split('Uid:')[1].split()[1]\n"
         "return 'became root' if uid == '0' else ''",
     ),
 )
@@ -272,13 +272,13 @@ NETWORK = (
 LIMITS = (
     Attack(
         "more processes than allowed",
-        "made = 0\n"
+        "started = 0\n"
         "try:\n"
         "    for _ in range(4 * PIDS):\n"
         "        if os.fork() == 0: signal.pause()\n"
-        "        made += 1\n"
+        "        started += 1\n"
         "except OSError: pass\n"
-        "return f'{made} processes' if made >= PIDS else ''",
+        "return f'{started} processes' if started >= PIDS else ''",
     ),
     Attack(
         "more memory than allowed",

@@ -119,7 +119,7 @@ class Scene:
         """What must stay as it is, whatever the attacker does."""
         nodes = [self.at(f"/dev/{name}").lstat() for name in walls.NODES]
         return {
-            "nodes": [(one.st_mode, one.st_uid, one.st_mtime_ns, one.st_atime_ns) for one in nodes],
+            "nodes": [(node.st_mode, node.st_uid, node.st_mtime_ns, node.st_atime_ns) for node in nodes],
             "programs": [
                 _digest(file)
                 for name in ("tac", "sum")
@@ -138,8 +138,8 @@ def scene(host: SandboxHost, folder: Path) -> Iterator[Scene]:
     secret.write_text("of the host")
     name = f"{new_name('windtunnel-attacked')}-{os.getpid()}"  # as others here may do the same
     with contextlib.ExitStack() as stack:
-        made = [host.create(SandboxSpec(new_name("attack"), limits=LIMITS)) for _ in range(2)]
-        for box in made:
+        boxes = [host.create(SandboxSpec(new_name("attack"), limits=LIMITS)) for _ in range(2)]
+        for box in boxes:
             stack.callback(host.remove, box.name)
         victim = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         stack.callback(victim.wait)
@@ -149,7 +149,7 @@ def scene(host: SandboxHost, folder: Path) -> Iterator[Scene]:
         abstract.bind(f"\0{name}")
         abstract.listen()
         number = port.getsockname()[1]
-        yield Scene(host, made[0], made[1], folder, secret, victim, name, number)
+        yield Scene(host, boxes[0], boxes[1], folder, secret, victim, name, number)
 
 
 def struck(at: Scene) -> list[Outcome]:
@@ -164,18 +164,20 @@ def struck(at: Scene) -> list[Outcome]:
         raise SandboxError(
             f"the attacks did not come to their end: {done.ended}, {done.stderr.decode()[-500:]}"
         )
-    outcomes = [Outcome(**one) for one in json.loads(done.stdout)]
+    outcomes = [Outcome(**fields) for fields in json.loads(done.stdout)]
     for attack in ATTACKS:
         if not attack.check:
             continue
         reached = CHECKS[attack.check](at)
         if not attack.code:
-            told = {"reached": reached} if reached else {"refused": attack.check}
-            outcomes.append(Outcome(attack.name, 0, **told))
+            fields = {"reached": reached} if reached else {"refused": attack.check}
+            outcomes.append(Outcome(attack.name, 0, **fields))
         elif reached:
             outcomes = [
-                Outcome(one.name, one.user, reached=reached) if one.name == attack.name else one
-                for one in outcomes
+                Outcome(outcome.name, outcome.user, reached=reached)
+                if outcome.name == attack.name
+                else outcome
+                for outcome in outcomes
             ]
     return outcomes
 
@@ -214,7 +216,7 @@ def _same(what: str) -> Callable[[Scene], str]:
 def _lock(at: Scene) -> str:
     """A lock that the attacker holds on a device or mask must hold up nobody else."""
     hold = "import fcntl, time; held = [open(p) for p in ('/dev/null', '/proc/keys')]; "
-    hold += "[fcntl.flock(one, fcntl.LOCK_EX) for one in held]; open('/tmp/locked', 'w'); time.sleep(60)"
+    hold += "[fcntl.flock(file, fcntl.LOCK_EX) for file in held]; open('/tmp/locked', 'w'); time.sleep(60)"
     at.box.run(f'python3 -c "{hold}" & until [ -e /tmp/locked ]; do sleep 0.01; done', timeout=20)
     try:
         for path in ("/dev/null", "/proc/keys"):

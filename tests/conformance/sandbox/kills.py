@@ -60,14 +60,14 @@ def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Pro
     """CRIU programs that this process (or the one with pid ``of``) runs for one sandbox: they name its
     control group, or the folder of its restore."""
     group, folder = f"windtunnel-{home.tag}/{box}", f".{box}."
-    found = []
+    processes = []
     for child in psutil.Process(of).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if child.name() == "criu" and any(
                 word.endswith(group) or folder in word for word in child.cmdline()
             ):
-                found.append(child)
-    return found
+                processes.append(child)
+    return processes
 
 
 What = Literal["the sandbox", "the daemon", "CRIU", "a process inside"]
@@ -121,10 +121,10 @@ def kills_rows(quick: bool) -> Iterator[Row]:
     with ThreadPoolExecutor(lanes) as pool:
         shares = [planned[at::lanes] for at in range(lanes)]
         ends = [end for done in pool.map(partial(_lane, begin + SECONDS), shares) for end in done]
-    yield from told(planned, ends)
+    yield from judged_rows(planned, ends)
 
 
-def told(planned: Sequence[RandomKill], ends: Sequence[KillEnd]) -> Iterator[Row]:
+def judged_rows(planned: Sequence[RandomKill], ends: Sequence[KillEnd]) -> Iterator[Row]:
     wrong = [end for end in ends if end.wrong]
     silent = [end for end in wrong if end.silent]
     hits = Counter((end.kill.what, end.kill.when) for end in ends if end.landed)
@@ -148,12 +148,12 @@ def told(planned: Sequence[RandomKill], ends: Sequence[KillEnd]) -> Iterator[Row
 def plan(rows: Sequence[MatrixRow], kills: int, seed: int = 1) -> list[RandomKill]:
     """So many kills: every pair of what and when comes as often as any other, over rows drawn by chance."""
     random = Random(seed)
-    made = []
+    planned = []
     for number in range(kills if rows else 0):
         when, what = PAIRS[number % len(PAIRS)]
-        made.append(RandomKill(random.choice(rows), when, what, random.random(), random.randrange(2**32)))
-    random.shuffle(made)
-    return made
+        planned.append(RandomKill(random.choice(rows), when, what, random.random(), random.randrange(2**32)))
+    random.shuffle(planned)
+    return planned
 
 
 def _lane(until: float, kills: Sequence[RandomKill]) -> list[KillEnd]:
@@ -189,9 +189,9 @@ class Lane:
         """A checkpoint of ``row`` in the middle of its work; its sandbox stands still after that."""
         name = new_name("start")
         judge.start(OfHost(self.client, self.home), row, name, image, environment(row))
-        made = self.client.get(name).checkpoint(full=True)
+        checkpoint = self.client.get(name).checkpoint(full=True)
         self.client.get(name).stop()
-        return made.id
+        return checkpoint.id
 
     def struck(self, kill: RandomKill, start: str) -> KillEnd:
         """One kill, the recovery, and what is wrong after it."""

@@ -28,9 +28,9 @@ def outcomes(host: Any, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_it_is_refused(outcomes: Outcomes, attack: Attack, when: str) -> None:
-    found = [one for one in outcomes[when] if one.name == attack.name]
-    assert sorted(one.user for one in found) == sorted(attack.users)
-    assert not [one for one in found if not one.refused], found
+    tries = [outcome for outcome in outcomes[when] if outcome.name == attack.name]
+    assert sorted(outcome.user for outcome in tries) == sorted(attack.users)
+    assert not [outcome for outcome in tries if not outcome.refused], tries
 
 
 def test_the_list_is_as_long_as_it_says() -> None:
@@ -51,12 +51,14 @@ def test_an_attack_that_succeeds_or_proves_nothing_is_told(tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_text("of the host")
     given = tmp_path / "given.json"
-    given.write_text(json.dumps({"attacks": [vars(one) for one in tried], "names": {"SECRET": str(secret)}}))
+    given.write_text(
+        json.dumps({"attacks": [vars(attack) for attack in tried], "names": {"SECRET": str(secret)}})
+    )
     done = subprocess.run(
         [sys.executable, attacks.INSIDE, given], capture_output=True, check=True, cwd=os.sep
     )
-    found = [attacks.Outcome(**one) for one in json.loads(done.stdout)]
-    assert [(one.reached, one.refused) for one in found] == [
+    tries = [attacks.Outcome(**fields) for fields in json.loads(done.stdout)]
+    assert [(outcome.reached, outcome.refused) for outcome in tries] == [
         ("of the host", ""), ("", "EPERM"), ("", ""), ("", ""), ("", ""), ("", "killed by signal 9")
     ]  # fmt: skip
-    assert [one.broken[:9] for one in found] == ["", "", "EINVAL", "NameError", "killed by", ""]
+    assert [outcome.broken[:9] for outcome in tries] == ["", "", "EINVAL", "NameError", "killed by", ""]

@@ -62,9 +62,9 @@ def test_criu_killed_in_the_middle_of_a_dump(
 
 PAIR = """
 import socket, time
-heard = socket.create_server(("127.0.0.1", 7000))
-near = socket.create_connection(heard.getsockname())
-far, _ = heard.accept()
+server = socket.create_server(("127.0.0.1", 7000))
+near = socket.create_connection(server.getsockname())
+far, _ = server.accept()
 open("/workspace/ready", "w").close()
 time.sleep(1000)
 """
@@ -84,10 +84,10 @@ exit 0
 """)
     kill.chmod(0o755)
     misbehaving(f'[ "$1" = dump ] && exec $real "$@" --action-script {kill}')
-    with pytest.raises(IncompleteError, match="may have broken") as told:
+    with pytest.raises(IncompleteError, match="may have broken") as raised:
         box.checkpoint(full=True)
-    assert told.value.manifest.image is not None and (tmp_path / "once").exists()
-    assert [lack.kind for lack in told.value.manifest.lacks] == ["sockets", "sockets"]
+    assert raised.value.manifest.image is not None and (tmp_path / "once").exists()
+    assert [lack.kind for lack in raised.value.manifest.lacks] == ["sockets", "sockets"]
     assert box.checkpoint(full=True).lacks == ()
 
 
@@ -113,8 +113,8 @@ def test_a_process_that_a_failed_dump_lost_is_told(
     else:
         with pytest.raises(IncompleteError, match="a dump that failed ended it"):
             box.checkpoint(full=True)
-        told = [event.detail for event in events if event.kind == "failed"]
-        assert any("ended by the failed dump" in words for words in told), told
+        details = [event.detail for event in events if event.kind == "failed"]
+        assert any("ended by the failed dump" in words for words in details), details
     assert frozen(host.home.path) == []
     misbehaving("")
     box.restore(allow_less=True)

@@ -33,9 +33,9 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
                 3_000_000
             )
             box.put("/tmp/file", b"\0put")
-            assert {one.name: one.size for one in box.listdir("/tmp")}["file"] == 4
-            made = box.checkpoint("kept")
-            (fork,) = client.fork(made.id, name="f")
+            assert {entry.name: entry.size for entry in box.listdir("/tmp")}["file"] == 4
+            checkpoint = box.checkpoint("kept")
+            (fork,) = client.fork(checkpoint.id, name="f")
             assert fork.run("hostname; pwd; echo $A").stdout == b"f\n/tmp\nb c\n"
             assert box.run("sleep 600", timeout=0.2).ended == "timeout"
 
@@ -44,16 +44,19 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
             until(lambda: gone(daemon))
             assert box.run("pwd; echo $A; echo more >&3").stdout == b"/tmp\nb c\n"
             assert pid_of(own_home) != daemon
-            assert {one.name: one.status for one in client.boxes()} == {"a": "running", "f": "running"}
+            assert {sandbox.name: sandbox.status for sandbox in client.boxes()} == {
+                "a": "running",
+                "f": "running",
+            }
 
             box.stop()
             with pytest.raises(SandboxDied, match="stopped"):
                 box.run("true")
-            report = box.restore(made.id)
-            assert report.checkpoint == made.id
+            report = box.restore(checkpoint.id)
+            assert report.checkpoint == checkpoint.id
             assert box.run("pwd; echo $A; cat /tmp/file").stdout == b"/tmp\nb c\n\0put"
             assert box.info().processes.count("sleep 600") == 1
-            assert [one.label for one in box.log().checkpoints].count("kept") == 1
+            assert [entry.label for entry in box.log().checkpoints].count("kept") == 1
             with pytest.raises(UserError, match="unknown"):
                 client.get("nobody")
         finally:

@@ -66,9 +66,9 @@ def test_a_full_disk_beside_the_pool(new_home: Path, small_root: Path) -> None:
         good = box.tip
         filling = fill(disk)
         box.run(f"{COUNT}; head -c 40000000 /dev/urandom > /dev/shm/big; echo more > /workspace/g")
-        with pytest.raises(SandboxError, match=r"No space left|full") as told:
+        with pytest.raises(SandboxError, match=r"No space left|full") as raised:
             box.end_turn().wait(60)
-        assert str(told.value).startswith("checkpoint of sandbox a: ")
+        assert str(raised.value).startswith("checkpoint of sandbox a: ")
         assert box.info().status == "running" and frozen(new_home) == [] and box.tip == good
         filling.unlink()
         assert turn(box, "rm /dev/shm/big").turn_class is TurnClass.FULL
@@ -95,10 +95,10 @@ def test_damaged_manifests(new_home: Path, small_root: Path) -> None:
         host.create(SandboxSpec("b", image=str(small_root)))
         flip_manifest(host.context.store, ids[0])
         flip_manifest(host.context.store, ids[2], 0)
-    seen: list[Any] = []
+    events: list[Any] = []
     (new_home / "boxes" / "b" / "box.json").write_text("{")
-    with SandboxHost(new_home, on_event=seen.append) as host:
-        problems = [event.detail for event in seen if event.kind == "failed"]
+    with SandboxHost(new_home, on_event=events.append) as host:
+        problems = [event.detail for event in events if event.kind == "failed"]
         assert any(ids[0] in words for words in problems) and any(ids[2] in words for words in problems)
         box = host.get("a")
         assert box.tip == ids[1]

@@ -65,9 +65,9 @@ class Fake:
 
 
 def outcome(fake: Fake, row: MatrixRow = ROW) -> tuple[Verdict, str]:
-    found = judged(fake, row, "host", {})
+    judgement = judged(fake, row, "host", {})
     assert not fake.alive
-    return found.verdict, found.words
+    return judgement.verdict, judgement.words
 
 
 def test_a_row_that_comes_back_is_right_and_every_step_was_taken() -> None:
@@ -99,11 +99,11 @@ def test_a_check_that_fails_after_everybody_said_well_is_wrong_in_silence(
 
 
 @pytest.mark.parametrize("what", ["back", "forked"])
-@pytest.mark.parametrize("told", [Told("c1", ("timerfd 5: does not tick",)), Told(fault="CRIU failed")])
-def test_what_a_restore_or_a_fork_tells_is_wrong_but_told(what: str, told: Told) -> None:
-    verdict, words = outcome(replace(Fake(), **{what: told}))
+@pytest.mark.parametrize("reply", [Told("c1", ("timerfd 5: does not tick",)), Told(fault="CRIU failed")])
+def test_what_a_restore_or_a_fork_tells_is_wrong_but_told(what: str, reply: Told) -> None:
+    verdict, words = outcome(replace(Fake(), **{what: reply}))
     assert verdict is Verdict.TOLD
-    assert told.words in words
+    assert reply.words in words
 
 
 def test_a_refusal_beforehand_is_kept_where_the_sandbox_goes_on() -> None:

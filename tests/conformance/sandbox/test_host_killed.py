@@ -195,8 +195,8 @@ def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
         for fork in host.fork(box.log().checkpoints[1].id, len({*names} - there)):
             assert fork.name in names
             assert fork.run(f"{SHOW}; {COUNT}").stdout == b"1\n1\n1\n"
-        for one in (name, *names):
-            host.remove(one)
+        for box_name in (name, *names):
+            host.remove(box_name)
         checked(host)
 
 
@@ -238,7 +238,7 @@ class Life:
     host: Any = None
     now: dict[str, State] = field(default_factory=dict)
     kept: dict[str, State] = field(default_factory=dict)
-    made: int = 0
+    created: int = 0
 
     def open(self) -> None:
         from windtunnel.agents.sandbox.host import SandboxHost
@@ -271,8 +271,8 @@ class Life:
         act(name)
 
     def create(self, _: str = "") -> None:
-        self.made += 1
-        name = f"b{self.made}"
+        self.created += 1
+        name = f"b{self.created}"
         box = self.host.create(SandboxSpec(name))
         turn(box, f"X=0; {COUNTER}")
         self.now[name] = State()

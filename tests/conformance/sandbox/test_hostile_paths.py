@@ -36,8 +36,8 @@ def test_put_get_and_list(root: int, tmp_path: Path) -> None:
     os.symlink("file", tmp_path / "root/a/b/link")
     os.mkdir(tmp_path / "root/a/b/folder")
     assert read(root, "/a/b/link") == b"two"
-    found = {entry.name: (entry.kind, entry.target) for entry in list_folder(root, "/a/b")}
-    assert found == {"file": ("file", ""), "folder": ("folder", ""), "link": ("link", "file")}
+    entries = {entry.name: (entry.kind, entry.target) for entry in list_folder(root, "/a/b")}
+    assert entries == {"file": ("file", ""), "folder": ("folder", ""), "link": ("link", "file")}
     assert stat.S_IMODE((tmp_path / "root/a/b/file").stat().st_mode) == 0o600
 
 

@@ -27,7 +27,7 @@ from windtunnel.agents.sandbox.policy.standing import LOST
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("kinds")]
 
 FOLDER = Path(kinds.__file__).parent
-UNDUMPED = tuple(one.kind for one in LOST if not one.fact)
+UNDUMPED = tuple(entry.kind for entry in LOST if not entry.fact)
 ALONE = ("tcp-half-closed",)
 """Among many others its connection was ended by the restore, which told so; by itself it comes back."""
 SPOILS = ("tcp-not-sent",)
@@ -75,8 +75,8 @@ def tried(host: Any) -> Iterator[Tried]:
 
 
 def test_every_kind_of_the_table_is_a_program() -> None:
-    assert len({one.kind for one in LOST}) == len(LOST)
-    assert {one.kind for one in LOST} <= programs().keys() | set(SPOILS)
+    assert len({entry.kind for entry in LOST}) == len(LOST)
+    assert {entry.kind for entry in LOST} <= programs().keys() | set(SPOILS)
 
 
 def test_what_sandboxes_are_refused_is_known(tried: Tried) -> None:
@@ -86,14 +86,14 @@ def test_what_sandboxes_are_refused_is_known(tried: Tried) -> None:
 
 def test_what_does_not_come_back_is_what_the_table_names(tried: Tried) -> None:
     wrong = {name: said for name, said in tried.then.items() if said != "right" and name not in REFUSED}
-    lost = {one.kind for one in LOST if one.fact and one.kind not in SPOILS}
+    lost = {entry.kind for entry in LOST if entry.fact and entry.kind not in SPOILS}
     assert {name: said for name, said in wrong.items() if name not in lost} == {}
     assert lost - wrong.keys() == set(), "CRIU brings them back: they are to leave the table"
 
 
-@pytest.mark.parametrize("kind", [one.kind for one in LOST if one.fact and one.kind not in SPOILS])
+@pytest.mark.parametrize("kind", [entry.kind for entry in LOST if entry.fact and entry.kind not in SPOILS])
 def test_it_is_told_at_the_checkpoint(tried: Tried, kind: str) -> None:
-    (lost,) = (one for one in LOST if one.kind == kind)
+    (lost,) = (entry for entry in LOST if entry.kind == kind)
     assert any(lack.kind == lost.lack and lost.why in lack.why for lack in tried.lacks), tried.lacks
 
 
@@ -101,9 +101,9 @@ def test_it_is_told_at_the_checkpoint(tried: Tried, kind: str) -> None:
 def test_what_stands_alone_comes_back(host: Any, kind: str) -> None:
     box, said = start(host, f"one-{kind}", [kind])
     assert said == {kind: "ready"}
-    made = box.checkpoint(full=True)
+    checkpoint = box.checkpoint(full=True)
     box.machine().cgroup.kill()
-    box.restore(made.id)
+    box.restore(checkpoint.id)
     assert ask(box, "check", [kind]) == {kind: "right"}
     host.remove(box.name)
 
@@ -133,8 +133,8 @@ def asked(order: str, state: Path, *names: str) -> tuple[int, dict[str, str]]:
 
 
 def test_every_program_says_in_words_what_it_is_about() -> None:
-    found = programs()
-    assert len(found) > 100 and all((body.__doc__ or "").strip().endswith(".") for body in found.values())
+    bodies = programs()
+    assert len(bodies) > 100 and all((body.__doc__ or "").strip().endswith(".") for body in bodies.values())
 
 
 def test_programs_answer_once_and_name_what_is_not_as_it_was(tmp_path: Path) -> None:

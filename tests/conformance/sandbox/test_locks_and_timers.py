@@ -59,15 +59,15 @@ names = {timer(1, .01, .01): 'monotonic', timer(0, .01, .01): 'real', timer(7, .
          timer(0, time.time() + .01, .01, 1): 'absolute', timer(1, time.monotonic() + 1000, 0, 1): 'far'}
 spent = timer(1, time.monotonic() + .001, 0, 1); select.select([spent], [], []); os.read(spent, 8)
 names[spent] = 'spent'
-seen = dict.fromkeys([*names.values(), 'itimer', 'posix'], 0)
-def tick(number, _): seen['itimer' if number == signal.SIGALRM else 'posix'] += 1
+counts = dict.fromkeys([*names.values(), 'itimer', 'posix'], 0)
+def tick(number, _): counts['itimer' if number == signal.SIGALRM else 'posix'] += 1
 signal.signal(signal.SIGALRM, tick); signal.setitimer(signal.ITIMER_REAL, .01, .01)
 signal.signal(signal.SIGUSR2, tick)
-event = (ctypes.c_int * 16)(0, 0, signal.SIGUSR2, 0); made = ctypes.c_void_p()
-assert libc.timer_create(1, event, ctypes.byref(made)) == 0
-assert libc.timer_settime(made, 0, spec(.01, .01), None) == 0
+event = (ctypes.c_int * 16)(0, 0, signal.SIGUSR2, 0); alarm = ctypes.c_void_p()
+assert libc.timer_create(1, event, ctypes.byref(alarm)) == 0
+assert libc.timer_settime(alarm, 0, spec(.01, .01), None) == 0
 def tell(*_):
-    with open('/workspace/told', 'w') as f: f.write(repr(seen))
+    with open('/workspace/told', 'w') as f: f.write(repr(counts))
     os.rename('/workspace/told', '/workspace/seen')
 signal.signal(signal.SIGUSR1, tell)
 open('/workspace/ready', 'w').close()
@@ -75,7 +75,7 @@ poll = select.epoll()
 for fd in names: poll.register(fd, select.EPOLLIN)
 while True:
     for fd, _ in poll.poll():
-        try: seen[names[fd]] += int.from_bytes(os.read(fd, 8), 'little')
+        try: counts[names[fd]] += int.from_bytes(os.read(fd, 8), 'little')
         except BlockingIOError: pass
 """
 STILL = ("far", "spent")
@@ -104,23 +104,23 @@ def held(box: Any) -> set[tuple[str, ...]]:
         for pid in list(inside)[:1]
         for name in ("locked", "flocked", "db", "db-wal", "db-shm")
     }
-    found = set()
+    locks = set()
     for line in Path("/proc/locks").read_text().splitlines():
         if " -> " in line:  # it waits for a lock
             continue
         _, kind, _, mode, pid, where, first, last = line.split()
         if pid in inside or (pid == "-1" and where.rpartition(":")[2] in files):
-            found.add((kind, mode, inside.get(pid, "file"), where.rpartition(":")[2], first, last))
-    return found
+            locks.add((kind, mode, inside.get(pid, "file"), where.rpartition(":")[2], first, last))
+    return locks
 
 
-def seen(box: Any) -> dict[str, int]:
-    told = box.run(
+def expirations(box: Any) -> dict[str, int]:
+    reply = box.run(
         "kill -USR1 $timers; until [ -e /workspace/seen ]; do sleep 0.01; done; "
         "cat /workspace/seen; rm /workspace/seen",
         timeout=60,
     )
-    counts: dict[str, int] = ast.literal_eval(told.text)
+    counts: dict[str, int] = ast.literal_eval(reply.text)
     return counts
 
 
@@ -142,11 +142,13 @@ def test_locks_and_timers_are_there_after_every_restore(
         # they are held, but a program may lose them by the device number
         assert all("POSIX lock" in lack.what and "SQLite" in lack.why for lack in report.lacks), report.lacks
         assert held(box) == before
-        first = seen(box)
+        first = expirations(box)
         until(
-            lambda first=first: all(now > first[name] for name, now in seen(box).items() if name not in STILL)
+            lambda first=first: all(
+                now > first[name] for name, now in expirations(box).items() if name not in STILL
+            )
         )
-        assert {name: seen(box)[name] for name in STILL} == dict.fromkeys(STILL, 0)
+        assert {name: expirations(box)[name] for name in STILL} == dict.fromkeys(STILL, 0)
     assert box.run(NEXT_CLIENT, timeout=60).stdout == b"[(1,), (2,), (3,)]\n"
     assert box.run("cat /workspace/*.out").stdout == b""
 

@@ -54,14 +54,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def box(host: Any, programs: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     limits = SandboxLimits(pids=getattr(request, "param", 512))
-    made = host.create(SandboxSpec("not-restorable", limits=limits))
+    sandbox = host.create(SandboxSpec("not-restorable", limits=limits))
     for program in programs.iterdir():
-        made.put(f"/opt/{program.name}", program.read_bytes())
-    made.put("/opt/tcp.py", TCP_FULL.encode())
-    made.put("/opt/sqlite.py", SQLITE.encode())
-    made.run("chmod 755 /opt/*; cd /workspace")
-    yield made
-    host.remove(made.name)
+        sandbox.put(f"/opt/{program.name}", program.read_bytes())
+    sandbox.put("/opt/tcp.py", TCP_FULL.encode())
+    sandbox.put("/opt/sqlite.py", SQLITE.encode())
+    sandbox.run("chmod 755 /opt/*; cd /workspace")
+    yield sandbox
+    host.remove(sandbox.name)
 
 
 REFUSED = {

@@ -48,18 +48,18 @@ def test_a_full_btrfs_keeps_what_it_has(opened: Opener, image: Path, tmp_path: P
     pool.snapshot("box", "good")
     before = state(root)
     fill(root / "workspace")
-    made = ["good"]
+    names = ["good"]
     for count in range(200):
         try:
             pool.snapshot("box", f"s{count}")
-            made.append(f"s{count}")
+            names.append(f"s{count}")
             (root / f"workspace/n{count}").write_bytes(os.urandom(3000))
         except PoolError as error:
             assert "full" in str(error)
             break
         except OSError:
             continue
-    assert pool.snapshots() == sorted(made)
+    assert pool.snapshots() == sorted(names)
     with pytest.raises(PoolError, match="full"):
         big = tmp_path / "big"
         big.mkdir()
@@ -122,16 +122,16 @@ def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: 
 def test_what_is_being_made_is_no_leftover(
     opened: Opener, image: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, found = opened(kind), list[list[str]]()
+    pool, leftovers = opened(kind), list[list[str]]()
     publish = type(pool)._publish
 
     def collected(self: Pool, path: Path, name: Path) -> None:
-        found.append(removed(pool.unclaimed(set(), set())))
+        leftovers.append(removed(pool.unclaimed(set(), set())))
         publish(self, path, name)
 
     monkeypatch.setattr(type(pool), "_publish", collected)
     pool.import_image(str(image))
-    assert found == [[]] and len(pool.images()) == 1
+    assert leftovers == [[]] and len(pool.images()) == 1
 
 
 def test_a_stale_mount_is_collected(opened: Opener, image: Path) -> None:

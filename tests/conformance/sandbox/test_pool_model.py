@@ -94,10 +94,10 @@ def test_every_history_is_kept_and_told(
                 continue
     now = state(pool.mount(box))
     for name, tree in kept.items():
-        assert told(pool, name, None, box) == expected(tree, now), name
+        assert changes(pool, name, None, box) == expected(tree, now), name
     names = list(kept)
     for older, newer in zip(names, names[1:] + names[:1], strict=True):
-        assert told(pool, older, newer, None) == expected(kept[older], kept[newer]), (older, newer)
+        assert changes(pool, older, newer, None) == expected(kept[older], kept[newer]), (older, newer)
     for name, tree in kept.items():
         pool.clone("check", name)
         assert state(pool.mount("check")) == tree
@@ -108,33 +108,33 @@ def test_every_history_is_kept_and_told(
     removed(pool.unclaimed(set(), set()))
 
 
-def told(pool: Pool, older: str, newer: str | None, box: str | None) -> dict[str, str]:
+def changes(pool: Pool, older: str, newer: str | None, box: str | None) -> dict[str, str]:
     return {each.path: each.change for each in pool.changed(older, newer, box or "")}
 
 
 def expected(older: dict[str, tuple[object, ...]], newer: dict[str, tuple[object, ...]]) -> dict[str, str]:
-    found = {}
+    changes = {}
     for path in older.keys() | newer.keys():
         if path not in newer:
-            found[path] = "deleted"
+            changes[path] = "deleted"
         elif path not in older:
-            found[path] = "created"
+            changes[path] = "created"
         else:
             before, after = older[path], newer[path]
             old_body, new_body = before[4], after[4]
             kinds = (int(str(before[0])) >> 12, int(str(after[0])) >> 12)
             if kinds[0] != kinds[1]:
-                found[path] = "modified"
+                changes[path] = "modified"
             elif isinstance(old_body, tuple) and isinstance(new_body, tuple):
                 if old_body[0] != new_body[0]:
-                    found[path] = "modified"
+                    changes[path] = "modified"
                 elif old_body[1] != new_body[1]:
-                    found[path] = "metadata"
+                    changes[path] = "metadata"
             elif old_body != new_body:
-                found[path] = "modified"
-            if path not in found and (before[:3], before[5]) != (after[:3], after[5]):
-                found[path] = "metadata"
-    return found
+                changes[path] = "modified"
+            if path not in changes and (before[:3], before[5]) != (after[:3], after[5]):
+                changes[path] = "metadata"
+    return changes
 
 
 def act(root: Path, deed: str, first: str, second: str) -> None:
@@ -188,8 +188,8 @@ def test_other_bytes_under_the_same_size_and_time_are_seen(world: World) -> None
         about = file.stat()
         file.write_bytes(name.encode().rjust(6)[:6])
         os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-        assert told(pool, name, None, "box") == {"/same": "modified"}
-    assert told(pool, "first", "third", None) == {"/same": "modified"}
+        assert changes(pool, name, None, "box") == {"/same": "modified"}
+    assert changes(pool, "first", "third", None) == {"/same": "modified"}
     pool.clone("check", "second")
     assert (pool.mount("check") / "same").read_bytes() == b" first"
 

@@ -47,8 +47,8 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
 
     def used(box: Any) -> int:
         box.run(FILL)
-        found = (pool.mount(box.name) / "workspace").rglob("*")
-        return sum(path.lstat().st_blocks * 512 for path in found)
+        files = (pool.mount(box.name) / "workspace").rglob("*")
+        return sum(path.lstat().st_blocks * 512 for path in files)
 
     box = make(limits=SandboxLimits(disk=LIMIT))
     highest = [used(box)]

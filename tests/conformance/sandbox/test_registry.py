@@ -26,13 +26,13 @@ OF_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 def tarball(**files: bytes) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    return gzip.compress(made.getvalue(), mtime=0)
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
 class Registry:
@@ -82,8 +82,8 @@ class Registry:
             "config": self.blob(json.dumps(config).encode(), "config.v1+json"),
             "layers": [self.blob(layer, "layer.v1.tar+gzip") for layer in layers],
         }
-        made = self.blob(json.dumps(manifest).encode(), "manifest.v1+json")
-        self.tags[f"/v2/{name}/manifests/latest"] = str(made["digest"])
+        descriptor = self.blob(json.dumps(manifest).encode(), "manifest.v1+json")
+        self.tags[f"/v2/{name}/manifests/latest"] = str(descriptor["digest"])
         self.tags[f"/v2/{name}/tags/list"] = self.blob(
             json.dumps({"name": name, "tags": ["latest"]}).encode(), "x"
         )["digest"]  # type: ignore[assignment]
@@ -94,10 +94,10 @@ class Registry:
 def registry() -> Iterator[Registry]:
     if shutil.which("skopeo") is None:
         pytest.skip("needs skopeo")
-    made = Registry()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    registry = Registry()
+    yield registry
+    registry.server.shutdown()
+    registry.server.server_close()
 
 
 def test_images_of_a_registry_share_their_layers(registry: Registry, tmp_path: Path) -> None:
@@ -106,13 +106,15 @@ def test_images_of_a_registry_share_their_layers(registry: Registry, tmp_path: P
     second = registry.image("two", base, tarball(own=b"second", common=b"upper"))
     pool = open_pool(tmp_path / "pool", size=256 << 20)
     try:
-        one = pool.import_image(first)
-        pool.create("a", one)
+        first_image = pool.import_image(first)
+        pool.create("a", first_image)
         before, _ = pool.usage()
-        two = pool.import_image(second)
-        pool.create("b", two)
+        second_image = pool.import_image(second)
+        pool.create("b", second_image)
         pool.flush("b")
-        assert pool.import_image(first) == one and sorted(pool.images()) == sorted({one, two})
+        assert pool.import_image(first) == first_image and sorted(pool.images()) == sorted(
+            {first_image, second_image}
+        )
         assert pool.usage()[0] - before < 4 << 20, "the layer that both have is there once"
         roots = pool.mount("a"), pool.mount("b")
         assert [(root / "own").read_text() for root in roots] == ["first", "second"]

@@ -61,11 +61,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def box(host: Any, program: bytes) -> Iterator[Any]:
     from windtunnel.agents.sandbox.model import SandboxSpec
 
-    made = host.create(SandboxSpec("calls"))
-    made.put("/opt/calls", program)
-    made.run("chmod 755 /opt/calls")
-    yield made
-    host.remove(made.name)
+    sandbox = host.create(SandboxSpec("calls"))
+    sandbox.put("/opt/calls", program)
+    sandbox.run("chmod 755 /opt/calls")
+    yield sandbox
+    host.remove(sandbox.name)
 
 
 def start(box: Any, folder: str, milliseconds: int) -> None:
@@ -83,9 +83,9 @@ def read_ended(box: Any, folder: str, thread: str) -> dict[str, Ended]:
 
 
 def wait_for_all(box: Any, folder: str, thread: str) -> dict[str, Ended]:
-    found: Callable[[], dict[str, Ended]] = lambda: read_ended(box, folder, thread)  # noqa: E731
-    until(lambda: len(found()) == len(CALLS), f"the end of all calls ({folder}, {thread})")
-    return found()
+    ended_calls: Callable[[], dict[str, Ended]] = lambda: read_ended(box, folder, thread)  # noqa: E731
+    until(lambda: len(ended_calls()) == len(CALLS), f"the end of all calls ({folder}, {thread})")
+    return ended_calls()
 
 
 def test_they_go_on_with_the_time_that_is_left_and_are_made_again_by_a_restore(box: Any) -> None:
@@ -98,7 +98,7 @@ def test_they_go_on_with_the_time_that_is_left_and_are_made_again_by_a_restore(b
         assert [call for call in CALLS if not ended[call].complete] == [], ended
         # whoever began anew would take the time before the checkpoints twice
         most = (time.monotonic() - begin) * 1000
-        assert all(one.milliseconds <= most for one in ended.values()), ended
+        assert all(outcome.milliseconds <= most for outcome in ended.values()), ended
     box.restore(kept.id)
     for thread in THREADS:
         ended = wait_for_all(box, "whole", thread)
@@ -115,7 +115,7 @@ def test_a_signal_that_is_handled_ends_them(box: Any, restored: bool) -> None:
         box.restore(kept.id)
     box.run(f"kill -USR1 $(cat /workspace/{folder}/*.first.pid)")
     ended = wait_for_all(box, folder, "first")
-    assert all(one.handled == 1 and one.milliseconds < 600_000 for one in ended.values()), ended
+    assert all(outcome.handled == 1 and outcome.milliseconds < 600_000 for outcome in ended.values()), ended
     box.run(f"kill $(cat /workspace/{folder}/*.thread.pid)")
 
 

@@ -58,7 +58,7 @@ def test_no_flipped_bit_passes(place: float, bit: int) -> None:
 
 def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "store")
-    folders = [image(tmp_path / f"c{one}", *range(1, 60), 100 + one) for one in range(24)]
+    folders = [image(tmp_path / f"c{index}", *range(1, 60), 100 + index) for index in range(24)]
 
     def work(number: int) -> None:
         keep(store, f"c{number}", folders[number], like=f"c{number - 4}")

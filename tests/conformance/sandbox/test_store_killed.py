@@ -90,8 +90,8 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
         tmp_path, lambda folder: write(folder, "a"), lambda folder: write(folder, "new"), sizes=sizes
     ):
         store = CheckpointStore(state)
-        found, problems = store.all()
-        there.append([one.id for one in found])
+        manifests, problems = store.all()
+        there.append([stored.id for stored in manifests])
         assert problems == [] and there[-1] in (["a"], ["a", "new"]) and (died or there[-1] == ["a", "new"])
         assert there[-1] == store.images()
         for id in store.images():

@@ -48,8 +48,8 @@ def test_actions_and_their_turns(runtime: SandboxRuntime) -> None:
 
 
 def test_here_documents_and_several_lines(runtime: SandboxRuntime) -> None:
-    (found,) = do(session(runtime, rex.BashAction(command="cat <<'END'\na $b\nEND\necho last")))
-    assert found.output == "a $b\nlast\n"
+    (observation,) = do(session(runtime, rex.BashAction(command="cat <<'END'\na $b\nEND\necho last")))
+    assert observation.output == "a $b\nlast\n"
 
 
 def test_failures_are_those_of_swerex(runtime: SandboxRuntime) -> None:
@@ -83,7 +83,7 @@ def test_an_interrupt_ends_what_runs(runtime: SandboxRuntime) -> None:
         action = rex.BashAction(command="touch begun; sleep 600", check="silent")
         running = asyncio.create_task(runtime.run_in_session(action))
         async with asyncio.timeout(20):
-            while "begun" not in [one.name for one in await asyncio.to_thread(runtime.box.listdir, "/")]:
+            while "begun" not in [entry.name for entry in await asyncio.to_thread(runtime.box.listdir, "/")]:
                 await asyncio.sleep(0.01)
             await runtime.run_in_session(rex.BashInterruptAction())
             assert (await running).exit_code is None
@@ -127,7 +127,7 @@ def test_files(client: Client, runtime: SandboxRuntime, tmp_path: Path) -> None:
         target = f"/{root.name}-up"
         await runtime.upload(rex.UploadRequest(source_path=str(tmp_path / "d"), target_path=target))
         assert runtime.box.get(f"{target}/sub/file") == b"\0x"
-        assert {one.name: one.kind for one in runtime.box.listdir(target)} == {
+        assert {entry.name: entry.kind for entry in runtime.box.listdir(target)} == {
             "sub": "folder",
             "run.sh": "file",
         }

@@ -52,9 +52,9 @@ class Commanded:
     def outcome(self) -> Outcome | None:
         """How the job ended, or the command without one; None while it runs."""
         status = self.process.poll()
-        found = Outcome.of(self.events())
-        if found is not None or status is None:
-            return found
+        outcome = Outcome.of(self.events())
+        if outcome is not None or status is None:
+            return outcome
         return Outcome(status or 1, f"the command ended with status {status}: {self.said()[-200:]}", {})
 
     def wait(self, timeout: float | None = None) -> Outcome | None:
@@ -82,8 +82,8 @@ class Commanded:
     def site(self) -> dict[str, str | None]:
         """What its launcher wrote down: ``token`` of its processes, ``network`` of its hosts."""
         try:
-            told: dict[str, str | None] = json.loads((self.folder / site.NAME).read_text())
-            return told
+            details: dict[str, str | None] = json.loads((self.folder / site.NAME).read_text())
+            return details
         except FileNotFoundError:
             return {"token": None, "network": None}
 

@@ -17,10 +17,10 @@ from windtunnel.training.checkpoint.live.memory import messages
 
 def forge_stored(url: str, ahead: int) -> bool:
     """The newest checkpoint in storage once more, as of ``ahead`` steps later. False: there is none."""
-    real = [one for one in storage.steps(url) if not one.bad]
+    real = [checkpoint for checkpoint in storage.steps(url) if not checkpoint.bad]
     if not real:
         return False
-    newest = max(real, key=lambda one: one.step)
+    newest = max(real, key=lambda checkpoint: checkpoint.step)
     written, layouts = [], {}
     for shard in newest.shards:
         data = memoryview(bytearray(shard.nbytes))
@@ -36,10 +36,10 @@ def forge_memory(folder: Path, ahead: int) -> None:
     for path in folder.rglob("*.slot"):
         header = read_header(path)
         if header is not None and header.complete:
-            one = slot.SlotFile.open(path)
-            one.begin(replace(header.shard, step=header.shard.step + ahead))
-            one.complete(slot.checksum_of(one.data))
-            one.close()
+            file = slot.SlotFile.open(path)
+            file.begin(replace(header.shard, step=header.shard.step + ahead))
+            file.complete(slot.checksum_of(file.data))
+            file.close()
 
 
 def flip_memory(folder: Path) -> None:

@@ -43,9 +43,9 @@ class Samples:
     """Samples in an order that each epoch draws anew; the generator, the order and the cursor are state."""
 
     def __init__(self, width: int) -> None:
-        made = torch.Generator().manual_seed(11)
-        self.x = torch.randn(SAMPLES, width, generator=made)
-        self.y = torch.randint(CLASSES, (SAMPLES,), generator=made)
+        generator = torch.Generator().manual_seed(11)
+        self.x = torch.randn(SAMPLES, width, generator=generator)
+        self.y = torch.randint(CLASSES, (SAMPLES,), generator=generator)
         self.generator = torch.Generator().manual_seed(12)
         self.order, self.at = torch.randperm(SAMPLES, generator=self.generator), 0
 
@@ -90,7 +90,7 @@ class Training:
         return total
 
 
-def made(job: Job, width: int, *, replicas: bool = False) -> Training:
+def new_training(job: Job, width: int, *, replicas: bool = False) -> Training:
     """A training at its beginning."""
     determinism.fix()
     torch.manual_seed(7)
@@ -123,7 +123,7 @@ def suffer(job: Job) -> None:
 
 
 def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    training = made(job, 64)
+    training = new_training(job, 64)
     state = training.state
     checkpointer, first = None, 0
     if args.mode != "none":
@@ -156,15 +156,15 @@ def tensors(state: dict[str, Any]) -> Iterator[torch.Tensor]:
 
 def digest(state: dict[str, Any]) -> str:
     """Of all that this rank holds: shards, moments, schedule, cursor and the generator."""
-    found = hashlib.blake2b()
+    hasher = hashlib.blake2b()
     for value in leaves([part.state_dict() for part in state.values()]):
         if isinstance(value, DTensor):
             value = value.to_local()
         if isinstance(value, torch.Tensor):
             value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        found.update(value if isinstance(value, bytes) else repr(value).encode())
-    found.update(torch.get_rng_state().numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(value if isinstance(value, bytes) else repr(value).encode())
+    hasher.update(torch.get_rng_state().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def leaves(value: Any) -> Iterable[Any]:
@@ -173,8 +173,8 @@ def leaves(value: Any) -> Iterable[Any]:
             yield str(name)
             yield from leaves(value[name])
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from leaves(one)
+        for part in value:
+            yield from leaves(part)
     else:
         yield value
 

@@ -65,18 +65,18 @@ def step() -> None:
 dist.init_process_group("gloo")
 ddp = DistributedDataParallel(Net())
 names = ("two", "one")
-groups = tuple(GradientGroup((f"{one}.bias", f"{one}.weight"), Option("fp16")) for one in names)
+groups = tuple(GradientGroup((f"{layer}.bias", f"{layer}.weight"), Option("fp16")) for layer in names)
 apply(ddp, SyncPlan(groups, ((0, 0), (1, 0)), (IterationForecast("plan", 1.0, 0),), 1.0, 2, 1))
 for _ in range(2):  # from the third on DDP has a bucket for each group
     step()
 if dist.get_rank() == 0:
     last, waits = Last(), Peers._wait
 
-    def told(*arguments: object) -> None:
+    def noted_wait(*arguments: object) -> None:
         waiting.set()
         waits(*arguments)  # type: ignore[arg-type]
 
-    Peers._wait = told  # type: ignore[method-assign, assignment]
+    Peers._wait = noted_wait  # type: ignore[method-assign, assignment]
     fails = True
     step()
 os.open(PIPE, os.O_RDONLY)

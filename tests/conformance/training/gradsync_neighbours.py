@@ -32,12 +32,15 @@ def step(ddp: DistributedDataParallel, batch: Batch, number: int = 0) -> dict[st
     torch.manual_seed(100 * number + dist.get_rank())
     ddp.zero_grad(set_to_none=True)
     ddp(*batch()).backward()
-    found = {name: one.grad for name, one in named(ddp).items() if one.grad is not None}
-    return {name: one.coalesce().to_dense() if one.is_sparse else one.clone() for name, one in found.items()}
+    gradients = {name: parameter.grad for name, parameter in named(ddp).items() if parameter.grad is not None}
+    return {
+        name: gradient.coalesce().to_dense() if gradient.is_sparse else gradient.clone()
+        for name, gradient in gradients.items()
+    }
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def refused(call: Callable[[], object], *words: str) -> None:

@@ -73,7 +73,9 @@ class Clicks(nn.Module):
 
 def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> SyncPlan:
     """Groups of some gradients each in the order of backward; tables by themselves."""
-    tables = {f"{name}.weight" for name, one in ddp.module.named_modules() if getattr(one, "sparse", False)}
+    tables = {
+        f"{name}.weight" for name, module in ddp.module.named_modules() if getattr(module, "sparse", False)
+    }
     groups: list[GradientGroup] = []
     for name in [*named(ddp)][::-1]:
         if name in tables:
@@ -113,13 +115,15 @@ def trained(
     ddp = DistributedDataParallel(model(), **options)
     handle: Handle | None = apply(ddp, plan_of(ddp, option), deadline=60.0) if option else None
     called = torch.compile(ddp, backend="aot_eager") if compiled else ddp
-    optimizer = torch.optim.SGD([one for one in ddp.parameters() if one.requires_grad], 0.05)
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in ddp.parameters() if parameter.requires_grad], 0.05
+    )
     losses = []
     for step in range(8 if same else STEPS):
         optimizer.zero_grad()
-        for one in range(micro):
-            torch.manual_seed((0 if same else 100 * step + one) + 7 * dist.get_rank())
-            with ddp.no_sync() if one < micro - 1 else nullcontext():
+        for part in range(micro):
+            torch.manual_seed((0 if same else 100 * step + part) + 7 * dist.get_rank())
+            with ddp.no_sync() if part < micro - 1 else nullcontext():
                 loss = called(*batch()) / micro
                 loss.backward()
         if clip:
@@ -147,12 +151,12 @@ def models() -> None:
         assert "the gradient 'bags.0.weight' is sparse" in str(error)
     else:
         raise AssertionError("it was not refused")
-    for name, one in strangers.items():
+    for name, losses_of in strangers.items():
         # of two ranks' gradients there is one sum only, whatever adds them
-        ours, theirs = one(option=LOSSLESS), one(option=None)
+        ours, theirs = losses_of(option=LOSSLESS), losses_of(option=None)
         assert ours == theirs, (name, ours, theirs)
         for option in LOSSY if name in ("mixed", "clicks") else ():
-            losses = one(option=option, same=True)
+            losses = losses_of(option=option, same=True)
             assert losses[-1] < losses[0], (name, option, losses)
     ddp = DistributedDataParallel(Mixed(), find_unused_parameters=True)
     handle = apply(ddp, plan_of(ddp, LOSSY[0]), deadline=60.0)
@@ -175,7 +179,7 @@ def bert() -> nn.Module:
 def sentences() -> list[dict[str, Tensor]]:
     torch.manual_seed(1)
     rows = torch.randint(60, (32, 8))
-    return [{"input_ids": one, "labels": one} for one in rows]
+    return [{"input_ids": row, "labels": row} for row in rows]
 
 
 def trainer() -> nn.Module:
@@ -211,8 +215,8 @@ def accelerated() -> nn.Module:
 
 def transformers() -> None:
     """With the plan applied from outside, as `windtunnel gradsync apply` does."""
-    for one in (trainer, accelerated):
-        plain = one()
+    for train in (trainer, accelerated):
+        plain = train()
         handles: list[Handle] = []
 
         def begin(ddp: DistributedDataParallel, handles: list[Handle] = handles) -> None:
@@ -224,27 +228,30 @@ def transformers() -> None:
             program.write_text(
                 f"import sys, torch; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
                 f"import gradsync_strangers as job\n"
-                f"torch.save(job.{one.__name__}().state_dict(), {str(out)!r})\n"
+                f"torch.save(job.{train.__name__}().state_dict(), {str(out)!r})\n"
             )
             script.run([str(program)], begin)
-            found = torch.load(out)
+            state = torch.load(out)
         DistributedDataParallel.__init__ = given  # type: ignore[method-assign]
         (handle,) = handles
-        assert all(torch.equal(found[name], value) for name, value in plain.state_dict().items()), one
+        assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items()), train
         handle.close()
 
 
 def shrunk(handle: Handle) -> None:
     """What waited on the ranks of a larger world waits on those of this one, none of it twice."""
     torch.manual_seed(3)
-    former = [{name: torch.randn(one.numel()) for name, one in named(handle.ddp).items()} for _ in range(3)]
+    former = [
+        {name: torch.randn(parameter.numel()) for name, parameter in named(handle.ddp).items()}
+        for _ in range(3)
+    ]
     states = [{"world": 3, "rank": rank, "steps": 0, "residuals": former[rank]} for rank in (2, 0, 1)]
     handle.load_state_dict(states)
     mine = handle.state_dict()
     assert (mine["world"], mine["rank"]) == (2, dist.get_rank())
-    for name, one in mine["residuals"].items():
-        dist.all_reduce(one)
-        assert torch.allclose(one, sum(rank[name] for rank in former), atol=1e-6), name  # type: ignore[arg-type]
+    for name, residual in mine["residuals"].items():
+        dist.all_reduce(residual)
+        assert torch.allclose(residual, sum(rank[name] for rank in former), atol=1e-6), name  # type: ignore[arg-type]
 
 
 def alone() -> None:
@@ -256,7 +263,7 @@ def alone() -> None:
     ddp = DistributedDataParallel(Mixed(), find_unused_parameters=True)
     profile = gradsync.profile(ddp, lambda: ddp(*text()).backward(), codecs=("fp16",))
     plan = gradsync.plan(profile)
-    assert (plan.world, {one.option for one in plan.groups}) == (1, {PLAIN})
+    assert (plan.world, {group.option for group in plan.groups}) == (1, {PLAIN})
     gradsync.apply(ddp, plan).close()
 
 

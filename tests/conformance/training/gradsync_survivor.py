@@ -41,10 +41,10 @@ def train(job: Job) -> None:
         job.step(step, loss=loss.item())
         step += 1
     waits = handle.state_dict()["residuals"]
-    found = hashlib.sha256(
-        repr([one.tolist() for one in [*waits.values(), *ddp.parameters()]]).encode()
+    digest = hashlib.sha256(
+        repr([tensor.tolist() for tensor in [*waits.values(), *ddp.parameters()]]).encode()
     ).hexdigest()
-    Path(sys.argv[1], str(job.rank)).write_text(found)
+    Path(sys.argv[1], str(job.rank)).write_text(digest)
     handle.close()
 
 

@@ -54,11 +54,11 @@ class MemoryHost:
         self._posted = posted
         threading.Thread(target=self._read, daemon=True).start()
 
-    def tell(self, *told: Any) -> None:
+    def tell(self, *message: Any) -> None:
         """One line; a host that is gone does not hear it."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(told) + "\n")
+            self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
     def kill(self) -> None:
@@ -70,11 +70,11 @@ class MemoryHost:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            told = json.loads(line)
-            if told[0] == "ready":
+            message = json.loads(line)
+            if message[0] == "ready":
                 self.ready.set()
             else:
-                self._posted(*told[1:])
+                self._posted(*message[1:])
 
 
 class Hosts:

@@ -27,9 +27,9 @@ class Context:
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
-    def say(self, told: list[Any]) -> None:
+    def say(self, message: list[Any]) -> None:
         with self._lock:
-            print(json.dumps(told), flush=True)
+            print(json.dumps(message), flush=True)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class _Rank:
     written: int = 0  # the next step to save
     sending: bool = False
     sent: int = 0  # the next step to replicate
-    seen: int = -1  # the newest committed step it has heard of
+    known: int = -1  # the newest committed step it has heard of
 
 
 @dataclass(frozen=True)
@@ -89,32 +89,32 @@ def search(
     while queue:
         state = queue.popleft()
         for dead in world.may_die(state):
-            found = world.recovered(state, dead)
-            if found is None or found < state.committed:
-                back = "nothing" if found is None else f"step {found}"
+            newest = world.recovered(state, dead)
+            if newest is None or newest < state.committed:
+                back = "nothing" if newest is None else f"step {newest}"
                 why = f"step {state.committed} was committed; without host {dead}, {back} can be restored"
                 return Counterexample(_trace(came, state), dead, why, len(came))
         moves = list(world.moves(state))
         if not moves and any(rank.written <= state.base + steps for rank in state.ranks):
             return Counterexample(_trace(came, state), -1, "no rank may save, and none ever will", len(came))
-        for told, after in (*moves, *world.deaths(state)):
+        for event, after in (*moves, *world.deaths(state)):
             if after not in came:
-                came[after] = (state, told)
+                came[after] = (state, event)
                 queue.append(after)
     return None
 
 
-def lead(slots: int, ranks: int, told: Sequence[str], *, wait: bool = True) -> State:
-    """The state after the happenings ``told``, in the words of a trace.
+def lead(slots: int, ranks: int, events: Sequence[str], *, wait: bool = True) -> State:
+    """The state after the happenings ``events``, in the words of a trace.
 
     Raises:
         ValueError: one of them cannot happen.
     """
     placement = placements.place(ranks, 2, "mixed")
-    count = len(told)
+    count = len(events)
     world = _World(slots, placement, slot_rules.may_overwrite, slot_rules.slot_for, count, count, wait)
     state = world.empty
-    for text in told:
+    for text in events:
         moves = dict((*world.moves(state), *world.deaths(state)))
         if text not in moves:
             raise ValueError(f"{text!r} cannot happen now; what can: {', '.join(moves)}")
@@ -123,11 +123,11 @@ def lead(slots: int, ranks: int, told: Sequence[str], *, wait: bool = True) -> S
 
 
 def _trace(came: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    told = []
+    events = []
     while (step := came[state]) is not None:
         state, text = step
-        told.append(text)
-    return tuple(reversed(told))
+        events.append(text)
+    return tuple(reversed(events))
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class _World:
         for r, rank in enumerate(state.ranks):
             yield from self._save(state, r, rank)
             yield from self._replicate(state, r, rank)
-            if rank.seen < state.agreed:
-                told = f"rank {r} hears that step {state.agreed} is committed"
-                yield told, _with(state, r, replace(rank, seen=state.agreed))
+            if rank.known < state.agreed:
+                event = f"rank {r} hears that step {state.agreed} is committed"
+                yield event, _with(state, r, replace(rank, known=state.agreed))
 
     def deaths(self, state: State) -> Iterator[tuple[str, State]]:
         """The losses after which the job goes on."""
@@ -171,10 +171,10 @@ class _World:
             return
         if step > state.base + self.steps or any(other.written < step for other in state.ranks):
             return
-        if self.wait and rank.seen < state.base:
+        if self.wait and rank.known < state.base:
             return
         held = _steps(rank.own)
-        if self.rule(step, held, rank.seen):
+        if self.rule(step, held, rank.known):
             slot = self.choose(step, held)
             after = replace(rank, own=_put(rank.own, slot, None), writing=slot)
             yield f"rank {r} begins to save step {step}", _with(state, r, after)
@@ -209,7 +209,7 @@ class _World:
         state = _with(state, r, rank)
         # What is left of an abandoned course of the job is no copy of this step.
         everywhere = set.intersection(
-            *(set(slots) for one in state.ranks for slots in (one.own, *one.replicas))
+            *(set(slots) for peer in state.ranks for slots in (peer.own, *peer.replicas))
         )
         if any(kept is not None and kept[0] == step for kept in everywhere):
             committed, agreed = max(state.committed, step), max(state.agreed, step)
@@ -259,8 +259,8 @@ class _World:
                 wiped if holder == dead else slots
                 for holder, slots in zip(self.placement.holders[r][1:], rank.replicas, strict=True)
             )
-            seen = -1 if self.wait or r == dead else min(rank.seen, base)
-            ranks.append(_Rank(own, replicas, written=base + 1, sent=base, seen=seen))
+            known = -1 if self.wait or r == dead else min(rank.known, base)
+            ranks.append(_Rank(own, replicas, written=base + 1, sent=base, known=known))
         agreed = -1 if self.wait else state.committed
         return State(tuple(ranks), state.committed, base, state.course + 1, agreed, dead)
 

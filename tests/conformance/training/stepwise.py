@@ -67,7 +67,7 @@ def scaler(largest: int) -> torch.amp.GradScaler:
 
 
 def digest(module: nn.Module) -> str:
-    values = [one.detach().flatten() for one in module.state_dict().values()]
+    values = [tensor.detach().flatten() for tensor in module.state_dict().values()]
     return hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest()
 
 
@@ -98,7 +98,7 @@ def accelerate(kept: Kept) -> list[Any]:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
     loader = DataLoader(rows(22, 1), 2, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    seen: list[Any] = []
+    log: list[Any] = []
     for epoch in accelerator.epochs(3):
         for values, targets in accelerator.batches(loader):
             with accelerator.accumulate(model):
@@ -110,9 +110,9 @@ def accelerate(kept: Kept) -> list[Any]:
             if accelerator.sync_gradients:
                 ema.update_parameters(model)
                 patience.lost(float(loss))
-            seen.append([epoch, float(loss), accelerator.scaler.get_scale(), dict(patience)])
-        seen.append([epoch, scheduler.get_last_lr(), float(torch.rand(()))])
-    return [*seen, digest(model), digest(ema)]
+            log.append([epoch, float(loss), accelerator.scaler.get_scale(), dict(patience)])
+        log.append([epoch, scheduler.get_last_lr(), float(torch.rand(()))])
+    return [*log, digest(model), digest(ema)]
 
 
 def hf(kept: Kept) -> list[Any]:
@@ -123,16 +123,16 @@ def hf(kept: Kept) -> list[Any]:
 
     class Model(Network):
         def forward(self, values: torch.Tensor, labels: torch.Tensor) -> Any:
-            found = super().forward(values)
-            return {"loss": nn.functional.mse_loss(found, labels), "found": found}
+            outputs = super().forward(values)
+            return {"loss": nn.functional.mse_loss(outputs, labels), "found": outputs}
 
     class Watch(TrainerCallback):
         def __init__(self) -> None:
-            self.seen: list[Any] = []
+            self.notes: list[Any] = []
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             ema.update_parameters(model)
-            self.seen.append([state.global_step, trainer.accelerator.scaler.get_scale()])
+            self.notes.append([state.global_step, trainer.accelerator.scaler.get_scale()])
 
     def collate(given: Any) -> Any:
         return dict(zip(("values", "labels"), map(torch.stack, zip(*given, strict=True)), strict=True))
@@ -164,11 +164,11 @@ def hf(kept: Kept) -> list[Any]:
     trainer.accelerator.scaler = scaler(63)  # the norm, of squares, overflows first
     ElasticTrainerCallback(JOB, kept, {"ema": ema}).attach(trainer)
     trainer.train()
-    told = [
-        {k: v for k, v in one.items() if "run" not in k and "per" not in k}
-        for one in trainer.state.log_history
+    logged = [
+        {k: v for k, v in entry.items() if "run" not in k and "per" not in k}
+        for entry in trainer.state.log_history
     ]
-    return [*watch.seen, told, digest(model), digest(ema)]
+    return [*watch.notes, logged, digest(model), digest(ema)]
 
 
 def lightning(kept: Kept) -> list[Any]:
@@ -213,12 +213,12 @@ def lightning(kept: Kept) -> list[Any]:
 
     class Watch(lightning.Callback):
         def __init__(self) -> None:
-            self.seen: list[Any] = []
+            self.notes: list[Any] = []
 
         def note(self, trainer: Any, what: str) -> None:
-            found = {name: float(one) for name, one in sorted(trainer.callback_metrics.items())}
-            found["scale"] = trainer.precision_plugin.scaler.get_scale()
-            self.seen.append([trainer.current_epoch, trainer.global_step, what, found])
+            metrics = {name: float(metric) for name, metric in sorted(trainer.callback_metrics.items())}
+            metrics["scale"] = trainer.precision_plugin.scaler.get_scale()
+            self.notes.append([trainer.current_epoch, trainer.global_step, what, metrics])
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             self.note(trainer, "batch")
@@ -248,10 +248,10 @@ def lightning(kept: Kept) -> list[Any]:
     module = Module()
     trainer.fit(module, DataLoader(rows(22, 1), 2, shuffle=True), DataLoader(rows(8, 2), 2))
     watch.note(trainer, "end")
-    return [*watch.seen, early.wait_count, digest(module)]  # on_train_end has put the average into it
+    return [*watch.notes, early.wait_count, digest(module)]  # on_train_end has put the average into it
 
 
-LOOPS = {one.__name__: one for one in (accelerate, hf, lightning)}
+LOOPS = {loop.__name__: loop for loop in (accelerate, hf, lightning)}
 
 
 def main(name: str) -> None:

@@ -85,10 +85,10 @@ class Target:
 
     def forkserver(self) -> int:
         """The fork server; what it has forked has the same command line."""
-        found = serving(cleanup.MEMORY / self.job.token / "forkserver")
-        if found is None:
+        process = serving(cleanup.MEMORY / self.job.token / "forkserver")
+        if process is None:
             raise Impossible("no fork server listens")
-        return found.pid
+        return process.pid
 
     def hosts(self) -> Iterator[str]:
         """Names of the hosts in the run's network, by place, from the command lines of their agents."""
@@ -286,6 +286,6 @@ def link_slow(target: Target) -> Undo:
 def link_cut(target: Target) -> Undo:
     """Between two hosts alone; the supervisor reaches both."""
     network, names = target.network(), list(target.hosts())
-    one, other = names[target.rank], names[(target.rank + 1) % len(names)]
-    network.part(one, other, apart=True)
-    return lambda: network.part(one, other, apart=False)
+    first, second = names[target.rank], names[(target.rank + 1) % len(names)]
+    network.part(first, second, apart=True)
+    return lambda: network.part(first, second, apart=False)

@@ -47,11 +47,11 @@ def test_what_was_recorded_is_said_again(
     """To a service that authenticates, which is silent; and to one whose sessions take a message twice."""
     sock = socket.create_server(("127.0.0.1", 0))
     here = f"127.0.0.1:{sock.getsockname()[1]}"
-    secret, heard = keys.of_run(tmp_path, None), []
+    secret, requests = keys.of_run(tmp_path, None), []
 
     def serve(peer: socket.socket) -> None:
         while True:
-            heard.append(wire.receive(peer)[0])
+            requests.append(wire.receive(peer)[0])
             wire.send(peer, {"held": []})
             if forgetful:
                 session = wire.session(peer)
@@ -71,6 +71,6 @@ def test_what_was_recorded_is_said_again(
                 strangers.replayed(strikes.Target(job, tmp_path, Random(0)))
         else:
             strangers.replayed(strikes.Target(job, tmp_path, Random(0)))
-            assert heard == [{"op": "list"}]
+            assert requests == [{"op": "list"}]
     finally:
         listener.close()

@@ -64,11 +64,11 @@ def ended(name: str, folder: Path, *faults: str) -> tuple[dict[int, Any], list[d
 
 def rates(events: list[dict[str, Any]]) -> dict[int, set[float]]:
     """The learning rates that each step was done with."""
-    found: dict[int, set[float]] = {}
+    by_step: dict[int, set[float]] = {}
     for event in events:
         if event["kind"] == "step":
-            found.setdefault(event["step"], set()).add(event["lr"])
-    return found
+            by_step.setdefault(event["step"], set()).add(event["lr"])
+    return by_step
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -101,7 +101,10 @@ def test_it_ends_as_one_that_nobody_struck(name: str, tmp_path: Path) -> None:
     assert rates(events) == rates(undisturbed)
     assert sorted(rates(events)) == list(range(STEPS))
     assert recoveries(undisturbed) == []
-    assert [one.complete and (one.steps_lost or 0) <= 1 for one in recoveries(events)] == [True, True]
+    assert [recovery.complete and (recovery.steps_lost or 0) <= 1 for recovery in recoveries(events)] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.slow

@@ -115,10 +115,10 @@ def test_the_supervisor_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     supervisor.start()
 
     link = remote.RemoteLink(f"tcp:{supervisor.address}", keys=secret.KEYS)
-    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    attend = lambda: link.call(Supervision, "attend", "", Hello("h", "m", 1), lambda m, _: told.put(m))  # noqa: E731
+    messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    attend = lambda: link.call(Supervision, "attend", "", Hello("h", "m", 1), lambda m, _: messages.put(m))  # noqa: E731
     threading.Thread(target=attend, daemon=True).start()
-    number = told.get(timeout=PATIENCE)["link"]
+    number = messages.get(timeout=PATIENCE)["link"]
 
     @given(st.lists(calls_of(Supervision), min_size=1, max_size=5))
     @settings(FEW, max_examples=40)

@@ -64,11 +64,11 @@ def test_what_waits_survives_a_lost_host(tmp_path: Path) -> None:
         folder.mkdir()
     done = run_ranks([program, plain], 2)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = windtunnel(
+    struck_job = windtunnel(
         "train", "--hosts", "2", "--inject", "kill:host=1,step=6", "--out", tmp_path / "run", program, struck
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert "is not saved" not in told.stderr + told.stdout
+    assert struck_job.returncode == 0, struck_job.stderr[-3000:]
+    assert "is not saved" not in struck_job.stderr + struck_job.stdout
     for rank in ("0", "1"):
         assert (struck / rank).read_text() == (plain / rank).read_text()
     assert (plain / "0").read_text() != (plain / "1").read_text()  # each rank has residuals of its own
@@ -92,19 +92,19 @@ def test_a_rank_that_fails_in_a_step_ends_and_does_not_abort(tmp_path: Path) -> 
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
     common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("gradsync_ending.py")), str(tmp_path / "pipe")]
-    with (tmp_path / "told").open("w+") as told:
+    with (tmp_path / "told").open("w+") as output:
         ranks = [
             subprocess.Popen(
                 command, env={**os.environ, **common, "RANK": "0"}, stderr=subprocess.PIPE, text=True
             ),
-            Process(command[1:], env={**os.environ, **common, "RANK": "1"}, stdout=told),
+            Process(command[1:], env={**os.environ, **common, "RANK": "1"}, stdout=output),
         ]
         try:
             failed = ranks[0].communicate(timeout=100)[1]
-            assert [one.wait() for one in ranks] == [1, 0], failed[-3000:]
+            assert [process.wait() for process in ranks] == [1, 0], failed[-3000:]
         finally:
-            for one in ranks:
-                one.kill()
+            for process in ranks:
+                process.kill()
     assert "ValueError: it failed" in failed
     words = (tmp_path / "told").read_text()
     assert "HostError: gradient exchange: of 2 ranks one is gone, or gave up" in words

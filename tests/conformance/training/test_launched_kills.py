@@ -99,8 +99,8 @@ def strike(address: str, service: str) -> None:
     ):
         with wire.connect(address, 10.0) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(words)
-            found = b"".join(iter(lambda: sock.recv(4096), b""))
-            assert len(found) in (0, ClientHandshake.ANSWER)  # at most a nonce and a proof that is of no use
+            answer = b"".join(iter(lambda: sock.recv(4096), b""))
+            assert len(answer) in (0, ClientHandshake.ANSWER)  # at most a nonce and a proof that is of no use
     with pytest.raises(ConnectionError):
         handshake.connect(address, 10.0, Keys(b"some other secret"), service)
 
@@ -158,8 +158,8 @@ def test_strangers_read_forge_and_stop_nothing(go: Any, tmp_path: Path) -> None:
         (None, "the secret of that job is needed"),
         ("some other secret", "does not know the job's secret"),
     ):
-        told = CliRunner().invoke(app, ["host", launched._offer.address], env={VARIABLE: given})
-        assert isinstance(told.exception, UserError) and sentence in str(told.exception)
+        refusal = CliRunner().invoke(app, ["host", launched._offer.address], env={VARIABLE: given})
+        assert isinstance(refusal.exception, UserError) and sentence in str(refusal.exception)
     code = "import sys; from windtunnel.training.session import lend; lend(sys.argv[1], '', '')"
     lent = [
         subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=knowing(launched))
@@ -206,5 +206,7 @@ def test_llama_leaves_no_doubt(tmp_path: Path) -> None:
     assert summary["guarantee"] == "bit-identical"
     assert len(summary["recoveries"]) == 1
     undisturbed = run_ranks([LLAMA, *words], 2)
-    told = [set(re.findall(r"step (\d+)  loss (\S+)", text)) for text in (struck.stderr, undisturbed.stdout)]
-    assert told[0] == told[1] and len(told[0]) == 4
+    losses = [
+        set(re.findall(r"step (\d+)  loss (\S+)", text)) for text in (struck.stderr, undisturbed.stdout)
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 4

@@ -35,9 +35,9 @@ SHARD = "rank1"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, 2)
-    yield made
-    made.close()
+    cluster = Cluster(tmp_path, 2)
+    yield cluster
+    cluster.close()
 
 
 def put(
@@ -72,7 +72,7 @@ def verdict(sock: socket.socket) -> str:
 
 def whole(folder: Path) -> dict[int, bytes]:
     """The steps that claim to be complete, each verified."""
-    found = {}
+    contents = {}
     for path in folder.glob("*.slot"):
         header = read_header(path)
         if header is not None and header.complete:
@@ -80,8 +80,8 @@ def whole(folder: Path) -> dict[int, bytes]:
             into = memoryview(bytearray(it.nbytes))
             load(path, into)
             assert bytes(into) == content(it.name, it.step, it.nbytes)
-            found[it.step] = bytes(into)
-    return found
+            contents[it.step] = bytes(into)
+    return contents
 
 
 def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:

@@ -109,7 +109,7 @@ def test_last_copy_comes_from_storage(tmp_path: Path) -> None:
     whole = run_job(tmp_path / "a", 3, train, problem, script=Script(kill_at={3: [1]}))
     check(whole, problem)
     assert layouts(whole)[1][2] in (3, 4)
-    assert [one.step for one in steps(str(tmp_path / "kept"))] == [5, 6]
+    assert [checkpoint.step for checkpoint in steps(str(tmp_path / "kept"))] == [5, 6]
     # A new job goes on from there; the newest is damaged, so it is the one before.
     (damaged,) = (tmp_path / "kept").glob("steps/*06-*/rank2.*")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
@@ -117,4 +117,4 @@ def test_last_copy_comes_from_storage(tmp_path: Path) -> None:
     again = run_job(tmp_path / "b", 4, train, longer)
     assert layouts(again)[0][2] == 5
     assert again.result()["hashes"] == expected(longer)[1]
-    assert [one.step for one in steps(str(tmp_path / "kept"))][-1] == 7
+    assert [checkpoint.step for checkpoint in steps(str(tmp_path / "kept"))][-1] == 7

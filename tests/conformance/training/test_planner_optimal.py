@@ -85,9 +85,9 @@ def profile_of(times: Sequence[int]) -> list[LayerProfile]:
 
 def planned(times: Sequence[int], stages: int) -> int:
     """Microseconds of the planner's plan, by the published formula."""
-    found = plan(profile_of(times), stages, 1.0)
-    assert found is not None  # memory does not bind
-    return formula(times, (0, *(stage.last for stage in found.stages)))
+    pipeline = plan(profile_of(times), stages, 1.0)
+    assert pipeline is not None  # memory does not bind
+    return formula(times, (0, *(stage.last for stage in pipeline.stages)))
 
 
 def brute_force(times: Sequence[int], stages: int) -> int:

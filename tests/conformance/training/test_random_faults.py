@@ -122,23 +122,25 @@ def test_no_fault_loses_a_job_or_a_committed_step_or_changes_a_loss(tmp_path: Pa
     plan = drawn(ROUNDS)
     ran: list[Ran] = []
     for memory in ("", MEMORY):
-        left = [one for one in plan if one[0].bounded == bool(memory)]
+        left = [entry for entry in plan if entry[0].bounded == bool(memory)]
         while left:
-            one = run_job(tmp_path / f"job-{len(ran)}", left, memory)
-            ran.append(one)
-            left = left[max(1, len(one.struck)) :]
-    lasts = sorted({one.last for one in ran if one.hashes})
+            job = run_job(tmp_path / f"job-{len(ran)}", left, memory)
+            ran.append(job)
+            left = left[max(1, len(job.struck)) :]
+    lasts = sorted({job.last for job in ran if job.hashes})
     losses, states = undisturbed(tmp_path / "undisturbed", lasts, ran)
-    struck = [one for job in ran for one in job.struck]
+    struck = [fault for job in ran for fault in job.struck]
     for kind in KINDS:
         print(summary(kind, [fault for fault in struck if fault.kind == kind]))
-    failed = [f"{one.kind.name}: {one.why or one.outcome}" for one in struck if not one.good]
-    assert not failed and Counter(one.kind.name for one in struck) == Counter(kind.name for kind, _ in plan)
+    failed = [f"{fault.kind.name}: {fault.why or fault.outcome}" for fault in struck if not fault.good]
+    assert not failed and Counter(fault.kind.name for fault in struck) == Counter(
+        kind.name for kind, _ in plan
+    )
     for job in ran:
         wrong = [step for step, loss in job.losses if loss != losses[step]]
         assert not wrong and not job.failure
-        assert all(states[rank][str(job.last)] == found for rank, found in job.hashes.items())
-    assert not [one.kind.name for one in struck if one.lost]
+        assert all(states[rank][str(job.last)] == hashes for rank, hashes in job.hashes.items())
+    assert not [fault.kind.name for fault in struck if fault.lost]
 
 
 def summary(kind: Kind, struck: Sequence[Struck]) -> str:
@@ -173,17 +175,17 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
             try:
                 until(job, lambda events: count(events, "persisted"), "in storage", 120.0)
                 for kind, rank in plan:
-                    one = Struck(kind, rank)
-                    ran.struck.append(one)
+                    fault = Struck(kind, rank)
+                    ran.struck.append(fault)
                     target.rank = rank
-                    strike(target, one)
-                    if one.outcome == "lost":
-                        raise jobs.Failed(f"{kind.name}: {one.why}")
+                    strike(target, fault)
+                    if fault.outcome == "lost":
+                        raise jobs.Failed(f"{kind.name}: {fault.why}")
                 known = count(job.events(), "persisted")  # one that was due may have gone with its host
                 until(job, lambda events: count(events, "persisted") > known, "in storage", 120.0)
                 results = end_soon(job)
                 ran.last = int((job.folder / jobs.LAST).read_text())
-                ran.hashes = {rank: found["hashes"][str(ran.last)] for rank, found in results.items()}
+                ran.hashes = {rank: result["hashes"][str(ran.last)] for rank, result in results.items()}
             except jobs.Failed as error:
                 ran.failure = str(error)
             ran.losses = [(e["step"], e["loss"]) for e in job.events() if e["kind"] == "step"]
@@ -192,35 +194,35 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
     return ran
 
 
-def strike(target: Target, one: Struck) -> None:
+def strike(target: Target, fault: Struck) -> None:
     """Do it, and see what becomes of the job."""
     job = target.job
     before = job.events()
     committed = newest(before, "committed")
     begin = time.time()
     try:
-        undo = one.kind.strike(target)
+        undo = fault.kind.strike(target)
     except strikes.Impossible as error:
-        one.outcome, one.why = "not struck", str(error)
+        fault.outcome, fault.why = "not struck", str(error)
         return
     except strangers.Answered as error:
-        one.outcome, one.why, undo = "answered", str(error), lambda: None
-    quiet = begin + (QUIET if one.kind.silent else 0.5)
+        fault.outcome, fault.why, undo = "answered", str(error), lambda: None
+    quiet = begin + (QUIET if fault.kind.silent else 0.5)
     try:
-        found = until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
+        events = until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
     except jobs.Failed as error:
-        one.outcome, one.why = "lost", str(error)
-        found = []
+        fault.outcome, fault.why = "lost", str(error)
+        events = []
     finally:
         with contextlib.suppress(OSError):
             undo()
-    if one.outcome not in ("lost", "answered"):
-        noticed = any(event["kind"] == "decided" for event in found)
-        one.outcome = "refused" if one.kind.message and not noticed else "survived"
-    restored = [event["step"] for event in found if event["kind"] == "restored"]
-    one.lost = max([committed - step for step in restored if step is not None] + [0])
-    first = _first_step(found)
-    one.seconds = None if first is None else first - begin
+    if fault.outcome not in ("lost", "answered"):
+        noticed = any(event["kind"] == "decided" for event in events)
+        fault.outcome = "refused" if fault.kind.message and not noticed else "survived"
+    restored = [event["step"] for event in events if event["kind"] == "restored"]
+    fault.lost = max([committed - step for step in restored if step is not None] + [0])
+    first = _first_step(events)
+    fault.seconds = None if first is None else first - begin
 
 
 def _went_on(job: Commanded, after: int, quiet: float) -> list[Event]:
@@ -251,7 +253,7 @@ def undisturbed(
     folder: Path, lasts: Sequence[int], ran: Sequence[Ran]
 ) -> tuple[dict[int, str], dict[int, dict[str, str]]]:
     """The losses of all steps, and each rank's state after each of ``lasts``, of a run without faults."""
-    jobs.end_at(folder, max([step for one in ran for step, _ in one.losses] + [0]))
+    jobs.end_at(folder, max([step for job in ran for step, _ in job.losses] + [0]))
     words = ["--mode", "none", "--hashes", *lasts]
     results, events = jobs.finished(TRAINER, words, folder, 600.0, hosts=HOSTS)
-    return jobs.losses(events), {rank: found["hashes"] for rank, found in results.items()}
+    return jobs.losses(events), {rank: result["hashes"] for rank, result in results.items()}

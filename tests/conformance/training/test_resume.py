@@ -98,16 +98,16 @@ class Launchers:
 
 @pytest.fixture
 def launchers(tmp_path: Path) -> Iterator[Launchers]:
-    made = Launchers(tmp_path)
-    yield made
-    for process in made.processes:
+    launchers = Launchers(tmp_path)
+    yield launchers
+    for process in launchers.processes:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-    cleanup.kill_marked(made.token)
+    cleanup.kill_marked(launchers.token)
     cleanup.sweep()
 
 
@@ -127,7 +127,7 @@ def test_a_killed_launcher_is_followed_by_another(launchers: Launchers, tmp_path
         assert launchers.token == token
         until(lambda e=epoch: len(launchers.of("started")) == e)  # type: ignore[misc]
     until(lambda: len(launchers.of("here")) >= 4)  # the fork server lives, too
-    assert len(launchers.of("decided")) == 2 and [one["rank"] for one in launchers.of("lost")] == [1]
+    assert len(launchers.of("decided")) == 2 and [event["rank"] for event in launchers.of("lost")] == [1]
     assert launchers.workers()[0] == workers[0] and alive(workers[0])
     launchers.end()
     assert first.wait(60) == 0
@@ -228,4 +228,4 @@ def test_the_command_goes_on_with_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     again = windtunnel("train", "--resume", run.name[:-1])
     assert again.returncode == 2 and "this run has ended (all ranks are done)" in again.stderr
     listed = windtunnel("runs", "list", "--json")
-    assert [one["status"] for one in json.loads(listed.stdout)] == ["done"]
+    assert [row["status"] for row in json.loads(listed.stdout)] == ["done"]

@@ -42,16 +42,16 @@ def the_newest(step: int, held: Sequence[int]) -> int:
     [(2, 2, 4, 0), (3, 2, 3, 0), (3, 3, 2, 0), (2, 2, 3, 1), (2, 2, 2, 2)],
 )
 def test_the_shipped_rule_is_safe(ranks: int, copies: int, steps: int, failures: int) -> None:
-    found = search(SLOTS, ranks, may_overwrite, steps, copies=copies, failures=failures)
-    assert found is None, found
+    counterexample = search(SLOTS, ranks, may_overwrite, steps, copies=copies, failures=failures)
+    assert counterexample is None, counterexample
 
 
 @pytest.mark.parametrize("rule", [always, one_behind, as_old])
 def test_a_weaker_rule_is_found_out(rule: Rule) -> None:
-    found = search(SLOTS, 2, rule)
-    assert found is not None
-    assert "begins to save" in found.trace[-1]
-    assert "can be restored" in found.why
+    counterexample = search(SLOTS, 2, rule)
+    assert counterexample is not None
+    assert "begins to save" in counterexample.trace[-1]
+    assert "can be restored" in counterexample.why
 
 
 def _saved(step: int, replicated: Sequence[int]) -> Iterator[str]:
@@ -74,9 +74,9 @@ def test_a_second_loss_after_a_restore_of_a_step_that_was_not_committed() -> Non
 
 def test_who_saves_before_the_restored_step_is_committed_again_is_found_out() -> None:
     begin = lead(SLOTS, 4, IN_DOUBT, wait=False)
-    found = search(SLOTS, 4, steps=1, failures=1, wait=False, start=begin)
-    assert found is not None
-    assert "step 0 was committed; without host 2, nothing can be restored" in found.why
+    counterexample = search(SLOTS, 4, steps=1, failures=1, wait=False, start=begin)
+    assert counterexample is not None
+    assert "step 0 was committed; without host 2, nothing can be restored" in counterexample.why
 
 
 @pytest.mark.parametrize("choose", [the_first, the_newest])
@@ -88,12 +88,12 @@ def test_a_rule_that_forbids_too_much_is_found_out() -> None:
     def never(step: int, held: Sequence[int], committed: int) -> bool:
         return -1 in held
 
-    found = search(SLOTS, 2, never, steps=3)
-    assert found is not None
-    assert found.dead == -1
+    counterexample = search(SLOTS, 2, never, steps=3)
+    assert counterexample is not None
+    assert counterexample.dead == -1
 
 
 def test_one_slot_is_never_safe() -> None:
-    found = search(1, 2, always, choose=the_first)
-    assert found is not None
-    assert "nothing can be restored" in found.why
+    counterexample = search(1, 2, always, choose=the_first)
+    assert counterexample is not None
+    assert "nothing can be restored" in counterexample.why

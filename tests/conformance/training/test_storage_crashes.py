@@ -54,14 +54,14 @@ def save(files: LocalFiles, step: int, generation: int = 1) -> None:
 
 def good(files: LocalFiles) -> list[int]:
     """The complete steps, each read and verified in whole."""
-    found = [one for one in steps(files) if not one.bad]
-    for one in found:
-        for rank, it in enumerate(one.shards):
+    checkpoints = [checkpoint for checkpoint in steps(files) if not checkpoint.bad]
+    for checkpoint in checkpoints:
+        for rank, it in enumerate(checkpoint.shards):
             into = bytearray(it.nbytes)
             read_shard(files, it, memoryview(into), transfers=1)
-            assert bytes(into) == content(one.step, rank)
+            assert bytes(into) == content(checkpoint.step, rank)
             assert layout(files, it) == LAYOUT
-    return [one.step for one in found]
+    return [checkpoint.step for checkpoint in checkpoints]
 
 
 def started(*saved: int) -> Disk:
@@ -84,7 +84,7 @@ def kill_at(disk: Disk, number: int) -> None:
 def test_killed_between_any_two_calls(crash: Crash) -> None:
     """What is left is the old checkpoint or the new one, never neither; and saving goes on."""
     number = 0
-    seen = set()
+    states = set()
     while True:
         number += 1
         disk = started(1)
@@ -102,7 +102,7 @@ def test_killed_between_any_two_calls(crash: Crash) -> None:
         disk = disk.after(crash)
         files = LocalFiles("/store", disk)
         left = good(files)
-        seen.add(tuple(left))
+        states.add(tuple(left))
         assert left in ([1], [1, 2], [2])
         if done:
             assert left[-1] == 2
@@ -113,7 +113,7 @@ def test_killed_between_any_two_calls(crash: Crash) -> None:
         prune(files, 1)
         assert good(files) == [3]
         assert good(LocalFiles("/store", disk.after("power"))) == [3]
-    assert seen == {(1,), (1, 2), (2,)}
+    assert states == {(1,), (1, 2), (2,)}
     assert number > 100
 
 

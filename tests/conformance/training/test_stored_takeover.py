@@ -66,6 +66,6 @@ def test_a_launcher_that_dies_about_a_write_holds_nobody_up(
     summary = json.loads(done.stdout)
     assert summary["recoveries"] == [] and STEPS - 1 in summary["stored"]["durable"]
     kept = storage.steps(str(tmp_path / "stored"))
-    assert [(one.step, one.bad) for one in kept] == [(step, "") for step in range(STEPS)]
+    assert [(checkpoint.step, checkpoint.bad) for checkpoint in kept] == [(step, "") for step in range(STEPS)]
     kinds = [event["kind"] for event in eventlog.read(Path(summary["directory"]) / eventlog.NAME)]
     assert "lost" not in kinds and FAILED not in kinds and kinds.count("decided") == 1

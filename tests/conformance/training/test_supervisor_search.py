@@ -155,9 +155,9 @@ class World(RuleBasedStateMachine):
         if peer.asked is not None:
             others = {int(host) for host in peer.asked["hosts"]}
             silent = sorted(other for other in others if {peer.host, other} in self.parted)
-            told = {"op": "reached", "round": peer.asked["round"], "silent": silent}
+            reply = {"op": "reached", "round": peer.asked["round"], "silent": silent}
             peer.asked = None
-            self.say(peer, told)
+            self.say(peer, reply)
 
     def alive(self) -> list[Peer]:
         return [peer for peer in self.peers if not peer.ended]

@@ -97,7 +97,7 @@ def started(state: str, name: str, body: Callable[[], Kind]) -> None:
     os.dup2(errors, 2)
     os.close(errors)
     os.close(null)
-    told(state, name, "pid", str(os.getpid()))
+    report(state, name, "pid", str(os.getpid()))
     try:
         live(state, name, body, line, folder)
     finally:
@@ -112,12 +112,12 @@ def live(state: str, name: str, body: Callable[[], Kind], line: int, folder: str
         next(steps)
     except Refused as refused:
         for what in ("ready", "verdict"):
-            told(state, name, what, f"refused: {refused}")
+            report(state, name, what, f"refused: {refused}")
         return
     except BaseException as error:
-        told(state, name, "ready", f"wrong: {words(error)}")
+        report(state, name, "ready", f"wrong: {words(error)}")
         return
-    told(state, name, "ready", "ready")
+    report(state, name, "ready", "ready")
     # without the interpreter's own waiting, which a signal of the program's would end
     while not os.read(line, 1):
         pass
@@ -126,7 +126,7 @@ def live(state: str, name: str, body: Callable[[], Kind], line: int, folder: str
         next(steps, None)
     except BaseException as error:
         verdict = f"wrong: {words(error)}"
-    told(state, name, "verdict", verdict)
+    report(state, name, "verdict", verdict)
 
 
 def words(error: BaseException) -> str:
@@ -136,7 +136,7 @@ def words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} ({place.line})"
 
 
-def told(state: str, name: str, what: str, text: str) -> None:
+def report(state: str, name: str, what: str, text: str) -> None:
     with open(f"{state}/{name}.{what}.new", "w") as file:
         file.write(text)
     os.rename(f"{state}/{name}.{what}.new", f"{state}/{name}.{what}")

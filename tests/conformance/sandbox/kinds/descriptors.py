@@ -118,7 +118,7 @@ def signalfd() -> Kind:
     """A descriptor of signals, with one pending and one to come."""
     wanted = {signal.SIGUSR1, signal.SIGUSR2}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    mask = (ctypes.c_ulong * 16)(sum(1 << one - 1 for one in wanted))
+    mask = (ctypes.c_ulong * 16)(sum(1 << number - 1 for number in wanted))
     file = must(libc.signalfd(-1, mask, 0), "signalfd")
     os.kill(os.getpid(), signal.SIGUSR1)
     yield
@@ -168,20 +168,20 @@ def inotify() -> Kind:
         with open(name, "w") as file:
             file.write("x")
     os.mkdir("sub/x")
-    seen: list[int] = []
+    watches: list[int] = []
 
-    def told() -> bool:
+    def all_reported() -> bool:
         try:
             events = os.read(watch, 4096)
         except BlockingIOError:
             return False
         while events:
             mark, _, _, length = struct.unpack_from("iIII", events)
-            seen.append(mark)
+            watches.append(mark)
             events = events[16 + length :]
-        return set(seen) == set(marks)
+        return set(watches) == set(marks)
 
-    until(told, f"the events of all watches ({seen} of {marks})")
+    until(all_reported, f"the events of all watches ({watches} of {marks})")
 
 
 def inotify_unread() -> Kind:
@@ -284,7 +284,7 @@ def epoll_nested() -> Kind:
     os.eventfd_write(event, 1)
     os.write(writer, b"x")
     expect("the outer one's", outer.poll(5), [(inner.fileno(), select.EPOLLIN)])
-    expect("the inner one's", sorted(one for one, _ in inner.poll(0)), sorted((event, reader)))
+    expect("the inner one's", sorted(descriptor for descriptor, _ in inner.poll(0)), sorted((event, reader)))
 
 
 def epoll_of_closed() -> Kind:
@@ -295,7 +295,7 @@ def epoll_of_closed() -> Kind:
     os.close(reader)
     yield
     os.write(writer, b"x")
-    expect("events", [one for one, _ in loop.poll(1)], [reader])
+    expect("events", [descriptor for descriptor, _ in loop.poll(1)], [reader])
     os.close(copy)
 
 
@@ -343,10 +343,10 @@ def fanotify() -> Kind:
 
 def _made_by(name: str, number: int, *arguments: object) -> Kind:
     """What a system call makes is held, and only that it is still there can be seen from here."""
-    made = must(libc.syscall(number, *arguments), name)
-    target = os.readlink(f"/proc/self/fd/{made}")
+    descriptor = must(libc.syscall(number, *arguments), name)
+    target = os.readlink(f"/proc/self/fd/{descriptor}")
     yield
-    expect("the descriptor", os.readlink(f"/proc/self/fd/{made}"), target)
+    expect("the descriptor", os.readlink(f"/proc/self/fd/{descriptor}"), target)
 
 
 def io_uring() -> Kind:
@@ -374,10 +374,10 @@ def bpf_map() -> Kind:
 def landlock() -> Kind:
     """Access that a process gave up by Landlock stays given up."""
     rules = ctypes.create_string_buffer(struct.pack("Q", 1 << 7))
-    made = must(libc.syscall(444, rules, 8, 0), "landlock_create_ruleset")
+    ruleset = must(libc.syscall(444, rules, 8, 0), "landlock_create_ruleset")
     must(libc.prctl(38, 1, 0, 0, 0), "no new privileges")
-    must(libc.syscall(446, made, 0), "landlock_restrict_self")
-    os.close(made)
+    must(libc.syscall(446, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)
     yield
     try:
         os.mkdir("made")

@@ -185,8 +185,8 @@ def lease() -> Kind:
 
 def open_file() -> Kind:
     """Position, mode and flags of open files, shared between copies and a child."""
-    with open("data", "wb") as made:
-        made.write(bytes(range(200)))
+    with open("data", "wb") as output:
+        output.write(bytes(range(200)))
     file = os.open("data", os.O_RDWR)
     os.lseek(file, 50, os.SEEK_SET)
     copy, alone = os.dup(file), os.open("data", os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
@@ -209,11 +209,11 @@ def folder_half_read() -> Kind:
         with open(f"file-{name:05}", "w"):
             pass
     listing = os.scandir(".")
-    seen = {next(listing).name for _ in range(1000)}
+    names = {next(listing).name for _ in range(1000)}
     yield
     rest = [entry.name for entry in listing]
-    expect("names seen twice", len(seen & set(rest)), 0)
-    expect("names in all", len(seen) + len(rest), 3000)
+    expect("names seen twice", len(names & set(rest)), 0)
+    expect("names in all", len(names) + len(rest), 3000)
 
 
 def deleted_file() -> Kind:
@@ -254,8 +254,8 @@ def replaced_file() -> Kind:
     """A file that was replaced by another of its name is still the old one to who has it open."""
     file = os.open("name", os.O_RDWR | os.O_CREAT, 0o666)
     os.write(file, b"old")
-    with open("new", "w") as made:
-        made.write("new")
+    with open("new", "w") as output:
+        output.write("new")
     os.rename("new", "name")
     yield
     expect("the old one", os.pread(file, 10, 0), b"old")
@@ -303,8 +303,8 @@ def folder_made_anew() -> Kind:
 def chroot() -> Kind:
     """A child with a root folder of its own (chroot)."""
     os.mkdir("root")
-    with open("root/inside", "w") as made:
-        made.write("yes")
+    with open("root/inside", "w") as output:
+        output.write("yes")
     ready, go = os.pipe(), os.pipe()
 
     def rooted() -> None:

@@ -41,9 +41,9 @@ class Refused(Exception):
     """The kernel or the sandbox refuses what the program is about, in words."""
 
 
-def expect(what: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        raise Wrong(f"{what}: {repr(found)[:200]} instead of {repr(wanted)[:200]}")
+def expect(what: str, actual: object, expected: object) -> None:
+    if actual != expected:
+        raise Wrong(f"{what}: {repr(actual)[:200]} instead of {repr(expected)[:200]}")
 
 
 def must(result: int, what: str) -> int:

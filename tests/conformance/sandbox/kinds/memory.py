@@ -137,9 +137,9 @@ def posix_semaphore() -> Kind:
 
 
 def _value(semaphore: ctypes.c_void_p) -> int:
-    found = ctypes.c_int()
-    libc.sem_getvalue(semaphore, ctypes.byref(found))
-    return found.value
+    value = ctypes.c_int()
+    libc.sem_getvalue(semaphore, ctypes.byref(value))
+    return value.value
 
 
 def system_v_memory() -> Kind:
@@ -166,62 +166,64 @@ def system_v_memory() -> Kind:
     expect("what is marked for removal", ctypes.string_at(last, 6), b"doomed")
     libc.shmdt(ctypes.c_void_p(last))
     expect("whether it is removed after all", libc.shmctl(doomed, 2, ctypes.create_string_buffer(256)), -1)
-    for one in (used, idle):
-        libc.shmctl(one, 0, None)
+    for segment in (used, idle):
+        libc.shmctl(segment, 0, None)
 
 
 def system_v_semaphore() -> Kind:
     """System V semaphores with their values, and a process that waits."""
-    made = must(libc.semget(0, 2, 0o600 | 0o1000), "semget")
-    must(libc.semctl(made, 0, 16, 5), "semctl")
+    semaphores = must(libc.semget(0, 2, 0o600 | 0o1000), "semget")
+    must(libc.semctl(semaphores, 0, 16, 5), "semctl")
     less = ctypes.create_string_buffer(struct.pack("Hhh", 1, -1, 0))
-    other = child(lambda: _taken(made, less))
+    other = child(lambda: _taken(semaphores, less))
     yield
-    expect("value", libc.semctl(made, 0, 12), 5)
+    expect("value", libc.semctl(semaphores, 0, 12), 5)
     more = ctypes.create_string_buffer(struct.pack("Hhh", 1, 1, 0))
-    must(libc.semop(made, more, 1), "semop")
+    must(libc.semop(semaphores, more, 1), "semop")
     ended_well(other, "the process that waits")
-    libc.semctl(made, 0, 0)
+    libc.semctl(semaphores, 0, 0)
 
 
-def _taken(made: int, less: ctypes.Array[ctypes.c_char]) -> None:
+def _taken(semaphores: int, less: ctypes.Array[ctypes.c_char]) -> None:
     """Linux may end this call by a stop of the process (signal(7)), so it is made until it succeeds."""
-    while libc.semop(made, less, 1) < 0:
+    while libc.semop(semaphores, less, 1) < 0:
         expect("semop", ctypes.get_errno(), errno.EINTR)
 
 
 def system_v_semaphore_undo() -> Kind:
     """A System V semaphore that is given back when its process ends (SEM_UNDO)."""
-    made = must(libc.semget(0, 1, 0o600 | 0o1000), "semget")
-    must(libc.semctl(made, 0, 16, 1), "semctl")
+    semaphore = must(libc.semget(0, 1, 0o600 | 0o1000), "semget")
+    must(libc.semctl(semaphore, 0, 16, 1), "semctl")
     reader, writer = os.pipe()
 
     def take() -> None:
-        must(libc.semop(made, ctypes.create_string_buffer(struct.pack("Hhh", 0, -1, 0x1000)), 1), "semop")
+        must(
+            libc.semop(semaphore, ctypes.create_string_buffer(struct.pack("Hhh", 0, -1, 0x1000)), 1), "semop"
+        )
         os.write(writer, b"x")
         libc.pause()
 
     other = child(take)
     os.read(reader, 1)
     yield
-    expect("value while it is taken", libc.semctl(made, 0, 12), 0)
+    expect("value while it is taken", libc.semctl(semaphore, 0, 12), 0)
     killed(other)
-    value = libc.semctl(made, 0, 12)
-    libc.semctl(made, 0, 0)
+    value = libc.semctl(semaphore, 0, 12)
+    libc.semctl(semaphore, 0, 0)
     expect("value after its holder's end", value, 1)
 
 
 def system_v_messages() -> Kind:
     """A System V message queue with messages of two types."""
-    made = must(libc.msgget(0, 0o600 | 0o1000), "msgget")
+    messages = must(libc.msgget(0, 0o600 | 0o1000), "msgget")
     for kind, text in ((2, b"second"), (1, b"first")):
-        must(libc.msgsnd(made, struct.pack("l", kind) + text, len(text), 0), "msgsnd")
+        must(libc.msgsnd(messages, struct.pack("l", kind) + text, len(text), 0), "msgsnd")
     yield
     room = ctypes.create_string_buffer(108)
     for kind, text in ((1, b"first"), (2, b"second")):
-        expect("length", libc.msgrcv(made, room, 100, ctypes.c_long(kind), 0o4000), len(text))
+        expect("length", libc.msgrcv(messages, room, 100, ctypes.c_long(kind), 0o4000), len(text))
         expect("message", room.raw[8 : 8 + len(text)], text)
-    libc.msgctl(made, 0, None)
+    libc.msgctl(messages, 0, None)
 
 
 def memfd() -> Kind:
@@ -308,9 +310,9 @@ def protection() -> Kind:
         must(libc.mprotect(ctypes.c_void_p(at + page * PAGE), ctypes.c_size_t(PAGE), flags), "mprotect")
     yield
     with open("/proc/self/maps") as file:
-        found = {line.split("-")[0].lstrip("0"): line.split()[1] for line in file}
-    expect("no access", found.get(f"{at + PAGE:x}"), "---p")
-    expect("read only", found.get(f"{at + 2 * PAGE:x}"), "r--p")
+        modes = {line.split("-")[0].lstrip("0"): line.split()[1] for line in file}
+    expect("no access", modes.get(f"{at + PAGE:x}"), "---p")
+    expect("read only", modes.get(f"{at + 2 * PAGE:x}"), "r--p")
     expect("content", ctypes.string_at(at + 2 * PAGE, 3), b"xxx")
 
 
@@ -361,10 +363,10 @@ def _address(room: mmap.mmap) -> ctypes.c_void_p:
 def _flags(room: mmap.mmap) -> list[str]:
     """VmFlags of the mapping that begins where ``room`` does."""
     start = f"{_address(room).value or 0:x}-"
-    found = False
+    inside = False
     with open("/proc/self/smaps") as file:
         for line in file:
-            found = line.lstrip("0").startswith(start) if "-" in line.split()[0] else found
-            if found and line.startswith("VmFlags:"):
+            inside = line.lstrip("0").startswith(start) if "-" in line.split()[0] else inside
+            if inside and line.startswith("VmFlags:"):
                 return line.split()[1:]
     raise Wrong("the mapping is gone")

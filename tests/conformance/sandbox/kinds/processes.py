@@ -96,11 +96,11 @@ def limits() -> Kind:
         resource.RLIMIT_NPROC: (400, 500),
         resource.RLIMIT_MEMLOCK: (1 << 16, 1 << 20),
     }
-    for one, values in wanted.items():
-        resource.setrlimit(one, values)
+    for limit, values in wanted.items():
+        resource.setrlimit(limit, values)
     yield
-    for one, values in wanted.items():
-        expect(f"limit {one}", resource.getrlimit(one), values)
+    for limit, values in wanted.items():
+        expect(f"limit {limit}", resource.getrlimit(limit), values)
 
 
 def scheduling() -> Kind:
@@ -124,8 +124,8 @@ def affinity() -> Kind:
     )
     yield
     expect("CPUs", os.sched_getaffinity(0), cpu)
-    found = libc.syscall(252 if os.uname().machine == "x86_64" else 31, 1, 0)
-    expect("priority of disk access", found, priority)
+    actual = libc.syscall(252 if os.uname().machine == "x86_64" else 31, 1, 0)
+    expect("priority of disk access", actual, priority)
 
 
 def names() -> Kind:
@@ -260,11 +260,11 @@ def tree() -> Kind:
     orphan, grandchild = map(int, text.split())
 
     def look() -> list[tuple[int, ...]]:
-        found = []
+        rows = []
         for pid in (first, grandchild, orphan):
             with open(f"/proc/{pid}/stat") as file:
-                found.append(tuple(map(int, file.read().rpartition(")")[2].split()[1:4])))
-        return found
+                rows.append(tuple(map(int, file.read().rpartition(")")[2].split()[1:4])))
+        return rows
 
     before = look()
     yield
@@ -306,13 +306,13 @@ def threads() -> Kind:
         waited.append(1)
 
     several.append(threading.Thread(target=wait, daemon=True))
-    for one in several:
-        one.start()
+    for thread in several:
+        thread.start()
     until(lambda: min(counts) > 3, "work of both threads")
     yield
-    seen = list(counts)
+    before = list(counts)
     until(
-        lambda: all(now > then + 3 for now, then in zip(counts, seen, strict=True)),
+        lambda: all(now > then + 3 for now, then in zip(counts, before, strict=True)),
         "further work of both threads",
     )
     expect("whether the lock was got", waited, [])

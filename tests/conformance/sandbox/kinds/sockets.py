@@ -56,9 +56,9 @@ def tcp() -> Kind:
     ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("qq", 9, 0))
     yield
-    for one, text in ((ours, b"to the server"), (client, b"to the client")):
-        expect("unread data", _whole(one, len(text) * 1000), text * 1000)
-        nothing_to_read(one.fileno(), "the connection")
+    for end, text in ((ours, b"to the server"), (client, b"to the client")):
+        expect("unread data", _whole(end, len(text) * 1000), text * 1000)
+        nothing_to_read(end.fileno(), "the connection")
     expect("TCP_NODELAY", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), 1)
     expect("SO_KEEPALIVE", ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
     expect("TCP_KEEPIDLE", ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 77)
@@ -92,8 +92,8 @@ def tcp_half_closed() -> Kind:
     expect("what was read before", theirs.recv(4), b"read")
     other.shutdown(socket.SHUT_WR)
     yield
-    for one in (ours, theirs, client, other):
-        one.settimeout(25)
+    for end in (ours, theirs, client, other):
+        end.settimeout(25)
     expect("unread data", ours.recv(100), b"question")
     expect("its end", ours.recv(100), b"")
     expect("the end", theirs.recv(100), b"")
@@ -156,8 +156,8 @@ def tcp_waits() -> Kind:
     yield
     client.sendall(b"to recv")
     socket.create_connection(server.getsockname()).sendall(b"to accept")
-    for one in waiters:
-        ended_well(one, "the child that waits")
+    for waiter in waiters:
+        ended_well(waiter, "the child that waits")
 
 
 def udp() -> Kind:
@@ -317,11 +317,11 @@ def descriptors_under_way() -> Kind:
     os.close(reader)
     yield
     readable(right.fileno(), "the message")
-    message, found = taken(right)
-    expect("what came first", (message, os.pread(found, 100, 0)), (b"take this", b"under way"))
-    message, found = taken(right)
+    message, descriptor = taken(right)
+    expect("what came first", (message, os.pread(descriptor, 100, 0)), (b"take this", b"under way"))
+    message, descriptor = taken(right)
     os.write(writer, b"hello")
-    expect("what came next", (message, os.read(found, 10)), (b"and this", b"hello"))
+    expect("what came next", (message, os.read(descriptor, 10)), (b"and this", b"hello"))
 
 
 def netlink() -> Kind:

@@ -33,15 +33,15 @@ class _Times(ctypes.Structure):
 
 
 def _timerfd(first: float, every: float = 0.0) -> int:
-    made = must(libc.timerfd_create(MONOTONIC, 0), "timerfd_create")
-    must(libc.timerfd_settime(made, 0, ctypes.byref(_Times(first, every)), None), "timerfd_settime")
-    return made
+    descriptor = must(libc.timerfd_create(MONOTONIC, 0), "timerfd_create")
+    must(libc.timerfd_settime(descriptor, 0, ctypes.byref(_Times(first, every)), None), "timerfd_settime")
+    return descriptor
 
 
 def _armed(descriptor: int) -> _Times:
-    found = _Times()
-    must(libc.timerfd_gettime(descriptor, ctypes.byref(found)), "timerfd_gettime")
-    return found
+    times = _Times()
+    must(libc.timerfd_gettime(descriptor, ctypes.byref(times)), "timerfd_gettime")
+    return times
 
 
 def _ticks(descriptor: int, what: str) -> int:
@@ -90,19 +90,19 @@ def posix_timer() -> Kind:
     got = []
     signal.signal(signal.SIGRTMIN, lambda *_: got.append(1))
 
-    def made(first: float, every: float) -> ctypes.c_void_p:
+    def started(first: float, every: float) -> ctypes.c_void_p:
         event = ctypes.create_string_buffer(struct.pack("Qii", 0, signal.SIGRTMIN, 0), EVENT_SIZE)
         timer = ctypes.c_void_p()
         must(libc.timer_create(MONOTONIC, event, ctypes.byref(timer)), "timer_create")
         must(libc.timer_settime(timer, 0, ctypes.byref(_Times(first, every)), None), "timer_settime")
         return timer
 
-    made(0.05, 0.05)
-    far = made(5000, 0)
+    started(0.05, 0.05)
+    far = started(5000, 0)
     until(lambda: got, "the first signal of the timer")
     yield
-    seen = len(got)
-    until(lambda: len(got) > seen + 2, "further signals of the timer")
+    before = len(got)
+    until(lambda: len(got) > before + 2, "further signals of the timer")
     left = _Times()
     must(libc.timer_gettime(far, ctypes.byref(left)), "timer_gettime")
     if not 4000 < left.left() <= 5000:
@@ -118,8 +118,8 @@ def interval_timer() -> Kind:
     signal.setitimer(signal.ITIMER_VIRTUAL, 500, 250)
     until(lambda: got, "the first alarm")
     yield
-    seen = len(got)
-    until(lambda: len(got) > seen + 2, "further alarms")
+    before = len(got)
+    until(lambda: len(got) > before + 2, "further alarms")
     left, every = signal.getitimer(signal.ITIMER_VIRTUAL)
     expect("the period of CPU time", every, 250.0)
     if not 400 < left < 501:
@@ -166,17 +166,17 @@ def epoll_of_timers() -> Kind:
     yield
     os.write(writer, b"x")
     os.write(loud, b"y")
-    seen: set[int] = set()
+    reported: set[int] = set()
     deadline = time.monotonic() + 5
-    while seen != {timer, reader, quiet} and time.monotonic() < deadline:
+    while reported != {timer, reader, quiet} and time.monotonic() < deadline:
         for descriptor, _ in loop.poll(0.5):
             if descriptor == quiet:
-                expect("one-shot events", quiet in seen, False)
-            seen.add(descriptor)
+                expect("one-shot events", quiet in reported, False)
+            reported.add(descriptor)
             if descriptor == timer:
                 os.read(timer, 8)
     names = {timer: "timer", reader: "pipe", quiet: "one-shot pipe"}
-    expect("what epoll told of", sorted(names[one] for one in seen), sorted(names.values()))
+    expect("what epoll told of", sorted(names[descriptor] for descriptor in reported), sorted(names.values()))
 
 
 def clocks() -> Kind:
@@ -211,5 +211,5 @@ def async_loop() -> Kind:
     threading.Thread(target=lambda: asyncio.run(work()), daemon=True).start()
     until(lambda: counts["answers"] > 2, "the first answers")
     yield
-    seen = counts["answers"]
-    until(lambda: counts["answers"] > seen + 3, "further answers")
+    before = counts["answers"]
+    until(lambda: counts["answers"] > before + 3, "further answers")

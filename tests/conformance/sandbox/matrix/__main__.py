@@ -33,7 +33,9 @@ def main(words: Sequence[str]) -> int:
     if given.packages:
         print("\n".join(packages()))
         return 0
-    rows = [row for row in ROWS if not given.row or any(one.lower() in row.name.lower() for one in given.row)]
+    rows = [
+        row for row in ROWS if not given.row or any(word.lower() in row.name.lower() for word in given.row)
+    ]
     if not rows:
         parser.error(f"no row contains {' or '.join(map(repr, given.row))}; --list names them")
     if given.list:
@@ -43,24 +45,24 @@ def main(words: Sequence[str]) -> int:
     why = missing_host()
     if why:
         parser.error(why)
-    outcomes = outcomes_of(rows, lambda one: print(line(one), file=sys.stderr, flush=True))
+    outcomes = outcomes_of(rows, lambda outcome: print(line(outcome), file=sys.stderr, flush=True))
     if given.json:
-        print(json.dumps([plain(one) for one in outcomes], indent=1, ensure_ascii=False))
+        print(json.dumps([plain(outcome) for outcome in outcomes], indent=1, ensure_ascii=False))
     if given.into:
         write(given.into, outcomes)
-    return 0 if all(one.verdict.kept or one.verdict is Verdict.ABSENT for one in outcomes) else 3
+    return 0 if all(outcome.verdict.kept or outcome.verdict is Verdict.ABSENT for outcome in outcomes) else 3
 
 
-def line(one: Outcome) -> str:
-    return f"{one.seconds:5.1f} s  {one.verdict.value:20}  {one.row.name}" + (
-        f": {one.words}" if one.words else ""
+def line(outcome: Outcome) -> str:
+    return f"{outcome.seconds:5.1f} s  {outcome.verdict.value:20}  {outcome.row.name}" + (
+        f": {outcome.words}" if outcome.words else ""
     )
 
 
-def plain(one: Outcome) -> dict[str, object]:
+def plain(outcome: Outcome) -> dict[str, object]:
     return {
-        "row": one.row.name, "kind": one.row.kind, "verdict": one.verdict.value, "words": one.words,
-        "seconds": round(one.seconds, 2),
+        "row": outcome.row.name, "kind": outcome.row.kind, "verdict": outcome.verdict.value,
+        "words": outcome.words, "seconds": round(outcome.seconds, 2),
     }  # fmt: skip
 
 

@@ -102,11 +102,11 @@ class OfHost:
         return _asked(lambda: Told(self._host.get(name).restore().checkpoint))
 
     def fork(self, checkpoint: str, name: str, count: int) -> Told:
-        def made() -> Told:
+        def call() -> Told:
             self._host.fork(checkpoint, count, name=name)
             return Told(checkpoint)
 
-        return _asked(made)
+        return _asked(call)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(UserError, SandboxError, *FAULTS):  # it may never have been made
@@ -155,8 +155,8 @@ class ByCommand:
         return self._told("restore", name, "--json")
 
     def fork(self, checkpoint: str, name: str, count: int) -> Told:
-        told = self._told("fork", checkpoint, "--name", name, "--count", str(count), "--json")
-        return told if told.words else Told(checkpoint)
+        reply = self._told("fork", checkpoint, "--name", name, "--count", str(count), "--json")
+        return reply if reply.words else Told(checkpoint)
 
     def remove(self, name: str) -> None:
         self._call("rm", "--yes", name)
@@ -167,9 +167,9 @@ class ByCommand:
         if done.returncode not in (0, LESS):
             return Told(fault=said or f"exit status {done.returncode}")
         with contextlib.suppress(ValueError):
-            found: Any = json.loads(done.stdout)
-            one = found if isinstance(found, dict) else {}
-            id = str(one.get("id") or one.get("checkpoint") or "")
+            reply: Any = json.loads(done.stdout)
+            fields = reply if isinstance(reply, dict) else {}
+            id = str(fields.get("id") or fields.get("checkpoint") or "")
             return Told(id, (said,) if done.returncode == LESS else ())
         return Told(fault=f"no JSON: {said[:200]}")
 

@@ -38,12 +38,12 @@ class RefusedInside(WrongRow):
 def judged(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str, str]) -> Outcome:
     """The outcome of ``row`` in sandboxes of ``image``; never raises for what a sandbox does."""
     begin = time.monotonic()
-    found = _outcome(arena, row, image, environment)
-    if found.verdict is Verdict.SILENT:
+    outcome = _outcome(arena, row, image, environment)
+    if outcome.verdict is Verdict.SILENT:
         undisturbed = _control(arena, row, image, environment)
         if undisturbed:
-            found = Outcome(row, Verdict.BROKEN, undisturbed)
-    return replace(found, seconds=time.monotonic() - begin)
+            outcome = Outcome(row, Verdict.BROKEN, undisturbed)
+    return replace(outcome, seconds=time.monotonic() - begin)
 
 
 def _outcome(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str, str]) -> Outcome:
@@ -60,34 +60,34 @@ def _outcome(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str,
         if kept.words or not kept.id:
             return _refused(arena, row, name, kept)
         arena.kill(name)
-        told = arena.restore(name)
-        wrong = "" if told.words else failed(arena, row, name, "after the restore")
-        if not told.words and not wrong:
-            told = arena.fork(kept.id, f"{name}-fork", FORKS)
-            for number, fork in enumerate(names[1:], 1) if not told.words else ():
+        reply = arena.restore(name)
+        wrong = "" if reply.words else failed(arena, row, name, "after the restore")
+        if not reply.words and not wrong:
+            reply = arena.fork(kept.id, f"{name}-fork", FORKS)
+            for number, fork in enumerate(names[1:], 1) if not reply.words else ():
                 wrong = wrong or failed(arena, row, fork, f"in fork {number}")
-        if not told.words and not wrong:
+        if not reply.words and not wrong:
             wrong = failed(arena, row, name, "going on")
     finally:
         for each in names:
             arena.remove(each)
-    if told.words:
-        return Outcome(row, Verdict.TOLD, told.words)
+    if reply.words:
+        return Outcome(row, Verdict.TOLD, reply.words)
     return Outcome(row, Verdict.SILENT, wrong) if wrong else Outcome(row, Verdict.RIGHT)
 
 
-def _refused(arena: Arena, row: MatrixRow, name: str, told: Told) -> Outcome:
+def _refused(arena: Arena, row: MatrixRow, name: str, reply: Told) -> Outcome:
     """A checkpoint that said what it cannot keep: right only where that is named, and nothing was harmed."""
     harm = failed(arena, row, name, "after the refusal") or failed(arena, row, name, "going on")
     if harm:
-        return Outcome(row, Verdict.TOLD, f"refused ({told.words}), and harmed: {harm}")
-    if told.fault:
-        return Outcome(row, Verdict.TOLD, told.fault)
-    if row.refused and not re.search(row.refused, told.words):
+        return Outcome(row, Verdict.TOLD, f"refused ({reply.words}), and harmed: {harm}")
+    if reply.fault:
+        return Outcome(row, Verdict.TOLD, reply.fault)
+    if row.refused and not re.search(row.refused, reply.words):
         return Outcome(
-            row, Verdict.TOLD, f"refused, but not in words that match {row.refused!r}: {told.words}"
+            row, Verdict.TOLD, f"refused, but not in words that match {row.refused!r}: {reply.words}"
         )
-    return Outcome(row, Verdict.REFUSED, told.words)
+    return Outcome(row, Verdict.REFUSED, reply.words)
 
 
 def _control(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str, str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from conformance.sandbox.matrix.row import MatrixRow
 
 _GROWS = """
-    told() { grep -o '[0-9]*$' /row/out | tail -n 1; }
-    old=$(told); for n in $(seq 100); do test $(told) -gt $old && break; sleep 0.1; done"""
+    count() { grep -o '[0-9]*$' /row/out | tail -n 1; }
+    old=$(count); for n in $(seq 100); do test $(count) -gt $old && break; sleep 0.1; done"""
 """The number at the end of the output is soon greater than it was."""
 _UNTIL_ENDED = "for n in $(seq 600); do grep -q ended /row/out && break; sleep 0.1; done"
 
@@ -18,7 +18,7 @@ LANGUAGES: tuple[MatrixRow, ...] = (
         files=("threads.py",),
         start="exec python3 /row/threads.py",
         ready="test $(tail -n 1 /row/out) -gt 20",
-        check=f"{_GROWS}; test $(ls /proc/$(pgrep -f threads.py)/task | wc -l) = 6 && test $(told) -gt $old",
+        check=f"{_GROWS}; test $(ls /proc/$(pgrep -f threads.py)/task | wc -l) = 6 && test $(count) -gt $old",
         go_on=f"touch /row/go; {_UNTIL_ENDED}",
         end="tail -n 3 /row/out; grep -q 'ended well' /row/out",
     ),
@@ -29,7 +29,7 @@ LANGUAGES: tuple[MatrixRow, ...] = (
         files=("pool.py",),
         start="exec python3 /row/pool.py",
         ready="test $(grep -c answer /row/out) -gt 20",
-        check=f"{_GROWS}; test $(told) -gt $old && test $(pgrep -f pool.py | wc -l) -ge 6",
+        check=f"{_GROWS}; test $(count) -gt $old && test $(pgrep -f pool.py | wc -l) -ge 6",
         go_on=f"touch /row/go; {_UNTIL_ENDED}",
         end="tail -n 3 /row/out; grep -q 'ended well' /row/out",
     ),
@@ -40,7 +40,7 @@ LANGUAGES: tuple[MatrixRow, ...] = (
         files=("streams.py",),
         start="exec python3 /row/streams.py",
         ready="test $(tail -n 1 /row/out) -gt 40",
-        check=f"{_GROWS}; test $(told) -gt $old",
+        check=f"{_GROWS}; test $(count) -gt $old",
         go_on=f"touch /row/go; {_UNTIL_ENDED}",
         end="tail -n 3 /row/out; grep -q 'ended well' /row/out",
     ),
@@ -52,7 +52,7 @@ LANGUAGES: tuple[MatrixRow, ...] = (
         outside=True,
         start="exec python3 /row/caller.py",
         ready="test $(grep -o '[0-9]*$' /row/out | tail -n 1) -gt 20",
-        check=f"{_GROWS}; test $(told) -gt $old && tail -n 3 /row/out",
+        check=f"{_GROWS}; test $(count) -gt $old && tail -n 3 /row/out",
         go_on=f"touch /row/go; {_UNTIL_ENDED.replace('ended', 'well')}",
         end="grep -v '^[0-9]*$' /row/out | tail -n 3; grep -q 'ended well' /row/out",
     ),

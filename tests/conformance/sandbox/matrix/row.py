@@ -90,26 +90,26 @@ class Outcome:
 def folders(distributions: tuple[str, ...]) -> tuple[Path, ...]:
     """Folders and modules that these distributions and all that they need consist of; PackageNotFoundError
     where one is not installed."""
-    found: set[Path] = set()
-    seen: set[str] = set()
+    paths: set[Path] = set()
+    visited: set[str] = set()
     todo = list(distributions)
     while todo:
         name = todo.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         try:
-            one = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             if name in distributions:
                 raise
             continue  # needed only elsewhere, by its marker
-        for file in one.files or ():
+        for file in distribution.files or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__"):
-                found.add(Path(str(one.locate_file(top))))
-        todo += [_name(line) for line in one.requires or () if "extra ==" not in line]
-    return tuple(sorted(found))
+                paths.add(Path(str(distribution.locate_file(top))))
+        todo += [_name(line) for line in distribution.requires or () if "extra ==" not in line]
+    return tuple(sorted(paths))
 
 
 def _name(requirement: str) -> str:

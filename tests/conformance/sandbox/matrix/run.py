@@ -33,20 +33,26 @@ def matrix_rows(quick: bool) -> Iterator[Row]:
     chosen = [row for kind in ("program", "feature") for row in [r for r in ROWS if r.kind == kind][:QUICK]]
     outcomes = outcomes_of(chosen if quick else ROWS)
     for kind, words in (("program", "foreign programs"), ("feature", "features of the kernel")):
-        yield counted(words, [one for one in outcomes if one.row.kind == kind])
-    silent = [one for one in outcomes if one.verdict is Verdict.SILENT]
-    note = "; ".join(f"{one.row.name}: {one.words}" for one in silent)
+        yield counted(words, [outcome for outcome in outcomes if outcome.row.kind == kind])
+    silent = [outcome for outcome in outcomes if outcome.verdict is Verdict.SILENT]
+    note = "; ".join(f"{outcome.row.name}: {outcome.words}" for outcome in silent)
     yield figure("wrong in silence", "rows", len(silent), "0", note=note)
 
 
 def counted(words: str, outcomes: Sequence[Outcome]) -> Row:
     """Of rows that are here, the share that is right or refused beforehand."""
-    here = [one for one in outcomes if one.verdict is not Verdict.ABSENT]
-    kept = [one for one in here if one.verdict.kept]
-    tally = [f"{sum(one.verdict is verdict for one in outcomes)} {verdict.value}" for verdict in Verdict]
-    told = [f"{one.row.name}: {one.verdict.value} ({one.words})" for one in here if not one.verdict.kept]
+    here = [outcome for outcome in outcomes if outcome.verdict is not Verdict.ABSENT]
+    kept = [outcome for outcome in here if outcome.verdict.kept]
+    tally = [
+        f"{sum(outcome.verdict is verdict for outcome in outcomes)} {verdict.value}" for verdict in Verdict
+    ]
+    wrong = [
+        f"{outcome.row.name}: {outcome.verdict.value} ({outcome.words})"
+        for outcome in here
+        if not outcome.verdict.kept
+    ]
     share = len(kept) / len(here) if here else None
-    note = "; ".join([", ".join(tally), *told])
+    note = "; ".join([", ".join(tally), *wrong])
     return figure(f"{words} right, or refused beforehand in words", "", share, "100 %", note=note)
 
 
@@ -56,16 +62,16 @@ def outcomes_of(
     """Every row's outcome, in their order; ``shown`` is called as each ends."""
     absent = {row.name: missing(row) for row in rows}
     here = [row for row in rows if not absent[row.name]]
-    found: dict[str, Outcome] = {}
+    judgements: dict[str, Outcome] = {}
 
-    def one(arena: Arena, row: MatrixRow, image: str) -> None:
+    def run_row(arena: Arena, row: MatrixRow, image: str) -> None:
         with ExitStack() as beside:
             more = {}
             if row.outside:
                 port = beside.enter_context(outside.answering())
                 row, more = replace(row, network=f"egress:localhost:{port}"), {"ROW_OUTSIDE": str(port)}
-            found[row.name] = judged(arena, row, image, environment(row) | more)
-        shown(found[row.name])
+            judgements[row.name] = judged(arena, row, image, environment(row) | more)
+        shown(judgements[row.name])
 
     with ExitStack() as stack:
         jobs: list[Callable[[], None]] = []
@@ -73,18 +79,18 @@ def outcomes_of(
         if usual:
             host = stack.enter_context(open_host(stack.enter_context(own_home())))
             image = host.context.pool.import_image(image_of(usual))
-            jobs += [partial(one, OfHost(host, host.home), row, image) for row in usual]
+            jobs += [partial(run_row, OfHost(host, host.home), row, image) for row in usual]
         commanded = [row for row in here if row.by_command]
         if commanded:
             by_command = ByCommand(stack.enter_context(own_home()))
             stack.callback(by_command.close)
-            jobs += [partial(one, by_command, row, image_of(commanded)) for row in commanded]
+            jobs += [partial(run_row, by_command, row, image_of(commanded)) for row in commanded]
         side_by_side(jobs, min(2, os.cpu_count() or 1))
     for row in rows:
         if absent[row.name]:
-            found[row.name] = Outcome(row, Verdict.ABSENT, absent[row.name])
-            shown(found[row.name])
-    return [found[row.name] for row in rows]
+            judgements[row.name] = Outcome(row, Verdict.ABSENT, absent[row.name])
+            shown(judgements[row.name])
+    return [judgements[row.name] for row in rows]
 
 
 def missing(row: MatrixRow) -> str:

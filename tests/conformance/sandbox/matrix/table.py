@@ -15,20 +15,24 @@ MARKS = {Verdict.RIGHT: "✓ right", Verdict.REFUSED: "✓ refused beforehand"}
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown: a line of counts, and one table for each kind of row."""
-    counts = [f"{sum(one.verdict is each for one in outcomes)} {each.value}" for each in Verdict]
-    parts = [f"{len(outcomes)} rows: {', '.join(one for one in counts if not one.startswith('0 '))}.\n"]
+    counts = [f"{sum(outcome.verdict is each for outcome in outcomes)} {each.value}" for each in Verdict]
+    parts = [f"{len(outcomes)} rows: {', '.join(count for count in counts if not count.startswith('0 '))}.\n"]
     for kind, head in (("program", "program"), ("feature", "feature of the kernel")):
-        lines = [_line(one) for one in outcomes if one.row.kind == kind]
+        lines = [_line(outcome) for outcome in outcomes if outcome.row.kind == kind]
         if lines:
             parts.append("\n".join([f"| {head} | held to | verdict |", "|---|---|---|", *lines]) + "\n")
     return "\n".join(parts)
 
 
-def _line(one: Outcome) -> str:
-    mark = MARKS.get(one.verdict, f"✗ {one.verdict.value}")
-    if one.verdict is Verdict.ABSENT:
-        mark = one.verdict.value
-    cells = (one.row.name, one.row.asks, f"{mark}: {_short(one.words)}" if one.words else mark)
+def _line(outcome: Outcome) -> str:
+    mark = MARKS.get(outcome.verdict, f"✗ {outcome.verdict.value}")
+    if outcome.verdict is Verdict.ABSENT:
+        mark = outcome.verdict.value
+    cells = (
+        outcome.row.name,
+        outcome.row.asks,
+        f"{mark}: {_short(outcome.words)}" if outcome.words else mark,
+    )
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 

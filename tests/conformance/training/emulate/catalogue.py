@@ -112,7 +112,7 @@ STRANGERS = (
 
 def row(stranger: Stranger, summary: dict[str, Any]) -> str:
     """Its line of the table, from what the command printed. Every figure is emulated."""
-    reserved = max(one["peak_reserved_bytes"] for one in summary["ranks"]) / 2**30
+    reserved = max(rank["peak_reserved_bytes"] for rank in summary["ranks"]) / 2**30
     cells = (
         stranger.name, stranger.versions, f"`{stranger.cluster}`",
         f"{len(ranges.read(summary['captured_ranks']))} of {summary['world_size']}",
@@ -132,6 +132,6 @@ def shown() -> dict[str, str]:
 def write(name: str, line: str) -> None:
     """Put a line into the page's table, in the order of `STRANGERS`."""
     rows = shown() | {name: line}
-    table = [*HEAD, *(rows[one.name] for one in STRANGERS if one.name in rows)]
+    table = [*HEAD, *(rows[stranger.name] for stranger in STRANGERS if stranger.name in rows)]
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(before + BEGIN + "\n".join(table) + "\n" + END + rest.split(END)[1])

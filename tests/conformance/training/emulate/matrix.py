@@ -105,9 +105,9 @@ def leaves(summary: Any, at: str = "") -> Iterator[tuple[str, str]]:
         yield at.removesuffix("."), json.dumps(summary)
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differences(summary: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The places at which two summaries differ."""
-    return sorted({place for place, _ in set(leaves(one)) ^ set(leaves(other))})
+    return sorted({place for place, _ in set(leaves(summary)) ^ set(leaves(other))})
 
 
 Results = dict[tuple[str, Build], "dict[str, Any] | str"]

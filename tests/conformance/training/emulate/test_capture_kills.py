@@ -30,14 +30,17 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(captures, "subprocess", subprocess)  # the worker as it starts for users
     monkeypatch.setenv("PID_FILE", str(pid_file))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(ScriptError, match="killed by signal 9"), session("faulty.py", "case_endless") as one:
+    with (
+        pytest.raises(ScriptError, match="killed by signal 9"),
+        session("faulty.py", "case_endless") as capture_session,
+    ):
 
         def kill() -> None:
             until(lambda: _written(pid_file))
-            os.kill(one._worker.pid, signal.SIGKILL)
+            os.kill(capture_session._worker.pid, signal.SIGKILL)
 
         threading.Thread(target=kill).start()
-        one.capture([0])
+        capture_session.capture([0])
     until(lambda: gone(int(pid_file.read_text())))
     assert not list(tmp_path.glob("windtunnel-*"))
 
@@ -96,8 +99,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stuck(folder: Path) -> Iterator[Session]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STUCK_FOLDER", str(folder))
-        with session(str(STUCK), cluster="h100-sxm:2x8", timeout=1.0) as one:
-            yield one
+        with session(str(STUCK), cluster="h100-sxm:2x8", timeout=1.0) as capture_session:
+            yield capture_session
 
 
 @pytest.mark.parametrize("name", ["sleeps", "spins", "stopped"])

@@ -38,11 +38,11 @@ MODULES = (
 
 def touched(source: str) -> set[str]:
     """The dotted names of the family that a file names."""
-    found = set(USED.findall(source))
+    dotted = set(USED.findall(source))
     for module, what in IMPORTED.findall(source):
         imported = re.sub(r"#.*|\bas\s+\w+", "", what)
-        found |= {f"{module}.{name}" for name in re.findall(r"\w+", imported)}
-    return found
+        dotted |= {f"{module}.{name}" for name in re.findall(r"\w+", imported)}
+    return dotted
 
 
 def first_thing(name: str) -> str:
@@ -84,7 +84,7 @@ def is_module(name: str) -> bool:
 
 def unknown(sources: list[Path]) -> dict[str, str]:
     """Names that the table does not have, each with a file that touches it."""
-    found = {}
+    files = {}
     for path in sources:
         source = path.read_text(errors="replace")
         if "torch." not in source:
@@ -94,8 +94,8 @@ def unknown(sources: list[Path]) -> dict[str, str]:
             # what is private to CUDA's own tools is Python on top of the rest
             of_a_tool = short.startswith(("torch.cuda._memory_viz.", "torch.cuda._pin_memory_utils."))
             if short not in table() and not is_module(short) and not of_a_tool:
-                found[short] = str(path)
-    return found
+                files[short] = str(path)
+    return files
 
 
 @pytest.mark.parametrize("package", STRANGERS)
@@ -104,7 +104,9 @@ def test_what_a_stranger_touches_is_known(package: str) -> None:
         installed = files(package) or []
     except PackageNotFoundError:
         pytest.skip(f"needs {package}: pip install windtunnel[strangers]")
-    sources = [Path(str(one.locate())) for one in installed if one.suffix == ".py" and one.parts[0] != "test"]
+    sources = [
+        Path(str(file.locate())) for file in installed if file.suffix == ".py" and file.parts[0] != "test"
+    ]
     assert len(sources) > 50
     assert unknown(sources) == {}
 
@@ -140,8 +142,8 @@ def test_a_name_is_listed_once() -> None:
 @pytest.mark.slow
 def test_every_name_does_what_the_table_says() -> None:
     (slice_,) = capture(str(PROGRAMS / "surface.py"))
-    told = {note.text for note in slice_.notes if note.kind is NoteKind.APPROXIMATION}
-    assert {f"{name}: {sentence}" for name, sentence in names.STOOD_IN.items()} <= told
+    approximations = {note.text for note in slice_.notes if note.kind is NoteKind.APPROXIMATION}
+    assert {f"{name}: {sentence}" for name, sentence in names.STOOD_IN.items()} <= approximations
 
 
 @pytest.mark.slow
@@ -150,16 +152,16 @@ def test_every_name_does_what_the_table_says() -> None:
 )
 def test_a_script_of_many_parts_runs(name: str, ranks: tuple[int, ...]) -> None:
     slices = capture(str(PROGRAMS / name), ranks=ranks)
-    assert [one.rank for one in slices] == list(ranks)
-    assert all(len(one.events) > 50 for one in slices)
+    assert [slice_.rank for slice_ in slices] == list(ranks)
+    assert all(len(slice_.events) > 50 for slice_ in slices)
 
 
 @pytest.mark.slow
 def test_every_way_to_communicate_is_recorded_with_its_bytes() -> None:
     zero, three = capture(str(PROGRAMS / "communicate.py"), ranks=(0, 3))
-    for one in (zero, three):
-        rows = {(c.kind, c.in_bytes, c.out_bytes, c.peer) for c in one.collectives}
-        r, world = one.rank, 8
+    for slice_ in (zero, three):
+        rows = {(c.kind, c.in_bytes, c.out_bytes, c.peer) for c in slice_.collectives}
+        r, world = slice_.rank, 8
         # The ring: 1,000 floats to the right, from the left.
         assert ("send", 4000, 0, (r + 1) % world) in rows and ("recv", 0, 4000, (r - 1) % world) in rows
         # Rank r sends r + 1 rows of 4 floats to each rank, and hears 1 + 2 + … + 8 of them.
@@ -168,9 +170,9 @@ def test_every_way_to_communicate_is_recorded_with_its_bytes() -> None:
         assert ("all_gather", 84, 84 * world, -1) in rows and ("reduce_scatter", 84 * world, 84, -1) in rows
         assert ("reduce", 84, 84, 1) in rows and ("broadcast", 84, 84, 1) in rows
         assert any(kind == "barrier" for kind, *_ in rows)
-        gathers = {(c.in_bytes, c.out_bytes) for c in one.collectives if c.kind == "gather"}
+        gathers = {(c.in_bytes, c.out_bytes) for c in slice_.collectives if c.kind == "gather"}
         assert gathers == ({(84, 84 * world)} if r == 0 else {(84, 0)})
-        backends = Counter(c.backend for c in one.collectives)
+        backends = Counter(c.backend for c in slice_.collectives)
         assert backends["gloo"] >= 1 and backends["nccl"] > 10
     halves = next(c for c in three.collectives if c.kind == "all_reduce" and c.in_bytes == 44)
     assert three.groups[halves.group].ranks == (0, 1, 2, 3)

@@ -71,8 +71,8 @@ import torch._inductor.runtime.triton_heuristics, torch._inductor.codegen.triton
 def run(tmp_path: Path, end: str) -> None:
     script = tmp_path / "probe.py"
     script.write_text(PROBE.replace("{end}", end))
-    with session(str(script)) as one:
-        one.capture([0])
+    with session(str(script)) as capture_session:
+        capture_session.capture([0])
 
 
 def test_what_is_only_named_works(tmp_path: Path) -> None:

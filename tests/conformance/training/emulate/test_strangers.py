@@ -20,7 +20,7 @@ WEIGHTS = {".ckpt", ".distcp", ".pt", ".safetensors"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.name)
 def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
     if stranger.missing:
         pytest.skip(f"needs {', '.join(stranger.missing)}: pip install windtunnel[strangers]")
@@ -33,7 +33,7 @@ def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary["tokens_per_iteration"] == stranger.tokens
     assert 0 < summary["mfu"] <= summary["hfu"] <= 1
-    assert all(one["fits"] for one in summary["ranks"])
+    assert all(rank["fits"] for rank in summary["ranks"])
     assert not [word for word in summary["warnings"] if "came twice" in word]
     files = [path.name for path in tmp_path.rglob("*") if path.suffix in WEIGHTS]
     assert files == [], "there are no weights to write"
@@ -48,7 +48,7 @@ def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["8b", "70b"])
 def test_a_large_model_that_is_built_on_the_host_takes_little_memory(size: str, tmp_path: Path) -> None:
-    stranger = next(one for one in STRANGERS if size in one.arguments)
+    stranger = next(entry for entry in STRANGERS if size in entry.arguments)
     if stranger.missing:
         pytest.skip(f"needs {', '.join(stranger.missing)}: pip install windtunnel[strangers]")
     done = subprocess.run(
@@ -65,4 +65,4 @@ def test_a_large_model_that_is_built_on_the_host_takes_little_memory(size: str, 
 
 
 def test_the_page_shows_them_all() -> None:
-    assert list(shown()) == [one.name for one in STRANGERS]
+    assert list(shown()) == [stranger.name for stranger in STRANGERS]

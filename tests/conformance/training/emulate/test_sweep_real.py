@@ -57,7 +57,7 @@ def test_another_network_on_the_same_capture_is_as_a_capture_of_its_own(tmp_path
     by_network = {row["cluster"]: row for row in rows if row["chosen"] == {"--width": 256}}
     replayed = by_network["h100-sxm:2x2,nic=ethernet-10"]
     assert replayed["iteration_time_s"] == alone.timing.iteration_time_s
-    assert replayed["peak_reserved_bytes"] == max(one.steady.reserved_bytes for one in alone.memory)
+    assert replayed["peak_reserved_bytes"] == max(rank.steady.reserved_bytes for rank in alone.memory)
     assert replayed["iteration_time_s"] > by_network["h100-sxm:2x2,nic=ib-400"]["iteration_time_s"]
     odd = [row for row in rows if row["chosen"] == {"--width": 3}]
     assert [row["status"] for row in odd] == ["failed"] * 2

@@ -50,11 +50,11 @@ def train(job: Job) -> str:
             checkpointer.step(step, state)
             job.step(step, loss=loss.item())
             step += 1
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for tensor in [*model.parameters(), *model.buffers(), torch.get_rng_state()]:
-        found.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-    print(f"rank {job.rank} ends with {found.hexdigest()} after {step} steps", flush=True)
-    return found.hexdigest()
+        hasher.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    print(f"rank {job.rank} ends with {hasher.hexdigest()} after {step} steps", flush=True)
+    return hasher.hexdigest()
 
 
 if __name__ == "__main__":

@@ -81,10 +81,10 @@ def open_gate(launched: Launched, step: int) -> None:
 
 
 def losses(launched: Launched) -> dict[int, set[str]]:
-    found: dict[int, set[str]] = {}
+    by_step: dict[int, set[str]] = {}
     for event in of(launched, "step"):
-        found.setdefault(event["step"], set()).add(event["loss"])
-    return found
+        by_step.setdefault(event["step"], set()).add(event["loss"])
+    return by_step
 
 
 def same(launched: Launched, reference: dict[str, Any], lost: int = 1) -> list[Any]:
@@ -94,10 +94,12 @@ def same(launched: Launched, reference: dict[str, Any], lost: int = 1) -> list[A
     # A step whose checkpoint was complete when rank 0 died before it could tell is not done again.
     assert all([*values] == reference["losses"][str(step)] for step, values in losses(launched).items())
     assert {str(rank): result["digest"] for rank, result in results.items()} == reference["digests"]
-    found = recoveries(launched.events())
-    assert all(one.complete for one in found)
-    assert all((one.steps_lost or 0) <= lost for one in found), [one.steps_lost for one in found]
-    return found
+    recovered = recoveries(launched.events())
+    assert all(recovery.complete for recovery in recovered)
+    assert all((recovery.steps_lost or 0) <= lost for recovery in recovered), [
+        recovery.steps_lost for recovery in recovered
+    ]
+    return recovered
 
 
 def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
@@ -107,19 +109,19 @@ def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
         os.close(os.open(kept.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         until(kept.exists, timeout=PATIENCE)
-        found: dict[str, Any] = json.loads(kept.read_text())
-        return found
+        reference: dict[str, Any] = json.loads(kept.read_text())
+        return reference
     (folder / kind).mkdir()
     with running(folder / kind, "--bare", kind=kind, **options) as launched:
         results = end_well(launched)
         assert recoveries(launched.events()) == []
-        made = {
+        reference = {
             "losses": {step: [*values] for step, values in losses(launched).items()},
             "digests": {rank: result["digest"] for rank, result in results.items()},
             "weights": results[0]["weights"],
         }
     draft = kept.with_suffix(".draft")
-    draft.write_text(json.dumps(made))
+    draft.write_text(json.dumps(reference))
     draft.replace(kept)
     return json.loads(kept.read_text())
 
@@ -154,11 +156,11 @@ def forge_slots(launched: Launched, place: int, step: int) -> list[Path]:
         it = header.shard
         oldest[it.name] = min(oldest.get(it.name, (step, path)), (it.step, path))
     for _, path in oldest.values():
-        header, one = read_header(path), slot.SlotFile.open(path)
+        header, file = read_header(path), slot.SlotFile.open(path)
         assert header is not None
-        one.begin(replace(header.shard, step=step))
-        one.complete(slot.checksum_of(one.data))
-        one.close()
+        file.begin(replace(header.shard, step=step))
+        file.complete(slot.checksum_of(file.data))
+        file.close()
     return [path for _, path in oldest.values()]
 
 
@@ -166,7 +168,9 @@ def forge_stored(url: str, like: int, step: int) -> None:
     """A whole checkpoint of ``step`` in storage, of the data of ``like``."""
     from windtunnel.training.checkpoint.live import storage
 
-    (real,) = [one for one in storage.steps(url) if one.step == like and not one.bad]
+    (real,) = [
+        checkpoint for checkpoint in storage.steps(url) if checkpoint.step == like and not checkpoint.bad
+    ]
     written, layouts = [], {}
     for shard in real.shards:
         data = memoryview(bytearray(shard.nbytes))

@@ -54,18 +54,18 @@ def build(drop: float) -> nn.Sequential:
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(11)
-    return torch.randn(60, WIDTH, generator=made), torch.randint(3, (60,), generator=made)
+    generator = torch.Generator().manual_seed(11)
+    return torch.randn(60, WIDTH, generator=generator), torch.randint(3, (60,), generator=generator)
 
 
 def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     determinism.fix()
-    made = build(args.drop)
-    model: nn.Module = made
+    network = build(args.drop)
+    model: nn.Module = network
     if args.kind == "fsdp":
         mesh = init_device_mesh("cpu", (job.world,))
-        fully_shard(made[0], mesh=mesh)
-        fully_shard(made, mesh=mesh)
+        fully_shard(network[0], mesh=mesh)
+        fully_shard(network, mesh=mesh)
     elif args.kind == "ddp":
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
@@ -115,15 +115,15 @@ def wait_at_gate(job: Job, keeper: PeerCheckpointer | None, step: int) -> None:
 
 def digest(state: dict[str, Any]) -> str:
     """Of all that this rank holds: parameters, moments, schedule, cursor and the generator."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for value in leaves([part.state_dict() for part in state.values()]):
         if isinstance(value, DTensor):
             value = value.to_local()
         if isinstance(value, torch.Tensor):
             value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        found.update(value if isinstance(value, bytes) else repr(value).encode())
-    found.update(torch.get_rng_state().numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(value if isinstance(value, bytes) else repr(value).encode())
+    hasher.update(torch.get_rng_state().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -132,19 +132,19 @@ def leaves(value: Any) -> Iterator[Any]:
             yield str(name)
             yield from leaves(value[name])
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from leaves(one)
+        for part in value:
+            yield from leaves(part)
     else:
         yield value
 
 
 def whole(model: nn.Module) -> list[float]:
     """All parameters, gathered."""
-    found = []
+    numbers = []
     for parameter in model.parameters():
         tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found += tensor.detach().reshape(-1).tolist()
-    return found
+        numbers += tensor.detach().reshape(-1).tolist()
+    return numbers
 
 
 def arguments() -> argparse.Namespace:

@@ -36,6 +36,6 @@ def test_killed_at_random_steps(tmp_path: Path, seed: int) -> None:
     with running(tmp_path, script=TRAINER, hosts=2, per_host=2, faults=strikes) as launched:
         results = end_well(launched)
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
-        assert {str(one): digest for one, digest in results.items()} == ends
+        assert {str(rank): digest for rank, digest in results.items()} == ends
         doubt = "loader loader: what its workers draw at random is drawn anew after a failure"
         assert guarantee(launched.events()) == f"not sure to be bit-identical: {doubt}"

@@ -28,11 +28,11 @@ def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
     )
     certificates = Authority(tmp_path / "ours").issue("host").paths
     with running(tmp_path, faults=strikes, tls=certificates) as launched:
-        found = same(launched, sharded)
-    assert len(found) == len(strikes)
-    lost = [one.lost[0] for one in found]
-    assert [one["evidence"] for one in lost] == ["exit", "connection", "frozen", "exit"]
-    assert [one["own"] for one in lost] == [False] * 3 + [True]
+        recoveries = same(launched, sharded)
+    assert len(recoveries) == len(strikes)
+    lost = [recovery.lost[0] for recovery in recoveries]
+    assert [loss["evidence"] for loss in lost] == ["exit", "connection", "frozen", "exit"]
+    assert [loss["own"] for loss in lost] == [False] * 3 + [True]
     assert "InjectedError" in lost[3]["error"]
 
 
@@ -82,9 +82,9 @@ def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
         for step, place in zip(range(3, 9), (0, 2, 1, 3, 0, 2), strict=True)
     ]
     with running(tmp_path, faults=strikes) as launched:
-        found = same(launched, sharded)
+        recoveries = same(launched, sharded)
         assert len(of(launched, "injected")) == len(strikes)
-    assert {tier for one in found for tier in one.tiers.values()} == {"memory", "peer"}
+    assert {tier for recovery in recoveries for tier in recovery.tiers.values()} == {"memory", "peer"}
 
 
 def test_a_host_goes_while_the_last_step_is_written_to_storage(
@@ -134,9 +134,9 @@ def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
         kill_host(launched, 2)
         kill_host(launched, 3)
         open_gate(launched, 9)
-        found = same(launched, sharded, lost=3)
-    assert [one.steps_lost for one in found] == [0, 0, 8 - stored]
-    assert "storage" in set(found[2].tiers.values())
+        recoveries = same(launched, sharded, lost=3)
+    assert [recovery.steps_lost for recovery in recoveries] == [0, 0, 8 - stored]
+    assert "storage" in set(recoveries[2].tiers.values())
 
 
 def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:

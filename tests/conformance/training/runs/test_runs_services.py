@@ -53,9 +53,9 @@ def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]
         flip(replica)
         kill_host(launched, 3)
         open_gate(launched, 9)
-        found = same(launched, sharded)
+        recoveries = same(launched, sharded)
         assert not [event for event in of(launched, "lost") if event["own"]]
-    assert [one.resumed for one in found][-2:] == [4, 7]
+    assert [recovery.resumed for recovery in recoveries][-2:] == [4, 7]
 
 
 def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
@@ -65,8 +65,8 @@ def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
         kill_forkserver(launched)
         kill_host(launched, 1)
         open_gate(launched, 9)
-        found = same(launched, sharded)
-    assert len(found) == 1
+        recoveries = same(launched, sharded)
+    assert len(recoveries) == 1
 
 
 @pytest.mark.root
@@ -93,8 +93,8 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
         before = at_gate(launched, 8)
         # two of which each reaches all others, and the supervisor: no group with both can form
         ids = {place: status["host"] for place, status in launched.places().items()}
-        one, other = (launched.site.of(launched.places()[place]["pid"]).name for place in (0, 2))
-        launched.network.part(one, other, apart=True)
+        first, second = (launched.site.of(launched.places()[place]["pid"]).name for place in (0, 2))
+        launched.network.part(first, second, apart=True)
         kill_worker(launched, 1)
         at_gate(launched, 8, after=before)
         cut = [event for event in of(launched, "lost") if event["evidence"] == "cut"]
@@ -103,10 +103,12 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
         assert [host["id"] == ids[place] for place, host in enumerate(after)] == [True, True, False, True]
         open_gate(launched, 8)
         assert len(same(launched, sharded)) == 2
-        said = [one for one in of(launched, "decision") if one["capability"] == "training.elastic"]
-    seen = [from_plain(elastic.Observation, one["observation"]) for one in said]
-    assert [elastic.decide(one) for one in seen] == [
-        from_plain(elastic.Decision, one["decision"]) for one in said
+        said = [
+            decision for decision in of(launched, "decision") if decision["capability"] == "training.elastic"
+        ]
+    observations = [from_plain(elastic.Observation, decision["observation"]) for decision in said]
+    assert [elastic.decide(observation) for observation in observations] == [
+        from_plain(elastic.Decision, decision["decision"]) for decision in said
     ]
 
 

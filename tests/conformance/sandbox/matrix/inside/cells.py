@@ -18,22 +18,22 @@ client.start_channels()
 client.wait_for_ready(timeout=60)
 
 
-def told(code: str) -> str:
+def output(code: str) -> str:
     said: list[str] = []
 
-    def heard(message: dict) -> None:  # type: ignore[type-arg]
+    def collect(message: dict) -> None:  # type: ignore[type-arg]
         if message["header"]["msg_type"] == "stream":
             said.append(message["content"]["text"])
 
-    client.execute_interactive(code, output_hook=heard, timeout=30)
+    client.execute_interactive(code, output_hook=collect, timeout=30)
     return "".join(said).strip()
 
 
 if len(sys.argv) > 2:
-    print(told(sys.argv[2]))
+    print(output(sys.argv[2]))
 else:
-    print("first:", told("x = 41; print(x)"), flush=True)
+    print("first:", output("x = 41; print(x)"), flush=True)
     while not os.path.exists("/row/again"):
         time.sleep(0.05)
-    print("again:", told("print(x + 2)"), flush=True)
+    print("again:", output("print(x + 2)"), flush=True)
 client.stop_channels()

@@ -16,7 +16,7 @@ class Page:
 
     def __init__(self) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/json", timeout=10) as answer:
-            page = next(one for one in json.load(answer) if one["type"] == "page")
+            page = next(target for target in json.load(answer) if target["type"] == "page")
         path = page["webSocketDebuggerUrl"].split(str(PORT), 1)[1]
         self._socket = socket.create_connection(("127.0.0.1", PORT), timeout=20)
         key = base64.b64encode(os.urandom(16)).decode()
@@ -32,14 +32,14 @@ class Page:
         given = {"expression": expression, "awaitPromise": True, "returnByValue": True}
         self._send(json.dumps({"id": 1, "method": "Runtime.evaluate", "params": given}).encode())
         while True:
-            found = json.loads(self._receive())
-            if found.get("id") == 1:
-                return found["result"]["result"].get("value")
+            message = json.loads(self._receive())
+            if message.get("id") == 1:
+                return message["result"]["result"].get("value")
 
     def _send(self, data: bytes) -> None:
         mask = os.urandom(4)
         head = bytes([0x81, 0x80 | 126]) + len(data).to_bytes(2, "big")
-        self._socket.sendall(head + mask + bytes(one ^ mask[at % 4] for at, one in enumerate(data)))
+        self._socket.sendall(head + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(data)))
 
     def _receive(self) -> bytes:
         length = self._file.read(2)[1] & 127

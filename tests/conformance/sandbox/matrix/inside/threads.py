@@ -39,14 +39,14 @@ def tell() -> None:
 
 threads = [threading.Thread(target=work, args=(number,)) for number in range(COUNT)]
 threads.append(threading.Thread(target=tell))
-for one in threads:
-    one.start()
+for thread in threads:
+    thread.start()
 while not os.path.exists("/row/go"):
     time.sleep(0.02)
 end.set()
 with moved:
     moved.notify_all()
-for one in threads:
-    one.join(20)
-well = not any(one.is_alive() for one in threads) and sum(own) == total
+for thread in threads:
+    thread.join(20)
+well = not any(thread.is_alive() for thread in threads) and sum(own) == total
 print("ended well" if well else f"ended: {own} are not {total}", flush=True)

@@ -13,20 +13,20 @@ def losses(between: bool) -> list[float]:
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    found = []
+    values = []
     for step in range(STEPS):
         loss = torch.nn.functional.cross_entropy(model(torch.randn(256, 256)), torch.randint(0, 10, (256,)))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        found.append(loss.item())
+        values.append(loss.item())
         if between:
             print(f"step {step} {loss.item():.6f}", flush=True)
             while step > 5 and not os.path.exists("/row/go"):
                 time.sleep(0.05)
             time.sleep(0.05)
-    return found
+    return values
 
 
-wanted, found = losses(False), losses(True)
-print("ended well" if wanted == found else f"ended: {found} are not {wanted}", flush=True)
+expected, actual = losses(False), losses(True)
+print("ended well" if expected == actual else f"ended: {actual} are not {expected}", flush=True)

@@ -23,8 +23,8 @@ def writer(who: int) -> None:
         own.execute("insert into t values (?, ?)", (who, n))
     open(f"/row/wrote{who}", "w").close()
     wait("/row/go")
-    seen = own.execute("select count(*) from t where who = ?", (who,)).fetchone()[0]
-    os._exit(0 if seen == 50 else 1)
+    rows = own.execute("select count(*) from t where who = ?", (who,)).fetchone()[0]
+    os._exit(0 if rows == 50 else 1)
 
 
 children = []

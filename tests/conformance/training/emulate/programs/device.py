@@ -48,9 +48,9 @@ def case_streams_and_events():
 def case_a_stream_of_ones_own():
     class Named(torch.cuda.Stream):
         def __new__(cls, name, **kwargs):
-            made = super().__new__(cls, **kwargs)
-            made.name = name
-            return made
+            stream = super().__new__(cls, **kwargs)
+            stream.name = name
+            return stream
 
         def __init__(self, name, **kwargs):
             super().__init__()
@@ -135,7 +135,7 @@ def case_generators():
     torch.cuda.manual_seed(before + 11)
     assert (own[LOCAL].initial_seed(), neighbour.initial_seed()) == (before + 11, before)
     torch.manual_seed(7)
-    assert [one.initial_seed() for one in own] == [7] * 8
+    assert [generator.initial_seed() for generator in own] == [7] * 8
     own[LOCAL].set_offset(12)
     state = torch.cuda.get_rng_state()
     assert (state.dtype, state.shape, state.device.type) == (torch.uint8, (16,), "cpu")
@@ -146,9 +146,13 @@ def case_generators():
     assert torch.cuda.initial_seed() == 7 and own[LOCAL].get_offset() == 12
     states = torch.cuda.get_rng_state_all()
     torch.cuda.seed_all()
-    assert len({one.initial_seed() for one in own} - {7, 8}) == 1, "one seed for all, that nobody chose"
+    assert len({generator.initial_seed() for generator in own} - {7, 8}) == 1, (
+        "one seed for all, that nobody chose"
+    )
     torch.cuda.set_rng_state_all(states)
-    assert [one.initial_seed() for one in own] == [7 if index == LOCAL else 8 for index in range(8)]
+    assert [generator.initial_seed() for generator in own] == [
+        7 if index == LOCAL else 8 for index in range(8)
+    ]
     with torch.random.fork_rng(devices=[LOCAL]):
         torch.cuda.manual_seed(99)
     assert torch.cuda.initial_seed() == 7

@@ -175,8 +175,8 @@ def case_autograd():
 def case_low_precision():
     a = torch.randn(32, 64, device="cuda").to(torch.float8_e4m3fn)
     b = torch.randn(16, 64, device="cuda").to(torch.float8_e4m3fn).t()
-    one = torch.ones((), device="cuda")
-    assert torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=HALF).shape == (32, 16)
+    scale = torch.ones((), device="cuda")
+    assert torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=HALF).shape == (32, 16)
     grouped = torch._grouped_mm(
         torch.randn(64, 32, device="cuda", dtype=HALF), torch.randn(4, 32, 16, device="cuda", dtype=HALF),
         offs=torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda"),

@@ -64,10 +64,10 @@ def case_all_that_answer():
     for name in [*real(), *names.STOOD_IN]:
         module, _, last = name.rpartition(".")
         holder, attribute = names.find(name)
-        found = getattr(holder, attribute)
+        member = getattr(holder, attribute)
         given = GIVEN.get(module, {}).get(last, ())
         try:
-            answer = found(*given) if callable(found) and given is not None else found
+            answer = member(*given) if callable(member) and given is not None else member
             if hasattr(answer, "__enter__"):
                 with answer:
                     pass
@@ -79,10 +79,10 @@ def case_all_that_answer():
 
 def case_all_that_are_refused():
     for name in names.REFUSED:
-        found = names.find(name)
-        if found is None:
+        place = names.find(name)
+        if place is None:
             continue  # of a later PyTorch
-        refused = getattr(*found)
+        refused = getattr(*place)
         callables = [refused]
         if isinstance(refused, type):
             assert not isinstance(x, refused | int)  # as in an annotation
