@@ -82,7 +82,7 @@ def test_what_comes_after_a_warm_up_is_reported(warm_up: int) -> None:
     assert "aten.fill_.Scalar" in operator_names(slice_, steady_events(slice_))
 
 
-@pytest.mark.parametrize("case", ["plain", "reads"])
+@pytest.mark.parametrize("case", ["plain", "reads", "streams"])
 def test_steps_that_are_alike_are_run_once_and_no_more(case: str) -> None:
     with session(PERIODS, f"case_{case}", "5", cluster="h100-sxm:1x2") as one:
         first, other = one.capture([0, 1])

@@ -53,6 +53,18 @@ def case_diloco(every):
             outer.step()
 
 
+def case_streams(_):
+    """A stream of its own for each step, as DDP's communication hooks take one for what follows a message."""
+    _, update = plain()
+    for _ in range(STEPS):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.zeros(64, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        update()
+
+
 def case_wgan(critics):
     critic, generator = layer(), layer()
     of_critic = torch.optim.RMSprop(critic.parameters())

@@ -40,7 +40,7 @@ from windtunnel.training.emulate.live.host import Launches
 from windtunnel.training.emulate.live.patches import replaces
 from windtunnel.training.emulate.live.progress import WaitingLoops
 from windtunnel.training.emulate.live.world import WorldView
-from windtunnel.training.emulate.policy.alike import only_reads
+from windtunnel.training.emulate.policy.alike import only_reads, streams_in_order
 from windtunnel.training.emulate.program import OptimizerCalls, find_period, on_mark
 
 LEFT_OUT = (EventKind.FREE, EventKind.SYNC, EventKind.CALL)
@@ -274,7 +274,7 @@ class Observer:
         same_ref = (kind == EventKind.OP) | (kind == EventKind.COLLECTIVE)
         same_value = kind == EventKind.ALLOC
         columns = np.stack([
-            kind.astype(np.int64), events["phase"], events["stream"], events["scope"],
+            kind.astype(np.int64), events["phase"], streams_in_order(events), events["scope"],
             np.where(same_ref, events["ref"], 0), np.where(same_value, events["value"], 0),
         ])  # fmt: skip
         return hash(columns.tobytes())

@@ -68,7 +68,7 @@ def canonical(slice_: Slice, families: Families, *, reads: bool = True) -> Longs
     category = np.zeros(len(events), np.int64)
     default = int(Category.TEMPORARY)
     category[allocated] = [slice_.block_category.get(block, default) for block in ref[allocated].tolist()]
-    columns = (kind, events["phase"], _streams(events), out_ref, value, category)
+    columns = (kind, events["phase"], streams_in_order(events), out_ref, value, category)
     return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
 
@@ -158,7 +158,8 @@ def _rename(where: NDArray[np.bool_], names: Longs, out: Longs) -> None:
     out[where] = _first_appearance(names[where])
 
 
-def _streams(events: Events) -> Longs:
+def streams_in_order(events: Events) -> Longs:
+    """Names of the events' streams by the order in which they first appear."""
     stream = events["stream"].astype(np.int64)
     # Stream 0 keeps its meaning, and a process group's stream is never taken for a user's.
     return np.where(stream == 0, 0, 2 * _first_appearance(stream) + 2 + (stream >= COMM_STREAM))
