@@ -236,6 +236,13 @@ def test_large_elementwise_reaches_the_measured_share_of_bandwidth():
     assert rate == pytest.approx(4.3e12, rel=0.03)  # device copy measured on an H200
 
 
+def test_a_dot_product_takes_as_long_as_its_vectors_are_read():
+    op = Operator("aten.dot.default", (t(1 << 26, dtype="float32"), t(1 << 26, dtype="float32")), (t(),))
+    assert counted_flops(op) == 0.0, "as PyTorch counts it"
+    seconds = roofline_seconds(op, kind_of(op), device("a100-80"))
+    assert seconds == pytest.approx(8 * (1 << 26) / (GPU.memory_reduction * 2.039e12), rel=0.05)
+
+
 def test_convolutions_of_float32_take_tf32_where_the_device_has_it():
     x, weight = t(64, 256, 56, 56, dtype="float32"), t(256, 256, 3, 3, dtype="float32")
     rest = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)

@@ -38,7 +38,7 @@ VIEWS = words(
 MATMULS = words(
     """
     mm addmm bmm baddbmm _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2 _grouped_mm _int_mm
-    mv addmv addmv_ dot vdot addbmm addbmm_ linear _addmm_activation matmul addmm_ baddbmm_ mkldnn_linear
+    mv addmv addmv_ addbmm addbmm_ linear _addmm_activation matmul addmm_ baddbmm_ mkldnn_linear
     """
 )
 CONVS = words(
@@ -69,7 +69,7 @@ REDUCTIONS = words(
     """
     sum mean max min amax amin argmax argmin any all prod norm linalg_vector_norm _foreach_norm var var_mean
     std std_mean cumsum cumprod aminmax median topk sort msort count_nonzero _unique2 unique_consecutive
-    bincount histc nansum equal
+    bincount histc nansum equal dot vdot
     """
 )
 EMBEDDINGS = words(
@@ -205,8 +205,6 @@ def matmul_shape(op: Operator) -> tuple[int, int, int, int]:
         return 1, prod(left[:-1]), right[0], left[-1]
     if base in ("mv", "addmv"):
         return 1, left[0], 1, left[1]
-    if base in ("dot", "vdot"):
-        return 1, 1, 1, left[0]
     if len(left) == 3 and len(right) == 3:
         return left[0], left[1], right[2], left[2]
     if len(left) == 2 and len(right) == 3:  # grouped: rows of the left are dealt out to the right's matrices
