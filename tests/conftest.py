@@ -79,6 +79,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is not None or not isinstance(item, pytest.Function):
             continue
         fixtures = item._fixtureinfo.name2fixturedefs.values()
-        shared = any(one[-1].scope == "module" for one in fixtures if one)
+        shared = any(definitions[-1].scope == "module" for definitions in fixtures if definitions)
         if shared or getattr(item.module, "GROUPED", False):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

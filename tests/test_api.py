@@ -44,16 +44,16 @@ def test_all_names_are_there_and_nothing_is_loaded_before_it_is_used() -> None:
 
 
 def test_a_run_has_its_figures_in_the_summary(run: wt.Run) -> None:
-    found = run.summary
-    assert 0 < found.iteration_time_s <= found.first_iteration_time_s
-    (rank,) = found.ranks
-    assert found.peak_reserved_bytes >= rank.peak_allocated_bytes > 3 * 4 * 256 * 256  # with a bucket
-    assert found.fits
-    assert 0 < found.mfu <= found.hfu < 1
+    summary = run.summary
+    assert 0 < summary.iteration_time_s <= summary.first_iteration_time_s
+    (rank,) = summary.ranks
+    assert summary.peak_reserved_bytes >= rank.peak_allocated_bytes > 3 * 4 * 256 * 256  # with a bucket
+    assert summary.fits
+    assert 0 < summary.mfu <= summary.hfu < 1
     assert rank.count == 4
-    assert sum(found.critical_path.values()) == pytest.approx(found.iteration_time_s)
-    assert {one.kind for one in found.collectives} == {"all_reduce"}
-    assert any(one.flops for one in found.operators)
+    assert sum(summary.critical_path.values()) == pytest.approx(summary.iteration_time_s)
+    assert {collective.kind for collective in summary.collectives} == {"all_reduce"}
+    assert any(operator.flops for operator in summary.operators)
     assert (run.directory / "report.html").exists()
     assert (run.directory / "events.jsonl").exists()
 
@@ -82,9 +82,9 @@ def test_the_store_gives_the_same_run_back(run: wt.Run, kept: wt.Run) -> None:
 def test_runs_are_compared(run: wt.Run, kept: wt.Run) -> None:
     with quick.captures():
         other = wt.emulate(train, 512, cluster=wt.load_cluster("h100-sxm:2x2"), report=False)
-    found = run.compare(other)
-    assert found.inputs["args"] == (["256"], ["512"])
-    ratios = {one.name: one.ratios[1] for one in found.figures}
+    comparison = run.compare(other)
+    assert comparison.inputs["args"] == (["256"], ["512"])
+    ratios = {figure.name: figure.ratios[1] for figure in comparison.figures}
     assert ratios["peak_allocated_bytes"] == pytest.approx(
         other.summary.ranks[0].peak_allocated_bytes / run.summary.ranks[0].peak_allocated_bytes
     )
@@ -123,12 +123,16 @@ def test_what_is_slow_is_an_object_or_text(
     given = {"cluster": "h100-sxm:2x2", "report": False}
     options = wt.Options(slow=[wt.Slow(host=1, factor=100.0)], ranks="0")
     with quick.captures():
-        one = wt.emulate(train, 256, options=options, **given)
+        by_options = wt.emulate(train, 256, options=options, **given)
         other = wt.emulate(train, 256, slow="host=1:100.0", ranks="0", **given)
         both = wt.emulate(train, 256, options=options, slow=wt.Slow(rank=0, factor=1.5), **given)
-    assert one.summary.iteration_time_s == other.summary.iteration_time_s > 5 * run.summary.iteration_time_s
-    assert one.summary.first_iteration_time_s >= one.summary.iteration_time_s
-    assert one.summary.command.options["slow"] == ["host=1:100.0"]
+    assert (
+        by_options.summary.iteration_time_s
+        == other.summary.iteration_time_s
+        > 5 * run.summary.iteration_time_s
+    )
+    assert by_options.summary.first_iteration_time_s >= by_options.summary.iteration_time_s
+    assert by_options.summary.command.options["slow"] == ["host=1:100.0"]
     assert both.summary.command.options["slow"] == ["rank=0:1.5"]
     assert both.summary.captured_ranks == (0,)
     for wrong in ({"factor": 2.0}, {"host": 1, "rank": 2, "factor": 2.0}):

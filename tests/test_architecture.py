@@ -25,8 +25,8 @@ from windtunnel.capabilities import CAPABILITIES, ROOMS
 SOURCE = Path(__file__).parent.parent / "src"
 GROUND = ("engines", "cluster", "store", "report", "linux", "calibration", "traces")
 AREAS = ("training", "serving", "agents", "data", "network", "control", "silicon", "trust", "edge")
-NAMES = {one.name for one in CAPABILITIES}
-FLAT = {one.name for one in CAPABILITIES if one.flat}
+NAMES = {entry.name for entry in CAPABILITIES}
+FLAT = {entry.name for entry in CAPABILITIES if entry.flat}
 # Of a capability whose live world has no folder: what is not of that world.
 SHARED = {*ROOMS, "model", "errors", "costs", "protocol", "traces", "calibrate", "adapters"}
 
@@ -49,20 +49,22 @@ KNOWN: set[tuple[str, str]] = set()
 @cache
 def trees() -> dict[str, ast.Module]:
     """Every module of the package by its name."""
-    found = {}
+    modules = {}
     gc.disable()  # it would look at a million nodes again and again
     for path in sorted((SOURCE / "windtunnel").rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
     gc.enable()
-    return found
+    return modules
 
 
 @cache
 def nodes() -> dict[str, list[ast.AST]]:
     """Of every module what the rules are about, from a single walk."""
     kinds = (ast.Import, ast.ImportFrom, ast.Constant, ast.Call, ast.Try)
-    return {name: [one for one in ast.walk(tree) if isinstance(one, kinds)] for name, tree in trees().items()}
+    return {
+        name: [node for node in ast.walk(tree) if isinstance(node, kinds)] for name, tree in trees().items()
+    }
 
 
 def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -147,7 +149,7 @@ def test_imports_point_one_way() -> None:
     }
     broken |= {(name, used) for name, names in imports().items() for used in names if "benchmarks" in used}
     # the table of capabilities is data: whoever may use them may read it
-    hold({one for one in broken if one[1] != "windtunnel.capabilities" or layer(one[0]) < 2}, set())
+    hold({pair for pair in broken if pair[1] != "windtunnel.capabilities" or layer(pair[0]) < 2}, set())
 
 
 WORLDS = {f"windtunnel.{name}.{world}" for name in NAMES for world in ("twin", "live")}
@@ -167,10 +169,10 @@ def test_no_capability_touches_the_live_or_the_twin_of_another() -> None:
             continue
         texts = [node.value for node in content if isinstance(node, ast.Constant)]
         mentioned = {
-            f"{SHORT[found[1]]}.{found[2]}"
+            f"{SHORT[match[1]]}.{match[2]}"
             for text in texts
             if isinstance(text, str)
-            for found in MENTIONS.finditer(text)
+            for match in MENTIONS.finditer(text)
         }
         imported = {
             room(used)
@@ -178,16 +180,16 @@ def test_no_capability_touches_the_live_or_the_twin_of_another() -> None:
             if f"windtunnel.{room(used)}" in WORLDS and capability(used)
         }
         broken |= {(room(module), used) for used in mentioned | imported if not used.startswith(f"{mine}.")}
-    hold(broken, {one for one in KNOWN if f"windtunnel.{one[1]}" in WORLDS})
+    hold(broken, {pair for pair in KNOWN if f"windtunnel.{pair[1]}" in WORLDS})
 
 
 def reached(module: str) -> Iterator[str]:
     """The module, and all modules of the package that are imported with it."""
-    seen, queue = {module}, [module]
+    visited, queue = {module}, [module]
     while queue:
-        yield (one := queue.pop())
-        new = {used for used in named(at_import(trees()[one].body)) if used in trees()} - seen
-        seen |= new
+        yield (name := queue.pop())
+        new = {used for used in named(at_import(trees()[name].body)) if used in trees()} - visited
+        visited |= new
         queue += new
 
 
@@ -195,33 +197,35 @@ def test_rooms() -> None:
     """policy: no other room, torch, clock, input or output, nor by what it imports. twin: no live, wall
     clock, sockets or processes. live: no twin, no engines. The table of capabilities says which there are."""
     broken = set()
-    for one in CAPABILITIES:
-        folder = SOURCE / "windtunnel" / one.name.replace(".", "/")
+    for entry in CAPABILITIES:
+        folder = SOURCE / "windtunnel" / entry.name.replace(".", "/")
         rooms = {name for name in ROOMS if (folder / name).is_dir() or (folder / f"{name}.py").exists()}
-        assert rooms == set(one.rooms) - ({"live"} if one.flat else set()), one.name
+        assert rooms == set(entry.rooms) - ({"live"} if entry.flat else set()), entry.name
     for module, names in imports().items():
         mine, where = capability(module), room(module)
         tops = {name.split(".")[0] for name in names}
         match where.split(".")[2:]:
             case ["policy"]:
-                behind = {name for found in reached(module) for name in imports()[found] | {found}}
+                behind = {
+                    name for dependency in reached(module) for name in imports()[dependency] | {dependency}
+                }
                 used = {".".join(name.split(".")[:2]) for name in behind if name.startswith("windtunnel.")}
                 banned = CLOCK | PROCESSES | DISK | {"torch"}
-                found = ({name.split(".")[0] for name in behind} & banned) | (used & WORLD)
-                found |= {room(name) for name in behind if f"windtunnel.{room(name)}" in WORLDS}
+                faults = ({name.split(".")[0] for name in behind} & banned) | (used & WORLD)
+                faults |= {room(name) for name in behind if f"windtunnel.{room(name)}" in WORLDS}
                 calls = (node.func for node in nodes()[module] if isinstance(node, ast.Call))
                 if any(isinstance(call, ast.Name) and call.id == "open" for call in calls):
-                    found.add("open")
+                    faults.add("open")
             case ["twin"]:
-                found = tops & (CLOCK | PROCESSES | {"torch"})
-                found |= {room(name) for name in names if room(name) == f"{mine}.live"}
+                faults = tops & (CLOCK | PROCESSES | {"torch"})
+                faults |= {room(name) for name in names if room(name) == f"{mine}.live"}
             case ["live"]:
-                found = {"engines" for name in names if name.startswith("windtunnel.engines")}
-                found |= {room(name) for name in names if room(name) == f"{mine}.twin"}
+                faults = {"engines" for name in names if name.startswith("windtunnel.engines")}
+                faults |= {room(name) for name in names if room(name) == f"{mine}.twin"}
             case _:
                 continue
-        broken |= {(where, name) for name in found}
-    hold(broken, {one for one in KNOWN if f"windtunnel.{one[1]}" not in WORLDS})
+        broken |= {(where, name) for name in faults}
+    hold(broken, {entry for entry in KNOWN if f"windtunnel.{entry[1]}" not in WORLDS})
 
 
 def loaded(modules: Iterable[str], heavy: set[str]) -> str:
@@ -261,7 +265,9 @@ def test_no_module_imports_itself_in_a_circle() -> None:
             used |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
         # the packages that a module lies in are being imported already when its own imports run
         graph[module] = {
-            one for one in used & trees().keys() if one != module and not f"{module}.".startswith(f"{one}.")
+            other
+            for other in used & trees().keys()
+            if other != module and not f"{module}.".startswith(f"{other}.")
         }
     try:
         TopologicalSorter(graph).prepare()
@@ -286,10 +292,10 @@ def test_an_extra_installs_all_that_its_capabilities_import() -> None:
     optional = {module: tried(content) for module, content in nodes().items()}
     top = {module: set(named(at_import(tree.body))) for module, tree in trees().items()}
     of_module, broken = metadata.packages_distributions(), set()
-    for one in CAPABILITIES:
-        verbs = [f"windtunnel.cli.{verb}." for verb in one.verbs]
-        own = {name for name in trees() if f"{name}.".startswith((f"{one.package}.", *verbs))}
-        installed = closure([*project["dependencies"], *project["optional-dependencies"][one.extra]])
+    for entry in CAPABILITIES:
+        verbs = [f"windtunnel.cli.{verb}." for verb in entry.verbs]
+        own = {name for name in trees() if f"{name}.".startswith((f"{entry.package}.", *verbs))}
+        installed = closure([*project["dependencies"], *project["optional-dependencies"][entry.extra]])
         reached, todo = set[str](), [*own]
         while todo:
             module = todo.pop()
@@ -302,7 +308,7 @@ def test_an_extra_installs_all_that_its_capabilities_import() -> None:
                     todo += ({".".join(parts[:length]) for length in range(1, 9)} & trees().keys()) - reached
                 elif parts[0] not in sys.stdlib_module_names:
                     brings = {plain(name) for name in of_module.get(parts[0], parts[:1])}
-                    broken |= set() if brings & installed else {(one.name, parts[0])}
+                    broken |= set() if brings & installed else {(entry.name, parts[0])}
     hold(broken, BROUGHT)
 
 
@@ -313,25 +319,25 @@ def plain(requirement: str) -> str:
 
 def closure(requirements: Iterable[str]) -> set[str]:
     """The distributions that these bring, where they are installed, and what those need."""
-    found, todo = set[str](), [plain(one) for one in requirements]
+    distributions, todo = set[str](), [plain(requirement) for requirement in requirements]
     while todo:
         name = todo.pop()
-        if name not in found:
-            found.add(name)
+        if name not in distributions:
+            distributions.add(name)
             try:
                 needed = metadata.requires(name) or []
             except metadata.PackageNotFoundError:
                 continue
-            todo += [plain(one) for one in needed if "extra ==" not in one]
-    return found
+            todo += [plain(requirement) for requirement in needed if "extra ==" not in requirement]
+    return distributions
 
 
 def tried(content: Iterable[ast.AST]) -> set[str]:
     """What a module can do without: it says so in words, or does it another way."""
-    found = set[str]()
+    names = set[str]()
     for node in content:
         if isinstance(node, ast.Try):
             caught = "".join(ast.dump(handler.type) for handler in node.handlers if handler.type)
             if "ImportError" in caught or "ModuleNotFoundError" in caught:
-                found |= set(named(ast.walk(ast.Module(node.body, []))))
-    return found
+                names |= set(named(ast.walk(ast.Module(node.body, []))))
+    return names

@@ -74,9 +74,9 @@ def test_the_table_shows_misses_and_what_was_left_out(invoke: Callable[..., Any]
 
 
 def test_json_has_every_figure_by_its_kind_and_what_it_was_measured_on(invoke: Callable[..., Any]) -> None:
-    told = json.loads(invoke("--json", "--only", "time").stdout)
-    assert (told["capability"], told["quick"], told["host"]) == ("agents.sandbox", False, HOST)
-    first, second = told["rows"]
+    report = json.loads(invoke("--json", "--only", "time").stdout)
+    assert (report["capability"], report["quick"], report["host"]) == ("agents.sandbox", False, HOST)
+    first, second = report["rows"]
     assert (first["measured"], first["emulated"], first["published"]) == (0.2, 0.19, None)
     assert first["error"] == pytest.approx(0.05) and first["passed"] is False
     assert (second["measured"], second["published"], second["unit"]) == (None, 3.0, "times")
@@ -109,15 +109,18 @@ def test_json_and_markdown_are_not_both(invoke: Callable[..., Any]) -> None:
 
 
 def test_sections_come_in_the_order_of_the_table(fake: Any) -> None:
-    told: list[tuple[str, float]] = []
+    progress: list[tuple[str, float]] = []
     shown: list[list[Row]] = []
     rows = run.run(
-        "agents.sandbox", ["memory", "time"], progress=lambda *at: told.append(at), section_done=shown.append
+        "agents.sandbox",
+        ["memory", "time"],
+        progress=lambda *at: progress.append(at),
+        section_done=shown.append,
     )
     assert [row.section for row in rows] == ["time", "time", "memory"]
     assert [replace(row, section="", load=None) for row in rows] == ROWS["time"] + ROWS["memory"]
     assert shown == [rows[:2], rows[2:]]
-    assert told == [("time", 0.0), ("memory", 0.5)]
+    assert progress == [("time", 0.0), ("memory", 0.5)]
 
 
 def test_an_unknown_name_or_section_is_refused(fake: Any) -> None:
@@ -244,10 +247,10 @@ def test_quantiles_are_values_that_were_measured() -> None:
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50), st.floats(0, 1))
 def test_a_quantile_is_the_least_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
-    found = measure.quantile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
-    assert sum(value < found for value in values) <= share * len(values)
+    quantile = measure.quantile(values, share)
+    assert quantile in values
+    assert sum(value <= quantile for value in values) >= share * len(values) - 1e-9
+    assert sum(value < quantile for value in values) <= share * len(values)
 
 
 def test_ratios_are_of_the_repeats_that_are_known() -> None:
@@ -257,9 +260,9 @@ def test_ratios_are_of_the_repeats_that_are_known() -> None:
 def test_arms_take_turns() -> None:
     order: list[str] = []
     arms = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}  # type: ignore[misc]
-    found = measure.in_turn(arms, 3)
+    turns = measure.in_turn(arms, 3)
     assert order == list("abcbcacab")
-    assert found == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+    assert turns == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
 
 def test_a_scratch_folder_goes_with_all_in_it(tmp_path: Any) -> None:

@@ -15,12 +15,12 @@ ROOT = Path(__file__).parent.parent
 
 def test_every_line_names_what_there_is() -> None:
     declared = (ROOT / "pyproject.toml").read_text()
-    for one in CAPABILITIES:
-        assert (ROOT / "docs" / f"{one.page}.md").exists()
-        assert f"\n{one.extra} = [" in declared
-        assert all(find_spec(f"windtunnel.cli.{verb}") for verb in one.verbs)
-        assert bool(find_spec(f"{one.package}.calibrate")) == one.calibrates
-        assert one.pricing is None or find_spec(one.pricing)
+    for capability in CAPABILITIES:
+        assert (ROOT / "docs" / f"{capability.page}.md").exists()
+        assert f"\n{capability.extra} = [" in declared
+        assert all(find_spec(f"windtunnel.cli.{verb}") for verb in capability.verbs)
+        assert bool(find_spec(f"{capability.package}.calibrate")) == capability.calibrates
+        assert capability.pricing is None or find_spec(capability.pricing)
 
 
 def test_the_readme_shows_the_table() -> None:

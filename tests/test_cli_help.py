@@ -18,9 +18,9 @@ def verbs(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command
-    for name, one in (inner or {}).items():
-        if not getattr(one, "hidden", False):  # another name of a verb
-            yield from verbs(f"{path} {name}", one)
+    for name, member in (inner or {}).items():
+        if not getattr(member, "hidden", False):  # another name of a verb
+            yield from verbs(f"{path} {name}", member)
 
 
 VERBS = dict(verbs("windtunnel", typer.main.get_command(app)))
@@ -33,7 +33,9 @@ def test_every_verb_shows_one_example(path: str) -> None:
     words = shlex.split(example)
     begin = path.split()
     assert words[: len(begin)] == begin
-    known = {option for one in VERBS[path].params for option in (*one.opts, *one.secondary_opts)}
+    known = {
+        option for parameter in VERBS[path].params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     own = words[len(begin) :]
     script = next((place for place, word in enumerate(own) if word.endswith(".py") or word == "--"), len(own))
     assert {word for word in own[:script] if word.startswith("--")} <= known
@@ -42,8 +44,8 @@ def test_every_verb_shows_one_example(path: str) -> None:
 def groups(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     if getattr(command, "commands", None) is not None:
         yield path, command
-        for name, one in command.commands.items():
-            yield from groups(f"{path} {name}", one)
+        for name, member in command.commands.items():
+            yield from groups(f"{path} {name}", member)
 
 
 ALL = VERBS | dict(groups("windtunnel", typer.main.get_command(app)))
@@ -58,14 +60,16 @@ def test_help_breaks_no_word_and_cuts_no_name(path: str, columns: int) -> None:
     assert max(map(len, shown.output.splitlines())) <= columns
     known = set(shown.output.split())
     command = ALL[path]
-    told = [command.help, *(getattr(one, "help", None) for one in command.params)]
-    options = [option for one in command.params for option in (*one.opts, *one.secondary_opts)]
-    said = {word for text in told if text for word in text.split()}
+    texts = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
+    options = [
+        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    ]
+    said = {word for text in texts if text for word in text.split()}
     assert said <= known | {word.removesuffix(".") for word in known}, said - known
     assert {name for name in options if name.startswith("-")} <= {word.strip(",") for word in known}
-    for name, one in getattr(command, "commands", {}).items():
-        first = (one.help or "").split("\n\n")[0].split(". ")[0].split()
-        assert one.hidden or {name, *(word.removesuffix(".") for word in first)} <= {
+    for name, member in getattr(command, "commands", {}).items():
+        first = (member.help or "").split("\n\n")[0].split(". ")[0].split()
+        assert member.hidden or {name, *(word.removesuffix(".") for word in first)} <= {
             word.removesuffix(".") for word in known
         }
 
@@ -93,6 +97,6 @@ def test_a_package_that_is_not_installed_is_one_sentence(
     monkeypatch.setattr(sys, "argv", ["windtunnel", *words.split()])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "'uvicorn' is not installed" in told and f"'windtunnel[{extra}]'" in told
+    assert "'uvicorn' is not installed" in message and f"'windtunnel[{extra}]'" in message

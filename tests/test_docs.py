@@ -122,8 +122,8 @@ def test_links_lead_to_a_page_and_a_heading(pages: Mapping[Path, str]) -> None:
     ],
 )
 def test_a_bad_page_is_found(text: str, wrong: str) -> None:
-    found = problems(text, 120)
-    assert len(found) == bool(wrong) and all(problem.startswith(wrong) for problem in found)
+    faults = problems(text, 120)
+    assert len(faults) == bool(wrong) and all(problem.startswith(wrong) for problem in faults)
 
 
 def test_a_broken_link_is_found() -> None:
@@ -175,8 +175,8 @@ def there_is(hooks: Any, module: str, name: str) -> bool:
 
 def test_a_wrong_example_is_found() -> None:
     text = "```\nwindtunnel emulate --cluster a --slwo x train.py --mine\nsudo windtunnel sandbox lss\n```\n"
-    found = [wrong_words(words, get_command(app)) for words in commands(text, "windtunnel")]
-    assert found == [["--slwo"], ["lss"]]
+    mistakes = [wrong_words(words, get_command(app)) for words in commands(text, "windtunnel")]
+    assert mistakes == [["--slwo"], ["lss"]]
 
 
 def test_every_verb_is_listed_with_words_for_each_option(hooks: Any) -> None:

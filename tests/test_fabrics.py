@@ -65,7 +65,7 @@ def test_the_report_names_who_carries_a_call_and_without_fabrics_nothing_changes
         )  # fmt: skip
         return done.summary
 
-    def plain(one: Summary) -> dict[str, Any]:
+    def plain(report: Summary) -> dict[str, Any]:
         ours = {
             "run_id",
             "created_at",
@@ -75,27 +75,27 @@ def test_the_report_names_who_carries_a_call_and_without_fabrics_nothing_changes
             "cluster",
             "capture_time_s",
         }
-        return {name: value for name, value in one.to_json().items() if name not in ours}
+        return {name: value for name, value in report.to_json().items() if name not in ours}
 
     lit, electrical = (
         summary(alternatives),
         summary(lambda *_: (), load_cluster(TORUS.name.replace("optical-", ""))),
     )
-    assert {one.kind: one.algorithm for one in lit.collectives} == {
+    assert {collective.kind: collective.algorithm for collective in lit.collectives} == {
         "all_to_all": "optical-torus", "all_reduce": "ring",
     }  # fmt: skip
     assert lit.iteration_time_s < electrical.iteration_time_s
     assert "optical-torus is for all_to_all over world, where it is the cheapest" in lit.approximations[-1]
     none = summary(lambda *_: (replace(alternatives(TORUS)[0], seconds=lambda *_: None),))
     assert "optical-torus is of no use: it takes all_to_all between hosts" in none.approximations
-    told = plain(none) | {"approximations": list(none.approximations[:-1])}
-    assert told == plain(electrical)
+    figures = plain(none) | {"approximations": list(none.approximations[:-1])}
+    assert figures == plain(electrical)
 
     tree = load_cluster("v100:9x1")
     before, same = summary(lambda *_: (), tree), summary(alternatives, tree)
     assert plain(same) == plain(before)
     adding = summary(alternatives, tree, Options(aggregation="switchml", neighbours=1))
-    assert {one.kind: one.algorithm for one in adding.collectives} == {
+    assert {collective.kind: collective.algorithm for collective in adding.collectives} == {
         "all_to_all": "direct", "all_reduce": "switchml",
     }  # fmt: skip
     assert adding.iteration_time_s < before.iteration_time_s

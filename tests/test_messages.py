@@ -63,8 +63,8 @@ def test_python_is_told_parameters_and_the_command_line_flags(
 ) -> None:
     with pytest.raises(UserError) as raised:
         call()
-    told = str(raised.value)
-    assert set(re.findall(r"`(\w+)`", told)) == flags.keys() and "--" not in told
+    message = str(raised.value)
+    assert set(re.findall(r"`(\w+)`", message)) == flags.keys() and "--" not in message
     shown = CliRunner().invoke(app, words.split()).exception
     assert isinstance(shown, UserError)
-    assert str(shown) == re.sub(r"`(\w+)`", lambda name: flags[name[1]], told)
+    assert str(shown) == re.sub(r"`(\w+)`", lambda name: flags[name[1]], message)

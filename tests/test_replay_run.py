@@ -101,21 +101,21 @@ def test_a_mutated_policy_is_found_out(recorded: Path, hedge: Path) -> None:
     source = (hedge / "policy.py").read_text()
     mutated = source.replace("seen.waited < seen.usual", "seen.waited < 2 * seen.usual")
     assert mutated != source
-    made: dict[str, object] = {"__name__": policy.__name__}
-    exec(compile(mutated, "mutated", "exec"), made)
-    policy.POLICIES = {"hedge": lambda seen: policy.Decision(made["decide"](seen).send)}
+    namespace: dict[str, object] = {"__name__": policy.__name__}
+    exec(compile(mutated, "mutated", "exec"), namespace)
+    policy.POLICIES = {"hedge": lambda observation: policy.Decision(namespace["decide"](observation).send)}
     (part,) = replay(recorded).parts
-    assert [one.fields for one in part.differences] == [("send", "reason")]
+    assert [difference.fields for difference in part.differences] == [("send", "reason")]
 
 
 def test_another_policy_differs_where_it_must_and_is_priced(recorded: Path) -> None:
     status, text = invoke(str(recorded.parent), "--policy", "never", "--json")
     assert status == 0
     (part,) = json.loads(text)["capabilities"]
-    (one,) = part["differences"]
-    assert one["recorded"]["send"] is True
-    assert one["replayed"] == {"is": "Decision", "send": False, "reason": "one request only"}
-    assert one["observation"]["waited"] >= one["observation"]["usual"]
+    (difference,) = part["differences"]
+    assert difference["recorded"]["send"] is True
+    assert difference["replayed"] == {"is": "Decision", "send": False, "reason": "one request only"}
+    assert difference["observation"]["waited"] >= difference["observation"]["usual"]
     assert (part["recorded_cost"]["requests"], part["replayed_cost"]["requests"]) == (1, 0)
     assert part["same"] == part["decisions"] - 1
     status, text = invoke(str(recorded), "--policy", "never")

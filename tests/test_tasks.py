@@ -56,9 +56,9 @@ SCRIPT = Path(__file__).parent / "training" / "emulate" / "scripts" / "sweep_me.
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tasks, "COMMAND", (sys.executable, "-c", POINT, str(tmp_path)))
-    found = open_control(url(tmp_path), create=True, durable=False)
-    yield found
-    found.engine.dispose()
+    control = open_control(url(tmp_path), create=True, durable=False)
+    yield control
+    control.engine.dispose()
 
 
 def url(folder: Path) -> str:
@@ -145,19 +145,19 @@ def test_a_sweep_that_was_killed_finds_its_tasks(control: Control, tmp_path: Pat
 
 def test_a_worker_that_is_killed_loses_no_point(control: Control, tmp_path: Path) -> None:
     """Its point begins again at the other; a point that kills its process is a failed one."""
-    path, found = spec(tmp_path, "1, 3, 2, 4, 8"), list[Any]()
+    path, sweeps = spec(tmp_path, "1, 3, 2, 4, 8"), list[Any]()
     words = ["control", "worker", "--db", url(tmp_path), "--name", "w1", "--slots", "5", "--lease", "1"]
     main = "import sys; from windtunnel.cli.main import main; main()"
     with (
         running(lambda stop: serve(control, stop)),
         subprocess.Popen([sys.executable, "-c", main, *words], stdout=subprocess.DEVNULL) as worker,
-        running(lambda stop: found.append(wt.sweep(path, on=url(tmp_path)))),
+        running(lambda stop: sweeps.append(wt.sweep(path, on=url(tmp_path)))),
     ):
         until(lambda: "2.1 1 w1" in started(tmp_path), "the point that stands still")
         os.kill(worker.pid, signal.SIGKILL)
         with running(WorkerProcess(control, "w2", 5).run):
-            until(lambda: found, "the end of the sweep")
-    rows = found[0].points
+            until(lambda: sweeps, "the end of the sweep")
+    rows = sweeps[0].points
     assert [row["status"] for row in rows] == ["done", "done", "done", "failed", "failed"]
     assert rows[4]["error"].startswith("the task failed (killed by signal 9)")
     assert "2.2 1 w2" in started(tmp_path)

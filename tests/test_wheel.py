@@ -47,7 +47,7 @@ def test_every_file_of_the_package_is_in_it(wheel: Path) -> None:
     sources = {name.removeprefix("src/") for name in listed.stdout.splitlines() if (ROOT / name).exists()}
     with zipfile.ZipFile(wheel) as file:
         assert sources - set(file.namelist()) == set()
-        modes = {one.filename: one.external_attr >> 16 for one in file.infolist()}
+        modes = {entry.filename: entry.external_attr >> 16 for entry in file.infolist()}
     # the sandboxes' init is a program
     (init,) = (name for name in sources if "/init/init-x86_64-" in name)
     assert modes[init] & 0o111

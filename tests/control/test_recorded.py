@@ -57,7 +57,7 @@ def test_a_double_start_is_found_and_replayed_and_gone_with_the_fence(tmp_path: 
     again = replay(trace)
     assert not again["divergences"] and again["reads"], again
     mended = retro(trace, tmp_path / "fenced.py")
-    (outcome,) = (one for one in mended["outcomes"] if 0 in one["orders"])
+    (outcome,) = (outcome for outcome in mended["outcomes"] if 0 in outcome["orders"])
     claimed = [
         (before != "[]", after != "[]") for _, name, before, after in outcome["answers"] if name == "claim"
     ]

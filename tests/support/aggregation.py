@@ -25,9 +25,9 @@ TOKEN = 0x1234_5678_9ABC
 
 
 def udp() -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    found.bind(("127.0.0.1", 0))
-    return found
+    endpoint = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    endpoint.bind(("127.0.0.1", 0))
+    return endpoint
 
 
 @dataclass
@@ -41,15 +41,15 @@ class Place:
 def standing(folder: Path | None = None, **options: Any) -> Iterator[Place]:
     """With a ``folder`` both log their decisions there."""
     logs = [None if folder is None else folder / name / "events.jsonl" for name in ("switch", "server")]
-    with udp() as one, udp() as other:
+    with udp() as at_switch, udp() as at_server:
         stop = threading.Event()
-        switch = Switch(one, other.getsockname(), log=logs[0], **options)
-        server = ParameterServer(other, one.getsockname(), logs[1])
+        switch = Switch(at_switch, at_server.getsockname(), log=logs[0], **options)
+        server = ParameterServer(at_server, at_switch.getsockname(), logs[1])
         threads = [threading.Thread(target=it.serve, args=(stop.is_set,)) for it in (switch, server)]
         for thread in threads:
             thread.start()
         try:
-            yield Place(switch, server, one.getsockname())
+            yield Place(switch, server, at_switch.getsockname())
         finally:
             stop.set()
             for thread in threads:
@@ -59,7 +59,7 @@ def standing(folder: Path | None = None, **options: Any) -> Iterator[Place]:
 def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
     """All of them in threads of their own."""
     with ThreadPoolExecutor(len(works)) as pool:
-        return [one.result() for one in [pool.submit(work) for work in works]]
+        return [future.result() for future in [pool.submit(work) for work in works]]
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def joined(
             lambda rank=rank, to=to: connect(to, rank=rank, world=world, token=token, **options)
             for rank, to in enumerate(addresses)
         ]
-        yield [stack.enter_context(one) for one in at_once(works)]
+        yield [stack.enter_context(worker) for worker in at_once(works)]
 
 
 def integers(rank: int, size: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ def integers(rank: int, size: int) -> torch.Tensor:
 
 def summed(workers: Sequence[Aggregator], tensors: Sequence[torch.Tensor], **more: int) -> list[torch.Tensor]:
     pairs = zip(workers, tensors, strict=True)
-    return at_once([partial(one.all_reduce, tensor.clone(), **more) for one, tensor in pairs])
+    return at_once([partial(worker.all_reduce, tensor.clone(), **more) for worker, tensor in pairs])
 
 
 @dataclass
@@ -122,17 +122,17 @@ def mangled(switch: tuple[str, int], workers: int) -> Iterator[list[tuple[str, i
     """Where each worker finds the switch then."""
     stop = threading.Event()
     between = [Mangler(switch, seed) for seed in range(workers)]
-    threads = [threading.Thread(target=one.run, args=(stop,)) for one in between]
+    threads = [threading.Thread(target=mangler.run, args=(stop,)) for mangler in between]
     for thread in threads:
         thread.start()
     try:
-        yield [one.front.getsockname() for one in between]
+        yield [mangler.front.getsockname() for mangler in between]
     finally:
         stop.set()
-        for thread, one in zip(threads, between, strict=True):
+        for thread, mangler in zip(threads, between, strict=True):
             thread.join()
-            one.front.close()
-            one.back.close()
+            mangler.front.close()
+            mangler.back.close()
 
 
 def recorded(folder: Path) -> list[Path]:
@@ -140,6 +140,6 @@ def recorded(folder: Path) -> list[Path]:
     with standing(folder, slots=16, loss=0.05) as place, joined([place.address] * 3, window=32) as workers:
         tensors = [integers(rank, 6_000) for rank in range(3)]
         for layer in (2, 1, 0):
-            for found in summed(workers, tensors, layer=layer, layers=3):
-                assert torch.equal(found, sum(tensors[1:], tensors[0]))
+            for total in summed(workers, tensors, layer=layer, layers=3):
+                assert torch.equal(total, sum(tensors[1:], tensors[0]))
     return [folder / name / "events.jsonl" for name in ("switch", "server")]

@@ -38,19 +38,23 @@ def between(address: str, meddle: Callable[[socket.socket, socket.socket], None]
         listener.close()
 
 
-def relay(client: socket.socket, server: socket.socket, heard: bytearray, most: int = sys.maxsize) -> None:
+def relay(
+    client: socket.socket, server: socket.socket, transcript: bytearray, most: int = sys.maxsize
+) -> None:
     """Pass all on, and keep it; after ``most`` bytes of the client the connection ends."""
-    back = threading.Thread(target=_one_way, args=(server, client, heard), daemon=True)
+    back = threading.Thread(target=_one_way, args=(server, client, transcript), daemon=True)
     back.start()
-    _one_way(client, server, heard, most)
+    _one_way(client, server, transcript, most)
     back.join(10.0)
 
 
-def _one_way(source: socket.socket, to: socket.socket, heard: bytearray, most: int = sys.maxsize) -> None:
+def _one_way(
+    source: socket.socket, to: socket.socket, transcript: bytearray, most: int = sys.maxsize
+) -> None:
     with contextlib.suppress(OSError):
         while most and (part := source.recv(min(most, 1 << 16))):
             most -= len(part)
-            heard.extend(part)
+            transcript.extend(part)
             to.sendall(part)
     with contextlib.suppress(OSError):
         to.shutdown(socket.SHUT_WR)

@@ -127,24 +127,24 @@ class Model:
             ),
         )
         placed = POLICIES[policy](observation).assignments
-        for one in placed:
-            self.tasks[one.task] |= {
+        for assignment in placed:
+            self.tasks[assignment.task] |= {
                 "state": "assigned",
-                "holder": one.worker,
-                "epoch": self.workers[one.worker]["epoch"],
+                "holder": assignment.worker,
+                "epoch": self.workers[assignment.worker]["epoch"],
             }
-        return sorted((one.task, one.worker) for one in placed)
+        return sorted((assignment.task, assignment.worker) for assignment in placed)
 
     def claim(self, workers: list[tuple[str, int]]) -> list[int]:
-        found = sorted(
+        numbers = sorted(
             n
             for n, t in self.tasks.items()
             if t["state"] == "assigned" and (t["holder"], t["epoch"]) in workers
         )
-        for number in found:
+        for number in numbers:
             self.tasks[number]["state"] = "running"
             self.tasks[number]["attempt"] += 1
-        return found
+        return numbers
 
     def finish(self, results: list[list[Any]]) -> list[int]:
         done = []

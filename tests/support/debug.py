@@ -110,8 +110,8 @@ def opened(url: str) -> Engine:
 @contextmanager
 def recorder(folder: Path, url: str = "") -> Iterator[Recorder]:
     engine = opened(url or f"sqlite:///{folder / 'live.db'}")
-    with Recorder(Transactions(engine, HANDLERS), folder / "trace", handlers=HERE) as found:
-        yield found
+    with Recorder(Transactions(engine, HANDLERS), folder / "trace", handlers=HERE) as recording:
+        yield recording
     engine.dispose()
 
 

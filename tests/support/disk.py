@@ -54,15 +54,15 @@ class Disk:
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         self._called("open")
         folder, name = self._parent(path)
-        found = folder.names.get(name) if name else folder
+        entry = folder.names.get(name) if name else folder
         if flags & os.O_CREAT:
-            if found is not None:
+            if entry is not None:
                 raise FileExistsError(path)
-            found = folder.names[name] = File()
-        if found is None:
+            entry = folder.names[name] = File()
+        if entry is None:
             raise FileNotFoundError(path)
         self._next += 1
-        self._open[self._next] = (found, 0)
+        self._open[self._next] = (entry, 0)
         return self._next
 
     def write(self, handle: int, data: memoryview) -> int:
@@ -84,11 +84,11 @@ class Disk:
 
     def fsync(self, handle: int) -> None:
         self._called("fsync")
-        found, _ = self._open[handle]
-        if isinstance(found, File):
-            found.durable = found.data
+        entry, _ = self._open[handle]
+        if isinstance(entry, File):
+            entry.durable = entry.data
         else:
-            found.durable = dict(found.names)
+            entry.durable = dict(entry.names)
 
     def close(self, handle: int) -> None:
         del self._open[handle]
@@ -119,26 +119,26 @@ class Disk:
     def rmdir(self, path: str) -> None:
         self._called("rmdir")
         folder, name = self._parent(path)
-        found = folder.names.get(name)
-        if not isinstance(found, Folder):
+        entry = folder.names.get(name)
+        if not isinstance(entry, Folder):
             raise FileNotFoundError(path)
-        if found.names:
+        if entry.names:
             raise OSError(39, "Directory not empty", path)
         del folder.names[name]
 
     def listdir(self, path: str) -> list[str]:
         self._called("listdir")
-        found = self._find(path)
-        if not isinstance(found, Folder):
+        entry = self._find(path)
+        if not isinstance(entry, Folder):
             raise NotADirectoryError(path)
-        return list(found.names)
+        return list(entry.names)
 
     def stat(self, path: str) -> SimpleNamespace:
         self._called("stat")
-        found = self._find(path)
-        if isinstance(found, Folder):
+        entry = self._find(path)
+        if isinstance(entry, Folder):
             return SimpleNamespace(st_mode=stat.S_IFDIR, st_size=0, st_mtime=0.0)
-        return SimpleNamespace(st_mode=stat.S_IFREG, st_size=len(found.data), st_mtime=1e12)
+        return SimpleNamespace(st_mode=stat.S_IFREG, st_size=len(entry.data), st_mtime=1e12)
 
     lstat = stat
 
@@ -169,9 +169,9 @@ class Disk:
 def _settled(folder: Folder, crash: Crash) -> Folder:
     names = folder.durable if crash == "power" else folder.names
     kept: dict[str, File | Folder] = {}
-    for name, found in names.items():
-        if isinstance(found, Folder):
-            kept[name] = _settled(found, crash)
+    for name, entry in names.items():
+        if isinstance(entry, Folder):
+            kept[name] = _settled(entry, crash)
         else:
-            kept[name] = File(found.durable, found.durable)
+            kept[name] = File(entry.durable, entry.durable)
     return Folder(kept, dict(kept))

@@ -90,7 +90,7 @@ def engines(folder: Path) -> Path:
         executor.step = clock.timed(compute)  # type: ignore[method-assign]
         largest = 0
 
-        def made(kv: int, note: Any) -> Any:
+        def new_engine(kv: int, note: Any) -> Any:
             kept = Prefixes(executor, rules, 1 << 17, log.decision, note)  # noqa: B023
             policies: dict[str, Any] = {"admission": late, "branching": extend}  # noqa: B023
             return ServingEngine(
@@ -98,9 +98,9 @@ def engines(folder: Path) -> Path:
                 log=log.decision, note=note, **policies,
             )  # fmt: skip
 
-        most = made(1 << 30, None).scheduler.most
+        most = new_engine(1 << 30, None).scheduler.most
         largest = max(most(job.request()) for some in jobs(clock) for job in some)
-        engine = made(int(ROOM * largest * token), log.append)
+        engine = new_engine(int(ROOM * largest * token), log.append)
         for some in jobs(clock):
             before = clock()
             for job in some:

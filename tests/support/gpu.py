@@ -28,28 +28,28 @@ def host(folder: Path, pages: int = 256) -> GpuHost:
     return GpuHost(folder, PROGRAMS, pages=pages)
 
 
-def writing_user(one: GpuHost) -> subprocess.Popen[bytes]:
+def writing_user(gpu: GpuHost) -> subprocess.Popen[bytes]:
     """A process that claims the device and writes to it until it is killed."""
     user = subprocess.Popen([sys.executable, "-c", USER], stdin=subprocess.PIPE)
     assert user.stdin is not None
-    pickle.dump((one.spec["broker"]["address"], one.allow, one.me), user.stdin)
+    pickle.dump((gpu.spec["broker"]["address"], gpu.allow, gpu.me), user.stdin)
     user.stdin.close()
     return user
 
 
-def log(one: GpuHost) -> list[dict[str, Any]]:
-    return read(one.spec["device"]["log"])
+def log(gpu: GpuHost) -> list[dict[str, Any]]:
+    return read(gpu.spec["device"]["log"])
 
 
-def decided(one: GpuHost, kind: str) -> list[dict[str, Any]]:
+def decided(gpu: GpuHost, kind: str) -> list[dict[str, Any]]:
     """Decisions about requests of that kind."""
-    return [e for e in log(one) if e["kind"] == "decision" and e["observation"]["request"]["kind"] == kind]
+    return [e for e in log(gpu) if e["kind"] == "decision" and e["observation"]["request"]["kind"] == kind]
 
 
-def free(one: GpuHost) -> bool:
+def free(gpu: GpuHost) -> bool:
     """Whether the device can be claimed: it is, and is released."""
     try:
-        with one.claim("single"):
+        with gpu.claim("single"):
             return True
     except Denied:
         return False

@@ -75,13 +75,13 @@ class Replicas:
 def lost_one(folder: Path) -> Path:
     """The log of a group that loses a member, goes on, and takes it back, behind the others."""
     log = EventLog(folder / "events.jsonl")
-    with replicas(folder, "aab") as found, found.group(coordinator="a", log=log) as group:
+    with replicas(folder, "aab") as copies, copies.group(coordinator="a", log=log) as group:
         group.write(0, b"all three").result()
-        found.engines["m1"].stop()
-        with group.repair([one for one in group.members if one.name != "m1"]) as rest:
+        copies.engines["m1"].stop()
+        with group.repair([member for member in group.members if member.name != "m1"]) as rest:
             rest.write(0, b"two of them").result()
-            found.start("m1")
-            found.group(rest.epoch + 1, coordinator="b", log=log).close()
+            copies.start("m1")
+            copies.group(rest.epoch + 1, coordinator="b", log=log).close()
     return log.path
 
 
@@ -90,11 +90,11 @@ def replicas(
     folder: Path, domains: Sequence[str] = ("a", "b", "c"), places: Sequence[tuple[str | None, str]] = ()
 ) -> Iterator[Replicas]:
     """Ended at the end."""
-    found = Replicas.__new__(Replicas)
-    found.engines = {}
+    copies = Replicas.__new__(Replicas)
+    copies.engines = {}
     try:
-        found.__init__(folder, domains, places)  # type: ignore[misc]
-        yield found
+        copies.__init__(folder, domains, places)  # type: ignore[misc]
+        yield copies
     finally:
-        for engine in found.engines.values():
+        for engine in copies.engines.values():
             engine.stop()

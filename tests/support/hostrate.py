@@ -72,7 +72,7 @@ class Place:
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[Place]:
+def veth(folder: Path) -> Iterator[Place]:
     """Skips, by name, where there can be none."""
     if (reason := network.missing()) is not None:
         pytest.skip(reason)
@@ -156,7 +156,7 @@ def held_back(folder: Path) -> Path:
     """The log of a controller that held back some flows."""
     log, stop = folder / eventlog.NAME, threading.Event()
     ready = threading.Event()
-    with made(folder) as place:
+    with veth(folder) as place:
         spec = check(senders(), "trial")
         failed: list[BaseException] = []
 
@@ -173,7 +173,7 @@ def held_back(folder: Path) -> Path:
             ready.wait()
             assert not failed, failed
             with sending(place, 3):
-                until(lambda: any(one["decision"]["total"] for one in eventlog.decisions(log)))
+                until(lambda: any(event["decision"]["total"] for event in eventlog.decisions(log)))
         finally:
             stop.set()
             thread.join()

@@ -53,8 +53,8 @@ class Threads:
         thread.start()
 
     def ended(self, name: str) -> str | None:
-        found = self.running.get(name)
-        return None if found is None or found[1].is_alive() else "ended"
+        entry = self.running.get(name)
+        return None if entry is None or entry[1].is_alive() else "ended"
 
     def kill(self, name: str) -> None:
         if name in self.running:
@@ -77,13 +77,13 @@ def serving(session: IngestSession, folder: Path, settings: MasterSettings | Non
 
 def rows(client: IngestClient, most: int | None = None) -> list[int]:
     """Row numbers of the next batches, ``most`` of them or all of the epoch."""
-    found: list[int] = []
+    numbers: list[int] = []
     taken = 0
     while (most is None or taken < most) and (batch := client.next()) is not None:
-        found += batch.column(0).to_pylist()
+        numbers += batch.column(0).to_pylist()
         taken += 1
-    return found
+    return numbers
 
 
-def whole(found: list[int], count: int = ROWS) -> bool:
-    return sorted(found) == list(range(count))
+def whole(numbers: list[int], count: int = ROWS) -> bool:
+    return sorted(numbers) == list(range(count))

@@ -25,21 +25,21 @@ class Operation:
 
 def linearizable(history: list[Operation], value: int = 0) -> bool:
     """Whether the register that holds ``value`` first can have answered so."""
-    todo = sorted(history, key=lambda one: one.began)
+    todo = sorted(history, key=lambda operation: operation.began)
     known: set[tuple[frozenset[int], int]] = set()
     stack = [(frozenset(range(len(todo))), value)]
     while stack:
         left, now = stack.pop()
-        if all(todo[one].ended == inf for one in left):
+        if all(todo[index].ended == inf for index in left):
             return True
         if (left, now) in known:
             continue
         known.add((left, now))
-        first = min(todo[one].ended for one in left)
-        for one in left:
-            operation = todo[one]
+        first = min(todo[index].ended for index in left)
+        for index in left:
+            operation = todo[index]
             if operation.began <= first and (after := _done(operation, now)) is not None:
-                stack.append((left - {one}, after))
+                stack.append((left - {index}, after))
     return False
 
 

@@ -30,10 +30,10 @@ class Lossy(mfusepy.Operations):  # type: ignore[misc]
         self.synced = set(self.named)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        found = os.lstat(self.seen + path)
+        status = os.lstat(self.seen + path)
         keys = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino")
-        times = {f"st_{one}time": getattr(found, f"st_{one}time_ns") for one in "amc"}
-        return {key: getattr(found, key) for key in keys} | times
+        times = {f"st_{letter}time": getattr(status, f"st_{letter}time_ns") for letter in "amc"}
+        return {key: getattr(status, key) for key in keys} | times
 
     def readdir(self, path: str, fh: int) -> list[str]:
         return [".", "..", *os.listdir(self.seen + path)]

@@ -38,10 +38,10 @@ def driven(
         now, acks = turn * settings.delta, list[Ack]()
         while back and back[0].at <= now:
             acks.append(back.popleft())
-        seen = Observation(settings, tuple(acks), last, memory)
-        made = POLICIES[policy](seen)
-        yield seen, made
-        memory, credit = made.memory, credit + made.rate * settings.delta / settings.packet
+        observation = Observation(settings, tuple(acks), last, memory)
+        decision = POLICIES[policy](observation)
+        yield observation, decision
+        memory, credit = decision.memory, credit + decision.rate * settings.delta / settings.packet
         while credit >= 1:
             last, credit = last + 1, credit - 1
             queue.append((last, now))
@@ -57,6 +57,6 @@ def recorded(folder: Path) -> Path:
         pytest.skip(why)
     log = folder / eventlog.NAME
     trace = GENERATORS["driving"](3.0, np.random.default_rng(1))
-    found = live._once(trace, "sira-h", 3.0, live.USUAL, 0, log)
-    assert found[0].rate > 0
+    report = live._once(trace, "sira-h", 3.0, live.USUAL, 0, log)
+    assert report[0].rate > 0
     return log

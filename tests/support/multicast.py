@@ -31,14 +31,14 @@ def standing(shuffle: Shuffle = Shuffle(2, 2), rate: float = RATE) -> Iterator[R
 
 
 def file_of(folder: Path, size: int) -> Path:
-    found = folder / "weights.bin"
-    found.write_bytes(os.urandom(size))
-    return found
+    file = folder / "weights.bin"
+    file.write_bytes(os.urandom(size))
+    return file
 
 
 def sent(folder: Path) -> Path:
     """The log of a multicast that had to repair."""
     with standing() as racks:
-        found = send(racks, file_of(folder, 500_000), loss=0.1, log=folder / "events.jsonl", deadline=60.0)
-    assert not found.lost and found.total("asked")
+        report = send(racks, file_of(folder, 500_000), loss=0.1, log=folder / "events.jsonl", deadline=60.0)
+    assert not report.lost and report.total("asked")
     return folder / "events.jsonl"

@@ -43,26 +43,26 @@ def sentences(text: str) -> Iterator[str]:
     """The sentences of ``text``: of its paragraphs, list items and headings."""
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.)\s)|(?<=:)\n", prose(text)):
         words = " ".join(block.split()).lstrip("-*# ")
-        yield from (one for one in re.split(r"(?<=[.!?:;])(?:\*\*)?\s+", words) if one)
+        yield from (sentence for sentence in re.split(r"(?<=[.!?:;])(?:\*\*)?\s+", words) if sentence)
 
 
 def problems(text: str, lines: int | None = None, longest: int = LONGEST) -> list[str]:
     """What is wrong with the page ``text``, a sentence each. ``lines``: how many it may have; ``longest``:
     how many words a sentence may have."""
-    found = []
+    faults = []
     count = len(text.splitlines())
     if lines is not None and count > lines:
-        found.append(f"the page has {count} lines, {lines} are accepted")
+        faults.append(f"the page has {count} lines, {lines} are accepted")
     for sentence in sentences(text):
         words = sentence.split()
         if len(words) > longest:
-            found.append(f"a sentence has {len(words)} words, {longest} are accepted: {sentence}")
+            faults.append(f"a sentence has {len(words)} words, {longest} are accepted: {sentence}")
         if re.match(r"Who(?:ever)? (?!.*\?$)", sentence):
-            found.append(f"a sentence begins with {words[0]} in place of a noun: {sentence}")
+            faults.append(f"a sentence begins with {words[0]} in place of a noun: {sentence}")
         for pattern, instead in WORDS.items():
             if word := re.search(rf"\b(?:{pattern})\b", sentence, re.I):
-                found.append(f"{word[0]!r} is a private word, say {instead}: {sentence}")
-    return found
+                faults.append(f"{word[0]!r} is a private word, say {instead}: {sentence}")
+    return faults
 
 
 def examples(text: str, *kinds: str) -> Iterator[str]:
@@ -111,13 +111,13 @@ def wrong_words(words: list[str], command: Any) -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as Python-Markdown makes them."""
-    found: dict[str, int] = {}
+    slugs: dict[str, int] = {}
     for title in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M):
         title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
         slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
-        found[slug] = found.get(slug, -1) + 1
+        slugs[slug] = slugs.get(slug, -1) + 1
     return {
-        slug if place == 0 else f"{slug}_{place}" for slug, most in found.items() for place in range(most + 1)
+        slug if place == 0 else f"{slug}_{place}" for slug, most in slugs.items() for place in range(most + 1)
     }
 
 

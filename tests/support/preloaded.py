@@ -136,8 +136,8 @@ class Process:
     def _answer(self) -> dict[str, int]:
         packet = self._link.recv(PACKET)
         assert packet, "the server of preloaded processes is gone"
-        found: dict[str, int] = json.loads(packet)
-        return found
+        answer: dict[str, int] = json.loads(packet)
+        return answer
 
     def fileno(self) -> int:
         """Readable when it has ended."""
@@ -309,13 +309,13 @@ def _serve(control: socket.socket) -> Callable[[], None] | None:
                     # again, is closed once more when that object goes.
                     selector.close()
                     control.close()
-                    for one, (_pid, asker) in running.items():
-                        os.close(one)
+                    for pidfd, (_pid, asker) in running.items():
+                        os.close(pidfd)
                         asker.close()
                     return functools.partial(_child, fds)
                 asker = socket.socket(fileno=fds[0])
-                for one in fds[1:]:
-                    os.close(one)
+                for descriptor in fds[1:]:
+                    os.close(descriptor)
                 pidfd = os.pidfd_open(pid)
                 running[pidfd] = (pid, asker)
                 selector.register(pidfd, selectors.EVENT_READ)
@@ -339,9 +339,9 @@ def _child(fds: list[int]) -> None:
         if wanted["session"]:
             os.setsid()
         # Out of the way first: a number that is wanted may be that of another one that came.
-        high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 512) for one in fds[2:]]
-        for one in (fds[0], *fds[2:]):
-            os.close(one)
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 512) for descriptor in fds[2:]]
+        for descriptor in (fds[0], *fds[2:]):
+            os.close(descriptor)
         for target, source in zip(wanted["fds"], high, strict=True):
             os.dup2(source, target)
             os.close(source)

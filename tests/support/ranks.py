@@ -50,14 +50,15 @@ def _run(
     given["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
         ranks = [
-            Process(command, modules=modules, env=given | one, cwd=cwd, stdout=out, stderr=err) for one in own
+            Process(command, modules=modules, env=given | variables, cwd=cwd, stdout=out, stderr=err)
+            for variables in own
         ]
         try:
             status = _ended(ranks, timeout, command)
         finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -69,8 +70,8 @@ def _ended(ranks: list[Process], timeout: float, command: Any) -> int:
     """The first status that is not 0, as soon as there is one; 0 when all have ended well."""
     last = time.monotonic() + timeout
     with selectors.DefaultSelector() as waiting:
-        for one in ranks:
-            waiting.register(one, selectors.EVENT_READ)
+        for rank in ranks:
+            waiting.register(rank, selectors.EVENT_READ)
         while waiting.get_map():
             ready = waiting.select(max(0.0, last - time.monotonic()))
             if not ready:

@@ -53,26 +53,26 @@ class Place:
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[Place]:
+def veth(folder: Path) -> Iterator[Place]:
     """Skips, by name, where there can be none."""
     if (reason := network.missing()) is not None:
         pytest.skip(reason)
-    found = Place(folder / "netns")
-    namespaces.make_network(found.file)
+    place = Place(folder / "netns")
+    namespaces.make_network(place.file)
     try:
         pair = {"ifname": "wt1"}
-        network.ask(lambda route: route.link("add", ifname="wt0", kind="veth", peer=pair), found.file)
-        network.configure("wt0", "10.9.0.1", 24, found.file)
-        found.do(lambda: network.set_link("wt1", up=True))
-        queues.make_clsact("wt1", found.file)
+        network.ask(lambda route: route.link("add", ifname="wt0", kind="veth", peer=pair), place.file)
+        network.configure("wt0", "10.9.0.1", 24, place.file)
+        place.do(lambda: network.set_link("wt1", up=True))
+        queues.make_clsact("wt1", place.file)
         os.close(bpf.Map(bpf.LPM_TRIE, 20, 4, 1).fd)
     except OSError as error:
-        namespaces.release(found.file)
+        namespaces.release(place.file)
         pytest.skip(f"links, clsact or BPF cannot be had here: {error}")
     try:
-        yield found
+        yield place
     finally:
-        namespaces.release(found.file)
+        namespaces.release(place.file)
 
 
 def neighbours(place: Place, *addresses: str) -> None:
@@ -97,22 +97,22 @@ def send(place: Place, address: str, count: int) -> None:
 
 def lent(folder: Path) -> Path:
     """The log of a lender, of two entities of which one sends."""
-    with made(folder) as place:
+    with veth(folder) as place:
         halves = {name: {"match": f"10.9.0.{name}"} for name in ("2", "3")}
-        found, stop, log = place.attach(entities=halves), threading.Event(), folder / eventlog.NAME
+        interface, stop, log = place.attach(entities=halves), threading.Event(), folder / eventlog.NAME
         neighbours(place, "10.9.0.3")
-        lender = threading.Thread(target=lambda: place.do(lambda: lend(found, log=log, stop=stop)))
+        lender = threading.Thread(target=lambda: place.do(lambda: lend(interface, log=log, stop=stop)))
         lender.start()
         try:
 
-            def told() -> bool:
+            def offered() -> bool:
                 send(place, "10.9.0.3", 20)
-                seen = [one["observation"]["entities"] for one in eventlog.decisions(log)]
-                return any(entity["offered"] > 1e5 for entities in seen for entity in entities)
+                observations = [event["observation"]["entities"] for event in eventlog.decisions(log)]
+                return any(entity["offered"] > 1e5 for entities in observations for entity in entities)
 
-            until(told)
+            until(offered)
         finally:
             stop.set()
             lender.join()
-            found.close()
+            interface.close()
     return log

@@ -63,8 +63,8 @@ def asked(folder: Path) -> Path:
                 return service.infer(name, {"input": INPUTS[:1]}, **bounds)
 
             with contextlib.suppress(Unanswered):
-                await query(latency=2 * max(one.variant.latency() for one in entries))
-            await asyncio.gather(*(query(one.variant.name) for one in (entries[0], entries[-1])))
+                await query(latency=2 * max(entry.variant.latency() for entry in entries))
+            await asyncio.gather(*(query(entry.variant.name) for entry in (entries[0], entries[-1])))
             await asyncio.gather(*(query(latency=100.0 * at) for at in range(1, 9)), query(background=True))
             with contextlib.suppress(UserError):
                 await query(accuracy=2.0)

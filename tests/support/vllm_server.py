@@ -35,8 +35,8 @@ def requests() -> list[dict[str, Any]]:
     for place in range(8):
         some.append({"prompt": [*base[: 40 + 11 * place], 300 + place], "max_tokens": 6 + 3 * place})
     for place in range(3):
-        one = {"prompt": [*base, 400 + place], "max_tokens": 12, "n": 3, "temperature": 1.0}
-        some.append({**one, "vllm_xargs": {"tpot": 0.5}})
+        request = {"prompt": [*base, 400 + place], "max_tokens": 12, "n": 3, "temperature": 1.0}
+        some.append({**request, "vllm_xargs": {"tpot": 0.5}})
     some.append({"prompt": [9] * 30, "max_tokens": 40, "vllm_xargs": {"tpot": 0.2}})
     some.append({"prompt": [8] * 120, "max_tokens": 3, "vllm_xargs": {"ttft": 1e-6}})
     return some

@@ -17,13 +17,13 @@ PATIENCE = 90.0
 """Seconds after which something will not come any more. It bounds a failure, so it may be generous."""
 
 
-def until(what: Callable[[], T], told: str = "", *, timeout: float = PATIENCE) -> T:
-    """The first true value of ``what``; ``told`` says what did not come, should none come."""
+def until(what: Callable[[], T], event: str = "", *, timeout: float = PATIENCE) -> T:
+    """The first true value of ``what``; ``event`` says what did not come, should none come."""
     last = time.monotonic() + timeout
-    while not (found := what()):
-        assert time.monotonic() < last, f"did not come within {timeout:g} s: {told or what}"
+    while not (outcome := what()):
+        assert time.monotonic() < last, f"did not come within {timeout:g} s: {event or what}"
         time.sleep(0.005)
-    return found
+    return outcome
 
 
 def gone(pid: int) -> bool:

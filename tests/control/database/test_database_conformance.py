@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.conformance]
 def test_kills_lose_nothing(tmp_path: Path, engine: str) -> None:
     def hold(url: str) -> None:
         for seed in range(2):
-            found = demo(url, tmp_path / "events.jsonl", tasks=150, kill=4, seed=seed)
-            assert (found["done"], found["effects"], found["lost"], found["failed"]) == (150, 150, 0, 0)
-            assert len(found["killed"]) == 4
+            report = demo(url, tmp_path / "events.jsonl", tasks=150, kill=4, seed=seed)
+            assert (report["done"], report["effects"], report["lost"], report["failed"]) == (150, 150, 0, 0)
+            assert len(report["killed"]) == 4
         control = open_control(url)
         slots_add_up(control.engine)
         control.engine.dispose()
@@ -84,15 +84,18 @@ def test_a_server_that_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     return 0
 
             assert ended(control, until(again, "a new connection"))[0] == "done"
-        assert any("Postgres" in one or "cannot be used" in one or "wait for it" in one for one in said)
+        assert any(
+            "Postgres" in sentence or "cannot be used" in sentence or "wait for it" in sentence
+            for sentence in said
+        )
         control.engine.dispose()
 
 
 def test_a_ring_of_postgres_wakes_its_channel(tmp_path: Path) -> None:
     with postgres(tmp_path / "postgres") as server:
         control, stop = open_control(server.get_uri(), create=True), threading.Event()
-        with closing(control.listen("receiver", "r")) as one:
+        with closing(control.listen("receiver", "r")) as listener:
             control.run("send", messages=[["r", "x"]])
-            one.wait(60.0, stop)
+            listener.wait(60.0, stop)
             assert control.run("receive", receiver="r") == [("", "x")]
         control.engine.dispose()

@@ -15,9 +15,9 @@ from windtunnel.control.database import ControlFileSystem, open_control
 def files(tmp_path: Path) -> Iterator[ControlFileSystem]:
     url = f"sqlite:///{tmp_path}/control.db"
     open_control(url, create=True, durable=False).engine.dispose()
-    found = ControlFileSystem(url)
-    yield found
-    found.control.engine.dispose()
+    files = ControlFileSystem(url)
+    yield files
+    files.control.engine.dispose()
 
 
 def test_files_and_folders(files: ControlFileSystem) -> None:

@@ -24,9 +24,9 @@ LONG = 1000.0
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[Control]:
-    found = open_control(f"sqlite:///{tmp_path}/control.db", create=True, durable=False)
-    yield found
-    found.engine.dispose()
+    control = open_control(f"sqlite:///{tmp_path}/control.db", create=True, durable=False)
+    yield control
+    control.engine.dispose()
 
 
 def submit(control: Control, count: int = 1, **more: Any) -> list[int]:
@@ -67,7 +67,7 @@ def test_a_worker_with_an_old_epoch_writes_nothing(control: Control) -> None:
     (task,) = submit(control)
     epoch = control.run("join", workers=[["w", 1, ""]], lease=LONG)["w"]
     assert control.run("schedule").assigned == ((task, "w"),)
-    assert [one["task"] for one in control.run("claim", workers=[("w", epoch)])] == [task]
+    assert [row["task"] for row in control.run("claim", workers=[("w", epoch)])] == [task]
     later = control.run("join", workers=[["w", 2, ""]], lease=LONG)["w"]
     assert later == epoch + 1
     assert control.run("finish", results=[[task, "w", epoch, 0, "", ""]]) == []
@@ -75,7 +75,7 @@ def test_a_worker_with_an_old_epoch_writes_nothing(control: Control) -> None:
     assert not control.run("renew", worker="w", epoch=epoch, lease=LONG)
     assert rows(control.engine, "SELECT state, error FROM task") == [("pending", "worker w was lost")]
     control.run("schedule")
-    assert [one["attempt"] for one in control.run("claim", workers=[("w", later)])] == [2]
+    assert [row["attempt"] for row in control.run("claim", workers=[("w", later)])] == [2]
     assert control.run("finish", results=[[task, "w", later, 0, "", "out"]]) == [task]
     assert control.run("finish", results=[[task, "w", later, 0, "", "out"]]) == []
     slots_add_up(control.engine)
@@ -86,15 +86,15 @@ def test_a_poisoned_task_fails_and_others_go_on(control: Control) -> None:
     for attempt in (1, 2):
         epoch = control.run("join", workers=[["w", 4, ""]], lease=LONG)["w"]
         control.run("schedule")
-        assert poisoned in [one["task"] for one in control.run("claim", workers=[("w", epoch)])]
+        assert poisoned in [row["task"] for row in control.run("claim", workers=[("w", epoch)])]
         if attempt == 1:
             assert control.run("finish", results=[[other, "w", epoch, 0, "", ""]]) == [other]
             assert control.run("finish", results=[[poisoned, "w", epoch, 3, "exit status 3", "why"]])
     control.run("renew", worker="w", epoch=epoch, lease=-1.0)  # the worker is lost at the second attempt
     assert control.run("expire") == ["w"]
     assert control.run("expire") == []
-    found = rows(control.engine, "SELECT id, state, attempt, error FROM task ORDER BY id")
-    assert found == [(poisoned, "failed", 2, "worker w was lost"), (other, "done", 1, None)]
+    states = rows(control.engine, "SELECT id, state, attempt, error FROM task ORDER BY id")
+    assert states == [(poisoned, "failed", 2, "worker w was lost"), (other, "done", 1, None)]
     assert control.run("schedule") is None
 
 
@@ -112,10 +112,10 @@ def test_who_waits_and_why(control: Control) -> None:
     control.run("schedule")
     submit(control, gang="g", members=2)
     (second,) = submit(control, slots=2)
-    found = why(control)
-    assert found[task] == "assigned to w, which has not begun it"
-    assert found[gang] == "no free slots for the whole gang"
-    assert found[second] == "no free slots: no worker has 2 of them"
+    reasons = why(control)
+    assert reasons[task] == "assigned to w, which has not begun it"
+    assert reasons[gang] == "no free slots for the whole gang"
+    assert reasons[second] == "no free slots: no worker has 2 of them"
     assert control.query("SELECT free, tasks, state FROM load")[1] == [(1, 1, "live")]
     control.run("claim", workers=[("w", epoch)])
     assert task not in why(control)
@@ -247,8 +247,8 @@ def test_a_crash_at_any_statement_loses_and_doubles_nothing(tmp_path: Path) -> N
         slots_add_up(control.engine)
         cycle(control)
         cycle(control)
-        found = rows(control.engine, "SELECT key, state FROM task")
-        assert found == [("a", "done")], number
+        states = rows(control.engine, "SELECT key, state FROM task")
+        assert states == [("a", "done")], number
         assert rows(control.engine, "SELECT count(*) FROM message") == [(0,)]
         slots_add_up(control.engine)
         control.engine.dispose()

@@ -26,9 +26,9 @@ from windtunnel.store.eventlog import EventLog, read
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[Control]:
-    found = open_control(f"sqlite:///{tmp_path}/control.db", create=True, durable=False)
-    yield found
-    found.engine.dispose()
+    control = open_control(f"sqlite:///{tmp_path}/control.db", create=True, durable=False)
+    yield control
+    control.engine.dispose()
 
 
 @contextmanager
@@ -73,14 +73,14 @@ def test_commands_run_to_their_end(control: Control, tmp_path: Path) -> None:
             assert done[:4] == ("done", 1, 0, None)
             assert done[4].endswith("1k-1\n") and len(done[4]) == 4096
             assert ended(control, bad) == ("failed", 2, 3, "exit status 3", "broken\n")
-            found = ended(control, none)
-            assert found[:3] == ("failed", 1, 127) and "cannot begin: [Errno 2]" in found[3]
+            row = ended(control, none)
+            assert row[:3] == ("failed", 1, 127) and "cannot begin: [Errno 2]" in row[3]
             assert ended(control, killed)[3] == "killed by signal 9"
     slots_add_up(control.engine)
     assert rows(control.engine, "SELECT free, lease_until < 2e9 FROM worker") == [(4, 1)]
     events = read(tmp_path / "events.jsonl")
     assigned = [pair for event in events if event["kind"] == "effect" for pair in event["assigned"]]
-    assert [one for one, _ in assigned].count(bad) == 2
+    assert [task for task, _ in assigned].count(bad) == 2
 
 
 def test_a_worker_that_is_fenced_kills_its_commands(control: Control, tmp_path: Path) -> None:
@@ -190,13 +190,16 @@ def test_two_schedulers_place_each_task_once(control: Control) -> None:
 
 
 def test_a_ring_wakes_who_listens_and_nobody_else(control: Control) -> None:
-    with closing(control.listen("receiver", "r")) as one, closing(control.listen("receiver", "s")) as other:
+    with (
+        closing(control.listen("receiver", "r")) as listener,
+        closing(control.listen("receiver", "s")) as other,
+    ):
         control.run("send", messages=[["r", "x"]])
-        assert is_rung(one) and not is_rung(other)
-        one.wait(0, threading.Event())
-        assert not is_rung(one)
+        assert is_rung(listener) and not is_rung(other)
+        listener.wait(0, threading.Event())
+        assert not is_rung(listener)
         control.run("send", messages=[["s", "x"], ["r", "y"]])
-        assert is_rung(other) and is_rung(one)
+        assert is_rung(other) and is_rung(listener)
     control.run("send", messages=[["r", "nobody listens"]])
 
 

@@ -49,25 +49,27 @@ def both(database: EmulatedDatabase, operations: list[tuple[Any, ...]]) -> None:
             number, slots, priority, gang, due = values
             spec = {"key": f"k{number}", "command": ["true"], "slots": slots, "priority": priority,
                     "attempts": 2, "gang": gang, "members": 2 if gang else 1, "not_before": due}  # fmt: skip
-            found = database.run("submit", tasks=[spec])
+            numbers = database.run("submit", tasks=[spec])
             expected = model.submit([spec])
-            assert ids.setdefault(found[0], expected[0]) == expected[0]
+            assert ids.setdefault(numbers[0], expected[0]) == expected[0]
         elif name == "join":
             worker, slots, lease = values
             arguments = {"workers": [[worker, slots, ""]], "lease": lease}
             assert database.run("join", **arguments) == model.join(**arguments)
         elif name == "schedule":
             placement = database.run("schedule", policy=values[0], most=values[1])
-            found = [(ids[number], worker) for number, worker in placement.assigned] if placement else []
-            assert found == model.schedule(*values)
+            assignments = (
+                [(ids[number], worker) for number, worker in placement.assigned] if placement else []
+            )
+            assert assignments == model.schedule(*values)
         elif name == "claim":
             claimed = database.run("claim", workers=[(values[0], epoch)])
-            assert [ids[one["task"]] for one in claimed] == model.claim([(values[0], epoch)])
+            assert [ids[row["task"]] for row in claimed] == model.claim([(values[0], epoch)])
         elif name == "finish":
             result = [values[0], epoch, 1 if values[2] else 0, "broken" if values[2] else "", ""]
-            number = {one: other for other, one in ids.items()}.get(values[3], 0)
-            found = database.run("finish", results=[[number, *result]])
-            assert [ids[one] for one in found] == model.finish([[values[3], *result]])
+            number = {model_id: database_id for database_id, model_id in ids.items()}.get(values[3], 0)
+            finished = database.run("finish", results=[[number, *result]])
+            assert [ids[task] for task in finished] == model.finish([[values[3], *result]])
         elif name == "renew":
             arguments = {"worker": values[0], "epoch": epoch, "lease": values[2]}
             assert database.run("renew", **arguments) == model.renew(**arguments)
@@ -84,7 +86,7 @@ def both(database: EmulatedDatabase, operations: list[tuple[Any, ...]]) -> None:
             assert database.run("receive", receiver=values[0], most=values[1]) == model.receive(*values)
     slots_add_up(database.engine)
     states = rows(database.engine, "SELECT id, state, attempt FROM task ORDER BY id")
-    expected = [(number, one["state"], one["attempt"]) for number, one in sorted(model.tasks.items())]
+    expected = [(number, task["state"], task["attempt"]) for number, task in sorted(model.tasks.items())]
     assert [(ids[number], *more) for number, *more in states] == expected
 
 

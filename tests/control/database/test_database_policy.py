@@ -28,7 +28,7 @@ WORKERS = st.lists(
 
 def placed(policy: str, tasks: list[Task], workers: list[Worker]) -> dict[int, str]:
     decision = POLICIES[policy](Observation(tuple(tasks), tuple(workers)))
-    return {one.task: one.worker for one in decision.assignments}
+    return {assignment.task: assignment.worker for assignment in decision.assignments}
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
@@ -37,17 +37,17 @@ def test_what_is_placed_fits_and_gangs_are_whole(
     policy: str, tasks: list[Task], workers: list[Worker]
 ) -> None:
     decision = POLICIES[policy](Observation(tuple(tasks), tuple(workers)))
-    found = [one.task for one in decision.assignments]
-    assert len(set(found)) == len(found)
+    ids = [assignment.task for assignment in decision.assignments]
+    assert len(set(ids)) == len(ids)
     known, used = {task.id: task for task in tasks}, Counter[str]()
-    for one in decision.assignments:
-        used[one.worker] += known[one.task].slots
+    for assignment in decision.assignments:
+        used[assignment.worker] += known[assignment.task].slots
     free = {worker.name: worker.free for worker in workers}
     assert all(used[name] <= free[name] for name in used)
     for gang in {task.gang for task in tasks if task.gang}:
         members = {task.id for task in tasks if task.gang == gang}
-        assert members & set(found) in (set(), members)
-    single = [task for task in tasks if not task.gang and task.id not in found]
+        assert members & set(ids) in (set(), members)
+    single = [task for task in tasks if not task.gang and task.id not in ids]
     if policy in ("least", "fifo", "locality"):
         assert all(task.slots > max(free[name] - used[name] for name in free) for task in single)
 

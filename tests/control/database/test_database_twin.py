@@ -11,29 +11,29 @@ from windtunnel.control.database.twin import cost, emulate
 
 def test_a_queue_by_hand() -> None:
     """Two slots, four tasks of 10 s at once: two begin, two wait for 10 s."""
-    found = emulate([("a", 1, ""), ("b", 1, "")], np.zeros(4), np.full(4, 10.0), 0)
-    assert found.waits.tolist() == [0, 0, 10, 10]
-    assert (found.makespan, found.used, found.decisions, found.done) == (20.0, 1.0, 4, 4)
+    report = emulate([("a", 1, ""), ("b", 1, "")], np.zeros(4), np.full(4, 10.0), 0)
+    assert report.waits.tolist() == [0, 0, 10, 10]
+    assert (report.makespan, report.used, report.decisions, report.done) == (20.0, 1.0, 4, 4)
 
 
 def test_what_never_fits_is_left() -> None:
-    found = emulate([("a", 1, "")], np.array([0.0, 1.5, 100.0]), np.full(3, 2.0), 0, tasks={1: {"slots": 2}})
-    assert np.isnan(found.waits).tolist() == [False, True, False]
-    assert (found.done, found.makespan) == (2, 102.0)
+    report = emulate([("a", 1, "")], np.array([0.0, 1.5, 100.0]), np.full(3, 2.0), 0, tasks={1: {"slots": 2}})
+    assert np.isnan(report.waits).tolist() == [False, True, False]
+    assert (report.done, report.makespan) == (2, 102.0)
 
 
 def test_locality_and_priority_show() -> None:
     workers, data = [("a", 2, "x"), ("b", 3, "y")], {0: {"data": "x"}}
-    seen: list[Decision] = []
+    decisions: list[Decision] = []
 
     def watched(observation: Observation) -> Decision:
-        seen.append(POLICIES["locality"](observation))
-        return seen[-1]
+        decisions.append(POLICIES["locality"](observation))
+        return decisions[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(POLICIES, "watched", watched)  # type: ignore[arg-type]
         emulate(workers, np.zeros(1), np.ones(1), 0, policy="watched", tasks=data)
-    assert seen[0].assignments == (Assignment(1, "a"),)
+    assert decisions[0].assignments == (Assignment(1, "a"),)
     late = emulate(
         [("a", 1, "")], np.zeros(3), np.full(3, 5.0), 0, policy="priority", tasks={2: {"priority": 1}}
     )
@@ -50,10 +50,10 @@ def test_the_same_seed_gives_the_same(policy: str) -> None:
         for place in range(150)
     }
     special |= {place: {"gang": f"g{place // 4}", "members": 4, "slots": 2} for place in range(40, 60)}
-    one, other = (emulate(workers, arrivals, durations, 3, policy=policy, tasks=special) for _ in range(2))
-    assert one.done == 150 and one.decisions == 150
-    assert (one.waits == other.waits).all() and one.makespan == other.makespan
-    assert 0 < one.used <= 1 + 1e-9
+    first, other = (emulate(workers, arrivals, durations, 3, policy=policy, tasks=special) for _ in range(2))
+    assert first.done == 150 and first.decisions == 150
+    assert (first.waits == other.waits).all() and first.makespan == other.makespan
+    assert 0 < first.used <= 1 + 1e-9
 
 
 def test_a_decision_has_a_price() -> None:

@@ -49,9 +49,9 @@ def state(folder: Path, url: str = "") -> str:
     """A digest of the rows of the service as it was left."""
     engine = open_database(url or f"sqlite:///{folder / 'live.db'}", "--db")
     with engine.connect() as connection:
-        found = checkpoint.rows(connection, checkpoint.keys(engine))
+        rows = checkpoint.rows(connection, checkpoint.keys(engine))
     engine.dispose()
-    return digest(found)
+    return digest(rows)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def rewrite(folder: Path, events: list[dict[str, Any]]) -> None:
-    (folder / "trace" / "trace.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    (folder / "trace" / "trace.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,7 +93,9 @@ def test_a_reader_beside_a_commit_sees_all_of_it_or_nothing(tmp_path: Path) -> N
         recorder._committed = 2
         recorder._commits.release()
         assert answer.result(60) == 2
-    (reader,) = [one for one in read(tmp_path / "trace").transactions if one.handler == "look"]
+    (reader,) = [
+        transaction for transaction in read(tmp_path / "trace").transactions if transaction.handler == "look"
+    ]
     assert (reader.xmax, len(reader.did[0])) == (3, 1)
 
 
@@ -113,18 +115,18 @@ def crafted(folder: Path, url: str) -> None:
     """A reads account 0 and goes on; B changes that; C reads what B has written; A writes. In the trace A
     came last and, as an id that was given late, has the highest one."""
     name = "copy" if url else "look"  # SQLite has one writer at a time
-    seen = threading.Event()
+    snapshot = threading.Event()
 
     class Held(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            seen.set()
+            snapshot.set()
             return super().wait(timeout)
 
     service.held["A"] = Held()
     with service.recorder(folder, url) as recorder, ThreadPoolExecutor(1) as pool:
         arguments = {"source": 0, "target": 1} if url else {"account": 0}
         first = pool.submit(lambda: recorder.run(name, **arguments, name="A"))
-        assert seen.wait(60)
+        assert snapshot.wait(60)
         # its snapshot is taken; what it reads after that does not matter
         recorder.run("put", account=0, amount=7)
         recorder.run("copy", source=0, target=2, name="C")
@@ -132,31 +134,35 @@ def crafted(folder: Path, url: str) -> None:
         assert first.result(60) == 100
     service.held.clear()
     events = lines(folder)
-    of = {one["handler"]: one for one in events if one["kind"] == "txn"}
-    last = max(one["t"] for one in events if "t" in one)
-    early = next(one for one in events if one["kind"] == "txn" and one["args"].get("name") == "A")
+    of = {event["handler"]: event for event in events if event["kind"] == "txn"}
+    last = max(event["t"] for event in events if "t" in event)
+    early = next(event for event in events if event["kind"] == "txn" and event["args"].get("name") == "A")
     before, early["t"] = early["id"], last + 1
     if url:
         early["id"] = early["xmax"] + 50
-        for one in of.values():
-            one["active"] = [xid for xid in one["active"] if xid != before]
+        for event in of.values():
+            event["active"] = [xid for xid in event["active"] if xid != before]
     rewrite(folder, events)
 
 
 def by_id(observation: Observation) -> Decision:
     """R3's artefact: in the order of ids; writers are committed when a snapshot shows them."""
-    seen = observation.transactions
+    transactions = observation.transactions
     steps, waiting = [], list[int]()
-    for k in sorted(range(len(seen)), key=lambda k: seen[k].id or seen[k].xmax):
-        due = tuple(c for c in waiting if seen[c].id < seen[k].xmax and seen[c].id not in seen[k].active)
-        waiting = [c for c in waiting if c not in due] + [k] * bool(seen[k].id)
+    for k in sorted(range(len(transactions)), key=lambda k: transactions[k].id or transactions[k].xmax):
+        due = tuple(
+            c
+            for c in waiting
+            if transactions[c].id < transactions[k].xmax and transactions[c].id not in transactions[k].active
+        )
+        waiting = [c for c in waiting if c not in due] + [k] * bool(transactions[k].id)
         steps.append(Step(k, due))
     return Decision((tuple(steps),))
 
 
 def by_commit(observation: Observation) -> Decision:
     """Numbers given after the commit: each at once, by when it was over."""
-    ended = [one.ended for one in observation.transactions]
+    ended = [transaction.ended for transaction in observation.transactions]
     order = sorted(range(len(ended)), key=ended.__getitem__)
     return Decision((tuple(Step(k, tuple(order[p - 1 : p])) for p, k in enumerate(order)),))
 
@@ -171,14 +177,19 @@ def test_orders_that_others_use_read_other_rows(
     trace = read(tmp_path / "trace")
     assert replay(trace, database=url)["divergences"] == []
     monkeypatch.setitem(POLICIES, "snapshot", order)  # type: ignore[arg-type]
-    assert any("reads other rows" in one[3] for one in replay(trace, database=url)["divergences"])
+    assert any(
+        "reads other rows" in divergence[3] for divergence in replay(trace, database=url)["divergences"]
+    )
 
 
 def test_a_clock_that_is_read_elsewhere_is_named(tmp_path: Path) -> None:
     with service.recorder(tmp_path) as recorder:
         recorder.run("clock", account=1)
-    (one,) = replay(read(tmp_path / "trace"))["divergences"]
-    assert one[:3] == (1, 1, "clock") and "this is the clock, not asked for by call.now()" in one[3]
+    (divergence,) = replay(read(tmp_path / "trace"))["divergences"]
+    assert (
+        divergence[:3] == (1, 1, "clock")
+        and "this is the clock, not asked for by call.now()" in divergence[3]
+    )
 
 
 def test_any_beginning_of_a_trace_is_replayed(tmp_path: Path) -> None:
@@ -263,10 +274,10 @@ def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path, monkeypatch: pyte
     said = retro(read(tmp_path / "trace"), code, check=lost)
     assert said["recorded"]["violations"] == [{"amount": 101}] and said["recorded"]["divergences"] == []
     assert said["explored"] == said["possible"] == 4 and said["counted"]
-    assert [one["violations"] for one in said["outcomes"]] == [[]] * len(said["outcomes"])
+    assert [outcome["violations"] for outcome in said["outcomes"]] == [[]] * len(said["outcomes"])
     code.write_text("def put(call, account, amount):\n    raise OSError('no')\nHANDLERS = {'put': put}\n")
     said = retro(read(tmp_path / "trace"), code, check=lost)
-    assert all(one["violations"] == [{"amount": 100}] for one in said["outcomes"])
+    assert all(outcome["violations"] == [{"amount": 100}] for outcome in said["outcomes"])
     code.write_text(
         "from support.debug import request\n@request\ndef lost_update(runner, account):\n"
         "    runner.run('pit')\nHANDLERS = {'lost_update': lost_update}\n"
@@ -323,7 +334,7 @@ def test_a_commit_that_fails_is_not_in_the_trace(tmp_path: Path) -> None:
             recorder.run("orphan", of=99)
         recorder.run("put", account=1, amount=5)
     trace = read(tmp_path / "trace")
-    assert [one.handler for one in trace.transactions] == ["put"] and trace.transactions[0].id == 1
+    assert [txn.handler for txn in trace.transactions] == ["put"] and trace.transactions[0].id == 1
 
 
 KILLED = """
@@ -353,14 +364,22 @@ def test_after_kill_9_every_committed_transaction_is_there(tmp_path: Path, seed:
     worker.wait()
     worker.stdout.close()
     trace = read(tmp_path / "trace")
-    ids = {one.id for one in trace.transactions if one.id and not one.did[3]}
+    ids = {transaction.id for transaction in trace.transactions if transaction.id and not transaction.did[3]}
     assert ids == set(range(1, max(ids) + 1))
-    (writer,) = (one for one in trace.transactions if one.id == max(ids) and not one.did[3])
+    (writer,) = (
+        transaction
+        for transaction in trace.transactions
+        if transaction.id == max(ids) and not transaction.did[3]
+    )
     # where nobody has seen it, the last writer may have committed or not
-    known = writer.ended is not None or any(one.xmax > writer.id for one in trace.transactions)
+    known = writer.ended is not None or any(
+        transaction.xmax > writer.id for transaction in trace.transactions
+    )
     states = []
     for last in (writer.id,) if known else (writer.id, writer.id - 1):
-        trace.transactions = [one for one in trace.transactions if one.did[3] or one.id <= last]
+        trace.transactions = [
+            transaction for transaction in trace.transactions if transaction.did[3] or transaction.id <= last
+        ]
         said = replay(trace)
         assert said["divergences"] == []
         states.append(said["state"])
@@ -432,5 +451,6 @@ def test_a_handler_that_raises_is_replayed_too(tmp_path: Path, url: str) -> None
         with pytest.raises((IntegrityError, DatabaseError)):
             recorder.run("clock", account=1)
     trace = read(tmp_path / "trace")
-    assert [bool(one.did[3]) for one in trace.transactions] == [True, False, True]
-    assert {one[0] for one in replay(trace, database=url)["divergences"]} <= {2, 3}  # the clock
+    assert [bool(transaction.did[3]) for transaction in trace.transactions] == [True, False, True]
+    divergences = replay(trace, database=url)["divergences"]
+    assert {divergence[0] for divergence in divergences} <= {2, 3}  # the clock

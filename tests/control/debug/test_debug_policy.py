@@ -16,21 +16,21 @@ def writer(id_: int, xmax: int, *active: int, request: int = 0) -> Transaction:
 
 def test_a_snapshot_shows_what_had_committed_and_ids_do_not_matter() -> None:
     # 4 and 6 begin before 4 commits, 5 after it, though its id is lower than 6: R3's artefact goes wrong here
-    seen = (writer(4, 4), writer(5, 5), writer(6, 5, 4))
-    (order,) = decide(Observation(seen)).orders
+    transactions = (writer(4, 4), writer(5, 5), writer(6, 5, 4))
+    (order,) = decide(Observation(transactions)).orders
     assert order == (Step(0), Step(2), Step(1, (0,)))
 
 
 def test_readers_come_before_the_next_writer() -> None:
-    seen = (writer(1, 1), Transaction(7, 0, 1), writer(2, 2), Transaction(8, 0, 2))
-    (order,) = decide(Observation(seen)).orders
+    transactions = (writer(1, 1), Transaction(7, 0, 1), writer(2, 2), Transaction(8, 0, 2))
+    (order,) = decide(Observation(transactions)).orders
     assert [step.run for step in order] == [1, 0, 3, 2]
     assert [step.commit for step in order] == [(), (), (0,), ()]
 
 
 def test_serial_is_the_order_in_which_requests_came() -> None:
-    seen = (Transaction(1, 1, 1, begun=2.0), Transaction(2, 2, 2, begun=1.0))
-    assert serial(Observation(seen)).orders == ((Step(1), Step(0, (1,))),)
+    transactions = (Transaction(1, 1, 1, begun=2.0), Transaction(2, 2, 2, begun=1.0))
+    assert serial(Observation(transactions)).orders == ((Step(1), Step(0, (1,))),)
 
 
 @st.composite
@@ -49,15 +49,16 @@ def histories(draw: st.DrawFn) -> Observation:
 
 def brute_force(observation: Observation) -> set[tuple[bool, ...]]:
     """The ways in which conflicts may be decided, from all orders of all transactions."""
-    seen = observation.transactions
-    over = {one.request: one.ended for one in seen}  # the last one stays
-    found = set()
-    for order in permutations(range(len(seen))):
+    transactions = observation.transactions
+    over = {transaction.request: transaction.ended for transaction in transactions}  # the last one stays
+    outcomes = set()
+    for order in permutations(range(len(transactions))):
         place = {k: number for number, k in enumerate(order)}
-        pairs = [(i, j) for j in range(len(seen)) for i in range(j)]
+        pairs = [(i, j) for j in range(len(transactions)) for i in range(j)]
         fixed = [
             (i, j) for i, j in pairs
-            if seen[i].request == seen[j].request or over[seen[i].request] < seen[j].begun
+            if transactions[i].request == transactions[j].request
+            or over[transactions[i].request] < transactions[j].begun
         ]  # fmt: skip
         departures = sum(order[p] != min(order[p:]) for p in range(len(order)))
         if departures > observation.preemptions or any(place[i] > place[j] for i, j in fixed):
@@ -65,10 +66,11 @@ def brute_force(observation: Observation) -> set[tuple[bool, ...]]:
         conflicts = [
             (i, j) for i, j in pairs
             if (i, j) not in fixed
-            and {*seen[i].writes} & {*seen[j].reads, *seen[j].writes} | {*seen[i].reads} & {*seen[j].writes}
+            and {*transactions[i].writes} & {*transactions[j].reads, *transactions[j].writes}
+            | {*transactions[i].reads} & {*transactions[j].writes}
         ]  # fmt: skip
-        found.add(tuple(place[i] < place[j] for i, j in conflicts))
-    return found
+        outcomes.add(tuple(place[i] < place[j] for i, j in conflicts))
+    return outcomes
 
 
 @given(histories())

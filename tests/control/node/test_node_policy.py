@@ -92,15 +92,17 @@ def test_harvest_begins_with_all_cores_and_learns_what_is_needed() -> None:
     forecasts = peaks([2.2] * 400)
     assert forecasts[0].need == 8.0
     assert 2.2 < forecasts[-1].need <= 3.5
-    assert not any(one.harmed for one in forecasts[-50:])
+    assert not any(forecast.harmed for forecast in forecasts[-50:])
 
 
 def test_harvest_tells_low_load_from_high_load() -> None:
     draw = np.random.default_rng(1)
     values = [float(load) for load in draw.choice([1.2, 5.2], 60) for _ in range(20)]
     forecasts = peaks(values)
-    low = [one.need for one, load in zip(forecasts[600:], values[600:], strict=True) if load == 1.2]
-    high = [one.need for one, load in zip(forecasts[600:], values[600:], strict=True) if load == 5.2]
+    low = [forecast.need for forecast, load in zip(forecasts[600:], values[600:], strict=True) if load == 1.2]
+    high = [
+        forecast.need for forecast, load in zip(forecasts[600:], values[600:], strict=True) if load == 5.2
+    ]
     assert np.mean(high) > np.mean(low) + 1 and np.mean(high) > 5.2
 
 

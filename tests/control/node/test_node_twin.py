@@ -124,8 +124,8 @@ def test_a_flapping_guard_holds_and_expired_predictions_are_never_used() -> None
     loop = ActuatorLoop(actuator, schedule, Guards(), decide)
     for number in range(1, 300):
         actuator.now = number / 10
-        made = actuator.now - number % 7 / 10  # the slot lags behind, also beyond the validity
-        loop.turn(actuator.now, Prediction(number, made + 0.35, made))
+        instant = actuator.now - number % 7 / 10  # the slot lags behind, also beyond the validity
+        loop.turn(actuator.now, Prediction(number, instant + 0.35, instant))
     assert len(actuator.stops) >= 5
     assert all(after - before >= schedule.hold for before, after in pairwise(actuator.stops))
     used = [(now, value) for now, value in actuator.acts if value is not None]
@@ -158,12 +158,14 @@ class Untrusted:
 def test_a_model_earns_trust_while_it_is_replaced_and_bad_epochs_give_the_default() -> None:
     published: list[tuple[float, Prediction]] = []
     model, schedule = Untrusted(), Schedule(samples=2, longest=0.5, valid=1.0, hold=2.0)
-    loop = ModelLoop(model, schedule, Guards(), decide, lambda one: published.append((model.now, one)), 0.0)
+    loop = ModelLoop(
+        model, schedule, Guards(), decide, lambda prediction: published.append((model.now, prediction)), 0.0
+    )
     for number in range(60):
         loop.turn(number / 10)
-    before = [one.value for now, one in published if now < 2.0]
+    before = [prediction.value for now, prediction in published if now < 2.0]
     assert before and set(before) == {None} and model.updates > len(before)
-    during = [one.value for now, one in published if 3.4 < now < 4.0]
+    during = [prediction.value for now, prediction in published if 3.4 < now < 4.0]
     assert during and set(during) == {None}
     assert published[-1][1].value == model.updates
-    assert [one.sequence for _, one in published] == list(range(1, len(published) + 1))
+    assert [prediction.sequence for _, prediction in published] == list(range(1, len(published) + 1))

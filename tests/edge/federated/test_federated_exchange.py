@@ -105,7 +105,9 @@ def test_without_its_leader_a_group_has_no_mean() -> None:
             raise ConnectionError("killed")
 
     means = averaged(group(NAMES[:3], stall=1.0, patience=2.0), vectors, weights, before=before)
-    assert all(isinstance(one, GroupFailed) and "a, the leader of the group" in str(one) for one in means[1:])
+    assert all(
+        isinstance(error, GroupFailed) and "a, the leader of the group" in str(error) for error in means[1:]
+    )
 
 
 def test_the_model_comes_from_the_leader_where_the_device_before_is_gone() -> None:

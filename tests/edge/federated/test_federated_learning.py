@@ -22,19 +22,19 @@ def random() -> np.random.Generator:
 
 @pytest.mark.parametrize("split", ["iid", "dirichlet:0.1", "shards:2"])
 def test_each_sample_is_one_devices(split: str) -> None:
-    found = data.federation("digits", split, 40, random())
-    assert sorted(np.concatenate(found.parts)) == list(range(len(found.train.y)))
-    assert min(map(len, found.parts)) >= data.LEAST and len(found.parts) == 40
+    federation = data.federation("digits", split, 40, random())
+    assert sorted(np.concatenate(federation.parts)) == list(range(len(federation.train.y)))
+    assert min(map(len, federation.parts)) >= data.LEAST and len(federation.parts) == 40
     again = data.federation("digits", split, 40, random())
-    assert all(np.array_equal(one, two) for one, two in zip(found.parts, again.parts, strict=True))
-    kinds = np.mean([len(set(found.train.y[part])) for part in found.parts])
+    assert all(np.array_equal(part, other) for part, other in zip(federation.parts, again.parts, strict=True))
+    kinds = np.mean([len(set(federation.train.y[part])) for part in federation.parts])
     assert kinds > 9 if split == "iid" else kinds < 5
 
 
 def test_a_family_of_its_own_and_a_file(tmp_path: Path) -> None:
-    found = data.federation("synthetic:1,1", "iid", 10, random())
-    assert found.train.x.shape[1] == 60 and sorted(np.concatenate(found.parts)) == list(
-        range(len(found.train.y))
+    federation = data.federation("synthetic:1,1", "iid", 10, random())
+    assert federation.train.x.shape[1] == 60 and sorted(np.concatenate(federation.parts)) == list(
+        range(len(federation.train.y))
     )
     np.savez(tmp_path / "own.npz", x=np.zeros((50, 2, 2)), y=np.arange(50) % 3)
     own = data.federation(str(tmp_path / "own.npz"), "iid", 5, random())
@@ -81,29 +81,37 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 def learned(scheme: str, **more: object) -> list[float]:
-    found = data.federation("digits", "dirichlet:0.3", 8, random())
+    federation = data.federation("digits", "dirichlet:0.3", 8, random())
     model = models.model("softmax", 64, 10)
     known = Settings(scheme, groups=3, **more)  # type: ignore[arg-type]
-    made = rounds(
-        found, model, known, models.LocalTraining(epochs=1), links=[1e6] * 8, server_link=1e6, bytes_each=4.0,
-        count=3, seed=4,
+    outcomes = rounds(
+        federation, model, known, models.LocalTraining(epochs=1), links=[1e6] * 8, server_link=1e6,
+        bytes_each=4.0, count=3, seed=4,
     )  # fmt: skip
-    return [done.accuracy for _, _, done in made]
+    return [done.accuracy for _, _, done in outcomes]
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_with_all_devices_groups_come_to_the_model_of_fedavg(weighting: str) -> None:
     """One epoch in one batch, so that the order of samples is nothing."""
-    found, draw = data.federation("digits", "dirichlet:0.3", 8, random()), random()
+    federation, draw = data.federation("digits", "dirichlet:0.3", 8, random()), random()
     model, training = models.model("softmax", 64, 10), models.LocalTraining(epochs=1, batch=10_000)
     first = np.tile(model.initial(np.random.default_rng((0, 0))), (8, 1))
-    trained = models.train(model, first, found, np.arange(8), training, random=draw)
-    weights = [len(part) if weighting == "samples" else 1 for part in found.parts]
+    trained = models.train(model, first, federation, np.arange(8), training, random=draw)
+    weights = [len(part) if weighting == "samples" else 1 for part in federation.parts]
     mean = np.average(trained, axis=0, weights=weights)
     for scheme in ("fedavg", "fedp2p", "hierarchical"):
         known = Settings(scheme, groups=3, weighting=weighting)
         ((_, decision, done),) = rounds(
-            found, model, known, training, links=[1e6] * 8, server_link=1e6, bytes_each=4.0, count=1, seed=0
+            federation,
+            model,
+            known,
+            training,
+            links=[1e6] * 8,
+            server_link=1e6,
+            bytes_each=4.0,
+            count=1,
+            seed=0,
         )
         assert len(decision.groups) == (8 if scheme == "fedavg" else 3)
         np.testing.assert_allclose(done.vector, mean, rtol=0, atol=1e-12)
@@ -133,7 +141,7 @@ def test_the_commands_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
     outcomes = json.loads(shown.stdout)["outcomes"]
-    assert [one["scheme"] for one in outcomes] == ["fedp2p", "fedavg"]
+    assert [outcome["scheme"] for outcome in outcomes] == ["fedp2p", "fedavg"]
     assert outcomes[1]["last"]["server_bytes"] == 5 * outcomes[0]["last"]["server_bytes"]
     again = CliRunner().invoke(app, ["replay", "last"])
     assert again.exit_code == 0, again.output

@@ -30,11 +30,15 @@ def test_every_place_ends_with_the_exact_sum(exchange: str, size: int, length: i
     chunks, steps = policy.schedule(exchange, size)
     parts = [np.array_split(vector.copy(), chunks) for vector in vectors]
     for step in steps:
-        carried = [(one, parts[one.sender][one.chunk].copy()) for one in step]
-        assert len({one.sender for one in step}) == len(step) == len({one.receiver for one in step})
-        for one, data in carried:
-            own = parts[one.receiver][one.chunk]
-            own[:] = own + data if one.adds else data
+        carried = [(transfer, parts[transfer.sender][transfer.chunk].copy()) for transfer in step]
+        assert (
+            len({transfer.sender for transfer in step})
+            == len(step)
+            == len({transfer.receiver for transfer in step})
+        )
+        for transfer, data in carried:
+            own = parts[transfer.receiver][transfer.chunk]
+            own[:] = own + data if transfer.adds else data
     for own in parts:
         assert np.array_equal(np.concatenate(own), vectors.sum(axis=0))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hostrate import Place, available, control_of, made, senders, sending, unified
+from support.hostrate import Place, available, control_of, senders, sending, unified, veth
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, libbpf, namespaces, network, queues
@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with made(tmp_path) as found:
+    with veth(tmp_path) as found:
         yield found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sharing import Place, made, neighbours, send, shares
+from support.sharing import Place, neighbours, send, shares, veth
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, bpf, network, queues
@@ -30,7 +30,7 @@ MEGABIT = 125e3
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with made(tmp_path) as found:
+    with veth(tmp_path) as found:
         yield found
 
 

@@ -48,10 +48,10 @@ def simulate(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterat
         if operand not in accelerator.levels[below].holds:
             continue
         above = accelerator.above(below, operand)
-        tile = [*corners([one for level in reversed(placed[: below + 1]) for one in level])]
+        tile = [*corners([loop for level in reversed(placed[: below + 1]) for loop in level])]
         moves: list[tuple[int, int, bool]] = []
         last, written = None, set[tuple[int, ...]]()
-        for begin in corners([one for level in reversed(placed[below + 1 :]) for one in level]):
+        for begin in corners([loop for level in reversed(placed[below + 1 :]) for loop in level]):
             if (index := [begin[dim] for dim in USES[operand]]) == last:
                 continue
             last = index
@@ -81,7 +81,7 @@ def random_case(rng: np.random.Generator) -> tuple[Layer, Accelerator, Mapping]:
         bound, place = int(rng.choice([1, 2, 2, 3])), int(rng.integers(0, depth + 1))
         if place == depth:
             unroll[dim] = min(unroll[dim] * bound, 3)
-        elif dim not in [one for one, _ in loops[place]]:
+        elif dim not in [other for other, _ in loops[place]]:
             loops[place].insert(int(rng.integers(0, len(loops[place]) + 1)), (dim, bound))
     held = [OPERANDS] * inner + [
         tuple(o for o in OPERANDS if rng.random() < 0.7) for _ in range(depth - inner)
@@ -123,7 +123,7 @@ def _fits(
     for place, level in enumerate(accelerator.levels[:-1]):
         along = [1] * len(DIMS) if level.per_pe else unroll
         tile = [math.prod(each[: place + 1]) * a for each, a in zip(chosen, along, strict=True)]
-        if sum(tile_words(one, tile, layer.stride) for one in level.holds) > accelerator.room(place):
+        if sum(tile_words(operand, tile, layer.stride) for operand in level.holds) > accelerator.room(place):
             return False
     return True
 

@@ -70,15 +70,15 @@ def test_the_optimum_is_that_of_all_tilings_and_orders() -> None:
 
 
 def test_each_boundary_moves_at_least_every_word_once() -> None:
-    made = decide(Observation(SMALL, chip()))
+    decision = decide(Observation(SMALL, chip()))
     reach = [
-        math.prod(bound for level in made.mapping.loops for d, bound in level if d == dim) * along
-        for dim, along in enumerate(made.mapping.unroll)
+        math.prod(bound for level in decision.mapping.loops for d, bound in level if d == dim) * along
+        for dim, along in enumerate(decision.mapping.unroll)
     ]
-    for one in made.traffic:
-        least = tile_words(one.operand, reach, SMALL.stride)
-        assert (one.written if one.operand == "O" else one.read) >= least
-        assert one.moved >= one.read + one.written
+    for boundary in decision.traffic:
+        least = tile_words(boundary.operand, reach, SMALL.stride)
+        assert (boundary.written if boundary.operand == "O" else boundary.read) >= least
+        assert boundary.moved >= boundary.read + boundary.written
 
 
 def test_more_room_never_costs_more_and_energies_scale() -> None:
@@ -99,49 +99,49 @@ def test_rows_and_columns_may_change_places() -> None:
 @pytest.mark.parametrize("double", [False, True])
 def test_tiles_fit_and_the_array_is_not_exceeded(double: bool) -> None:
     accelerator = chip(double=double)
-    made = decide(Observation(SMALL, accelerator))
+    decision = decide(Observation(SMALL, accelerator))
     extents = [1] * len(DIMS)
     for place, level in enumerate(accelerator.levels[:-1]):
-        for dim, bound in made.mapping.loops[place]:
+        for dim, bound in decision.mapping.loops[place]:
             extents[dim] *= bound
-        along = [1] * len(DIMS) if level.per_pe else made.mapping.unroll
+        along = [1] * len(DIMS) if level.per_pe else decision.mapping.unroll
         tile = [a * b for a, b in zip(extents, along, strict=True)]
-        held = sum(tile_words(one, tile, SMALL.stride) for one in OPERANDS)
+        held = sum(tile_words(operand, tile, SMALL.stride) for operand in OPERANDS)
         assert held <= level.capacity / (2 if double else 1)
-    assert made.mapping.pes <= 16
-    assert made.utilisation <= 1
+    assert decision.mapping.pes <= 16
+    assert decision.utilisation <= 1
 
 
 def test_time_is_that_of_the_slowest_or_the_sum() -> None:
     layer = replace(SMALL, groups=3)
     for double in (True, False):
         accelerator = chip(48, 800, double=double)
-        made = decide(Observation(layer, accelerator))
-        mapping = made.mapping
+        decision = decide(Observation(layer, accelerator))
+        mapping = decision.mapping
         words = dict.fromkeys(range(3), 0)
-        for one in made.traffic:
-            words[one.above] += one.read + one.written
-            words[one.below] += one.moved
+        for boundary in decision.traffic:
+            words[boundary.above] += boundary.read + boundary.written
+            words[boundary.below] += boundary.moved
         times = [3.0 * mapping.steps, words[1] / 8.0, words[2] / 4.0]
-        assert made.cycles == pytest.approx(max(times) if double else sum(times))
-        assert made.cycles == cycles(layer, accelerator, mapping, made.traffic)
+        assert decision.cycles == pytest.approx(max(times) if double else sum(times))
+        assert decision.cycles == cycles(layer, accelerator, mapping, decision.traffic)
 
 
 def test_groups_cost_so_many_times_one() -> None:
-    one, three = (decide(Observation(replace(SMALL, groups=groups), chip())) for groups in (1, 3))
-    assert three.energy == pytest.approx(3 * one.energy)
-    assert three.mapping == one.mapping
+    single, three = (decide(Observation(replace(SMALL, groups=groups), chip())) for groups in (1, 3))
+    assert three.energy == pytest.approx(3 * single.energy)
+    assert three.mapping == single.mapping
 
 
 def test_a_beam_over_four_levels_is_told_and_finds_what_three_levels_have() -> None:
     three = chip()
     through = replace(three.levels[1], name="L2", capacity=4000.0, energy=12.0)
     four = replace(three, levels=(*three.levels[:2], through, three.levels[2]))
-    made, plain = decide(Observation(SMALL, four)), decide(Observation(SMALL, three))
-    assert plain.exact and not made.exact
-    assert made.energy < plain.energy  # a level between them saves DRAM
-    moved = count(SMALL, four, made.mapping)
-    assert made.energy == pytest.approx(joules(SMALL, four, made.mapping, moved))
+    decision, plain = decide(Observation(SMALL, four)), decide(Observation(SMALL, three))
+    assert plain.exact and not decision.exact
+    assert decision.energy < plain.energy  # a level between them saves DRAM
+    moved = count(SMALL, four, decision.mapping)
+    assert decision.energy == pytest.approx(joules(SMALL, four, decision.mapping, moved))
     layer, unroll = Layer("tiny", (1, 1, 4, 1, 4, 3, 1)), (1, 1, 1, 1, 2, 1, 1)
     small = replace(
         four,
@@ -158,14 +158,16 @@ def test_the_fastest_takes_no_more_cycles_and_the_frugal_no_more_energy() -> Non
 
 
 def test_dataflows_have_names_and_replication() -> None:
-    names = {one.dataflow for one in unrollings(Layer("c", (3, 3, 13, 13, 256, 384, 16)), (16, 16))}
+    names = {
+        unrolling.dataflow for unrolling in unrollings(Layer("c", (3, 3, 13, 13, 256, 384, 16)), (16, 16))
+    }
     assert {"C|K", "OX|K"} <= names
     assert any("+" in name for name in names)
     row = unrollings(Layer("c", (3, 3, 13, 13, 256, 384, 16)), (16, 16), "FY|OY")
     assert row and all(
-        {part.split("+")[0] for part in one.dataflow.split("|")} == {"FY", "OY"} for one in row
+        {part.split("+")[0] for part in unrolling.dataflow.split("|")} == {"FY", "OY"} for unrolling in row
     )
-    assert all(math.prod(one.unroll) <= 256 and 0 < one.utilisation <= 1 for one in row)
+    assert all(math.prod(unrolling.unroll) <= 256 and 0 < unrolling.utilisation <= 1 for unrolling in row)
 
 
 def test_what_is_wrong_is_one_sentence() -> None:
@@ -195,27 +197,27 @@ def test_memories_are_sized_at_the_same_throughput() -> None:
     levels = tuple(replace(level, scale=scale) for level, scale in zip(base.levels, scales, strict=True))
     base = replace(base, levels=levels, double_buffered=True)
     layers = [Layer("gemm", (1, 1, 1, 1, 32, 32, 16))]
-    made = allocate(layers, base, "C|K", decide)
-    assert len(made.points) == 4 * 4
-    assert made.best.cycles <= 1.001 * made.base.cycles
-    assert made.gain >= 1
-    assert made.best.energy == min(
-        one.energy for one in made.points if one.cycles <= 1.001 * made.base.cycles
+    allocation = allocate(layers, base, "C|K", decide)
+    assert len(allocation.points) == 4 * 4
+    assert allocation.best.cycles <= 1.001 * allocation.base.cycles
+    assert allocation.gain >= 1
+    assert allocation.best.energy == min(
+        point.energy for point in allocation.points if point.cycles <= 1.001 * allocation.base.cycles
     )
 
 
 def test_a_schedule_names_every_loop_once() -> None:
-    made = decide(Observation(SMALL, chip()))
-    text = [*lines(SMALL, chip(), made.mapping)]
+    decision = decide(Observation(SMALL, chip()))
+    text = [*lines(SMALL, chip(), decision.mapping)]
     (order,) = [line for line in text if line.startswith("O.reorder")]
-    assert len(order.split(", ")) == sum(map(len, made.mapping.loops))
+    assert len(order.split(", ")) == sum(map(len, decision.mapping.loops))
     assert sum("compute_at" in line for line in text) == 6
-    assert f"# {made.mapping.dataflow} on the array" in "\n".join(text)
+    assert f"# {decision.mapping.dataflow} on the array" in "\n".join(text)
 
 
 def test_an_observation_and_a_decision_survive_the_log() -> None:
     observation = Observation(SMALL, chip())
-    made = decide(observation)
+    decision = decide(observation)
     again = from_plain(Observation, to_plain(observation))
     assert again == observation
-    assert from_plain(Decision, to_plain(made)) == made == decide(again)
+    assert from_plain(Decision, to_plain(decision)) == decision == decide(again)

@@ -109,9 +109,9 @@ PE, OUT = {"energy": 1, "capacity": 8, "per_pe": True}, {"energy": 2}
     ],
 )
 def test_what_is_wrong_with_an_accelerator_is_one_sentence(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=f"^mine.yaml: {words}") as told:
+    with pytest.raises(UserError, match=f"^mine.yaml: {words}") as error:
         accelerator(shipped("eyeriss") | change, "mine.yaml")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_attention_is_its_products_and_a_causal_one_a_part_of_them(backward: boo
     terms = (8 + 6) if not backward else (8 + 6 + 6 + 8 + 8)
     flops = 2.0 * 8 * 16 * 32 * terms
     facts = {"kind": "attention", "shape": [query, key, value, True, backward], "flops": flops / 2}
-    found = nests(["aten._flash_attention.default", [], [], facts])
-    assert len(found) == (5 if backward else 2)
-    assert sum(2.0 * layer.macs for layer, _ in found) == flops
-    assert {times for _, times in found} == {0.5}
+    layers = nests(["aten._flash_attention.default", [], [], facts])
+    assert len(layers) == (5 if backward else 2)
+    assert sum(2.0 * layer.macs for layer, _ in layers) == flops
+    assert {times for _, times in layers} == {0.5}
 
 
 def test_a_convolution_and_its_gradients_do_the_same_work() -> None:
@@ -166,7 +166,7 @@ def test_a_run_keeps_its_decisions_and_they_are_made_again() -> None:
     rows = search(read_layers("mlp")[3:], read_accelerator("eyeriss"))
     run = Store.open().get("last")
     assert (run.capability, run.status) == ("silicon.mapper", "done")
-    assert run.summary["joules"] == pytest.approx(sum(one.cost.joules for one in rows))
+    assert run.summary["joules"] == pytest.approx(sum(row.cost.joules for row in rows))
     (part,) = replay(run.directory / NAME).parts
     assert (part.decisions, part.same) == (1, 1)
     assert part.recorded_cost["joules"] == pytest.approx(rows[0].cost.joules)
@@ -176,34 +176,38 @@ def test_a_run_keeps_its_decisions_and_they_are_made_again() -> None:
 
 def test_the_twin_counts_anew_what_was_decided() -> None:
     observation = Observation(read_layers("mlp.fc4")[0], read_accelerator("tpu"))
-    made = decide(observation)
-    priced = price(observation, made)
-    assert priced.joules == pytest.approx(made.energy)
-    assert priced.seconds == pytest.approx(made.cycles / observation.accelerator.clock)
-    assert cost(observation, made)["bytes of memory"] == priced.bytes[-1]
+    decision = decide(observation)
+    priced = price(observation, decision)
+    assert priced.joules == pytest.approx(decision.energy)
+    assert priced.seconds == pytest.approx(decision.cycles / observation.accelerator.clock)
+    assert cost(observation, decision)["bytes of memory"] == priced.bytes[-1]
 
 
 def test_what_only_streams_is_bound_by_the_slowest_level() -> None:
     chip = read_accelerator("eyeriss")
-    found = stream(chip, 1e6)
-    assert found.seconds == pytest.approx(max(1e6 / 3.2e9, 2e6 / 12.8e9))
+    transfer = stream(chip, 1e6)
+    assert transfer.seconds == pytest.approx(max(1e6 / 3.2e9, 2e6 / 12.8e9))
     words, levels = 1e6 / 2, chip.levels
     each = levels[0].energy + 2 * levels[1].energy + levels[2].energy + chip.hop
-    assert found.joules == pytest.approx(words * each)
+    assert transfer.joules == pytest.approx(words * each)
 
 
 def test_memories_are_sized_and_the_gain_is_told() -> None:
-    told = CliRunner().invoke(app, ["mapper", "allocate", "-a", "eyeriss", "-l", "mlp.fc4", "--json"])
-    made = json.loads(told.output)
+    reply = CliRunner().invoke(app, ["mapper", "allocate", "-a", "eyeriss", "-l", "mlp.fc4", "--json"])
+    report = json.loads(reply.output)
     again = allocate(read_layers("mlp.fc4"), read_accelerator("eyeriss"), "C|K")
-    assert made["energy_gain"] == pytest.approx(made["base"]["energy"] / made["best"]["energy"]) == again.gain
-    assert made["energy_gain"] >= 1
+    assert (
+        report["energy_gain"]
+        == pytest.approx(report["base"]["energy"] / report["best"]["energy"])
+        == again.gain
+    )
+    assert report["energy_gain"] >= 1
 
 
 def test_a_run_becomes_a_device_that_emulate_prices_by(emulated: str, tmp_path: Path) -> None:
     chip, out = read_accelerator("tpu"), tmp_path / "tpu.yaml"
     search(read_layers("mlp.fc4"), chip)  # a later run, which last passes over
-    made = profile("last", chip, out)
+    mapped = profile("last", chip, out)
     cluster = load_cluster(out)
     assert (cluster.world_size, cluster.host.device.name) == (2, "tpu-drawn")
     assert cluster.host.device.peak("bfloat16") == 2 * 256 * 256 * 700e6
@@ -211,10 +215,10 @@ def test_a_run_becomes_a_device_that_emulate_prices_by(emulated: str, tmp_path: 
     matmul, add = (cost_of(op, cluster.host.device, known) for op in (MM, ADD))
     assert matmul.source == add.source == "modelled"
     # calls of all ranks in a step, of two ranks and two steps of a period
-    assert made.kinds["matmul"].seconds == pytest.approx(matmul.seconds * 3 * 2 / 2 / 2)
-    assert made.kinds["elementwise"].seconds == pytest.approx(add.seconds * 4 * 1 / 2 / 2)
-    assert made.kinds["elementwise"].joules == pytest.approx(known.joules[signature(ADD)])
-    assert made.step.joules == pytest.approx(sum(one.joules for one in made.kinds.values()))
+    assert mapped.kinds["matmul"].seconds == pytest.approx(matmul.seconds * 3 * 2 / 2 / 2)
+    assert mapped.kinds["elementwise"].seconds == pytest.approx(add.seconds * 4 * 1 / 2 / 2)
+    assert mapped.kinds["elementwise"].joules == pytest.approx(known.joules[signature(ADD)])
+    assert mapped.step.joules == pytest.approx(sum(kind.joules for kind in mapped.kinds.values()))
 
 
 @pytest.mark.conformance
@@ -222,11 +226,11 @@ def test_a_job_flies_on_the_drawing_and_says_its_joules(home: Path, tmp_path: Pa
     out = tmp_path / "tpu.yaml"
     with quick.captures():
         wt.emulate(train, 256, cluster="h100-sxm:1x2", report=False)
-        made = profile("last", read_accelerator("tpu"), out)
+        mapped = profile("last", read_accelerator("tpu"), out)
         run = wt.emulate(train, 256, cluster=str(out), report=False)
-    assert run.summary.joules_per_iteration == pytest.approx(2 * made.step.joules)
-    assert run.summary.critical_path["compute"] == pytest.approx(made.step.seconds)
-    assert {one.source for one in run.summary.operators} == {"modelled"}
+    assert run.summary.joules_per_iteration == pytest.approx(2 * mapped.step.joules)
+    assert run.summary.critical_path["compute"] == pytest.approx(mapped.step.seconds)
+    assert {operator.source for operator in run.summary.operators} == {"modelled"}
 
 
 def test_a_run_without_operators_or_on_a_link_of_its_own_is_refused(emulated: str, tmp_path: Path) -> None:
@@ -248,9 +252,9 @@ def test_a_run_without_operators_or_on_a_link_of_its_own_is_refused(emulated: st
 
 def test_the_command_line_shows_a_table_and_a_schedule(tmp_path: Path) -> None:
     run = CliRunner()
-    told = run.invoke(app, ["mapper", "search", "-a", "eyeriss", "-l", "mlp.fc4"])
-    assert told.exit_code == 0
-    assert "O.reorder(" in told.output and "eyeriss, emulated" in told.output
+    reply = run.invoke(app, ["mapper", "search", "-a", "eyeriss", "-l", "mlp.fc4"])
+    assert reply.exit_code == 0
+    assert "O.reorder(" in reply.output and "eyeriss, emulated" in reply.output
     plain = json.loads(run.invoke(app, ["mapper", "search", "-a", "cpu", "-l", "mlp.fc4", "--json"]).stdout)
     assert plain["levels"] == ["registers", "L1", "L2", "DRAM"]
     assert plain["details"][0]["decision"]["exact"] is False

@@ -23,10 +23,10 @@ Change = Callable[[bytes], bytes]
 class Bus(PaperTpm):
     """A TPM of whose quotes something is made on their way to the device."""
 
-    made: Change = field(default=lambda quote: quote)
+    change: Change = field(default=lambda quote: quote)
 
     def quote(self, nonce: bytes) -> bytes:
-        return self.made(super().quote(nonce))
+        return self.change(super().quote(nonce))
 
 
 def attested(tpm: Any, on: Verifier | None = None, by: AttestedDevice | None = None) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def test_a_quote_of_another_nonce_or_exchange_is_refused() -> None:
     assert attested(tpm, by=by) == ()
     for quote in (old, unpack("M2", by.answer(verifier().hello()))[8]):
         bus = Bus(tpm.private, tpm.pcrs)
-        bus.made = lambda _, quote=quote: quote
+        bus.change = lambda _, quote=quote: quote
         assert attested(tpm, by=AttestedDevice(by._fuse, by._key, by._report, bus)) == ("tpm.nonce",)
 
 
@@ -97,7 +97,7 @@ def test_a_byte_that_is_changed_anywhere_in_a_quote_is_refused_with_a_name() -> 
     by, named = device(tpm=bus), set[str]()
     on = verifier(least={"tier": 1}, tpms=(bus.key,))
     for at in range(len(bus.quote(bytes(32))) - 3):  # signatures differ in length
-        bus.made = lambda quote, at=at: quote[:at] + bytes([quote[at] ^ 1]) + quote[at + 1 :]
+        bus.change = lambda quote, at=at: quote[:at] + bytes([quote[at] ^ 1]) + quote[at + 1 :]
         failing = attested(bus, on, by)
         assert failing, at
         named |= {*failing}
@@ -127,8 +127,8 @@ def test_lengths_and_keys_of_another_kind_are_refused() -> None:
         return unpack("quote", quote)
 
     def other(number: int, change: Change) -> tuple[str, ...]:
-        bus.made = lambda quote: pack(
-            "quote", *(change(one) if at == number else one for at, one in enumerate(fields(quote)))
+        bus.change = lambda quote: pack(
+            "quote", *(change(part) if at == number else part for at, part in enumerate(fields(quote)))
         )
         return attested(bus, on, by)
 

@@ -19,8 +19,8 @@ from windtunnel.trust.gpu.live.link import GpuLink
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuHost]:
-    with support.host(tmp_path_factory.mktemp("gpu")) as one:
-        yield one
+    with support.host(tmp_path_factory.mktemp("gpu")) as gpu:
+        yield gpu
 
 
 @pytest.mark.parametrize("path", ["plain", "double", "single", "pipelined"])

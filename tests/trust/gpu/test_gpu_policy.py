@@ -30,12 +30,12 @@ class Model:
     mine: set[int] = field(default_factory=set)
     dirty: set[int] = field(default_factory=set)
 
-    def allowed(self, one: Request) -> bool:
-        pages = set(range(*one.pages))
+    def allowed(self, request: Request) -> bool:
+        pages = set(range(*request.pages))
         inside = bool(pages) and pages <= set(range(SIZE))
-        broker = one.broker == self.broker
-        current = broker and bool(self.owner) and one.epoch == self.epoch
-        owns = current and one.who == self.owner
+        broker = request.broker == self.broker
+        current = broker and bool(self.owner) and request.epoch == self.epoch
+        owns = current and request.who == self.owner
         return {
             "bind": not self.broker,
             "claim": broker and not self.owner,
@@ -45,15 +45,15 @@ class Model:
             "scrub": owns,
             "release": owns and not self.dirty,
             "reset": current,
-        }[one.kind]
+        }[request.kind]
 
-    def take(self, one: Request) -> None:
-        pages = set(range(*one.pages))
-        match one.kind:
+    def take(self, request: Request) -> None:
+        pages = set(range(*request.pages))
+        match request.kind:
             case "bind":
-                self.broker = one.broker
+                self.broker = request.broker
             case "claim":
-                self.owner, self.epoch = one.who, self.epoch + 1
+                self.owner, self.epoch = request.who, self.epoch + 1
             case "register":
                 self.mine |= pages
             case "write":

@@ -41,11 +41,11 @@ def by_scheme(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Emula
     """One capture, emulated by each scheme, and without."""
     with quick.captures():
         classes = capture(Function(summing, ()), CLUSTER, Options())
-    found = {}
+    emulations = {}
     for name in ("none", *SCHEMES):
         result = simulate(Function(summing, ()), CLUSTER, Options(confidential=name), take=lambda *_: classes)
-        found[name] = result, summarise(result, "run", tmp_path_factory.mktemp("run"))
-    return found
+        emulations[name] = result, summarise(result, "run", tmp_path_factory.mktemp("run"))
+    return emulations
 
 
 pytestmark = pytest.mark.xdist_group("parity")  # which has a capture's worker already

@@ -197,8 +197,8 @@ def test_many_write_and_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_state_is_of_several_folders_and_one_key(tmp_path: Path) -> None:
-    one, other = opened(tmp_path), opened(tmp_path, target_protocol="memory")
-    one.pipe_file("a", b"1")
+    local, other = opened(tmp_path), opened(tmp_path, target_protocol="memory")
+    local.pipe_file("a", b"1")
     assert not other.exists("a")
 
 

@@ -83,17 +83,17 @@ def test_any_node_of_the_tree_that_is_changed_is_found_out_before_it_is_built_on
     shield.write(0, b"x" * region.length)
     for at in range(region.chunks * region.stride, region.room, 97):
         memory[at] ^= 1
-        found = 0
+        detections = 0
         for chunk in (0, 20, 299):
             try:
                 shield.read(chunk * 64, 64)
             except Tampered:
-                found += 1
+                detections += 1
                 with pytest.raises(Tampered):
                     shield.write(chunk * 64, b"y" * 64)
         memory[at] ^= 1
         top = at >= region.room - 512
-        assert found == 3 or not top
+        assert detections == 3 or not top
     assert shield.read(0, region.length) == b"x" * region.length
 
 

@@ -35,26 +35,26 @@ def memory_of(pid: int) -> bytes:
 def test_secrets_are_not_in_the_hosts_memory_or_file_and_it_cannot_read_the_devices(tmp_path: Path) -> None:
     allow = AllowList((MAKER.root,), {name: (measure(part),) for name, part in {**LAYERS, **LOADS}.items()})
     text = repr(ROWS).encode()
-    with machine(MAKER.fuse(), tmp_path / "carried") as found:
-        session = found.attest(Verifier(allow, {"data": PLANTED}))
+    with machine(MAKER.fuse(), tmp_path / "carried") as computer:
+        session = computer.attest(Verifier(allow, {"data": PLANTED}))
         sealed = session.seal("numbers", text)
-        answer = found.call(b"R", sealed)
+        answer = computer.call(b"R", sealed)
         assert session.open(answer, "sum") == str(sum(ROWS)).encode()
-        host, kept = memory_of(found.host), (tmp_path / "carried").read_bytes()
+        host, kept = memory_of(computer.host), (tmp_path / "carried").read_bytes()
         for secret in (PLANTED, text, str(sum(ROWS)).encode()):
             assert secret not in host
             assert secret not in kept
         # the search can fail: it finds what the host does carry, and the secrets where they are
         assert sealed in kept and sealed[-40:] in host
-        assert PLANTED in memory_of(found.device)
-        assert os.stat(f"/proc/{found.host}").st_uid == NOBODY
+        assert PLANTED in memory_of(computer.device)
+        assert os.stat(f"/proc/{computer.host}").st_uid == NOBODY
         child = os.fork()
         if child == 0:  # as the host's user
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             try:
-                os.close(os.open(f"/proc/{found.device}/mem", os.O_RDONLY))
+                os.close(os.open(f"/proc/{computer.device}/mem", os.O_RDONLY))
                 os._exit(1)
             except PermissionError:
                 os._exit(0)
