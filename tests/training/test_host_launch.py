@@ -65,7 +65,7 @@ def test_each_part_waits_as_it_was_told(go: Any, tmp_path: Path) -> None:
 
 BLAMES = """
 import os, sys, time
-first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 if os.environ["RANK"] == "0" and (first or sys.argv[1:]):
     print("Warning: something harmless", file=sys.stderr)
     raise RuntimeError("[/x/gloo/gloo/transport/tcp/pair.cc:457] Application timeout caused pair closure")
@@ -92,7 +92,7 @@ def test_what_is_in_vain_again_and_again_ends(go: Any) -> None:
 def test_what_was_merely_printed_is_no_cause(go: Any) -> None:
     text = "import os, sys; print('harmless', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
     launched = go(
-        f"import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' and os.environ['RANK'] == '1': {text}"
+        f"import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1': {text}"
     )
     assert launched.wait(60).status == 0
     assert [lost["error"] for lost in kinds(launched.events(), "lost")] == ["killed by SIGKILL"]

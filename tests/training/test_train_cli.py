@@ -240,7 +240,7 @@ import torch, torch.distributed as dist, os
 dist.init_process_group("gloo")
 one = torch.ones(1)
 dist.all_reduce(one)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and dist.get_rank() == 1:
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
     os.kill(os.getpid(), 9)
 dist.barrier()
 print("sum", int(one), flush=True)

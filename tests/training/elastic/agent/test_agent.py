@@ -213,10 +213,12 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
         "OMP_NUM_THREADS": "1",
         "WINDTUNNEL_RUN": str(played.run),
         "MORE": "1",
@@ -384,10 +386,10 @@ def test_a_script_that_never_speaks_is_replaced(join: Any) -> None:
         "import os, time; print(os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True); time.sleep(600)"
     )
     first = played.hear("worker", what="started")["pid"]
-    until(lambda: (played.tmp / "stdout").read_text() == "1\n")
+    until(lambda: (played.tmp / "stdout").read_text() == "0\n")
     played.member(2)
     assert played.hear("worker", what="started")["pid"] != first
-    until(lambda: (played.tmp / "stdout").read_text() == "1\n2\n")
+    until(lambda: (played.tmp / "stdout").read_text() == "0\n1\n")
     assert not alive(first)
 
 

@@ -118,7 +118,8 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         if place is None or (membership.restart_all and membership.generation > first):
             _end(0)
         rank = place * membership.per_host + local_rank
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(membership.world))
+        numbers = {"RANK": rank, "WORLD_SIZE": membership.world, "GROUP_RANK": place}
+        os.environ.update({name: str(number) for name, number in numbers.items()})
         job = Job(
             rank,
             membership.world,
