@@ -443,6 +443,14 @@ def test_a_stopped_worker_is_frozen_then_fenced(join: Any) -> None:
     assert not alive(pid)
 
 
+def test_a_stopped_script_that_never_speaks_is_frozen(join: Any) -> None:
+    """It has no heartbeat: the kernel says that it stands."""
+    played = join("import time; time.sleep(600)", frozen_after=0.2)
+    pid = played.hear("worker", what="started")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert played.hear("worker", what="frozen")["pid"] == pid
+
+
 def test_a_worker_that_holds_the_interpreter_is_not_frozen_at_once(join: Any) -> None:
     """A long C call keeps the heartbeat from running: sum of a range holds Python's lock for more than a
     lease."""

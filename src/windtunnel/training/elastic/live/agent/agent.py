@@ -88,7 +88,7 @@ class Agent:
         self._agreeing: dict[tuple[int, str], list[Answer]] = {}
         self._results: dict[int, Message] = {}
         self._early: list[Callable[[], None]] = []
-        self.leases: Leases[int] = Leases(config.job.frozen_after)  # by process id: trainers that speak
+        self.leases: Leases[int] = Leases(config.job.frozen_after)  # by process id: trainers
         self._supervision: Leases[str] = Leases(config.job.orphan_after)
         self._formed = threading.Condition()
         self._met: dict[str, str] = {}  # what ranks of this generation say to those they form groups with
@@ -167,16 +167,19 @@ class Agent:
             self._end(1)
 
     def _look_at_trainers(self, now: float) -> None:
-        """A process that holds the interpreter's lock is silent, too: it is given more time."""
+        """A process that holds the interpreter's lock is silent, too: it is given more time. One that never
+        speaks (a script without `elastic.run`) gives a sign of life as long as it is not stopped."""
         self.leases.forgive(now)
-        for pid, late in self.leases.silent(now).items():
-            worker = self.workers.of_pid(pid)
-            if worker is None or worker.done or worker.frozen or worker.stopped:
-                self.leases.end(pid)
+        for worker in self.workers.living():
+            if worker.pid is None or worker.done or worker.frozen or worker.stopped:
                 continue
-            stopped = processes.state(pid) in ("T", "t")
-            if stopped or late > max(self._waits["stuck"], self.leases.seconds):
+            stopped = processes.state(worker.pid) in ("T", "t")
+            if not worker.spoke and not stopped:
+                self.leases.renew(worker.pid, now)
+            late = now - self.leases.last_signs.setdefault(worker.pid, now)
+            if late > max(0.0 if stopped else self._waits["stuck"], self.leases.seconds):
                 worker.frozen = True
+                self.leases.end(worker.pid)
                 how = "it is stopped" if stopped else "it does not answer"
                 self._report(worker, "frozen", None, None, f"{how}: no sign of life for {late:.2f} s")
 
