@@ -127,6 +127,15 @@ def test_checkpoints_that_are_not_in_storage_are_named() -> None:
     assert report.summary(EVENTS)["stored"] == {"wanted": [], "durable": []}
 
 
+def test_a_fault_that_did_not_strike_is_named() -> None:
+    late = "kill:host=1,step=99"
+    begun = event("started", 99.0, 0, config={"faults": ["kill:host=1,step=2", late]})
+    text = io.StringIO()
+    report.print_end([begun, *EVENTS], Console(file=text, width=120))
+    assert f"\n{late} did not strike: no rank came there" in f"\n{text.getvalue()}"
+    assert report.summary([begun, *EVENTS])["not_struck"] == [late]
+
+
 def test_a_run_without_steps_or_failures_says_little() -> None:
     text = io.StringIO()
     report.print_end([EVENTS[0], EVENTS[-1]], Console(file=text))

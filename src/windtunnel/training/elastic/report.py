@@ -150,6 +150,8 @@ def print_end(events: list[Event], console: Console) -> None:
             f"{len(missing)} of {_count(len(storage['wanted']), 'checkpoint')} due to storage are not "
             f"there: {'step' if len(missing) == 1 else 'steps'} {', '.join(map(str, missing))}",
         )
+    for fault in not_struck(events):
+        _say(console, f"{fault} did not strike: no rank came there (without elastic.run there are no steps)")
     complete = [recovery for recovery in recoveries(events) if recovery.complete]
     if complete:
         table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
@@ -194,7 +196,15 @@ def summary(events: list[Event]) -> dict[str, Any]:
         "goodput": asdict(goodput(events)),
         "stored": stored(events),
         "guarantee": guarantee(events),
+        "not_struck": not_struck(events),
     }
+
+
+def not_struck(events: list[Event]) -> list[str]:
+    """The job's faults of which none came."""
+    struck = {event["fault"] for event in events if event["kind"] == "injected"}
+    faults = [event["config"].get("faults", ()) for event in events if event["kind"] == "started"]
+    return [text for text in (faults[-1] if faults else ()) if text.strip() not in struck]
 
 
 def _restored(events: list[Event]) -> list[dict[str, Any]]:
